@@ -1,0 +1,1 @@
+"""Prices: memory, time and the pipeline schedule, in bytes and seconds."""

@@ -1,0 +1,54 @@
+"""What can go wrong, as values: every error says the key, the value and the choices, and has an exit status."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OrchestratorError(Exception):
+    """Something that the user can act on; `run` prints it without a traceback and exits with `status`."""
+
+    status = 2
+
+
+class InputError(OrchestratorError):
+    """A key that can't be taken.
+
+    >>> print(InputError("engine", "foo", "is not known", ["megatron", "deepspeed"]))
+    engine=foo: is not known; choose one of megatron, deepspeed
+    >>> print(InputError("train.lr", "-1", "must be above 0"))
+    train.lr=-1: must be above 0
+    """
+
+    def __init__(self, key: str, value: object, why: str, choices: Iterable[object] = ()) -> None:
+        self.key, self.value, self.why = key, value, why
+        self.choices = [str(choice) for choice in choices]
+        text = f"{key}={value}: {why}" if value is not None else f"{key}: {why}"
+        if self.choices:
+            text += f"; choose one of {', '.join(self.choices)}"
+        super().__init__(text)
+
+
+class NoPlanError(OrchestratorError):
+    """Nothing legal fits: the message says what was missing, the nearest plan, and what to relax."""
+
+
+class LaunchError(OrchestratorError):
+    """The job can't be started here, or it ended with `status`."""
+
+    def __init__(self, message: str, status: int = 2) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like this one, or None.
+
+    >>> nearest("gpu", ["gpus", "engine"])
+    'gpus'
+    >>> nearest("xyz", ["gpus", "engine"]) is None
+    True
+    """
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return close[0] if close else None

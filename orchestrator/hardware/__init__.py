@@ -1,0 +1,1 @@
+"""What it runs on: GPUs, network levels, and the time of one transfer."""

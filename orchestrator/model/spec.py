@@ -1,0 +1,257 @@
+"""A transformer as plain numbers: weights by shape and split, operations by size, saved tensors by element count.
+
+All sizes are those of the whole model for ONE sample (one sequence); the cost model multiplies by the micro-batch size and divides
+by the parallel degrees. `shard` and `split` say which degree divides what:
+
+* "tp": divided by the tensor-parallel size, always;
+* "sequence": divided by the tensor-parallel size only under Megatron's sequence parallelism;
+* "none": every tensor-parallel rank holds the whole.
+
+Everything that has a token dimension is also divided by the context-parallel size (`Saved.tokenwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, prod
+from typing import Literal
+
+from orchestrator.values import Value
+
+Shard = Literal["tp", "sequence", "none"]
+WeightKind = Literal["dense", "expert", "embedding", "norm"]
+
+
+class Architecture(Value, frozen=True, kw_only=True):
+    """The facts that define a model, independent of how it is trained. Families turn them into layers.
+
+    `num_layers` counts the decoder's layers (gpt, llama), the encoder's (bert) or the encoder's of a t5, whose decoder has
+    `decoder_num_layers`. `vocab_size` is unpadded.
+    """
+
+    family: str
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    ffn_hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    decoder_num_layers: int = 0
+    num_query_groups: int | None = None
+    """Key/value heads; None: as many as attention heads."""
+    kv_channels: int | None = None
+    """Width of one head; None: hidden_size / num_attention_heads."""
+    activation: Literal["gelu", "swiglu", "geglu", "relu"] = "gelu"
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    norm_epsilon: float = 1e-5
+    position_embedding: Literal["learned_absolute", "rope", "relative", "none"] = "learned_absolute"
+    rotary_base: int = 10000
+    rope_scaling_factor: float | None = None
+    """Llama-3 style frequency scaling; None: none."""
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    tie_embeddings: bool = True
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    make_vocab_size_divisible_by: int = 128
+    num_token_types: int = 0
+    """Segment embeddings (bert)."""
+
+    @property
+    def query_groups(self) -> int:
+        return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate: twice the first projection."""
+        return self.activation in ("swiglu", "geglu")
+
+
+class Weight(Value, frozen=True, kw_only=True):
+    """One parameter tensor of the whole model.
+
+    `split` is the dimension that tensor parallelism divides (None: replicated). That dimension is first padded to a multiple of
+    `pad_to * tp` where `pad_to` > 0 (vocabulary: Megatron pads to 128 * tp).
+
+    >>> Weight(name="word_embeddings", shape=(50257, 1600), split=0, kind="embedding", pad_to=128).local_shape(2)
+    (25216, 1600)
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: int | None = None
+    kind: WeightKind = "dense"
+    pad_to: int = 0
+    tied: bool = False
+    """Shares its storage with the embedding when both are on one pipeline stage; otherwise the stage holds a copy."""
+
+    def padded_shape(self, tp: int) -> tuple[int, ...]:
+        """The whole tensor as the engine allocates it at this tensor-parallel size."""
+        if self.split is None or not self.pad_to:
+            return self.shape
+        unit = self.pad_to * tp
+        shape = list(self.shape)
+        shape[self.split] = ceil(shape[self.split] / unit) * unit
+        return tuple(shape)
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """What one tensor-parallel rank holds. Raises ValueError when tp does not divide the split dimension."""
+        shape = list(self.padded_shape(tp))
+        if self.split is not None:
+            if shape[self.split] % tp:
+                raise ValueError(f"{self.name}: tp={tp} does not divide {shape[self.split]}")
+            shape[self.split] //= tp
+        return tuple(shape)
+
+    def local_numel(self, tp: int) -> int:
+        """Elements on one tensor-parallel rank."""
+        return prod(self.local_shape(tp))
+
+
+class Saved(Value, frozen=True, kw_only=True):
+    """A tensor kept for the backward pass, per sample. `itemsize` None: the compute dtype's.
+
+    `group` names the part of the layer ("core_attention", "mlp", "norm", ...), so that selective recompute can drop it.
+    `quadratic`: exists only without flash (fused) attention; its element count has the product of two sequence lengths.
+    """
+
+    name: str
+    elements: int
+    shard: Shard = "sequence"
+    itemsize: int | None = None
+    group: str = ""
+    quadratic: bool = False
+    dropout_only: bool = False
+    """A dropout mask: saved only where the dropout probability is above zero."""
+
+
+class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
+    """(tokens x k) @ (k x n) per sample; "column" divides n by tp, "row" divides k. Forward FLOPs: 2 * tokens * k * n."""
+
+    name: str
+    tokens: int
+    k: int
+    n: int
+    split: Literal["column", "row"] | None = None
+    pad_to: int = 0
+    saves: tuple[Saved, ...] = ()
+
+
+class Attention(Value, frozen=True, kw_only=True, tag="attention"):
+    """softmax(Q K^T) V per sample; heads are divided by tp. Forward FLOPs: 4 * query_len * key_len * heads * head_dim, half if causal
+    and the kernel skips the masked half."""
+
+    name: str
+    query_len: int
+    key_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    saves: tuple[Saved, ...] = ()
+
+
+class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
+    """A memory-bound operation on `elements` per sample, moving `moved` bytes per element in forward (reads + writes at 2-byte dtype)."""
+
+    name: str
+    elements: int
+    moved: float
+    shard: Shard = "sequence"
+    saves: tuple[Saved, ...] = ()
+
+
+class Enter(Value, frozen=True, kw_only=True, tag="enter"):
+    """The input (`elements` per sample) of a tensor-parallel region: identity forward and all-reduce backward, or under sequence
+    parallelism all-gather forward, reduce-scatter backward, and one more all-gather for the weight gradient."""
+
+    elements: int
+
+
+class Exit(Value, frozen=True, kw_only=True, tag="exit"):
+    """The output of a tensor-parallel region: all-reduce forward, or reduce-scatter forward and all-gather backward."""
+
+    elements: int
+
+
+Op = Gemm | Attention | Pointwise | Enter | Exit
+
+
+class LayerSpec(Value, frozen=True, kw_only=True):
+    """One kind of layer. `input_elements` per sample is what enters (what full recompute keeps, what a pipeline boundary before it
+    carries); `output_elements` what leaves. `recomputable`: engines recompute transformer layers, never the embedding or the head."""
+
+    kind: str
+    weights: tuple[Weight, ...]
+    ops: tuple[Op, ...]
+    input_elements: int
+    output_elements: int
+    recomputable: bool = True
+
+    def local_parameters(self, tp: int, *, with_tied: bool = True) -> int:
+        """Parameters of this layer on one tensor-parallel rank."""
+        return sum(w.local_numel(tp) for w in self.weights if with_tied or not w.tied)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole layer, unpadded, tied copies not counted."""
+        return sum(prod(w.shape) for w in self.weights if not w.tied)
+
+
+class LayerRun(Value, frozen=True, kw_only=True):
+    """`count` identical layers in a row."""
+
+    layer: LayerSpec
+    count: int
+
+
+class Edge(Value, frozen=True, kw_only=True):
+    """A tensor that rides along: `elements` per sample made by the last layer of kind `source`, needed by every `target` layer."""
+
+    name: str
+    source: str
+    target: str
+    elements: int
+
+
+class ModelSpec(Value, frozen=True, kw_only=True):
+    """An architecture at a sequence length: runs of identical layers, embedding first and head last."""
+
+    architecture: Architecture
+    seq_length: int
+    decoder_seq_length: int | None = None
+    runs: tuple[LayerRun, ...]
+    edges: tuple[Edge, ...] = ()
+
+    def layers(self) -> Iterator[LayerSpec]:
+        """Every layer in order."""
+        for run in self.runs:
+            for _ in range(run.count):
+                yield run.layer
+
+    @property
+    def num_layers(self) -> int:
+        """All layers, embedding and head included."""
+        return sum(run.count for run in self.runs)
+
+    def kind(self, name: str) -> LayerSpec:
+        """The layer of this kind. Raises KeyError."""
+        for run in self.runs:
+            if run.layer.kind == name:
+                return run.layer
+        raise KeyError(name)
+
+    @property
+    def parameters(self) -> int:
+        """Unpadded parameters of the whole model; tied weights once. Published totals are compared with this."""
+        return sum(run.layer.parameters * run.count for run in self.runs)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """What tokens/s counts: the sequence, or encoder plus decoder tokens of an encoder-decoder."""
+        return self.seq_length + (self.decoder_seq_length or 0)

@@ -1,0 +1,35 @@
+"""What decides convergence. The planner reads it and never changes it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from orchestrator.values import Value
+
+Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+class Training(Value, frozen=True, kw_only=True):
+    """`seq_length` in tokens (an encoder's, in an encoder-decoder); `warmup` in steps; `clip` 0: no clipping.
+
+    `grad_accum_dtype` is what micro-batches are summed in, `grad_reduce_dtype` what crosses the data-parallel network.
+    """
+
+    global_batch_size: int
+    seq_length: int
+    decoder_seq_length: int | None = None
+    precision: Precision = "bf16"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-4
+    min_lr: float = 0.0
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: int = 0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    grad_reduce_dtype: Dtype = "fp32"
+    grad_accum_dtype: Dtype = "fp32"
+    steps: int = 20
+    seed: int = 1234

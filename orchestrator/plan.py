@@ -1,0 +1,168 @@
+"""The plan: a frozen value, written to and read from JSON without loss. It holds all that translation and a worker need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
+from orchestrator.values import Value
+
+VERSION = 1
+
+
+class LayerSpan(Value, frozen=True, kw_only=True):
+    """`count` layers of one kind, `first` counted within that kind from 0, computed the same way."""
+
+    kind: str
+    first: int
+    count: int
+    recompute: Recompute = "none"
+    chunk: int = 0
+    """Virtual pipeline chunk of the stage (vpp > 1)."""
+
+
+class Stage(Value, frozen=True, kw_only=True):
+    """One pipeline stage: its spans in order, chunk after chunk."""
+
+    layers: tuple[LayerSpan, ...]
+
+    def chunk(self, index: int) -> tuple[LayerSpan, ...]:
+        return tuple(span for span in self.layers if span.chunk == index)
+
+
+class StagePrediction(Value, frozen=True, kw_only=True):
+    """One stage: seconds of one micro-batch forward and backward (transfers inside included), peak bytes and what they are made of."""
+
+    forward_s: float
+    backward_s: float
+    peak_memory_bytes: float
+    memory_by_cause: dict[str, float]
+    peak_phase: str = ""
+
+
+class Prediction(Value, frozen=True, kw_only=True):
+    """Step time and peak memory. `by_cause` splits `step_time_s` of the slowest stage into compute, traffic by axis, bubble, optimizer;
+    it sums to `step_time_s`. `interval`: 90% (low, high) in seconds from validation; None until there is one."""
+
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    peak_memory_bytes: float
+    by_stage: tuple[StagePrediction, ...]
+    by_cause: dict[str, float]
+    model_flops_per_gpu: float = 0.0
+    """Model FLOP/s per GPU (recompute not counted)."""
+    interval: tuple[float, float] | None = None
+
+
+class Reason(Value, frozen=True, kw_only=True):
+    """Why a choice was not taken."""
+
+    choice: str
+    why: str
+
+
+class RunSettings(Value, frozen=True, kw_only=True):
+    """What a run does that changes neither plan nor convergence."""
+
+    data: str | None = None
+    """Text, jsonl or a Megatron .bin/.idx prefix; None: the byte corpus of the standard library's sources."""
+    tokenizer: str | None = None
+    """A folder with a Hugging Face tokenizer; None: bytes."""
+    save_every: int = 0
+    resume: str | None = None
+    """A run folder or checkpoint folder to continue from."""
+
+
+class Plan(Value, frozen=True, kw_only=True):
+    """A strategy for a model on a cluster. The JSON is flat where people read it."""
+
+    version: Literal[1] = 1
+    engine: str
+    world_size: int
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    zero_stage: Literal[0, 1, 2, 3]
+    zero_shard_size: int | None = None
+    sequence_parallel: bool
+    offload_optimizer: bool = False
+    micro_batch_size: int
+    num_microbatches: int
+    global_batch_size: int
+    schedule: Literal["1f1b", "interleaved", "deepspeed_1f1b"]
+    rank_order: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    predicted: Prediction | None = None
+    rejected: tuple[Reason, ...] = ()
+    model: Architecture
+    training: Training
+    cluster: Cluster
+    run: RunSettings = RunSettings()
+    calibration: str = "datasheet"
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(tp=self.tp, cp=self.cp, dp=self.dp, pp=self.pp, ep=self.ep, etp=self.etp, order=self.rank_order)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The part that all layers share; `recompute` is the strongest that any layer uses."""
+        used = {span.recompute for stage in self.stages for span in stage.layers}
+        strongest: Recompute = "full" if "full" in used else "selective" if "selective" in used else "none"
+        return Strategy(
+            mesh=self.mesh,
+            zero_stage=self.zero_stage,
+            zero_shard_size=self.zero_shard_size,
+            sequence_parallel=self.sequence_parallel,
+            recompute=strongest,
+            offload_optimizer=self.offload_optimizer,
+            grad_reduce_dtype=self.training.grad_reduce_dtype,
+        )
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(
+            engine=self.engine,
+            strategy=self.strategy,
+            micro_batch_size=self.micro_batch_size,
+            num_microbatches=self.num_microbatches,
+            vpp=self.vpp,
+            schedule=self.schedule,
+        )
+
+    def spans(self) -> Iterator[tuple[int, LayerSpan]]:
+        """(stage, span) in the order in which a micro-batch meets them: chunk after chunk, stage after stage."""
+        for chunk in range(self.vpp):
+            for index, stage in enumerate(self.stages):
+                for span in stage.chunk(chunk):
+                    yield index, span
+
+
+def to_json(plan: Plan) -> str:
+    """Indented, keys in declared order, floats exact."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=1).decode() + "\n"
+
+
+def from_json(text: str | bytes, where: str = "plan") -> Plan:
+    """Read a plan. Raises InputError that names the place in the file."""
+    try:
+        plan = msgspec.json.decode(text, type=Plan)
+    except msgspec.MsgspecError as error:
+        raise InputError("plan", where, f"is not a plan of version {VERSION}: {error}") from None
+    return plan
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of plan.json."""
+    return msgspec.json.schema(Plan)

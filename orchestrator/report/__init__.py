@@ -1,0 +1,1 @@
+"""What people read: tables, the plan, its price, and prediction against measurement."""

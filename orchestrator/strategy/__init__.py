@@ -1,0 +1,1 @@
+"""How it can be parallelised: meshes, strategies, what an engine allows, and the tree over them."""

@@ -1,0 +1,106 @@
+"""What an engine mode can run and how it behaves, as values that the engines room makes and the search is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.strategy.spec import Candidate, Recompute, ZeroStage
+from orchestrator.values import Value
+
+
+class Situation(Value, frozen=True, kw_only=True):
+    """What is given: the rules judge a candidate in it."""
+
+    model: ModelSpec
+    training: Training
+    cluster: Cluster
+
+
+class Rule(Value, frozen=True, kw_only=True):
+    """An engine's rule. `check` returns None where the candidate keeps it, else the reason in numbers
+    ("16 does not divide num_attention_heads=24"). `needs` names the fields that it reads, outermost first, so that the decision tree
+    can cut as soon as they are fixed: model (nothing of the candidate), then tp, pp, cp, ep, dp, vpp, zero_stage, ..."""
+
+    id: str
+    engine_rule: str
+    """The engine's own rule: its id in the rule table, file and line."""
+    check: Callable[[Candidate, Situation], str | None]
+    needs: tuple[str, ...]
+
+
+class Capabilities(Value, frozen=True, kw_only=True):
+    """Which axes an engine mode offers, and what may differ from layer to layer."""
+
+    engine: str
+    families: tuple[str, ...]
+    axes: tuple[str, ...]
+    """Of tp, pp, vpp, cp, ep, dp: an axis that is not here has degree 1."""
+    zero_stages: tuple[ZeroStage, ...]
+    zero_stages_with_pipeline: tuple[ZeroStage, ...]
+    sequence_parallel: bool
+    recompute: tuple[Recompute, ...]
+    recompute_varies: Literal["never", "stage", "layer"]
+    uneven_stages: bool
+    schedules: tuple[str, ...]
+    offload_optimizer: bool
+    precisions: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    rank_orders: tuple[tuple[str, ...], ...]
+    rules: tuple[Rule, ...]
+
+    def broken_rule(self, candidate: Candidate, situation: Situation) -> tuple[Rule, str] | None:
+        """The first rule, in declared order, that the candidate breaks, with the reason; None: legal."""
+        for rule in self.rules:
+            why = rule.check(candidate, situation)
+            if why is not None:
+                return rule, why
+        return None
+
+
+class StateBytes(Value, frozen=True, kw_only=True):
+    """Bytes per parameter before sharding. `step` is allocated during the optimizer step only, on the optimizer's shard."""
+
+    weight: float
+    gradient: float
+    master: float
+    moments: float
+    step: float = 0.0
+    backward: float = 0.0
+    """Allocated during backward beside `gradient` (a transient .grad)."""
+
+
+SHARDED_FROM_STAGE = {"optimizer": 1, "gradient": 2, "weight": 3}
+"""ZeRO (arXiv 1910.02054): the stage from which a state is divided over the data-parallel group."""
+
+
+class Behaviour(Value, frozen=True, kw_only=True):
+    """What pricing must know of an engine without importing it. Engines that are never started here are Behaviours too."""
+
+    engine: str
+    states: dict[str, StateBytes]
+    """By "<precision class>/<zero stage>", precision class "mixed" (bf16, fp16, fp8) or "fp32"; stage "0".."3"."""
+    gradient_bytes_on_wire: Literal["grad_reduce_dtype", "grad_accum_dtype", "weight"]
+    reduce_scatter_from_stage: int
+    """Below it (and at stage 0) gradients are all-reduced."""
+    reduces_every_microbatch_from_stage: int = 2
+    weight_gathers_per_microbatch: int = 2
+    """At stage 3: once in forward, once in backward."""
+    tp_overlap: float = 0.0
+    """Share of tensor-parallel traffic hidden behind GEMMs."""
+    bucket_elements: int = 0
+    bucket_copies: int = 0
+    live_parameter_elements: int = 0
+    """ZeRO-3: full-precision-gathered parameters kept live beside the current layer (prefetch)."""
+    flash_attention: bool = True
+    logits_bytes: float = 8.0
+    """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""
+    moment_dtype_bytes: int = 4
+    fp32_gradient_fusion: bool = True
+
+    def state_bytes(self, precision: str, zero_stage: int) -> StateBytes:
+        """Bytes per parameter for this precision and ZeRO stage. Raises KeyError for one that the engine has not."""
+        return self.states[f"{'fp32' if precision == 'fp32' else 'mixed'}/{zero_stage}"]

@@ -1,0 +1,112 @@
+"""The values a search moves in: a mesh, a strategy on it, and the candidate that adds a schedule and a micro-batch size."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from orchestrator.model.training import Dtype
+from orchestrator.values import Value
+
+Recompute = Literal["none", "selective", "full"]
+ZeroStage = Literal[0, 1, 2, 3]
+RECOMPUTE_ORDER: tuple[Recompute, ...] = ("none", "selective", "full")
+RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
+"""Megatron's default: the first axis has adjacent ranks."""
+
+
+class Mesh(Value, frozen=True, kw_only=True):
+    """Dense axes tp x cp x dp x pp; experts fold ep x etp x expert_dp over tp x cp x dp.
+
+    >>> Mesh(tp=2, pp=2, dp=4).world_size
+    16
+    >>> Mesh(tp=2, dp=4, ep=4, etp=1).expert_dp
+    2
+    """
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    etp: int = 1
+    order: tuple[str, ...] = RANK_ORDER
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def expert_dp(self) -> int:
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    def degree(self, axis: str) -> int:
+        """The size of an axis by its name."""
+        return int(getattr(self, axis))
+
+    def stride(self, axis: str) -> int:
+        """Distance between neighbouring ranks of this axis' groups.
+
+        >>> Mesh(tp=4, dp=2, pp=2).stride("dp"), Mesh(tp=4, dp=2, pp=2).stride("pp")
+        (4, 8)
+        """
+        stride = 1
+        for name in self.order:
+            if name == axis:
+                return stride
+            if name != "ep":
+                stride *= self.degree(name)
+        raise KeyError(axis)
+
+
+class Strategy(Value, frozen=True, kw_only=True):
+    """How one layer is computed and its states are kept."""
+
+    mesh: Mesh
+    zero_stage: ZeroStage = 0
+    zero_shard_size: int | None = None
+    """Ranks that share one copy of the weights at ZeRO-3 (hpZ's secondary group); None: the whole data-parallel group."""
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    offload_optimizer: bool = False
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    grad_reduce_dtype: Dtype = "fp32"
+
+
+class Candidate(Value, frozen=True, kw_only=True):
+    """An outer choice: everything but the split of layers over stages and their recompute. `strategy.recompute` is then the
+    strongest mode that the inner search may use."""
+
+    engine: str
+    strategy: Strategy
+    micro_batch_size: int
+    num_microbatches: int
+    vpp: int = 1
+    schedule: Literal["1f1b", "interleaved", "deepspeed_1f1b"] = "1f1b"
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.strategy.mesh
+
+    def label(self) -> str:
+        """One line for tables and messages.
+
+        >>> Candidate(engine="megatron", strategy=Strategy(mesh=Mesh(tp=2, pp=2, dp=4), zero_stage=1), micro_batch_size=1,
+        ...           num_microbatches=8).label()
+        'megatron tp=2 pp=2 dp=4 zero_stage=1 mbs=1'
+        """
+        mesh = self.mesh
+        parts = [self.engine]
+        for axis in ("tp", "pp", "cp", "ep"):
+            if mesh.degree(axis) > 1:
+                parts.append(f"{axis}={mesh.degree(axis)}")
+        parts.append(f"dp={mesh.dp}")
+        if self.vpp > 1:
+            parts.append(f"vpp={self.vpp}")
+        parts.append(f"zero_stage={self.strategy.zero_stage}")
+        if self.strategy.sequence_parallel:
+            parts.append("sp")
+        if self.strategy.offload_optimizer:
+            parts.append("offload")
+        parts.append(f"mbs={self.micro_batch_size}")
+        return " ".join(parts)
