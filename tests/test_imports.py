@@ -78,5 +78,6 @@ def test_only_workers_import_the_engines_and_only_recipe_imports_omegaconf(path:
 def test_the_pure_side_touches_no_world(path: Path) -> None:
     """No process, clock, printing or environment left of the Job."""
     assert not imports(path) & {"subprocess", "time", "os", "sys", "random", "datetime", "socket"}
-    calls = [node.func.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    assert not {"print", "open", "input"} & set(calls)
+    nodes = ast.walk(ast.parse(path.read_text()))
+    calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not {"print", "open", "input"} & calls

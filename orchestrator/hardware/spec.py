@@ -41,7 +41,10 @@ class Software(Value, frozen=True, kw_only=True):
 
 
 class Cluster(Value, frozen=True, kw_only=True):
-    """`num_gpus` GPUs of one type, `gpus_per_node` to a node; `levels` from the inside out, sizes in GPUs, each a multiple of the one before."""
+    """`num_gpus` GPUs of one type, `gpus_per_node` to a node.
+
+    `levels` go from the inside out; their sizes are in GPUs, each a multiple of the one before.
+    """
 
     name: str
     gpu: Gpu

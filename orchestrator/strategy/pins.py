@@ -1,0 +1,35 @@
+"""What the user fixes and how much memory there is: the borders of the search."""
+
+from __future__ import annotations
+
+from orchestrator.strategy.spec import Recompute, ZeroStage
+from orchestrator.values import Value
+
+
+class Pins(Value, frozen=True, kw_only=True):
+    """Each field that is not None fixes that choice. `layout` is Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L")."""
+
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    dp: int | None = None
+    zero_stage: ZeroStage | None = None
+    micro_batch_size: int | None = None
+    sequence_parallel: bool | None = None
+    recompute: Recompute | None = None
+    layout: str | None = None
+    offload: bool | None = None
+
+
+class MemoryLimit(Value, frozen=True, kw_only=True):
+    """Bytes a rank may use. `reserve` is kept free of `limit` for what no model foresees."""
+
+    limit: int
+    reserve: int
+
+    @property
+    def usable(self) -> int:
+        return self.limit - self.reserve
