@@ -1,0 +1,269 @@
+"""A plan in the words of megatron-core's own classes, as plain data: what `engine.json` holds and our workers build from.
+
+Data types are torch's names ("bfloat16"), activations those of `torch.nn.functional` ("gelu"), so that a worker maps them with getattr.
+Field names are those of megatron-core 0.16.1: transformer/transformer_config.py, model_parallel_config.py,
+distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py and the models' constructors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import ceil
+from typing import Any, Final
+
+from orchestrator.errors import InputError
+from orchestrator.plan import LayerSpan, Plan
+from orchestrator.strategy.spec import Recompute
+
+TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
+"""Parameters' data type by training precision; fp8 keeps bf16 parameters."""
+
+ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"}
+FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
+"""bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
+
+LAYER_KINDS: Final = {"gpt": ("decoder",), "llama": ("decoder",), "bert": ("encoder",), "t5": ("encoder", "decoder")}
+"""What Megatron counts as a layer; embedding and head come on top."""
+
+MODEL_CLASS: Final = {"gpt": "GPTModel", "llama": "GPTModel", "bert": "BertModel", "t5": "T5Model"}
+
+DDP_MIN_BUCKET_ELEMENTS: Final = 40_000_000
+DDP_BUCKET_ELEMENTS_PER_RANK: Final = 1_000_000
+"""Buckets grow with the group, so that each rank's share does not fall into the network's latency (distributed_data_parallel.py:64-80)."""
+
+SELECTIVE_MODULES: Final = ("core_attn",)
+"""What selective recompute drops (Korthikanti et al., section 5). "mlp" never: with linear bias it loops for ever in megatron-core."""
+
+
+def padded_vocab_size(plan: Plan) -> int:
+    """The vocabulary as Megatron allocates it: up to a multiple of make_vocab_size_divisible_by x tp (tokenizer.py:117)."""
+    unit = max(1, plan.model.make_vocab_size_divisible_by) * plan.tp
+    return ceil(plan.model.vocab_size / unit) * unit
+
+
+def layers_of(plan: Plan, stage: int, chunk: int) -> tuple[LayerSpan, ...]:
+    """The transformer layers of one chunk, without embedding and head."""
+    kinds = LAYER_KINDS[plan.model.family]
+    return tuple(span for span in plan.stages[stage].chunk(chunk) if span.kind in kinds)
+
+
+def layer_counts(plan: Plan) -> list[list[int]]:
+    """Transformer layers by [chunk][stage]."""
+    return [[sum(span.count for span in layers_of(plan, stage, chunk)) for stage in range(plan.pp)] for chunk in range(plan.vpp)]
+
+
+def is_even(plan: Plan) -> bool:
+    """Every chunk has as many layers as every other: what Megatron does when told nothing."""
+    return len({count for row in layer_counts(plan) for count in row}) == 1
+
+
+def layout(plan: Plan) -> str | None:
+    """Megatron's pipeline layout string, chunk after chunk ("Et*7|t*9|t*9|t*7L"); None where the split is even.
+
+    Order of the parts: chunk v of stage p stands at v * pp + p (pipeline_parallel_layer_layout.py:24-151).
+    """
+    if plan.pp == 1 or is_even(plan):
+        return None
+    parts = []
+    for chunk in range(plan.vpp):
+        for stage in range(plan.pp):
+            count = sum(span.count for span in layers_of(plan, stage, chunk))
+            part = "" if count == 0 else "t" if count == 1 else f"t*{count}"
+            kinds = [span.kind for span in plan.stages[stage].chunk(chunk)]
+            parts.append(("E" if "embedding" in kinds else "") + part + ("L" if "head" in kinds else ""))
+    return "|".join(parts)
+
+
+def _modes(spans: Sequence[LayerSpan]) -> list[Recompute]:
+    return [span.recompute for span in spans for _ in range(span.count)]
+
+
+def _full_block(modes: Sequence[Recompute]) -> int | None:
+    """How many layers at the front are recomputed in full and the rest not at all; None: another pattern."""
+    runs = [(mode, len(list(group))) for mode, group in groupby(modes)]
+    if not runs:
+        return 0
+    if len(runs) == 1 and runs[0][0] in ("none", "full"):
+        return runs[0][1] if runs[0][0] == "full" else 0
+    if len(runs) == 2 and (runs[0][0], runs[1][0]) == ("full", "none"):
+        return runs[0][1]
+    return None
+
+
+def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
+    """Recompute of one stage in TransformerConfig's words; one setting serves all chunks of the rank.
+
+    Every rank builds its own TransformerConfig, so stages may differ. Within a chunk megatron-core can recompute the first N layers
+    in full ("block", transformer_block.py:532-560) or all of them selectively, nothing else. Raises InputError for another pattern.
+    """
+    chunks = [_modes(layers_of(plan, stage, chunk)) for chunk in range(plan.vpp)]
+    used = {mode for modes in chunks for mode in modes}
+    off: dict[str, Any] = {
+        "recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None, "recompute_modules": None,
+    }  # fmt: skip
+    if used <= {"none"}:
+        return off
+    if used == {"selective"}:
+        return off | {"recompute_granularity": "selective", "recompute_modules": list(SELECTIVE_MODULES)}
+    blocks = [_full_block(modes) for modes in chunks]
+    wanted = max((block for block in blocks if block is not None), default=0)
+    if None in blocks or any(block != min(wanted, len(modes)) for block, modes in zip(blocks, chunks, strict=True)):
+        raise InputError(
+            f"stages[{stage}].recompute",
+            " ".join(",".join(modes) for modes in chunks),
+            "megatron-core recomputes the first N layers of every chunk in full, or all layers of a stage selectively, nothing else",
+        )
+    return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
+
+
+def common_fields(plan: Plan) -> dict[str, Any]:
+    """TransformerConfig's arguments that all ranks share. An encoder-decoder's encoder takes the same with `encoder_num_layers`."""
+    model, training, software = plan.model, plan.training, plan.cluster.software
+    on_cpu = plan.cluster.is_cpu
+    te = software.transformer_engine and not on_cpu
+    apex = software.apex and not on_cpu
+    dtype = TORCH_DTYPE[training.precision]
+    fields: dict[str, Any] = {
+        "num_layers": model.decoder_num_layers if model.family == "t5" else model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.query_groups,
+        "kv_channels": model.head_dim,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "normalization": model.normalization,
+        "layernorm_epsilon": model.norm_epsilon,
+        "gated_linear_unit": model.gated,
+        "activation_func": ACTIVATION[model.activation],
+        "add_bias_linear": model.add_bias_linear,
+        "add_qkv_bias": model.add_qkv_bias,
+        "hidden_dropout": model.hidden_dropout,
+        "attention_dropout": model.attention_dropout,
+        "bf16": training.precision in ("bf16", "fp8"),
+        "fp16": training.precision == "fp16",
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "tensor_model_parallel_size": plan.tp,
+        "pipeline_model_parallel_size": plan.pp,
+        "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
+        "context_parallel_size": plan.cp,
+        "expert_model_parallel_size": plan.ep,
+        "sequence_parallel": plan.sequence_parallel,
+        "pipeline_model_parallel_layout": layout(plan),
+        # Interleaving over two stages is silently wrong with batched sends (README "silently wrong" 1); the CLI does the same for any pp.
+        "overlap_p2p_comm": plan.vpp > 1,
+        "batch_p2p_comm": plan.vpp == 1,
+        # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925); DeepSpeed reads param.grad, which it leaves empty.
+        "gradient_accumulation_fusion": apex and plan.engine == "megatron",
+        "bias_activation_fusion": not on_cpu
+        and model.activation in FUSABLE_ACTIVATIONS
+        and (model.gated or model.add_bias_linear),
+        "bias_dropout_fusion": not on_cpu,
+        "masked_softmax_fusion": apex,
+        "persist_layer_norm": apex,
+        "apply_rope_fusion": te and model.position_embedding == "rope",
+        "attention_softmax_in_fp32": True,
+        "use_cpu_initialization": on_cpu,
+        "transformer_impl": implementation(plan),
+    }
+    if plan.cp > 1:
+        fields["cp_comm_type"] = "p2p"
+    return fields
+
+
+def implementation(plan: Plan) -> str:
+    """Which layer specs to build: Transformer Engine's where it is installed, else megatron-core's own."""
+    return "transformer_engine" if plan.cluster.software.transformer_engine and not plan.cluster.is_cpu else "local"
+
+
+def transformer_config_fields(plan: Plan, stage: int) -> dict[str, Any]:
+    """All of TransformerConfig's arguments on the ranks of one stage, as plain data."""
+    return common_fields(plan) | recompute_fields(plan, stage)
+
+
+def model_fields(plan: Plan) -> dict[str, Any]:
+    """Arguments of GPTModel, BertModel or T5Model beside the config, the specs, pre_process, post_process and vp_stage."""
+    model = plan.model
+    fields: dict[str, Any] = {
+        "vocab_size": padded_vocab_size(plan),
+        "max_sequence_length": model.max_position_embeddings,
+        "position_embedding_type": model.position_embedding,
+        "share_embeddings_and_output_weights": model.tie_embeddings,
+        "parallel_output": True,
+    }
+    if model.position_embedding == "rope":
+        fields["rotary_percent"] = 1.0
+        if MODEL_CLASS[model.family] == "GPTModel":
+            fields["rotary_base"] = model.rotary_base
+            fields["rope_scaling"] = model.rope_scaling_factor is not None
+            if model.rope_scaling_factor is not None:
+                fields["rope_scaling_factor"] = model.rope_scaling_factor
+    if model.family == "bert":
+        fields["num_tokentypes"] = model.num_token_types
+        fields["add_binary_head"] = False
+    return fields
+
+
+def ddp_fields(plan: Plan) -> dict[str, Any]:
+    """DistributedDataParallelConfig's arguments. Overlap needs a second stream to run on: not on a CPU."""
+    shared = plan.dp * plan.cp > 1
+    overlap = shared and not plan.cluster.is_cpu
+    sharded = plan.zero_stage >= 1
+    return {
+        "grad_reduce_in_fp32": plan.training.grad_reduce_dtype == "fp32",
+        "overlap_grad_reduce": overlap,
+        "overlap_param_gather": overlap and sharded,
+        "use_distributed_optimizer": sharded,
+        "check_for_nan_in_grad": True,
+        "bucket_size": max(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK * plan.dp * plan.cp) if overlap else None,
+        "average_in_collective": False,
+    }
+
+
+def optimizer_fields(plan: Plan) -> dict[str, Any]:
+    """OptimizerConfig's arguments. Adam's weight decay is decoupled (AdamW)."""
+    training = plan.training
+    overlap = ddp_fields(plan)["overlap_param_gather"]
+    return {
+        "optimizer": "adam" if training.optimizer == "adamw" else "sgd",
+        "lr": training.lr,
+        "min_lr": training.min_lr,
+        "weight_decay": training.weight_decay,
+        "adam_beta1": training.betas[0],
+        "adam_beta2": training.betas[1],
+        "adam_eps": training.eps,
+        "decoupled_weight_decay": True,
+        "sgd_momentum": 0.0,
+        "clip_grad": training.clip,
+        "bf16": training.precision in ("bf16", "fp8"),
+        "fp16": training.precision == "fp16",
+        "params_dtype": TORCH_DTYPE[training.precision],
+        "use_distributed_optimizer": plan.zero_stage >= 1,
+        "overlap_param_gather": overlap,
+    }
+
+
+def module_fields(plan: Plan) -> dict[str, Any]:
+    """Which class and which layer specs: what is not an argument of either."""
+    fields: dict[str, Any] = {"class": MODEL_CLASS[plan.model.family], "implementation": implementation(plan)}
+    if plan.model.family == "t5":
+        fields["encoder_num_layers"] = plan.model.num_layers
+        fields["decoder_num_layers"] = plan.model.decoder_num_layers
+    return fields
+
+
+def engine_fields(plan: Plan) -> dict[str, Any]:
+    """The content of engine.json: what workers build from and tests check.
+
+    "transformer_config": arguments common to all ranks; "per_stage": what each pipeline stage adds or changes; "module": class and
+    layer specs; "model": constructor arguments; "ddp" and "optimizer": used by the megatron engine alone.
+    """
+    return {
+        "engine": plan.engine,
+        "module": module_fields(plan),
+        "transformer_config": common_fields(plan),
+        "per_stage": [recompute_fields(plan, stage) for stage in range(plan.pp)],
+        "model": model_fields(plan),
+        "ddp": ddp_fields(plan) if plan.engine == "megatron" else None,
+        "optimizer": optimizer_fields(plan) if plan.engine == "megatron" else None,
+    }
