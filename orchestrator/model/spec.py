@@ -1,18 +1,20 @@
 """A transformer as plain numbers: weights by shape and split, operations by size, saved tensors by element count.
 
 All sizes are those of the whole model for ONE sample (one sequence); the cost model multiplies by the micro-batch size and divides
-by the parallel degrees. `shard` and `split` say which degree divides what:
+by the parallel degrees. Tensors of a token's size or less (norm statistics, token ids) are left out, as in Korthikanti et al.
+(arXiv 2205.05198, section 4); so are the logits and the softmax of the loss, which `Behaviour.logits_bytes` counts.
+`shard` and `split` say which degree divides what:
 
 * "tp": divided by the tensor-parallel size, always;
 * "sequence": divided by the tensor-parallel size only under Megatron's sequence parallelism;
 * "none": every tensor-parallel rank holds the whole.
 
-Everything that has a token dimension is also divided by the context-parallel size (`Saved.tokenwise`).
+Every saved tensor has a token dimension and is also divided by the context-parallel size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import ceil, prod
 from typing import Literal
 
@@ -116,7 +118,9 @@ class Weight(Value, frozen=True, kw_only=True):
 class Saved(Value, frozen=True, kw_only=True):
     """A tensor kept for the backward pass, per sample. `itemsize` None: the compute dtype's.
 
-    `group` names the part of the layer ("core_attention", "mlp", "norm", ...), so that selective recompute can drop it.
+    `group` names the recompute that drops it: "core_attention" (Megatron's selective recompute: scores and logsumexp, not q, k, v),
+    "mlp" (what the activation makes and takes), "norm" (outputs of norms, which are inputs of GEMMs); "attention" (q, k, v, the
+    projection's input), "residual" (inputs of norms) and "dropout" (hidden masks) go only with the whole layer.
     `quadratic`: exists only without flash (fused) attention; its element count has the product of two sequence lengths.
     """
 
@@ -127,7 +131,31 @@ class Saved(Value, frozen=True, kw_only=True):
     group: str = ""
     quadratic: bool = False
     dropout_only: bool = False
-    """A dropout mask: saved only where the dropout probability is above zero."""
+    """A dropout mask or a dropout's output: saved only where the dropout probability is above zero. Families leave it out where the
+    architecture's probability is zero (torch returns the input itself then), so nothing has to be filtered."""
+    flash_only: bool = False
+    """Exists only with flash (fused) attention: its logsumexp."""
+    max_shards: int = 0
+    """At most this many different tp shards (keys and values of few query groups are replicated beyond it); 0: no bound."""
+
+    def local_elements(self, tp: int = 1, *, sequence_parallel: bool = False, cp: int = 1) -> float:
+        """Elements on one rank, per sample.
+
+        >>> Saved(name="key", elements=1024, shard="tp", max_shards=8).local_elements(16)
+        128.0
+        >>> Saved(name="norm_input", elements=1024).local_elements(16, sequence_parallel=True)
+        64.0
+        """
+        parts = 1
+        if self.shard == "tp":
+            parts = min(tp, self.max_shards) if self.max_shards else tp
+        elif self.shard == "sequence" and sequence_parallel:
+            parts = tp
+        return self.elements / (parts * cp)
+
+    def exists(self, *, flash_attention: bool) -> bool:
+        """Whether this attention keeps the tensor."""
+        return not (self.quadratic if flash_attention else self.flash_only)
 
 
 class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
@@ -196,6 +224,29 @@ class LayerSpec(Value, frozen=True, kw_only=True):
     def local_parameters(self, tp: int, *, with_tied: bool = True) -> int:
         """Parameters of this layer on one tensor-parallel rank."""
         return sum(w.local_numel(tp) for w in self.weights if with_tied or not w.tied)
+
+    def saved(self, *, flash_attention: bool) -> Iterator[Saved]:
+        """What the layer keeps for its backward pass with this attention."""
+        for op in self.ops:
+            if isinstance(op, Gemm | Attention | Pointwise):
+                yield from (saved for saved in op.saves if saved.exists(flash_attention=flash_attention))
+
+    def saved_bytes(
+        self,
+        tp: int = 1,
+        *,
+        sequence_parallel: bool = False,
+        cp: int = 1,
+        itemsize: int = 2,
+        flash_attention: bool = True,
+        without: Collection[str] = (),
+    ) -> float:
+        """Bytes kept for backward on one rank, per sample; `without`: the groups that are recomputed."""
+        return sum(
+            saved.local_elements(tp, sequence_parallel=sequence_parallel, cp=cp) * (saved.itemsize or itemsize)
+            for saved in self.saved(flash_attention=flash_attention)
+            if saved.group not in without
+        )
 
     @property
     def parameters(self) -> int:
