@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.plan import LayerSpan
+from orchestrator.search.layout import layout_string, parse_layout, stages_of
+from orchestrator.strategy.layout import compress, expand
+from search_models import gpt
+
+
+def test_a_layout_becomes_stages() -> None:
+    stages = parse_layout("Et*7|t*9|t*9|t*7L", gpt(32), 4, 1)
+    assert [sum(s.count for s in stage.layers) for stage in stages] == [8, 9, 9, 8]
+    assert stages[1].layers == (LayerSpan(kind="decoder", first=7, count=9),)
+    assert stages[3].layers[-1].kind == "head"
+
+
+def test_chunks_stand_vpp_major() -> None:
+    """chunk[v][p] = stages[v*pp + p] (megatron: pipeline_parallel_layer_layout.py:60-66)."""
+    stages = parse_layout("Et|tt|ttt|ttL", gpt(8), 2, 2)
+    assert stages[0].chunk(1) == (LayerSpan(kind="decoder", first=3, count=3, chunk=1),)
+    assert stages[1].chunk(0) == (LayerSpan(kind="decoder", first=1, count=2, chunk=0),)
+
+
+@pytest.mark.parametrize("text", ["Et*7|t*9|t*9|t*7L", "E|t*16|t*16|L", "Et|t*15||t*16L"])
+def test_string_to_stages_and_back(text: str) -> None:
+    model = gpt(32)
+    assert layout_string(parse_layout(text, model, 4, 1), model) == text
+    assert layout_string(parse_layout(text, model, 2, 2), model) == text
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("text", ["Ettt|(tt|)*29,t|L", "(Et|)*1t*4|(tt)*2L", "E|t,t,t|L"])
+def test_the_grammar_is_megatrons(text: str) -> None:
+    core = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    letters = {"embedding": "E", "decoder": "t", "loss": "L"}
+    theirs = core.PipelineParallelLayerLayout.parse_str_to_list(text)
+    assert expand(text) == tuple("".join(letters[kind.name] for kind in chunk) for chunk in theirs)
+    again = core.PipelineParallelLayerLayout.parse_str_to_list(compress(expand(text)))
+    assert again == theirs
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Et*7|t*9|t*9|t*6L", "drops 1"),
+        ("Et*7|t*9|t*9|t*8L", "1 too many"),
+        ("Et*16|t*16L", "2 chunks"),
+        ("t*8|t*8|t*8|t*8L", "embedding"),
+        ("Et*8|t*8|t*8L|t*8", "end with the loss"),
+        ("Et*8|t*8|x|t*16L", "'x' is no part"),
+        ("", "has 1 chunks"),
+        ("Et*99999999999|t|t|tL", "unrolls to more"),
+        ("Et*8|t*8|m|t*16L", "'m' is no part"),
+        ("Et*8|t*8|t*8|t*8L*2", "loss (L) exactly once"),
+        ("tEt*7|t*8|t*8|t*8L", "start with"),
+    ],
+)
+def test_a_bad_layout_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_layout(text, gpt(32), 4, 1)
+    assert caught.value.key == "pin.layout"
+    assert why in str(caught.value)
+
+
+def test_recompute_takes_the_first_layers_of_each_chunk() -> None:
+    """Megatron's `block` method: counts are per (virtual) stage (transformer_block.py:532-560)."""
+    stages = stages_of(gpt(8), (2, 2, 2, 2), 2, [("full", 1), ("none", 0)])
+    assert [(s.first, s.count, s.recompute, s.chunk) for s in stages[0].layers if s.kind == "decoder"] == [
+        (0, 1, "full", 0),
+        (1, 1, "none", 0),
+        (4, 1, "full", 1),
+        (5, 1, "none", 1),
+    ]
+    assert {s.recompute for s in stages[1].layers} == {"none"}
