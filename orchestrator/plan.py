@@ -11,54 +11,14 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
+from orchestrator.strategy.layout import LayerSpan as LayerSpan
+from orchestrator.strategy.layout import Prediction as Prediction
+from orchestrator.strategy.layout import Stage as Stage
+from orchestrator.strategy.layout import StagePrediction as StagePrediction
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
 VERSION = 1
-
-
-class LayerSpan(Value, frozen=True, kw_only=True):
-    """`count` layers of one kind, `first` counted within that kind from 0, computed the same way."""
-
-    kind: str
-    first: int
-    count: int
-    recompute: Recompute = "none"
-    chunk: int = 0
-    """Virtual pipeline chunk of the stage (vpp > 1)."""
-
-
-class Stage(Value, frozen=True, kw_only=True):
-    """One pipeline stage: its spans in order, chunk after chunk."""
-
-    layers: tuple[LayerSpan, ...]
-
-    def chunk(self, index: int) -> tuple[LayerSpan, ...]:
-        return tuple(span for span in self.layers if span.chunk == index)
-
-
-class StagePrediction(Value, frozen=True, kw_only=True):
-    """One stage: seconds of one micro-batch forward and backward (transfers inside included), peak bytes and what they are made of."""
-
-    forward_s: float
-    backward_s: float
-    peak_memory_bytes: float
-    memory_by_cause: dict[str, float]
-    peak_phase: str = ""
-
-
-class Prediction(Value, frozen=True, kw_only=True):
-    """Step time and peak memory. `by_cause` splits `step_time_s` of the slowest stage into compute, traffic by axis, bubble, optimizer;
-    it sums to `step_time_s`. `interval`: 90% (low, high) in seconds from validation; None until there is one."""
-
-    step_time_s: float
-    tokens_per_s_per_gpu: float
-    peak_memory_bytes: float
-    by_stage: tuple[StagePrediction, ...]
-    by_cause: dict[str, float]
-    model_flops_per_gpu: float = 0.0
-    """Model FLOP/s per GPU (recompute not counted)."""
-    interval: tuple[float, float] | None = None
 
 
 class Reason(Value, frozen=True, kw_only=True):

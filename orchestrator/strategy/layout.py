@@ -1,58 +1,50 @@
-"""Megatron's pipeline layout string: "Et*7|t*9|t*9|t*7L" is four chunks, E the embedding, t a transformer layer, L the loss.
-
-The grammar is that of megatron/core/transformer/pipeline_parallel_layer_layout.py:279-318 (0.16.1): `|` between chunks, `x*n` repeats a
-letter, `(...)*n` repeats a group, commas are decoration. Chunks stand vpp-major: chunk v of stage p is number v*pp + p.
-"""
+"""Which stage holds which layers, and what that costs: the values that cost fills and the plan keeps."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from itertools import groupby
-
-from orchestrator.errors import InputError
-
-KEY = "pin.layout"
-LETTERS = {"E": "embedding", "t": "transformer layer", "L": "loss (head)"}
-"""Megatron's `m` (multi-token prediction) is not here: no model of ours has such layers."""
-MOST_LETTERS = 1_000_000
-"""Longer than any model: `t*99999999999` is refused before it fills the memory."""
-
-_GROUP = re.compile(r"\(([^()]+)\)\*(\d+)")
-_REPEAT = re.compile(r"([A-Za-z|])\*(\d+)")
+from orchestrator.strategy.spec import Recompute
+from orchestrator.values import Value
 
 
-def expand(text: str) -> tuple[str, ...]:
-    """One string of letters for each chunk, in the order of the text. Raises InputError for what Megatron can't read.
+class LayerSpan(Value, frozen=True, kw_only=True):
+    """`count` layers of one kind, `first` counted within that kind from 0, computed the same way."""
 
-    >>> expand("Et*3|(tt|)*2t*2L")
-    ('Ettt', 'tt', 'tt', 'ttL')
-    """
-    flat = text.replace(",", "").replace(" ", "")
-    for pattern in (_GROUP, _REPEAT):
-        flat = _unroll(pattern, flat, text)
-    for letter in flat:
-        if letter not in "|EtL":
-            known = ", ".join(f"{key} ({name})" for key, name in LETTERS.items())
-            raise InputError(KEY, text, f"{letter!r} is no part of a layout; known are {known}, |, *n and (...)*n")
-    return tuple(flat.split("|"))
+    kind: str
+    first: int
+    count: int
+    recompute: Recompute = "none"
+    chunk: int = 0
+    """Virtual pipeline chunk of the stage (vpp > 1)."""
 
 
-def _unroll(pattern: re.Pattern[str], flat: str, text: str) -> str:
-    size = len(flat) + sum(len(body) * min(int(count[:9]), MOST_LETTERS) for body, count in pattern.findall(flat))
-    if size > MOST_LETTERS:
-        raise InputError(KEY, text, f"unrolls to more than {MOST_LETTERS} letters")
-    return pattern.sub(lambda match: match.group(1) * int(match.group(2)), flat)
+class Stage(Value, frozen=True, kw_only=True):
+    """One pipeline stage: its spans in order, chunk after chunk."""
+
+    layers: tuple[LayerSpan, ...]
+
+    def chunk(self, index: int) -> tuple[LayerSpan, ...]:
+        return tuple(span for span in self.layers if span.chunk == index)
 
 
-def compress(chunks: Sequence[str]) -> str:
-    """The shortest plain form of these chunks: repeated letters as `x*n`.
+class StagePrediction(Value, frozen=True, kw_only=True):
+    """One stage: seconds of one micro-batch forward and backward (transfers inside included), peak bytes and what they are made of."""
 
-    >>> compress(("E" + 7 * "t", 9 * "t", "t", "tL"))
-    'Et*7|t*9|t|tL'
-    """
-    return "|".join("".join(_run(letter, len(list(group))) for letter, group in groupby(chunk)) for chunk in chunks)
+    forward_s: float
+    backward_s: float
+    peak_memory_bytes: float
+    memory_by_cause: dict[str, float]
+    peak_phase: str = ""
 
 
-def _run(letter: str, count: int) -> str:
-    return letter if count == 1 else f"{letter}*{count}"
+class Prediction(Value, frozen=True, kw_only=True):
+    """Step time and peak memory. `by_cause` splits `step_time_s` of the slowest stage into compute, traffic by axis, bubble, optimizer;
+    it sums to `step_time_s`. `interval`: 90% (low, high) in seconds from validation; None until there is one."""
+
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    peak_memory_bytes: float
+    by_stage: tuple[StagePrediction, ...]
+    by_cause: dict[str, float]
+    model_flops_per_gpu: float = 0.0
+    """Model FLOP/s per GPU (recompute not counted)."""
+    interval: tuple[float, float] | None = None
