@@ -11,13 +11,11 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
-from orchestrator.strategy.layout import LayerSpan as LayerSpan
-from orchestrator.strategy.layout import Prediction as Prediction
-from orchestrator.strategy.layout import Stage as Stage
-from orchestrator.strategy.layout import StagePrediction as StagePrediction
+from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
+__all__ = ["LayerSpan", "Plan", "Prediction", "Reason", "RunSettings", "Stage", "StagePrediction", "from_json", "json_schema", "to_json"]
 VERSION = 1
 
 
