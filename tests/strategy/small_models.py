@@ -60,7 +60,7 @@ def block(kind: str, hidden: int, heads: int, seq: int) -> LayerSpec:
                 shard="tp",
                 saves=(Saved(name="gelu_in", elements=4 * tokens, shard="tp", group="mlp"),),
             ),
-            Gemm(name="fc2", tokens=seq, k=4 * hidden, n=hidden, split="row", saves=(Saved(name="fc2_in", elements=4 * tokens, shard="tp"),)),
+            Gemm(name="fc2", tokens=seq, k=4 * hidden, n=hidden, split="row", saves=(Saved(name="fc2", elements=4 * tokens, shard="tp"),)),
             Exit(elements=tokens),
         ),
         input_elements=tokens,

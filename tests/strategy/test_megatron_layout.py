@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from small_models import gpt
 
 from orchestrator.errors import InputError
-from orchestrator.plan import LayerSpan
-from orchestrator.search.layout import layout_string, parse_layout, stages_of
-from orchestrator.strategy.layout import compress, expand
-from search_models import gpt
+from orchestrator.strategy.layout import LayerSpan
+from orchestrator.strategy.megatron_layout import compress, expand, layout_string, parse_layout, stages_of
 
 
 def test_a_layout_becomes_stages() -> None:

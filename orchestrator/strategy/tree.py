@@ -1,0 +1,454 @@
+"""The decision tree: every outer choice that an engine's capabilities, the model and the cluster allow, outermost axis first.
+
+Galvatron (VLDB 2023, arXiv 2211.13878, section 3.2) puts PP at the root, because it moves the least data and so belongs on the slowest
+network level, and divides each stage's devices among the other axes below it. Here the order is PP, TP, CP, EP, DP, then what does not
+change the mesh: rank order, ZeRO stage, sequence parallelism, micro-batch size, virtual stages, offload, recompute. A degree is any
+divisor, not only a power of two.
+
+A branch is cut at the first level at which a rule that forbids it can be judged (`Rule.needs`); each cut is an `Outcome` with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
+from orchestrator.strategy.megatron_layout import expand, transformer_layers
+from orchestrator.strategy.pins import Pins
+from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.values import Value
+
+LEVELS = (
+    "pp",
+    "tp",
+    "cp",
+    "ep",
+    "etp",
+    "dp",
+    "rank_order",
+    "zero_stage",
+    "sequence_parallel",
+    "micro_batch_size",
+    "vpp",
+    "offload_optimizer",
+    "recompute",
+)
+"""The tree's levels from the root down."""
+
+FIXED_WITH = {
+    "num_microbatches": "micro_batch_size",
+    "mbs": "micro_batch_size",
+    "schedule": "vpp",
+    "layout": "vpp",
+    "sp": "sequence_parallel",
+    "zero": "zero_stage",
+    "order": "rank_order",
+    "offload": "offload_optimizer",
+    "world_size": "dp",
+    "expert_dp": "dp",
+}
+"""Fields that are known as soon as another one is."""
+
+GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precision", "optimizer", "world"})
+"""What a rule may need that is no choice."""
+
+
+class Outcome(Value, frozen=True, kw_only=True):
+    """What became of an outer choice: priced, or the reason why it was not taken.
+
+    `choice` is its name. A branch that was cut before all was decided has `decided` < LEVELS: the other fields of `candidate` then mean
+    nothing. Seconds, bytes.
+    """
+
+    choice: str
+    candidate: Candidate
+    decided: tuple[str, ...] = LEVELS
+    step_time_s: float | None = None
+    peak_memory_bytes: float | None = None
+    reason: str | None = None
+    rule: str | None = None
+    """The rule that forbids it, where one does."""
+
+
+class Leaf(NamedTuple):
+    """An outer choice that breaks no rule; `recompute` are the modes that the inner search may use, weakest first."""
+
+    candidate: Candidate
+    recompute: tuple[Recompute, ...]
+
+
+Cut = Callable[[Outcome], None]
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending.
+
+    >>> divisors(24)
+    (1, 2, 3, 4, 6, 8, 12, 24)
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def vpp_degrees(layers: int, pp: int, *, uneven: bool) -> tuple[int, ...]:
+    """Virtual stages that are worth a look: those that divide a stage's layers, or with uneven stages also those that divide them when
+    embedding and head are counted as layers (Megatron's --account-for-embedding-in-pipeline-split and -loss-).
+
+    >>> vpp_degrees(96, 8, uneven=False), vpp_degrees(126, 16, uneven=True)
+    ((1, 2, 3, 4, 6, 12), (1, 2, 4, 8))
+    """
+    if pp == 1:
+        return (1,)
+    if not uneven:
+        return divisors(layers // pp) if layers % pp == 0 else (1,)
+    whole = {*divisors(-(-layers // pp)), *divisors(-(-(layers + 2) // pp))}
+    return tuple(sorted(v for v in whole if pp * v <= layers + 2))
+
+
+def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
+    """Rules that hold for every engine: arithmetic, and what `Capabilities` says without a rule of its own."""
+    world = situation.cluster.num_gpus
+    batch = situation.training.global_batch_size
+    layers = transformer_layers(situation.model)
+
+    def mesh(candidate: Candidate, _: Situation) -> str | None:
+        size = candidate.mesh.world_size
+        return None if size == world else f"tp x pp x cp x dp = {size}, not the {world} GPUs"
+
+    def data_parallel(candidate: Candidate, _: Situation) -> str | None:
+        dp = candidate.mesh.dp
+        return None if batch % dp == 0 else f"dp={dp} does not divide global_batch_size={batch}"
+
+    def batches(candidate: Candidate, _: Situation) -> str | None:
+        product = candidate.micro_batch_size * candidate.num_microbatches * candidate.mesh.dp
+        if product == batch:
+            return None
+        return f"micro_batch_size={candidate.micro_batch_size} x dp={candidate.mesh.dp} does not divide global_batch_size={batch}"
+
+    def stages(candidate: Candidate, _: Situation) -> str | None:
+        pp = candidate.mesh.pp
+        if pp > 1 and not capabilities.uneven_stages and layers % pp:
+            return f"{layers} layers do not split evenly over pp={pp}"
+        most = layers + 2 if capabilities.uneven_stages else layers
+        return None if pp <= most else f"pp={pp} stages for {layers} layers"
+
+    def chunks(candidate: Candidate, _: Situation) -> str | None:
+        pp, vpp = candidate.mesh.pp, candidate.vpp
+        if vpp > 1 and "interleaved" not in capabilities.schedules:
+            return f"{capabilities.engine} has no interleaved schedule"
+        if vpp > 1 and pp == 1:
+            return f"vpp={vpp} needs a pipeline"
+        if vpp > 1 and not capabilities.uneven_stages and layers % (pp * vpp):
+            return f"{layers} layers do not split evenly over pp={pp} x vpp={vpp}"
+        return None if pp * vpp <= layers + 2 else f"pp={pp} x vpp={vpp} chunks for {layers} layers"
+
+    def zero(candidate: Candidate, _: Situation) -> str | None:
+        stage, pp = candidate.strategy.zero_stage, candidate.mesh.pp
+        allowed = capabilities.zero_stages if pp == 1 else capabilities.zero_stages_with_pipeline
+        known = ", ".join(map(str, allowed))
+        return None if stage in allowed else f"{capabilities.engine} has zero_stage {known}{' with a pipeline' if pp > 1 else ''}"
+
+    def sequence_parallel(candidate: Candidate, _: Situation) -> str | None:
+        if not candidate.strategy.sequence_parallel:
+            return None
+        if not capabilities.sequence_parallel:
+            return f"{capabilities.engine} has no sequence parallelism"
+        return None if candidate.mesh.tp > 1 else "sequence parallelism needs tp > 1"
+
+    def offload(candidate: Candidate, _: Situation) -> str | None:
+        if candidate.strategy.offload_optimizer and not capabilities.offload_optimizer:
+            return f"{capabilities.engine} has no optimizer offload"
+        return None
+
+    def recompute(candidate: Candidate, _: Situation) -> str | None:
+        mode = candidate.strategy.recompute
+        return None if mode in capabilities.recompute else f"{capabilities.engine} has recompute {', '.join(capabilities.recompute)}"
+
+    def axes(name: str) -> Callable[[Candidate, Situation], str | None]:
+        def check(candidate: Candidate, _: Situation) -> str | None:
+            degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)
+            return f"{capabilities.engine} has no {name}" if degree > 1 and name not in capabilities.axes else None
+
+        return check
+
+    def rule(name: str, check: Callable[[Candidate, Situation], str | None], *needs: str) -> Rule:
+        return Rule(id=name, engine_rule="planner", check=check, needs=needs)
+
+    return (
+        *(rule(f"axis_{name}", axes(name), name) for name in ("pp", "tp", "cp", "ep", "etp", "dp", "vpp")),
+        rule("stages", stages, "model", "pp"),
+        rule("data_parallel", data_parallel, "training", "dp"),
+        rule("mesh", mesh, "pp", "tp", "cp", "dp"),
+        rule("zero_stage", zero, "pp", "zero_stage"),
+        rule("sequence_parallel", sequence_parallel, "tp", "sequence_parallel"),
+        rule("batch", batches, "dp", "micro_batch_size"),
+        rule("chunks", chunks, "model", "pp", "vpp"),
+        rule("offload", offload, "offload_optimizer"),
+        rule("recompute", recompute, "recompute"),
+    )
+
+
+def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
+    """Why this engine can't run this model and training at all; None: it can."""
+    training = situation.training
+    given = (
+        ("family", situation.model.architecture.family, capabilities.families),
+        ("precision", training.precision, capabilities.precisions),
+        ("optimizer", training.optimizer, capabilities.optimizers),
+    )
+    for name, value, known in given:
+        if value not in known:
+            return f"{capabilities.engine} has no {name} {value}; it has {', '.join(known)}"
+    return None
+
+
+def level_of(rule: Rule) -> int:
+    """The level at which the rule can be judged: -1 before any choice; the last level for a field that the tree does not know."""
+    deepest = -1
+    for name in rule.needs:
+        if name not in GIVEN:
+            field = FIXED_WITH.get(name, name)
+            deepest = max(deepest, LEVELS.index(field) if field in LEVELS else len(LEVELS) - 1)
+    return deepest
+
+
+def only_axis(rule: Rule) -> str | None:
+    """The one choice that this rule reads, if it reads just one: then a degree is cut once, not once in every branch."""
+    choices = {FIXED_WITH.get(name, name) for name in rule.needs if name not in GIVEN}
+    return choices.pop() if len(choices) == 1 else None
+
+
+def branch_name(candidate: Candidate, decided: Iterable[str]) -> str:
+    """The engine and what is decided of the candidate, as one line."""
+    return " ".join([candidate.engine, *(f"{name}={field(candidate, name)}" for name in decided)])
+
+
+def field(candidate: Candidate, name: str) -> object:
+    """A candidate's value at a level."""
+    if name in ("pp", "tp", "cp", "ep", "etp", "dp"):
+        return candidate.mesh.degree(name)
+    if name == "rank_order":
+        return "-".join(candidate.mesh.order)
+    if name in ("vpp", "micro_batch_size"):
+        return getattr(candidate, name)
+    value = getattr(candidate.strategy, name)
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+class Tree:
+    """The tree of one engine. `prunings` are further rules, such as the paper's (strategy/paper.py)."""
+
+    def __init__(self, capabilities: Capabilities, situation: Situation, pins: Pins, prunings: tuple[Rule, ...] = ()) -> None:
+        self.capabilities, self.situation, self.pins = capabilities, situation, pins
+        self.world = situation.cluster.num_gpus
+        self.layers = transformer_layers(situation.model)
+        self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
+        self.rules = (*planner_rules(capabilities, situation), *capabilities.rules, *prunings)
+        self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
+        self._alone: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            axis = only_axis(rule)
+            if axis in ("pp", "tp", "cp", "ep", "etp"):
+                self._alone.setdefault(axis, []).append(rule)
+            else:
+                self._at[level_of(rule) + 1].append(rule)
+        self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
+            self._pp,
+            self._tp,
+            self._cp,
+            self._ep,
+            self._etp,
+            self._dp,
+            self._rank_order,
+            self._zero_stage,
+            self._sequence_parallel,
+            self._micro_batch_size,
+            self._vpp,
+            self._offload,
+        )
+
+    def leaves(self, cut: Cut) -> Iterator[Leaf]:
+        """Every legal outer choice in declared order; `cut` is told of each branch that is not.
+
+        Deterministic.
+        """
+        root = Candidate(engine=self.capabilities.engine, strategy=Strategy(mesh=Mesh()), micro_batch_size=1, num_microbatches=1)
+        root = replace(root, strategy=replace(root.strategy, grad_reduce_dtype=self.situation.training.grad_reduce_dtype))
+        why = unsuited(self.capabilities, self.situation)
+        if why is not None:
+            cut(Outcome(choice=root.engine, candidate=root, decided=(), reason=why, rule="unsuited"))
+            return
+        if self._broken(root, 0, cut):
+            return
+        self._degrees = {axis: self._allowed_degrees(axis, root, cut) for axis in ("pp", "tp", "cp", "ep", "etp")}
+        yield from self._walk(root, 0, cut)
+
+    def _walk(self, candidate: Candidate, level: int, cut: Cut) -> Iterator[Leaf]:
+        if level == len(self._branch):
+            modes = self._recompute(candidate, cut)
+            if modes:
+                yield Leaf(replace(candidate, strategy=replace(candidate.strategy, recompute=modes[-1])), modes)
+            return
+        for child in self._branch[level](candidate):
+            if not self._broken(child, level + 1, cut):
+                yield from self._walk(child, level + 1, cut)
+
+    def _broken(self, candidate: Candidate, depth: int, cut: Cut) -> bool:
+        """Whether a rule that can be judged once `depth` levels are decided, and not before, forbids the branch."""
+        for rule in self._at[depth]:
+            why = rule.check(candidate, self.situation)
+            if why is not None:
+                decided = tuple(name for name in LEVELS[:depth] if self._says_something(candidate, name))
+                cut(_illegal(candidate, decided, rule, why))
+                return True
+        return False
+
+    @staticmethod
+    def _says_something(candidate: Candidate, name: str) -> bool:
+        """Whether the level's value is worth its place in a branch's name: an axis of one rank is not."""
+        always = name in ("pp", "tp", "dp", "zero_stage", "micro_batch_size")
+        return always or field(candidate, name) not in (1, "false", "-".join(RANK_ORDER))
+
+    def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
+        pinned: int | None = getattr(self.pins, axis)
+        offered = axis in self.capabilities.axes or (axis == "etp" and "ep" in self.capabilities.axes)
+        degrees = (pinned,) if pinned is not None else divisors(self.world) if offered else (1,)
+        allowed = []
+        for degree in degrees:
+            candidate = _with_mesh(root, axis, degree)
+            if self.world % degree:
+                why = f"{axis}={degree} does not divide the {self.world} GPUs"
+                cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="mesh"))
+                continue
+            for rule in self._alone.get(axis, ()):
+                broken = rule.check(candidate, self.situation)
+                if broken is not None:
+                    cut(_illegal(candidate, (axis,), rule, broken))
+                    break
+            else:
+                allowed.append(degree)
+        return tuple(allowed)
+
+    def _left(self, candidate: Candidate) -> int:
+        mesh = candidate.mesh
+        return self.world // (mesh.pp * mesh.tp * mesh.cp)
+
+    def _pp(self, candidate: Candidate) -> Iterator[Candidate]:
+        for degree in self._degrees["pp"]:
+            if self.chunks is None or self.chunks % degree == 0:
+                yield _with_mesh(candidate, "pp", degree)
+
+    def _tp(self, candidate: Candidate) -> Iterator[Candidate]:
+        for degree in self._degrees["tp"]:
+            if self._left(candidate) % degree == 0:
+                yield _with_mesh(candidate, "tp", degree)
+
+    def _cp(self, candidate: Candidate) -> Iterator[Candidate]:
+        for degree in self._degrees["cp"]:
+            if self._left(candidate) % degree == 0:
+                yield _with_mesh(candidate, "cp", degree)
+
+    def _ep(self, candidate: Candidate) -> Iterator[Candidate]:
+        for degree in self._degrees["ep"]:
+            if (self.world // candidate.mesh.pp) % degree == 0:
+                yield _with_mesh(candidate, "ep", degree)
+
+    def _etp(self, candidate: Candidate) -> Iterator[Candidate]:
+        if candidate.mesh.ep == 1 and self.pins.etp is None:
+            yield candidate
+            return
+        for degree in self._degrees["etp"]:
+            if (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
+                yield _with_mesh(candidate, "etp", degree)
+
+    def _dp(self, candidate: Candidate) -> Iterator[Candidate]:
+        dp = self._left(candidate)
+        if self.pins.dp is None or self.pins.dp == dp:
+            yield _with_mesh(candidate, "dp", dp)
+
+    def _rank_order(self, candidate: Candidate) -> Iterator[Candidate]:
+        seen = set()
+        for order in self.capabilities.rank_orders:
+            shape = tuple(axis for axis in order if candidate.mesh.degree(axis) > 1)
+            if shape not in seen:
+                seen.add(shape)
+                yield _with_strategy(candidate, mesh=replace(candidate.mesh, order=order))
+
+    def _zero_stage(self, candidate: Candidate) -> Iterator[Candidate]:
+        offered = self.capabilities.zero_stages if candidate.mesh.pp == 1 else self.capabilities.zero_stages_with_pipeline
+        for stage in offered if self.pins.zero_stage is None else (self.pins.zero_stage,):
+            yield _with_strategy(candidate, zero_stage=stage)
+
+    def _sequence_parallel(self, candidate: Candidate) -> Iterator[Candidate]:
+        if self.pins.sequence_parallel is not None:
+            choices: tuple[bool, ...] = (self.pins.sequence_parallel,)
+        else:
+            choices = (True, False) if self.capabilities.sequence_parallel and candidate.mesh.tp > 1 else (False,)
+        for choice in choices:
+            yield _with_strategy(candidate, sequence_parallel=choice)
+
+    def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
+        per_rank = self.situation.training.global_batch_size // candidate.mesh.dp
+        pinned = self.pins.micro_batch_size
+        for size in divisors(per_rank) if pinned is None else (pinned,):
+            yield replace(candidate, micro_batch_size=size, num_microbatches=per_rank // size)
+
+    def _vpp(self, candidate: Candidate) -> Iterator[Candidate]:
+        pp = candidate.mesh.pp
+        flat = [name for name in self.capabilities.schedules if name != "interleaved"]
+        if self.pins.vpp is not None:
+            degrees: tuple[int, ...] = (self.pins.vpp,)
+        elif self.chunks is not None:
+            degrees = (self.chunks // pp,)
+        elif "vpp" in self.capabilities.axes and "interleaved" in self.capabilities.schedules:
+            degrees = vpp_degrees(self.layers, pp, uneven=self.capabilities.uneven_stages)
+        else:
+            degrees = (1,)
+        for vpp in degrees:
+            if vpp > 1:
+                yield replace(candidate, vpp=vpp, schedule="interleaved")
+            else:
+                for schedule in flat if pp > 1 else flat[:1]:
+                    yield replace(candidate, vpp=1, schedule=schedule)
+
+    def _offload(self, candidate: Candidate) -> Iterator[Candidate]:
+        choices = (False, True) if self.capabilities.offload_optimizer else (False,)
+        for choice in choices if self.pins.offload is None else (self.pins.offload,):
+            yield _with_strategy(candidate, offload_optimizer=choice)
+
+    def _recompute(self, candidate: Candidate, cut: Cut) -> tuple[Recompute, ...]:
+        """The modes that no rule forbids; a cut where there is none. A pinned mode is the only one."""
+        pinned = self.pins.recompute
+        modes = []
+        blocked: list[Outcome] = []
+        for mode in RECOMPUTE_ORDER if pinned is None else (pinned,):
+            if pinned is None and mode not in self.capabilities.recompute:
+                continue
+            if not self._broken(_with_strategy(candidate, recompute=mode), len(LEVELS), blocked.append):
+                modes.append(mode)
+        if not modes:
+            for outcome in blocked[:1]:
+                cut(outcome)
+        return tuple(modes)
+
+
+def _illegal(candidate: Candidate, decided: tuple[str, ...], rule: Rule, why: str) -> Outcome:
+    name = rule.id if rule.engine_rule == "planner" else f"{rule.id} ({rule.engine_rule})"
+    return Outcome(
+        choice=branch_name(candidate, decided),
+        candidate=candidate,
+        decided=decided,
+        reason=f"illegal by rule {name}: {why}",
+        rule=rule.id,
+    )
+
+
+def _with_mesh(candidate: Candidate, axis: str, degree: int) -> Candidate:
+    return _with_strategy(candidate, mesh=replace(candidate.mesh, **{axis: degree}))
+
+
+def _with_strategy(candidate: Candidate, **changes: object) -> Candidate:
+    return replace(candidate, strategy=replace(candidate.strategy, **changes))
