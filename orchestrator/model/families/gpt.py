@@ -1,0 +1,58 @@
+"""GPT-2, GPT-3 and their like: a decoder with learned positions (megatron-core's GPTModel)."""
+
+from __future__ import annotations
+
+from orchestrator.model.families.blocks import embedding, head, norm, transformer_layer, vocabulary_head
+from orchestrator.model.families.family import Family
+from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.spec import Architecture, LayerRun, ModelSpec
+
+GELU_NAMES = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+"""Hugging Face's names for GELU and its tanh approximation: one cost."""
+
+
+def describe(a: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
+    """Embedding, `num_layers` causal decoder layers, head with the final norm."""
+    return ModelSpec(
+        architecture=a,
+        seq_length=seq_length,
+        runs=(
+            LayerRun(layer=embedding(a, seq_length), count=1),
+            LayerRun(layer=transformer_layer("decoder", a, seq_length, causal=True), count=a.num_layers),
+            LayerRun(layer=head(a, seq_length, norm("final_layernorm", a, seq_length), vocabulary_head(a, seq_length)), count=1),
+        ),
+    )
+
+
+def from_hf_config(config: HfConfig, name: str) -> Architecture:
+    """A config.json of GPT-2."""
+    config.refuse_unless("add_cross_attention", False, "the gpt family has no cross-attention")
+    config.refuse_unless("scale_attn_by_inverse_layer_idx", False, "the gpt family scales every layer's scores alike")
+    hidden_size = config.integer("n_embd")
+    hidden_dropout = config.number("resid_pdrop", 0.1)
+    config.refuse_unless("embd_pdrop", hidden_dropout, "the embedding's dropout must be resid_pdrop")
+    activation = config.choice("activation_function", (*GELU_NAMES, "relu"), "gelu_new")
+    return Architecture(
+        family="gpt",
+        name=name,
+        num_layers=config.integer("n_layer"),
+        hidden_size=hidden_size,
+        num_attention_heads=config.integer("n_head"),
+        ffn_hidden_size=config.optional_integer("n_inner") or 4 * hidden_size,
+        vocab_size=config.integer("vocab_size"),
+        max_position_embeddings=config.integer("n_positions"),
+        activation="relu" if activation == "relu" else "gelu",
+        norm_epsilon=config.number("layer_norm_epsilon", 1e-5),
+        tie_embeddings=config.flag("tie_word_embeddings", True),
+        hidden_dropout=hidden_dropout,
+        attention_dropout=config.number("attn_pdrop", 0.1),
+    )
+
+
+FAMILY = Family(
+    name="gpt",
+    describe=describe,
+    from_hf_config=from_hf_config,
+    hf_model_types=("gpt2",),
+    choices={"position_embedding": ("learned_absolute", "rope", "none"), "num_token_types": (0,)},
+)

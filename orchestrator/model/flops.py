@@ -1,0 +1,28 @@
+"""Model FLOPs: the work that the mathematics needs, what MFU is measured in. Recompute, norms and pointwise operations don't count."""
+
+from __future__ import annotations
+
+from orchestrator.model.spec import Attention, Gemm, LayerSpec, ModelSpec
+
+BACKWARD_AND_FORWARD = 3
+"""Forward, gradient of the input, gradient of the weight: one GEMM each (Narayanan et al., arXiv 2104.04473, appendix)."""
+
+
+def forward_flops(layer: LayerSpec) -> float:
+    """FLOPs of one layer's forward pass for one sample: 2mkn a GEMM, causal attention at half."""
+    total = 0.0
+    for op in layer.ops:
+        if isinstance(op, Gemm):
+            total += 2 * op.tokens * op.k * op.n
+        elif isinstance(op, Attention):
+            total += 4 * op.query_len * op.key_len * op.heads * op.head_dim / (2 if op.causal else 1)
+    return total
+
+
+def model_flops_per_sample(spec: ModelSpec) -> float:
+    """FLOPs of forward and backward for one sample.
+
+    The sum that Megatron prints TFLOP/s with (training.py:220, num_floating_point_operations: causal attention counts half), except
+    that the vocabulary counts unpadded and that attention without a causal mask counts full.
+    """
+    return BACKWARD_AND_FORWARD * sum(run.count * forward_flops(run.layer) for run in spec.runs)
