@@ -1,0 +1,331 @@
+"""Starts a job on this machine: runs its `launch.sh` (torchrun), follows the metrics, ends all ranks when one dies or on Ctrl-C.
+
+The ranks get this process's environment and the job's (launch.sh exports it); three variables tell launch.sh what to do (PYTHON, NNODES,
+RANKS_PER_NODE) and one marks the processes (RUN_VARIABLE), so that none is left behind. Nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from orchestrator.errors import LaunchError
+from orchestrator.job import Job
+from orchestrator.values import Value
+
+Row = dict[str, Any]
+
+RUN_VARIABLE = "ORCHESTRATOR_RUN"
+POLL_S = 0.1
+"""As often as torchrun looks at its ranks (its --monitor-interval)."""
+GRACE_S = 10.0
+"""What ranks get to end after SIGTERM before SIGKILL."""
+REPORT_S = 3.0
+"""What torchrun gets to end and report after its ranks were killed."""
+LAST_WORDS_S = 1.0
+"""What is left once torchrun has ended gets this long to write its last output."""
+TAIL_BYTES = 256 * 1024
+"""How much of a log's end is read for its last traceback."""
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h: the signal a process gets when the thread that started it ends."""
+FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \(pid: \d+\)")
+"""One entry of torchrun's closing report (torch/distributed/elastic/multiprocessing/errors/__init__.py)."""
+A_RANK_FAILED = b"failed (exitcode: "
+"""torchrun logs this as soon as it sees a dead rank, before it ends the others (elastic/multiprocessing/api.py)."""
+RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?: |$)")
+"""torch.distributed puts this before each line of an uncaught traceback."""
+SECONDARY = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|recv .* timed? ?out|store|socket|ncclRemoteError", re.IGNORECASE
+)
+"""What a rank says when another one has died before it."""
+
+
+class Outcome(Value, frozen=True, kw_only=True):
+    """How a run ended. `last_line` of the traceback of the rank that failed first, and that rank's `log`; `exit_status` is its own
+    (128 + signal where a signal ended it). `rows` are the lines of metrics.jsonl that this run wrote. Times are ISO 8601 in UTC."""
+
+    status: Literal["finished", "failed", "interrupted"]
+    exit_status: int
+    started: str
+    ended: str
+    last_line: str | None = None
+    log: str | None = None
+    rank: int | None = None
+    rows: tuple[Row, ...] = ()
+
+
+class Metrics:
+    """Follows a file of JSON lines that another process appends to; what was there before is not reported."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if path.exists() else 0
+
+    def new_rows(self) -> list[Row]:
+        """The complete lines since the last call; lines that are no JSON object are passed over."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            text = file.read()
+        end = text.rfind(b"\n") + 1
+        self.offset += end
+        rows = []
+        for line in text[:end].splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    rows.append(row)
+        return rows
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def last_line(log: str) -> str | None:
+    """The line that says what went wrong: the end of the last traceback, or the last line that says anything.
+
+    >>> last_line("start\\nTraceback (most recent call last):\\n  File ...\\nValueError: no\\nwarning: leaked semaphore\\n")
+    'ValueError: no'
+    >>> last_line("Killed\\n\\n")
+    'Killed'
+    """
+    lines = [RANK_PREFIX.sub("", line).rstrip() for line in log.splitlines()]
+    starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    for line in lines[starts[-1] + 1 :] if starts else ():
+        if line and not line.startswith(" "):
+            return line
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1] if said else None
+
+
+def _log(out: Path, rank: int) -> Path:
+    return out / "logs" / f"rank-{rank}.log"
+
+
+def _first_failure(out: Path, report: str) -> tuple[int, int] | None:
+    """(rank, exit code) of the rank that failed first among those in torchrun's report. Ranks that only complain of a lost peer come
+    last; of the others the one whose log ended first."""
+    failures = {int(rank): int(code) for rank, code in FAILURE.findall(report)}
+
+    def order(rank: int) -> tuple[bool, int]:
+        log = _log(out, rank)
+        secondary = failures[rank] > 0 and bool(SECONDARY.search(last_line(_tail(log)) or ""))
+        return secondary, log.stat().st_mtime_ns if log.exists() else 0
+
+    return min(((rank, failures[rank]) for rank in failures), key=lambda failure: order(failure[0]), default=None)
+
+
+def _describe_failure(out: Path, launch_log: Path, returncode: int) -> tuple[int, str, Path, int | None]:
+    """(exit status, what happened, log, rank)."""
+    failure = _first_failure(out, _tail(launch_log))
+    if failure is None:
+        status = 128 - returncode if returncode < 0 else returncode
+        said = f"torchrun was ended by {signal.Signals(-returncode).name}" if returncode < 0 else last_line(_tail(launch_log))
+        return status, said or f"launch.sh ended with status {status}", launch_log, None
+    rank, code = failure
+    if code < 0:
+        hint = " (out of memory, or killed by someone)" if code == -signal.SIGKILL else ""
+        return 128 - code, f"rank {rank} was ended by {signal.Signals(-code).name}{hint}", _log(out, rank), rank
+    return code, last_line(_tail(_log(out, rank))) or f"rank {rank} ended with status {code} and said nothing", _log(out, rank), rank
+
+
+def processes_of(run: str) -> list[int]:
+    """Ids of the processes that carry this run's mark in their environment, from /proc; empty where there is no /proc."""
+    mark = f"{RUN_VARIABLE}={run}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _kill(run: str, spare: int | None = None) -> None:
+    """SIGKILL for every process of the run but `spare`."""
+    for pid in processes_of(run):
+        if pid != spare:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _leave_none(run: str) -> None:
+    """Wait until the last output is written (rank 0's goes through a pipe), then end what is left."""
+    deadline = time.monotonic() + LAST_WORDS_S
+    while processes_of(run) and time.monotonic() < deadline:
+        time.sleep(POLL_S / 2)
+    _kill(run)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Run in the child before exec: it gets SIGTERM when this process is gone, kill -9 included; torchrun then ends its ranks.
+    None where the system has no prctl."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def child() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return child
+
+
+@contextlib.contextmanager
+def _caught(signals: list[int]) -> Iterator[None]:
+    """While inside, SIGINT, SIGTERM and SIGHUP are noted in `signals` (only Python's main thread can do that)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(
+    job: Job,
+    out: Path,
+    *,
+    on_step: Callable[[Row], None] = lambda row: None,
+    python: str = sys.executable,
+    grace_s: float = GRACE_S,
+) -> Outcome:
+    """Run all ranks of the job on this machine until they end; `out` holds the job's files and launch.sh. Call it from the main thread.
+
+    `on_step` gets each new row of metrics.jsonl. Ctrl-C, SIGTERM and SIGHUP end the ranks (SIGTERM, SIGKILL after `grace_s`; a second
+    Ctrl-C at once) and come back as "interrupted". Raises LaunchError where nothing could be started.
+    """
+    out = out.resolve()
+    bash = shutil.which("bash")
+    if bash is None:
+        raise LaunchError("launch=local: there is no bash on the PATH")
+    if not (out / "launch.sh").is_file():
+        raise LaunchError(f"launch=local: there is no launch.sh in {out}")
+    (out / "logs").mkdir(exist_ok=True)
+    run = uuid.uuid4().hex
+    placement = {"PYTHON": python, "NNODES": "1", "RANKS_PER_NODE": str(job.world_size), RUN_VARIABLE: run}
+    launch_log = out / "logs" / "launch.log"
+    metrics = Metrics(out / "metrics.jsonl")
+    rows: list[Row] = []
+    started = _now()
+    signals: list[int] = []
+
+    def follow() -> None:
+        for row in metrics.new_rows():
+            rows.append(row)
+            on_step(row)
+
+    try:
+        with launch_log.open("wb") as log, _caught(signals):
+            process = subprocess.Popen(
+                [bash, "launch.sh"],
+                cwd=out,
+                env={**os.environ, **placement},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),  # noqa: PLW1509 (calls one function of the C library that is already loaded)
+            )
+            returncode = _supervise(process, launch_log, follow, signals=signals, grace_s=grace_s, run=run)
+    finally:
+        _leave_none(run)
+    follow()
+    ended = _now()
+    if signals:
+        name = signal.Signals(signals[0]).name
+        return Outcome(
+            status="interrupted", exit_status=128 + signals[0], started=started, ended=ended, last_line=f"ended by {name}",
+            log=str(launch_log), rows=tuple(rows),
+        )  # fmt: skip
+    if returncode == 0:
+        return Outcome(status="finished", exit_status=0, started=started, ended=ended, log=str(_log(out, 0)), rows=tuple(rows))
+    status, said, where, rank = _describe_failure(out, launch_log, returncode)
+    return Outcome(
+        status="failed", exit_status=status, started=started, ended=ended, last_line=said, log=str(where), rank=rank, rows=tuple(rows)
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _supervise(
+    process: subprocess.Popen[bytes], launch_log: Path, follow: Callable[[], None], *, signals: list[int], grace_s: float, run: str
+) -> int:
+    """Wait for torchrun; returns its return code. Ranks that live on `grace_s` after the first signal, or after torchrun saw a dead rank,
+    are killed, at once on a second signal; torchrun gets REPORT_S more for its report."""
+    deadline = float("inf")
+    told = False
+    position = 0
+    while process.poll() is None:
+        follow()
+        now = time.monotonic()
+        with launch_log.open("rb") as log:
+            log.seek(max(0, position - len(A_RANK_FAILED)))
+            text = log.read()
+            position = log.tell()
+        if A_RANK_FAILED in text or (signals and not told):
+            deadline = min(deadline, now + grace_s)
+        if signals and not told:
+            process.terminate()
+            told = True
+        if len(signals) > 1:
+            deadline = min(deadline, now)
+        if now >= deadline:
+            _kill(run, spare=process.pid if now < deadline + REPORT_S else None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
+    return process.wait()
+
+
+def write_status(
+    out: Path, outcome: Outcome, *, predicted_step_time_s: float | None = None, measured_step_time_s: float | None = None
+) -> None:
+    """`status.json`: how the run ended, whole or not at all."""
+    last = outcome.rows[-1] if outcome.rows else {}
+    status = {
+        "status": outcome.status,
+        "exit_status": outcome.exit_status,
+        "started": outcome.started,
+        "ended": outcome.ended,
+        "steps": len(outcome.rows),
+        "last_loss": last.get("loss"),
+        "error": None if outcome.status == "finished" else outcome.last_line,
+        "failed_rank": outcome.rank,
+        "log": outcome.log,
+        "predicted_step_time_s": predicted_step_time_s,
+        "measured_step_time_s": measured_step_time_s,
+    }
+    partial = out / "status.json.partial"
+    partial.write_text(json.dumps(status, indent=1) + "\n")
+    partial.replace(out / "status.json")

@@ -1,0 +1,217 @@
+"""A Job as scripts: `launch.sh` starts the ranks of one node, `job.sbatch` runs that on every node of a Slurm job. Pure text.
+
+Both need nothing but bash, Python with torch, and Slurm's own programs. Every value that comes from outside is quoted.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import msgspec
+
+from orchestrator.errors import InputError
+from orchestrator.job import File, Job
+from orchestrator.values import Value
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]")
+"""What neither bash nor sbatch gives a meaning to, as in shlex."""
+FIRST_PORT, PORTS = 20000, 10000
+"""The rendezvous port of a Slurm job is FIRST_PORT + job id % PORTS: below Linux's ephemeral range (32768), one a job."""
+
+
+class SlurmOptions(Value, frozen=True, kw_only=True):
+    """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
+
+    `gres` None: `--gpus-per-node` for an nccl job; "" asks for no GPUs at all (sites that hand out whole nodes).
+    `extra`: whole options ("--comment=x"), one `#SBATCH` line each. `python`: the interpreter on the nodes (a shared environment);
+    None: what the PATH of the node offers.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    nodes: int | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    constraint: str | None = None
+    gres: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    exclusive: bool = False
+    reservation: str | None = None
+    dependency: str | None = None
+    switches: str | None = None
+    segment: str | None = None
+    extra: tuple[str, ...] = ()
+    python: str | None = None
+
+
+VALUED = (
+    "partition", "account", "qos", "time", "nodelist", "exclude", "constraint", "gres", "cpus_per_task", "mem", "reservation",
+    "dependency", "switches", "segment",
+)  # fmt: skip
+"""Options of SlurmOptions that become `#SBATCH --name=value` unchanged."""
+
+RANK = """
+if [[ $RANK == 0 ]]; then
+  exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
+fi
+exec "$@" >>"logs/rank-$RANK.log" 2>&1
+"""
+"""What torchrun starts per rank: becomes the worker, its output in logs/rank-N.log, rank 0's on the screen too. `tee` outlives the
+SIGTERM with which torchrun ends the group, so that the last lines arrive."""
+
+LAUNCH = """\
+#!/usr/bin/env bash
+# {name}: {world_size} ranks, planned for {num_nodes} node(s) of {ranks_per_node}. Output of each rank: logs/rank-N.log
+#   {how}
+# PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
+# NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
+set -euo pipefail
+cd -- "$(dirname -- "$0")"
+
+nnodes=${{NNODES:-{num_nodes}}}
+ranks_per_node=${{RANKS_PER_NODE:-{ranks_per_node}}}
+if (( nnodes * ranks_per_node != {world_size} )); then
+  echo "launch.sh: the plan needs {world_size} ranks, but NNODES=$nnodes x RANKS_PER_NODE=$ranks_per_node is another number" >&2
+  exit 2
+fi
+
+{environment}
+torchrun=(torchrun)
+if [[ -n "${{PYTHON:-}}" ]]; then
+  torchrun=("$PYTHON" -m torch.distributed.run)
+  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
+fi
+rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
+if (( nnodes > 1 )); then
+  rendezvous=(--nnodes "$nnodes" --node-rank "${{NODE_RANK:?is not set: the number of this node, from 0}}"
+    --master-addr "${{MASTER_ADDR:?is not set: the address of node 0}}" --master-port "${{MASTER_PORT:-29500}}")
+fi
+
+mkdir -p logs
+# shellcheck disable=SC2016  # expanded by the bash of each rank
+rank={rank}
+exec "${{torchrun[@]}}" "${{rendezvous[@]}}" --nproc-per-node "$ranks_per_node" --no-python \\
+  bash -c "$rank" rank "${{PYTHON:-python}}" -m {command}
+"""
+
+THREADS = """\
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( cores > ranks_per_node ? cores / ranks_per_node : 1 ))}"
+"""
+"""Ranks without a GPU compute with threads: share the cores (torchrun alone would give each rank one)."""
+
+SBATCH = """\
+#!/usr/bin/env bash
+{options}
+# Submit from this folder: cd FOLDER && sbatch job.sbatch      (or: sbatch --chdir=FOLDER FOLDER/job.sbatch)
+set -euo pipefail
+if [[ ! -f launch.sh ]]; then
+  echo "job.sbatch: no launch.sh in $PWD: submit from the run's folder, or with sbatch --chdir=FOLDER" >&2
+  exit 2
+fi
+{environment}
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+address=$(scontrol show node "${{hosts[0]}}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+export NNODES={nodes} RANKS_PER_NODE={ranks_per_node}
+export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + SLURM_JOB_ID % {ports} ))
+echo "job $SLURM_JOB_ID on ${{hosts[*]}}, rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+# One task a node. The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
+# shellcheck disable=SC2016  # expanded on each node
+exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task="${{SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}}" \\
+  --kill-on-bad-exit=1 --export=ALL bash -c 'NODE_RANK=$SLURM_NODEID exec bash launch.sh'
+"""
+
+
+def checked(key: str, value: str) -> str:
+    """The value, for a place that is one line of a script. Raises InputError for line breaks, other control characters and what
+    UTF-8 can't write."""
+    if any(character < " " or character == "\x7f" for character in value):
+        raise InputError(key, repr(value), "has a line break or another control character")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(key, repr(value), "is not valid text")
+    return value
+
+
+def sbatch_quote(text: str) -> str:
+    r"""One word of an `#SBATCH` line. sbatch splits these lines itself: a backslash takes the next character as it is
+    (src/sbatch/opt.c, _get_argument).
+
+    >>> print(sbatch_quote("--job-name=a b#c"))
+    --job-name=a\ b\#c
+    """
+    return "".join(c if PLAIN.match(c) or not c.isascii() else f"\\{c}" for c in text)
+
+
+def _exports(environment: dict[str, str]) -> str:
+    lines = []
+    for name, value in environment.items():
+        if not VARIABLE.match(name):
+            raise InputError(f"env.{name}", value, "is not a name that an environment variable can have")
+        if "\0" in value:
+            raise InputError(f"env.{name}", repr(value), "has a zero byte")
+        lines.append(f"export {name}={shlex.quote(value)}\n")
+    return "".join(lines)
+
+
+def launch_sh(job: Job) -> str:
+    """Starts this node's ranks through torchrun; they see the job's environment. Raises InputError for what no script can hold."""
+    for argument in (job.module, *job.arguments):
+        if "\0" in argument:
+            raise InputError("arguments", repr(argument), "has a zero byte")
+    several = f"on every node: NODE_RANK=<0..{job.num_nodes - 1}> MASTER_ADDR=<host of node 0> bash launch.sh"
+    how = "bash launch.sh" if job.num_nodes == 1 else several
+    environment = _exports({"PYTHONUNBUFFERED": "1", **job.environment})
+    return LAUNCH.format(
+        name=checked("recipe", job.name),
+        world_size=job.world_size,
+        num_nodes=job.num_nodes,
+        ranks_per_node=job.ranks_per_node,
+        how=how,
+        environment=environment + (THREADS if job.backend == "gloo" else ""),
+        rank=shlex.quote(RANK),
+        command=shlex.join((job.module, *job.arguments)),
+    )
+
+
+def job_sbatch(job: Job, slurm: SlurmOptions) -> str:
+    """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). Raises InputError."""
+    nodes = job.num_nodes if slurm.nodes is None else slurm.nodes
+    if nodes < 1 or job.world_size % nodes:
+        raise InputError("slurm.nodes", nodes, f"does not divide the {job.world_size} ranks of the plan")
+    ranks_per_node = job.world_size // nodes
+    options = [f"--job-name={checked('recipe', job.name)}", f"--nodes={nodes}", "--ntasks-per-node=1"]
+    if job.backend == "nccl" and slurm.gres is None:
+        options.append(f"--gpus-per-node={ranks_per_node}")
+    for name, value in msgspec.structs.asdict(slurm).items():
+        if name in VALUED and value not in (None, ""):
+            options.append(f"--{name.replace('_', '-')}={checked(f'slurm.{name}', str(value))}")
+    if slurm.exclusive:
+        options.append("--exclusive")
+    options += ["--output=slurm-%j.log", "--export=NONE"]
+    for extra in slurm.extra:
+        if not checked("slurm.extra", extra).startswith("-"):
+            raise InputError("slurm.extra", extra, "must be an option of sbatch, such as --comment=text")
+        options.append(extra)
+    python = _exports({"PYTHON": checked("slurm.python", slurm.python)}) if slurm.python else ""
+    return SBATCH.format(
+        options="\n".join(f"#SBATCH {sbatch_quote(option)}" for option in options),
+        environment=python,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        first_port=FIRST_PORT,
+        ports=PORTS,
+    )
+
+
+def files(job: Job, *, slurm: SlurmOptions | None = None) -> tuple[File, ...]:
+    """`launch.sh` and `job.sbatch`, to lie in the run's folder beside the job's own files."""
+    return (
+        File(path="launch.sh", content=launch_sh(job), executable=True),
+        File(path="job.sbatch", content=job_sbatch(job, slurm or SlurmOptions()), executable=True),
+    )

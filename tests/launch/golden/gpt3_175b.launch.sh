@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# gpt3_175b: 16 ranks, planned for 2 node(s) of 8. Output of each rank: logs/rank-N.log
+#   on every node: NODE_RANK=<0..1> MASTER_ADDR=<host of node 0> bash launch.sh
+# PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
+# NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
+set -euo pipefail
+cd -- "$(dirname -- "$0")"
+
+nnodes=${NNODES:-2}
+ranks_per_node=${RANKS_PER_NODE:-8}
+if (( nnodes * ranks_per_node != 16 )); then
+  echo "launch.sh: the plan needs 16 ranks, but NNODES=$nnodes x RANKS_PER_NODE=$ranks_per_node is another number" >&2
+  exit 2
+fi
+
+export PYTHONUNBUFFERED=1
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+export NCCL_DEBUG=WARN
+
+torchrun=(torchrun)
+if [[ -n "${PYTHON:-}" ]]; then
+  torchrun=("$PYTHON" -m torch.distributed.run)
+  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
+fi
+rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
+if (( nnodes > 1 )); then
+  rendezvous=(--nnodes "$nnodes" --node-rank "${NODE_RANK:?is not set: the number of this node, from 0}"
+    --master-addr "${MASTER_ADDR:?is not set: the address of node 0}" --master-port "${MASTER_PORT:-29500}")
+fi
+
+mkdir -p logs
+# shellcheck disable=SC2016  # expanded by the bash of each rank
+rank='
+if [[ $RANK == 0 ]]; then
+  exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
+fi
+exec "$@" >>"logs/rank-$RANK.log" 2>&1
+'
+exec "${torchrun[@]}" "${rendezvous[@]}" --nproc-per-node "$ranks_per_node" --no-python \
+  bash -c "$rank" rank "${PYTHON:-python}" -m orchestrator.workers.megatron --plan plan.json --out .

@@ -1,0 +1,198 @@
+"""The scripts: exact text, and that nothing in a value can break out of them, shown by running them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import InputError
+from orchestrator.job import Job
+from orchestrator.launch.render import SlurmOptions, files, sbatch_quote
+
+GOLDEN = Path(__file__).parent / "golden"
+GPT = Job(
+    name="gpt3_175b",
+    module="orchestrator.workers.megatron",
+    arguments=("--plan", "plan.json", "--out", "."),
+    environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_DEBUG": "WARN"},
+    files=(),
+    num_nodes=2,
+    ranks_per_node=8,
+    backend="nccl",
+)
+TINY = Job(
+    name="gpt_tiny", module="orchestrator.workers.megatron", arguments=("--plan", "plan.json", "--out", "."), environment={}, files=(),
+    num_nodes=1, ranks_per_node=4, backend="gloo",
+)  # fmt: skip
+SITE = SlurmOptions(
+    partition="h100", account="0123", qos="high", time="12:30:00", nodelist="n[0-1]", exclude="n7", constraint="ib&h100", cpus_per_task=64,
+    mem="0", exclusive=True, reservation="us", dependency="afterok:7", switches="1@00:10:00", segment="2", extra=("--comment=a 'b' #c",),
+    python="/opt/my venv/bin/python",
+)  # fmt: skip
+STUB = """#!{python}
+import json, os, sys
+open({record!r}, "w").write(json.dumps([sys.argv, {{k: v for k, v in os.environ.items() if k.startswith("T_")}}, os.getcwd()]))
+"""
+NASTY = ["a b", "'", '"', "$(touch broken)", "`touch broken`", "$HOME", "a\\b", "; touch broken", "#x", "*", "ü→", "-n", "{0}", "!!", "&"]
+WORDS = st.one_of(st.sampled_from(NASTY), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
+LINES = st.one_of(st.sampled_from(NASTY), st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=12))
+
+
+def stub(folder: Path, name: str) -> Path:
+    """A program on the PATH that writes down how it was called."""
+    folder.mkdir(exist_ok=True)
+    record = folder / f"{name}.json"
+    program = folder / name
+    program.write_text(STUB.format(python=sys.executable, record=str(record)))
+    program.chmod(0o755)
+    return record
+
+
+def write(folder: Path, job: Job, slurm: SlurmOptions | None = None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files(job, slurm=slurm):
+        (folder / file.path).write_text(file.content)
+
+
+@pytest.mark.parametrize(("name", "job", "slurm"), [("gpt3_175b", GPT, SITE), ("gpt_tiny", TINY, None)])
+def test_scripts_equal_the_golden_files(name: str, job: Job, slurm: SlurmOptions | None) -> None:
+    for file in files(job, slurm=slurm):
+        assert file.executable
+        golden = GOLDEN / f"{name}.{file.path}"
+        if os.environ.get("UPDATE_GOLDEN"):
+            golden.write_text(file.content)
+        assert file.content == golden.read_text()
+
+
+@pytest.mark.parametrize("golden", sorted(GOLDEN.glob("*.*")), ids=lambda path: path.name)
+def test_scripts_pass_bash_and_shellcheck(golden: Path) -> None:
+    subprocess.run(["bash", "-n", golden], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "--shell=bash", golden], check=True)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=LINES, arguments=st.lists(WORDS, max_size=4), values=st.lists(WORDS, max_size=3), folder=st.sampled_from(NASTY))
+def test_no_value_breaks_out_of_launch_sh(tmp_path: Path, name: str, arguments: list[str], values: list[str], folder: str) -> None:
+    record = stub(tmp_path / "bin", "torchrun")
+    environment = {f"T_{index}": value for index, value in enumerate(values)}
+    out = tmp_path / f"run {folder.replace('/', '_')}"
+    job = Job(name=name, module="pkg.mod", arguments=tuple(arguments), environment=environment, files=(), num_nodes=1, ranks_per_node=2,
+              backend="gloo")  # fmt: skip
+    write(out, job)
+    subprocess.run(["bash", out / "launch.sh"], check=True, cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    argv, seen, cwd = json.loads(record.read_text())
+    start = argv.index("rank") + 1
+    assert argv[start:] == ["python", "-m", "pkg.mod", *arguments]
+    assert seen == environment
+    assert cwd == str(out)
+    assert not list(tmp_path.rglob("broken"))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=LINES, partition=LINES, extra=LINES, python=LINES)
+def test_no_value_breaks_out_of_job_sbatch(tmp_path: Path, name: str, partition: str, extra: str, python: str) -> None:
+    """Run as the batch script would be; the `#SBATCH` lines must stay comments of one line each."""
+    record = stub(tmp_path / "bin", "srun")
+    for program in ("scontrol",):
+        (tmp_path / "bin" / program).write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=10.0.0.1 x'\n")
+        (tmp_path / "bin" / program).chmod(0o755)
+    out = tmp_path / "out"
+    slurm = SlurmOptions(partition=partition, extra=(f"--comment={extra}",), python=python)
+    job = Job(name=name, module="m", arguments=(), environment={}, files=(), num_nodes=2, ranks_per_node=4, backend="nccl")
+    write(out, job, slurm)
+    slurm_sets = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_CPUS_ON_NODE": "8"}
+    subprocess.run(["bash", "job.sbatch"], check=True, cwd=out, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **slurm_sets},
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+    argv, _, _ = json.loads(record.read_text())
+    assert argv[1:] == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--kill-on-bad-exit=1", "--export=ALL",
+                        "bash", "-c", "NODE_RANK=$SLURM_NODEID exec bash launch.sh"]  # fmt: skip
+    lines = (out / "job.sbatch").read_text().split("\n")
+    assert sum(line.startswith("#SBATCH") for line in lines) == 8
+    assert not list(tmp_path.rglob("broken"))
+
+
+def test_every_node_gets_its_own_rank_and_the_first_nodes_address(tmp_path: Path) -> None:
+    record = stub(tmp_path / "bin", "torchrun")
+    write(tmp_path, GPT)
+    places = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "first.host"}
+    subprocess.run(["bash", tmp_path / "launch.sh"], check=True, env=places)
+    argv = json.loads(record.read_text())[0]
+    assert argv[1:11] == ["--nnodes", "2", "--node-rank", "1", "--master-addr", "first.host", "--master-port", "29500",
+                          "--nproc-per-node", "8"]  # fmt: skip
+    done = subprocess.run(["bash", tmp_path / "launch.sh"], check=False, env={**places, "NNODES": "3"}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "needs 16 ranks" in done.stderr
+    del places["MASTER_ADDR"]
+    done = subprocess.run(["bash", tmp_path / "launch.sh"], check=False, env=places, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "MASTER_ADDR" in done.stderr
+
+
+def test_python_variable_chooses_the_interpreter(tmp_path: Path) -> None:
+    record = stub(tmp_path / "my env", "python3.11")
+    write(tmp_path, TINY)
+    subprocess.run(["bash", tmp_path / "launch.sh"], check=True, env={**os.environ, "PYTHON": str(tmp_path / "my env" / "python3.11")})
+    argv = json.loads(record.read_text())[0]
+    assert argv[1:3] == ["-m", "torch.distributed.run"]
+    assert argv[-6:] == ["-m", "orchestrator.workers.megatron", "--plan", "plan.json", "--out", "."]
+    assert argv[-7] == str(tmp_path / "my env" / "python3.11")
+
+
+def test_job_sbatch_refuses_to_run_outside_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, TINY)
+    (tmp_path / "elsewhere").mkdir()
+    done = subprocess.run(["bash", tmp_path / "job.sbatch"], check=False, cwd=tmp_path / "elsewhere", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "sbatch --chdir" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "slurm", "key"),
+    [
+        ({"name": "a\nb"}, {}, "recipe"),
+        ({"name": "a\udc80"}, {}, "recipe"),
+        ({"environment": {"A B": "x"}}, {}, "env.A B"),
+        ({"environment": {"A\n": "x"}}, {}, "env.A\n"),
+        ({"environment": {"A": "x\0"}}, {}, "env.A"),
+        ({"arguments": ("a\0b",)}, {}, "arguments"),
+        ({}, {"partition": "a\n#SBATCH --wrap=x"}, "slurm.partition"),
+        ({}, {"account": "a\rb"}, "slurm.account"),
+        ({}, {"nodes": 3}, "slurm.nodes"),
+        ({}, {"nodes": 0}, "slurm.nodes"),
+        ({}, {"extra": ("comment",)}, "slurm.extra"),
+        ({}, {"extra": ("--comment=a\nb",)}, "slurm.extra"),
+        ({}, {"python": "/a\nb"}, "slurm.python"),
+    ],
+)
+def test_what_no_script_can_hold_is_refused(job: dict[str, object], slurm: dict[str, object], key: str) -> None:
+    changed = Job(**{**{field: getattr(GPT, field) for field in GPT.__struct_fields__}, **job})  # type: ignore[arg-type]
+    with pytest.raises(InputError) as refused:
+        files(changed, slurm=SlurmOptions(**slurm))  # type: ignore[arg-type]
+    assert refused.value.key == key
+
+
+def test_fewer_nodes_than_planned_get_more_ranks_each() -> None:
+    script = files(GPT, slurm=SlurmOptions(nodes=1))[1].content
+    assert "--gpus-per-node=16" in script
+    assert "NNODES=1 RANKS_PER_NODE=16" in script
+
+
+def test_sbatch_words_keep_every_character() -> None:
+    """Read back as sbatch reads them: a backslash takes the next character as it is, blanks end a word."""
+    for word in NASTY:
+        quoted, plain, index = sbatch_quote(word), "", 0
+        while index < len(quoted):
+            index += quoted[index] == "\\"
+            assert quoted[index - 1] == "\\" or quoted[index] not in " \t#'\"\\"
+            plain += quoted[index]
+            index += 1
+        assert plain == word
