@@ -1,0 +1,124 @@
+"""GPUs with their datasheet figures. A new GPU is one entry here.
+
+Peaks are dense: where a datasheet prints them "with sparsity", half of the printed figure stands here. "tf32" is the tensor-core path
+for fp32 matrices, which torch leaves off unless asked; a precision that is not listed has no fast path on that GPU and is refused.
+
+Memory is what torch's `total_memory` (and its out-of-memory message) shows under a current driver with ECC as shipped, not the
+marketing figure; it differs by a fraction of a per cent between drivers.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from orchestrator.hardware.spec import Gpu
+from orchestrator.units import GB, GIB, TB, TFLOPS
+
+
+def _gpu(name: str, memory_gib: float, bandwidth: float, capability: str, source: str, **tflops: float) -> Gpu:
+    """An entry in the units that datasheets print: GiB, bytes/s, TFLOP/s by precision."""
+    peaks = {precision: value * TFLOPS for precision, value in tflops.items()}
+    return Gpu(
+        name=name,
+        memory=round(memory_gib * GIB),
+        peak_flops=peaks,
+        memory_bandwidth=bandwidth,
+        compute_capability=capability,
+        source=source,
+    )
+
+
+_V100 = {"fp32": 15.7, "fp16": 125.0}
+_A100 = {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}
+_H100_SXM = {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9}
+_H100_PCIE = {"fp32": 51.2, "tf32": 378.0, "fp16": 756.5, "bf16": 756.5, "fp8": 1513.0}
+_B200 = {"fp32": 75.0, "tf32": 1125.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0}
+_GB200 = {"fp32": 80.0, "tf32": 1250.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
+
+_ENTRIES: tuple[Gpu, ...] = (
+    _gpu("V100-SXM2-16GB", 15.78, 900 * GB, "7.0", "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 16160 MiB", **_V100),
+    _gpu("V100-SXM2-32GB", 31.75, 900 * GB, "7.0", "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 32510 MiB", **_V100),
+    _gpu("A100-SXM-40GB", 39.39, 1555 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 40GB SXM; torch total 39.39 GiB", **_A100),
+    _gpu("A100-SXM-80GB", 79.15, 2039 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 80GB SXM; torch total 79.15 GiB", **_A100),
+    _gpu("A100-PCIE-40GB", 39.39, 1555 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 40GB PCIe; torch total 39.39 GiB", **_A100),
+    _gpu("A100-PCIE-80GB", 79.15, 1935 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 80GB PCIe; torch total as 80GB SXM", **_A100),
+    _gpu("A800-SXM-80GB", 79.15, 2039 * GB, "8.0", "As A100-SXM-80GB; only its NVLink is slower (400 GB/s in all)", **_A100),
+    _gpu("H100-SXM-80GB", 79.11, 3350 * GB, "9.0", "NVIDIA Hopper whitepaper, table 3; 81559 MiB, torch 79.11 GiB", **_H100_SXM),
+    _gpu("H100-SXM-96GB", 94.0, 2400 * GB, "9.0", "torchtitan's benchmarks (HBM2e, 2.4 TB/s); memory derived", **_H100_SXM),
+    _gpu("H100-PCIE-80GB", 79.11, 2039 * GB, "9.0", "NVIDIA Hopper whitepaper table 3 (HBM2e, 350 W); torch total as SXM", **_H100_PCIE),
+    _gpu("H800-SXM-80GB", 79.11, 3350 * GB, "9.0", "As H100-SXM-80GB; only its NVLink is slower (400 GB/s in all)", **_H100_SXM),
+    _gpu("GH200-96GB", 94.5, 4000 * GB, "9.0", "NVIDIA GH200 datasheet (4 TB/s); 97871 MiB less 1%", **_H100_SXM),
+    _gpu("H200", 139.81, 4800 * GB, "9.0", "NVIDIA H200 datasheet (141 GB HBM3e, 4.8 TB/s); 143771 MiB, torch 139.81 GiB", **_H100_SXM),
+    _gpu("B200", 178.35, 7.7 * TB, "10.0", "NVIDIA DGX B200 and HGX datasheets (dense per GPU, 7.7 TB/s); torch 178.35 GiB", **_B200),
+    _gpu("B300", 244.0, 8.0 * TB, "10.3", "NVIDIA HGX B300 datasheet (2.1 TB over 8); memory derived from it", **_B200),
+    _gpu("GB200", 184.0, 8.0 * TB, "10.0", "NVIDIA GB200 NVL72 datasheet (576 TB/s over 72); torch about 184 GiB", **_GB200),
+    _gpu("GB300", 258.0, 8.0 * TB, "10.3", "NVIDIA GB300 NVL72 datasheet (20 TB over 72); memory derived from it", **_GB200),
+    _gpu("TITAN-RTX", 23.65, 672 * GB, "7.5", "NVIDIA Turing whitepaper (TU102), TITAN RTX; torch total 23.65 GiB", fp32=16.3, fp16=130.5),
+    _gpu(
+        *("RTX-3090", 23.69, 936 * GB, "8.6", "NVIDIA GA102 whitepaper (fp32 accumulate); torch 23.69 GiB"),
+        **{"fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0},
+    ),
+    _gpu(
+        *("RTX-4090", 23.64, 1008 * GB, "8.9", "NVIDIA Ada whitepaper (fp32 accumulate); torch 23.64 GiB"),
+        **{"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3},
+    ),
+    _gpu(
+        *("L40S", 44.4, 864 * GB, "8.9", "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB"),
+        **{"fp32": 91.6, "tf32": 183.0, "fp16": 362.0, "bf16": 362.0, "fp8": 733.0},
+    ),
+    # Not a GPU: one gloo rank with one core. 4 GiB is a modest share of any machine that trains the tiny recipes on 4 ranks; the peaks
+    # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
+    _gpu("cpu", 4.0, 3 * GB, "0.0", "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
+)
+
+GPUS: Final = MappingProxyType({gpu.name: gpu for gpu in _ENTRIES})
+"""Catalog by name."""
+
+DRIVER_NAMES: Final = MappingProxyType(
+    {
+        "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
+        "Tesla V100-SXM2-32GB": "V100-SXM2-32GB",
+        "NVIDIA A100-SXM4-40GB": "A100-SXM-40GB",
+        "NVIDIA A100-SXM4-80GB": "A100-SXM-80GB",
+        "NVIDIA A100-PCIE-40GB": "A100-PCIE-40GB",
+        "NVIDIA A100 80GB PCIe": "A100-PCIE-80GB",
+        "NVIDIA A800-SXM4-80GB": "A800-SXM-80GB",
+        "NVIDIA H100 80GB HBM3": "H100-SXM-80GB",
+        "NVIDIA H100 PCIe": "H100-PCIE-80GB",
+        "NVIDIA H800": "H800-SXM-80GB",
+        "NVIDIA GH200 480GB": "GH200-96GB",
+        "NVIDIA H200": "H200",
+        "NVIDIA B200": "B200",
+        "NVIDIA B300 SXM6 AC": "B300",
+        "NVIDIA GB200": "GB200",
+        "NVIDIA GB300": "GB300",
+        "NVIDIA TITAN RTX": "TITAN-RTX",
+        "NVIDIA GeForce RTX 3090": "RTX-3090",
+        "NVIDIA GeForce RTX 4090": "RTX-4090",
+        "NVIDIA L40S": "L40S",
+    }
+)
+"""What the driver calls them (nvidia-smi --query-gpu=name), today; older drivers leave "NVIDIA " out or say "Tesla"."""
+
+
+def by_driver_name(name: str) -> Gpu | None:
+    """The entry for what nvidia-smi calls a GPU, or None.
+
+    >>> by_driver_name("NVIDIA H100 80GB HBM3").name, by_driver_name("A100-SXM4-40GB").name, by_driver_name("NVIDIA T4")
+    ('H100-SXM-80GB', 'A100-SXM-40GB', None)
+    """
+    wanted = _bare(name)
+    for driver_name, catalog_name in DRIVER_NAMES.items():
+        if _bare(driver_name) == wanted:
+            return GPUS[catalog_name]
+    return None
+
+
+def _bare(name: str) -> str:
+    """Without the maker's prefixes, which come and go with the driver.
+
+    >>> _bare("Tesla V100-SXM2-16GB"), _bare("NVIDIA TITAN RTX")
+    ('V100-SXM2-16GB', 'TITAN RTX')
+    """
+    return name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")

@@ -1,0 +1,244 @@
+"""Clusters: a YAML of ten lines and a number of GPUs become a `Cluster`.
+
+    gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, memory_bandwidth, peak_flops, compute_capability}
+    gpus_per_node: 8
+    levels:                       # from the inside out; size: a number of GPUs, node, or unlimited
+    - {name: nvlink, size: node, bandwidth: 450 GB/s, latency: 1.9 us}
+    - {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
+    host_bandwidth: 63 GB/s       # GPU to host memory, per GPU and direction
+    host_memory: 256 GB           # per GPU
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.errors import InputError, nearest
+from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
+from orchestrator.recipe.keys import MAX_GPUS, Key, parse, shown
+from orchestrator.recipe.read import Tree, read_yaml
+from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, US
+
+BYTES: Final = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+RATES: Final = {"B/s": 1, "KB/s": KB, "MB/s": MB, "GB/s": GB, "TB/s": TB, "Mbit/s": GBIT / 1000, "Gbit/s": GBIT, "Tbit/s": GBIT * 1000}
+SECONDS: Final = {"s": 1.0, "ms": MS, "us": US, "ns": US / 1000}
+FLOPS: Final = {"FLOP/s": 1, "GFLOP/s": TFLOPS / 1000, "TFLOP/s": TFLOPS, "PFLOP/s": TFLOPS * 1000}
+PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8")
+SUFFIXES: Final = (".yaml", ".yml")
+
+
+def quantity(key: str, text: Any, units: Mapping[str, float], *, zero: bool = False) -> float:
+    """A number with one of these units, in the base unit. Raises InputError.
+
+    >>> quantity("bandwidth", "400 Gbit/s", RATES), quantity("memory", "80GiB", BYTES)
+    (50000000000.0, 85899345920.0)
+    """
+    example = f"a number and a unit, such as 4 {list(units)[-1]}"
+    if not isinstance(text, str):
+        raise InputError(key, None if text is None else shown(text), f"needs {example}")
+    number = text.rstrip("/abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ").strip()
+    unit = text.strip()[len(number) :].strip()
+    if unit not in units:
+        raise InputError(key, shown(text), f"needs {example}", units)
+    parse(Key(name=key, type=float, help=""), number)
+    value = float(Decimal(number) * Decimal(str(units[unit])))  # 1.9 us is 1.9e-06, not 1.8999999999999998e-06
+    if value < 0 or (value == 0 and not zero):
+        raise InputError(key, shown(text), "must be above 0")
+    return value
+
+
+def names() -> list[str]:
+    """The clusters that come with the package."""
+    return stored("clusters")
+
+
+def stored(folder: str) -> list[str]:
+    """Names of the YAML files in the package's `recipes/<folder>`, wherever it is installed."""
+    return sorted(item.name.removesuffix(".yaml") for item in _folder(folder).iterdir() if item.name.endswith(".yaml"))
+
+
+def _folder(folder: str) -> Traversable:
+    return resources.files(f"orchestrator.recipes.{folder}")
+
+
+def read_named(key: str, name: str, folder: str) -> tuple[str, Tree]:
+    """(short name, content) of a name in `recipes/<folder>` or of a path to a YAML. Raises InputError with the nearest name."""
+    known = stored(folder)
+    if name in known:
+        with resources.as_file(_folder(folder) / f"{name}.yaml") as path:
+            return name, read_yaml(path)
+    path = Path(name)
+    if "/" in name or name.endswith(SUFFIXES) or path.is_file():
+        if not path.exists():
+            raise InputError(key, shown(name), "no such file")
+        if path.is_dir():
+            raise InputError(key, shown(name), "is a folder, not a YAML file")
+        return path.stem, read_yaml(path)
+    close = nearest(name, known)
+    raise InputError(key, shown(name), f"is not known{f'; did you mean {close}' if close else ''}; a path to a YAML works too", known)
+
+
+def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> Cluster:
+    """A cluster by name or path with this many GPUs. Raises InputError.
+
+    >>> cluster = load_cluster("dgx_h100", 16)
+    >>> cluster.num_nodes, [level.size for level in cluster.levels]
+    (2, [8, 16])
+    """
+    short, tree = read_named("cluster", name, "clusters")
+    return cluster_from(tree, short, name, num_gpus, gpus_per_node)
+
+
+_CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software")
+_LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source")
+_GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source")
+
+
+def cluster_from(tree: Tree, name: str, where: str, num_gpus: int, gpus_per_node: int | None = None) -> Cluster:
+    """A cluster from its YAML's content; `where` names the file in messages. Raises InputError."""
+    _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where)
+    stated = _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
+    node = gpus_per_node or stated
+    if num_gpus > node and num_gpus % node:
+        raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}; gpus_per_node=N says how many a node has")
+    gpu = _gpu(tree["gpu"], where)
+    return Cluster(
+        name=str(tree.get("name") or name),
+        gpu=gpu,
+        num_gpus=num_gpus,
+        gpus_per_node=node,
+        levels=_levels(tree["levels"], where, num_gpus, node),
+        host_bandwidth=quantity(f"{where}: host_bandwidth", tree["host_bandwidth"], RATES),
+        host_memory=round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES)),
+        software=_software(tree.get("software"), where),
+    )
+
+
+def _levels(raw: Any, where: str, num_gpus: int, node: int) -> tuple[Level, ...]:
+    """Sizes grow outwards, each a multiple of the one before; the outermost holds the job."""
+    if not isinstance(raw, list) or not raw:
+        raise InputError(f"{where}: levels", None, "needs a list of network levels, from the inside out")
+    levels: list[Level] = []
+    inner = 1
+    for index, item in enumerate(raw):
+        key = f"{where}: levels[{index}]"
+        if not isinstance(item, dict):
+            raise InputError(key, shown(item), f"must be a mapping with {', '.join(_LEVEL_KEYS)}")
+        _check_keys(item, _LEVEL_KEYS, _LEVEL_KEYS[:4], key)
+        size = _size(f"{key}.size", item["size"], num_gpus, node, inner)
+        if size % inner or (size == inner and index and item["size"] != "unlimited"):
+            raise InputError(f"{key}.size", size, f"must be a multiple of the level inside it ({inner}), and larger")
+        levels.append(
+            Level(
+                name=_text(f"{key}.name", item["name"]),
+                size=size,
+                bandwidth=quantity(f"{key}.bandwidth", item["bandwidth"], RATES),
+                latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True),
+                source=str(item.get("source") or ""),
+            )
+        )
+        inner = size
+    if num_gpus > inner:
+        raise InputError("gpus", num_gpus, f"is more than the outermost network level of {where} holds ({inner})")
+    return tuple(levels)
+
+
+def _size(key: str, raw: Any, num_gpus: int, node: int, inner: int) -> int:
+    """A number, `node`, or `unlimited`: the job's GPUs, rounded up to whole inner groups."""
+    if raw == "unlimited":
+        return math.ceil(max(num_gpus, inner) / inner) * inner
+    if raw == "node":
+        return node
+    if isinstance(raw, str) and raw.isdecimal():
+        return _count(key, raw)
+    raise InputError(key, shown(raw), "is no size", ["a number of GPUs", "node", "unlimited"])
+
+
+def _gpu(raw: Any, where: str) -> Gpu:
+    if isinstance(raw, str):
+        if raw not in GPUS:
+            close = nearest(raw, GPUS)
+            raise InputError(f"{where}: gpu", shown(raw), f"is not in the catalog{f'; did you mean {close}' if close else ''}", GPUS)
+        return GPUS[raw]
+    if not isinstance(raw, dict):
+        raise InputError(f"{where}: gpu", shown(raw), "must be a catalog name or the figures", _GPU_KEYS)
+    _check_keys(raw, _GPU_KEYS, _GPU_KEYS[:4], f"{where}: gpu")
+    peaks = raw["peak_flops"]
+    if not isinstance(peaks, dict) or not peaks:
+        raise InputError(f"{where}: gpu.peak_flops", shown(peaks), "needs a figure by precision", PRECISIONS)
+    _check_keys(peaks, PRECISIONS, (), f"{where}: gpu.peak_flops")
+    return Gpu(
+        name=_text(f"{where}: gpu.name", raw["name"]),
+        memory=round(quantity(f"{where}: gpu.memory", raw["memory"], BYTES)),
+        peak_flops={name: quantity(f"{where}: gpu.peak_flops.{name}", value, FLOPS) for name, value in peaks.items()},
+        memory_bandwidth=quantity(f"{where}: gpu.memory_bandwidth", raw["memory_bandwidth"], RATES),
+        compute_capability=str(raw.get("compute_capability") or ""),
+        source=str(raw.get("source") or where),
+    )
+
+
+def _software(raw: Any, where: str) -> Software:
+    if raw is None:
+        return Software()
+    if not isinstance(raw, dict):
+        raise InputError(f"{where}: software", shown(raw), "must be a mapping", Software.__struct_fields__)
+    _check_keys(raw, Software.__struct_fields__, (), f"{where}: software")
+    kinds = {name: bool if isinstance(getattr(Software(), name), bool) else str for name in Software.__struct_fields__}
+    return Software(**{name: parse(Key(name=f"{where}: software.{name}", type=kinds[name], help=""), value) for name, value in raw.items()})
+
+
+def _check_keys(tree: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:
+    for name in tree:
+        if name not in known:
+            close = nearest(name, known)
+            raise InputError(f"{where}: {shown(name)}", None, f"is no key here{f'; did you mean {close}' if close else ''}", known)
+    for name in needed:
+        if tree.get(name) is None:
+            raise InputError(f"{where}: {name}", None, "is missing")
+
+
+def _count(key: str, raw: Any) -> int:
+    return int(parse(Key(name=key, type=int, help="", low=1, high=MAX_GPUS), raw))
+
+
+def _text(key: str, raw: Any) -> str:
+    return str(parse(Key(name=key, type=str, help=""), raw))
+
+
+def to_tree(cluster: Cluster) -> dict[str, Any]:
+    """The same cluster as YAML content, exact: numbers in base units."""
+    gpu = cluster.gpu
+    return {
+        "name": cluster.name,
+        "gpu": {
+            "name": gpu.name,
+            "memory": f"{gpu.memory} B",
+            "peak_flops": {name: f"{value!r} FLOP/s" for name, value in gpu.peak_flops.items()},
+            "memory_bandwidth": f"{gpu.memory_bandwidth!r} B/s",
+            "compute_capability": gpu.compute_capability,
+            "source": gpu.source,
+        },
+        "gpus_per_node": cluster.gpus_per_node,
+        "levels": [
+            {
+                "name": level.name,
+                "size": level.size,
+                "bandwidth": f"{level.bandwidth!r} B/s",
+                "latency": f"{level.latency!r} s",
+                "source": level.source,
+            }
+            for level in cluster.levels
+        ],
+        "host_bandwidth": f"{cluster.host_bandwidth!r} B/s",
+        "host_memory": f"{cluster.host_memory} B",
+        "software": msgspec.structs.asdict(cluster.software),
+    }

@@ -1,0 +1,252 @@
+"""Every key that a recipe or the command line may have: its type, its range, and the parser that turns its text into a value."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import types
+import typing
+from typing import Any, Final, Literal, Union
+
+import msgspec
+
+from orchestrator.errors import InputError
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.strategy.pins import Pins
+from orchestrator.values import Value
+
+Launch = Literal["auto", "none", "local", "slurm"]
+
+GPU_RESERVE_GIB: Final = 2.0
+"""CUDA context (about 0.5 GiB), NCCL's buffers (up to 1 GiB with several communicators) and allocator slack: what no model itemises."""
+CPU_RESERVE_GIB: Final = 0.5
+"""A gloo rank before its model: Python with torch, megatron-core and DeepSpeed imported is about 0.45 GiB resident."""
+MAX_GPUS: Final = 1_000_000
+
+SLURM_KEYS: Final = {
+    "partition": "partition to submit to",
+    "account": "account to charge",
+    "qos": "quality of service",
+    "time": "limit, as sbatch takes it (12:30:00)",
+    "nodes": "number of nodes; default: what the plan needs",
+    "nodelist": "hosts to use",
+    "exclude": "hosts to leave out",
+    "constraint": "node features",
+    "gres": "generic resources; default: gpu:<GPUs of a node>",
+    "cpus_per_task": "cores of a task",
+    "mem": "host memory of a node",
+    "exclusive": "true: whole nodes",
+    "reservation": "reservation name",
+    "dependency": "as sbatch takes it (afterok:1234)",
+    "switches": "leaf switches at most",
+    "segment": "nodes per block (topology/block)",
+    "extra": "one more #SBATCH option, as it is",
+}
+
+
+class Key(Value, frozen=True, kw_only=True):
+    """One key: the type that parses it, and the range that it may have. `default` is shown by --help."""
+
+    name: str
+    type: Any
+    help: str
+    default: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+
+# --------------------------------------------------------------------------------------------------------------- keys
+
+
+def _keys() -> dict[str, Key]:
+    """Every key by its full name, in the order of --help."""
+    architecture = typing.get_type_hints(Architecture)
+    training = typing.get_type_hints(Training)
+    pins = typing.get_type_hints(Pins)
+    defaults = {info.name: info.default for info in msgspec.structs.fields(Training) if info.default is not msgspec.NODEFAULT}
+
+    def train(name: str, text: str, **limits: float) -> Key:
+        default = defaults.get(name, "")
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default) if default is not None else ""
+        return Key(name=f"train.{name}", type=training[name], help=text, default=shown, **limits)
+
+    keys = [
+        Key(name="recipe", type=str, help="name or path of a YAML; --help lists the names"),
+        Key(name="cluster", type=str, help="name or path of a YAML", default="GPUs found here, else the recipe's"),
+        Key(name="gpus", type=int, help="how many", default="all found here, else the recipe's", low=1, high=MAX_GPUS),
+        Key(name="gpus_per_node", type=int, help="GPUs of a node", default="the cluster's", low=1, high=MAX_GPUS),
+        Key(name="engine", type=str, help="auto or an engine's name", default="auto"),
+        Key(name="out", type=str, help="folder to write; must be new or empty", default="runs/<recipe>-<time>"),
+        Key(name="launch", type=Launch, help="whether and how to start", default="auto"),
+        Key(name="seed", type=int, help="of weights and data", default=str(defaults["seed"]), low=0, high=2**31 - 1),
+        Key(name="data", type=str, help="text, jsonl or a Megatron .bin/.idx prefix", default="Python's own sources, byte by byte"),
+        Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
+        Key(name="plan", type=str, help="a plan.json to check, price and start in place of a search"),
+        Key(name="model.hf_config", type=str, help="config.json of a Hugging Face model of a family we know"),
+        Key(name="model.dropout", type=float, help="hidden and attention dropout together", low=0, below=1),
+    ]
+    keys += [_architecture_key(info.name, architecture[info.name]) for info in msgspec.structs.fields(Architecture)]
+    keys += [
+        train("global_batch_size", "sequences of one step", low=1, high=10**9),
+        train("seq_length", "tokens of a sequence (an encoder's)", low=1, high=10**9),
+        train("decoder_seq_length", "tokens of a decoder's sequence (t5)", low=1, high=10**9),
+        train("precision", "of the matrix products"),
+        train("optimizer", "which"),
+        train("lr", "peak learning rate", above=0),
+        train("min_lr", "at the end of the schedule", low=0),
+        train("schedule", "after the warm-up"),
+        train("warmup", "steps", low=0, high=10**12),
+        train("betas", "of adamw", low=0, below=1),
+        train("eps", "of adamw", above=0),
+        train("weight_decay", "decoupled", low=0),
+        train("clip", "global gradient norm; 0: none", low=0),
+        train("grad_reduce_dtype", "what crosses the data-parallel network"),
+        train("grad_accum_dtype", "what micro-batches are summed in"),
+        train("steps", "to train", low=1, high=10**12),
+        Key(name="train.save_every", type=int, help="steps between checkpoints; 0: none", default="0", low=0, high=10**12),
+        Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from"),
+    ]
+    keys += [_pin_key(info.name, pins[info.name]) for info in msgspec.structs.fields(Pins)]
+    keys += [
+        Key(name="memory.limit_gib", type=float, help="GiB a rank may use", default="the GPU's", above=0),
+        Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default=f"{GPU_RESERVE_GIB} (cpu {CPU_RESERVE_GIB})", low=0),
+        Key(name="search.budget_s", type=float, help="seconds after which the search ends with the best so far", default="none", above=0),
+    ]
+    keys += [Key(name=f"slurm.{name}", type=str, help=text) for name, text in SLURM_KEYS.items()]
+    return {key.name: key for key in keys}
+
+
+_MODEL_HELP = {
+    "family": "gpt, llama, t5 or bert",
+    "name": "how the model is called",
+    "num_layers": "of the decoder (gpt, llama) or encoder (bert, t5)",
+    "decoder_num_layers": "of a t5's decoder",
+    "num_query_groups": "key/value heads",
+    "kv_channels": "width of one head",
+    "max_position_embeddings": "longest sequence",
+    "vocab_size": "unpadded",
+    "num_token_types": "segment embeddings (bert)",
+}
+_MAY_BE_ZERO = ("decoder_num_layers", "num_token_types")
+
+
+def _architecture_key(name: str, kind: Any) -> Key:
+    """Counts are at least 1, dropout is a probability, the rest is above 0."""
+    text = _MODEL_HELP.get(name, name.replace("_", " "))
+    default = next(info.default for info in msgspec.structs.fields(Architecture) if info.name == name)
+    shown = "" if default is msgspec.NODEFAULT or default is None else str(default)
+    options = _options(kind)
+    if name.endswith("dropout"):
+        return Key(name=f"model.{name}", type=kind, help=text, default=shown, low=0, below=1)
+    if int in options:
+        return Key(name=f"model.{name}", type=kind, help=text, default=shown, low=0 if name in _MAY_BE_ZERO else 1, high=10**9)
+    if float in options:
+        return Key(name=f"model.{name}", type=kind, help=text, default=shown, above=0)
+    return Key(name=f"model.{name}", type=kind, help=text, default=shown)
+
+
+def _pin_key(name: str, kind: Any) -> Key:
+    text = {"layout": "Megatron's layout string (Et*2|t*3L)", "offload": "optimizer states in host memory"}.get(name, f"fixes {name}")
+    degree = int in _options(kind)
+    return Key(name=f"pin.{name}", type=kind, help=text, default="searched", low=1 if degree else None, high=MAX_GPUS if degree else None)
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The members of an optional or union type; (kind,) otherwise."""
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is Union else (kind,)
+
+
+# ------------------------------------------------------------------------------------------------------------- parsing
+
+_INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]{3})*\Z")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
+_NULL = ("null", "~")
+MAX_DIGITS: Final = 18
+"""An integer of more digits is a slip of the keyboard: nothing here counts beyond 10^18."""
+
+
+def parse(key: Key, text: Any) -> Any:
+    """The value that `text` stands for. Raises InputError that names key, value and choices.
+
+    >>> parse(Key(name="gpus", type=int, help=""), "16"), parse(Key(name="train.lr", type=float, help=""), "3e-4")
+    (16, 0.0003)
+    >>> parse(Key(name="train.betas", type=tuple[float, float], help=""), "[0.9, 0.95]")
+    (0.9, 0.95)
+    """
+    options = _options(key.type)
+    if text is None or (type(None) in options and str(text).lower() in _NULL):
+        if type(None) in options:
+            return None
+        raise InputError(key.name, "null", "needs a value")
+    kind = next(option for option in options if option is not type(None))
+    value = _parse_as(key, kind, text)
+    _check_range(key, text, value if isinstance(value, tuple) else (value,))
+    return value
+
+
+def _parse_as(key: Key, kind: Any, text: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        return _parse_tuple(key, typing.get_args(kind), text)
+    if not isinstance(text, str):
+        raise InputError(key.name, shown(text), "needs one value, not a list or a group of keys")
+    if not text.strip():
+        raise InputError(key.name, repr(text), "is empty")
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        for choice in choices:
+            if text == str(choice):
+                return choice
+        raise InputError(key.name, text, "is not known", choices)
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise InputError(key.name, text, "is neither", ["true", "false"])
+    if kind is int:
+        if not _INTEGER.match(text) or len(text) > MAX_DIGITS:
+            raise InputError(key.name, shown(text), "is not a whole number" if len(text) <= MAX_DIGITS else "is too long for a number")
+        return int(text.replace("_", ""))
+    if kind is float:
+        value = float(text) if _FLOAT.match(text) else math.nan
+        if not math.isfinite(value):
+            raise InputError(key.name, shown(text), "is not a finite number")
+        return value
+    return text
+
+
+def _parse_tuple(key: Key, kinds: tuple[Any, ...], text: Any) -> tuple[Any, ...]:
+    """"0.9,0.95", "[0.9, 0.95]" or a YAML list."""
+    parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")] if isinstance(text, str) else text
+    if not isinstance(parts, list) or len(parts) != len(kinds):
+        raise InputError(key.name, shown(text), f"needs {len(kinds)} numbers with a comma between them")
+    return tuple(_parse_as(key, kind, part) for kind, part in zip(kinds, parts, strict=True))
+
+
+def _check_range(key: Key, text: Any, values: tuple[Any, ...]) -> None:
+    for value in values:
+        if key.low is not None and value < key.low:
+            raise InputError(key.name, shown(text), f"must be at least {key.low:g}")
+        if key.above is not None and value <= key.above:
+            raise InputError(key.name, shown(text), f"must be above {key.above:g}")
+        if key.high is not None and value > key.high:
+            raise InputError(key.name, shown(text), f"must be at most {key.high:.10g}")
+        if key.below is not None and value >= key.below:
+            raise InputError(key.name, shown(text), f"must be below {key.below:g}")
+
+
+LONGEST_SHOWN: Final = 60
+
+
+def shown(value: Any) -> str:
+    """A value in a message: one short line."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
+
+KEYS: Final = _keys()
+"""Every key that a recipe or the command line may have."""

@@ -1,0 +1,129 @@
+"""key=value words and YAML files as trees of strings: nothing is typed, filled in, repaired or left out here."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from omegaconf import OmegaConf
+
+from orchestrator.errors import InputError, nearest
+from orchestrator.recipe.keys import KEYS, shown
+
+Tree = dict[str, Any]
+"""Nested keys; the leaves are strings, None, or (in YAML) lists."""
+
+MAX_FILE_BYTES: Final = 1_000_000
+"""A recipe is a page of text; anything larger is the wrong file."""
+MAX_DEPTH: Final = 8
+"""Of YAML nesting; ours needs four."""
+
+def read_arguments(words: Sequence[str]) -> Tree:
+    """key=value words as a tree of strings. Raises InputError.
+
+    >>> read_arguments(["slurm.time=12:30:00", "gpus=4"])
+    {'slurm': {'time': '12:30:00'}, 'gpus': '4'}
+    """
+    tree = OmegaConf.create({})
+    seen: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            hint = nearest(name, ["--help", "--cfg", "--version"]) if name.startswith("-") else None
+            raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
+        _known(name, value)
+        if name in seen:
+            raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
+        seen[name] = value
+        _no_interpolation(name, value)
+        OmegaConf.update(tree, name, value)
+    plain = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(plain, dict)
+    return typing.cast(Tree, plain)
+
+
+GROUPS: Final = tuple(dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name))
+
+
+def _known(name: str, value: Any) -> None:
+    """Raises InputError unless `name` is a key; names the nearest one."""
+    if name in KEYS:
+        return
+    if name in GROUPS:
+        members = [key.partition(".")[2] for key in KEYS if key.startswith(f"{name}.")]
+        raise InputError(name, shown(value), f"is a group of keys; write {name}.KEY=value", members)
+    close = nearest(name, [*KEYS, *GROUPS])
+    if close is None:
+        close = next((key for key in KEYS if "." in key and key.partition(".")[2] == name.rpartition(".")[2]), None)
+    group = name.partition(".")[0]
+    members = [key for key in KEYS if key.startswith(f"{group}.")]
+    choices = members or [key for key in KEYS if "." not in key] + [f"{name}.*" for name in GROUPS]
+    raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else choices)
+
+
+def _no_interpolation(name: str, value: str) -> None:
+    if "${" in value:
+        raise InputError(name, shown(value), "has ${...}: values are taken as they are, nothing is filled in")
+
+
+class _Loader(yaml.SafeLoader):
+    """Only its composer is used: scalars stay as they were typed."""
+
+
+def read_yaml(path: Path) -> Tree:
+    """A YAML file as a tree whose scalars are strings. Raises InputError that names the file, the line and the key."""
+    text = read_text(path)
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1 if event.start_mark else "?"
+                raise InputError(str(path), None, f"line {line}: YAML aliases are not taken; write the value out")
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise InputError(str(path), None, f"{where}is not YAML: {getattr(error, 'problem', None) or error}") from None
+    if node is None:
+        raise InputError(str(path), None, "is empty")
+    tree = _plain(node, path, "", 0)
+    if not isinstance(tree, dict):
+        raise InputError(str(path), None, "is not a YAML mapping (key: value lines)")
+    return tree
+
+
+def read_text(path: Path) -> str:
+    try:
+        if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(str(path), None, f"is larger than {MAX_FILE_BYTES} bytes; not a recipe")
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(str(path), None, "is not a text file (UTF-8)") from None
+    except (OSError, ValueError) as error:
+        raise InputError(shown(str(path)), None, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _plain(node: yaml.Node, path: Path, where: str, depth: int) -> Any:
+    """Strings, None, lists and dicts; duplicate keys and interpolations refused."""
+    if depth > MAX_DEPTH:
+        raise InputError(str(path), None, f"line {node.start_mark.line + 1}: is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(node, yaml.ScalarNode):
+        text = str(node.value)
+        if node.style is None and text in ("", "~", "null", "Null", "NULL"):
+            return None
+        _no_interpolation(f"{path}: {where}", text)
+        return text
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, path, f"{where}[{index}]", depth + 1) for index, item in enumerate(node.value)]
+    assert isinstance(node, yaml.MappingNode)
+    found: Tree = {}
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise InputError(str(path), None, f"line {key_node.start_mark.line + 1}: a key must be a plain word")
+        name = f"{where}.{key_node.value}" if where else str(key_node.value)
+        if key_node.value in found:
+            raise InputError(f"{path}: {shown(name)}", None, f"line {key_node.start_mark.line + 1}: is given twice")
+        found[str(key_node.value)] = _plain(value_node, path, name, depth + 1)
+    return found
