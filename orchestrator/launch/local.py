@@ -43,10 +43,10 @@ TAIL_BYTES = 256 * 1024
 """How much of a log's end is read for its last traceback."""
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h: the signal a process gets when the thread that started it ends."""
-FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \(pid: \d+\)")
+FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 """One entry of torchrun's closing report (torch/distributed/elastic/multiprocessing/errors/__init__.py)."""
-A_RANK_FAILED = b"failed (exitcode: "
-"""torchrun logs this as soon as it sees a dead rank, before it ends the others (elastic/multiprocessing/api.py)."""
+CLOSING = re.compile(r"Sending process (\d+) closing signal")
+"""torchrun logs this for each rank that it ends after another one died (torch/distributed/elastic/multiprocessing/api.py)."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?: |$)")
 """torch.distributed puts this before each line of an uncaught traceback."""
 SECONDARY = re.compile(
@@ -124,16 +124,19 @@ def _log(out: Path, rank: int) -> Path:
 
 
 def _first_failure(out: Path, report: str) -> tuple[int, int] | None:
-    """(rank, exit code) of the rank that failed first among those in torchrun's report. Ranks that only complain of a lost peer come
-    last; of the others the one whose log ended first."""
-    failures = {int(rank): int(code) for rank, code in FAILURE.findall(report)}
+    """(rank, exit code) of the rank that failed first among those in torchrun's report. Ranks that torchrun ended itself don't count;
+    ranks that only complain of a lost peer come last; of the others it is the one whose log ended first."""
+    closed = set(CLOSING.findall(report))
+    entries = FAILURE.findall(report)
+    failures = {int(rank): int(code) for rank, code, pid in entries if pid not in closed}
 
     def order(rank: int) -> tuple[bool, int]:
         log = _log(out, rank)
         secondary = failures[rank] > 0 and bool(SECONDARY.search(last_line(_tail(log)) or ""))
         return secondary, log.stat().st_mtime_ns if log.exists() else 0
 
-    return min(((rank, failures[rank]) for rank in failures), key=lambda failure: order(failure[0]), default=None)
+    first = min(failures, key=order, default=None)
+    return None if first is None else (first, failures[first])
 
 
 def _describe_failure(out: Path, launch_log: Path, returncode: int) -> tuple[int, str, Path, int | None]:
@@ -162,7 +165,7 @@ def processes_of(run: str) -> list[int]:
 
 
 def _kill(run: str, spare: int | None = None) -> None:
-    """SIGKILL for every process of the run but `spare`."""
+    """SIGKILL for every process of the run but `spare`, which may be torchrun."""
     for pid in processes_of(run):
         if pid != spare:
             with contextlib.suppress(ProcessLookupError):
@@ -175,6 +178,9 @@ def _leave_none(run: str) -> None:
     while processes_of(run) and time.monotonic() < deadline:
         time.sleep(POLL_S / 2)
     _kill(run)
+    deadline += LAST_WORDS_S
+    while processes_of(run) and time.monotonic() < deadline:  # SIGKILL takes a moment
+        time.sleep(POLL_S / 10)
 
 
 def _end_with_parent() -> Callable[[], None] | None:
@@ -251,8 +257,8 @@ def start(
                 cwd=out,
                 env={**os.environ, **placement},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=subprocess.DEVNULL,  # rank 0's output, which is in its log
+                stderr=log,
                 start_new_session=True,
                 preexec_fn=_end_with_parent(),  # noqa: PLW1509 (calls one function of the C library that is already loaded)
             )
@@ -286,15 +292,10 @@ def _supervise(
     are killed, at once on a second signal; torchrun gets REPORT_S more for its report."""
     deadline = float("inf")
     told = False
-    position = 0
     while process.poll() is None:
         follow()
         now = time.monotonic()
-        with launch_log.open("rb") as log:
-            log.seek(max(0, position - len(A_RANK_FAILED)))
-            text = log.read()
-            position = log.tell()
-        if A_RANK_FAILED in text or (signals and not told):
+        if (signals and not told) or CLOSING.search(_tail(launch_log)):
             deadline = min(deadline, now + grace_s)
         if signals and not told:
             process.terminate()

@@ -1,0 +1,46 @@
+"""A rank that needs no engine: writes metrics like a worker and then does what its first argument says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ["RANK"])
+
+
+def step(number: int) -> None:
+    if RANK == 0:
+        with Path("metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": number, "loss": 3.0 - number, "step_time_s": 0.01}) + "\n")
+
+
+def main() -> None:
+    behaviour, value = (*sys.argv[1:], "", "")[:2]
+    if behaviour == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        behaviour = "raise"
+    for number in range(1, 4):
+        step(number)
+    Path(f"up-{RANK}").write_text(str(os.getpid()))
+    if behaviour == "show":
+        Path(f"shown-{RANK}.json").write_text(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": str(Path.cwd())}))
+    if behaviour in {"finish", "show"}:
+        print(f"rank {RANK} is done")
+        return
+    if RANK == 1 and behaviour == "raise":
+        time.sleep(0.5)
+        raise ValueError(f"the batch of rank {RANK} is empty")
+    if RANK == 1 and behaviour == "exit":
+        print("train.seq_length=7: is odd", file=sys.stderr)
+        sys.exit(int(value))
+    if RANK == 1 and behaviour == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

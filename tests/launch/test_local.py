@@ -1,0 +1,230 @@
+"""Real torchrun jobs of a small program: what comes back, how fast, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import LaunchError
+from orchestrator.job import Job
+from orchestrator.launch import local
+from orchestrator.launch.local import Metrics, Outcome, last_line, start, write_status
+from orchestrator.launch.render import files
+
+PROGRAM = Path(__file__).parent / "rank_program.py"
+engines = pytest.mark.engines
+SECONDS_TO_END = 5.0
+"""Ranks end within seconds of the first dead one."""
+PARENT = """
+import sys
+from pathlib import Path
+from test_local import prepared
+from orchestrator.launch.local import start, write_status
+out = Path(sys.argv[1])
+outcome = start(prepared(out, "sleep"), out)
+write_status(out, outcome)
+sys.exit(outcome.exit_status)
+"""
+
+
+def prepared(out: Path, *arguments: str, ranks: int = 2, environment: dict[str, str] | None = None) -> Job:
+    """A folder with launch.sh and the program as module `rank_program`."""
+    job = Job(name="tiny", module="rank_program", arguments=arguments, environment=environment or {}, files=(), num_nodes=1,
+              ranks_per_node=ranks, backend="gloo")  # fmt: skip
+    out.mkdir(exist_ok=True)
+    (out / "rank_program.py").write_bytes(PROGRAM.read_bytes())
+    for file in files(job):
+        (out / file.path).write_text(file.content)
+    return job
+
+
+def wait_for(what: Callable[[], object], seconds: float = 30.0) -> float:
+    """Seconds until `what` holds."""
+    begin = time.monotonic()
+    while not what():
+        assert time.monotonic() - begin < seconds, "waited in vain"
+        time.sleep(0.05)
+    return time.monotonic() - begin
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def pids(out: Path) -> list[int]:
+    return [int((out / f"up-{rank}").read_text()) for rank in range(2)]
+
+
+@engines
+def test_a_run_finishes_and_its_steps_are_followed(tmp_path: Path) -> None:
+    out = tmp_path / "a run's folder"
+    job = prepared(out, "show", "a 'b' $(c)", environment={"T_NEEDED": "by the plan"})
+    (out / "metrics.jsonl").write_text('{"step": 0, "loss": 9.0}\n')
+    seen: list[local.Row] = []
+    outcome = start(job, out, on_step=seen.append)
+    assert (outcome.status, outcome.exit_status) == ("finished", 0)
+    assert [row["step"] for row in seen] == [1, 2, 3]
+    assert outcome.rows == tuple(seen)
+    for rank in range(2):
+        assert (out / "logs" / f"rank-{rank}.log").read_text() == f"rank {rank} is done\n"
+        shown = json.loads((out / f"shown-{rank}.json").read_text())
+        assert shown["argv"] == ["show", "a 'b' $(c)"]
+        assert shown["cwd"] == str(out)
+        assert shown["env"]["T_NEEDED"] == "by the plan"
+        assert shown["env"]["HOME"] == os.environ["HOME"]
+        assert (shown["env"]["RANK"], shown["env"]["WORLD_SIZE"]) == (str(rank), "2")
+        assert shown["env"]["MASTER_ADDR"] == "127.0.0.1"
+        assert int(shown["env"]["OMP_NUM_THREADS"]) >= 1
+
+
+@engines
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["raise"], 1, "ValueError: the batch of rank 1 is empty"),
+        (["exit", "7"], 7, "train.seq_length=7: is odd"),
+        (["killed"], 137, "rank 1 was ended by SIGKILL (out of memory, or killed by someone)"),
+    ],
+)
+def test_a_dead_rank_ends_the_others_and_its_last_words_come_back(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
+    job = prepared(tmp_path, *arguments)
+    outcome: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcome.append(start(job, tmp_path)))
+    thread.start()
+    wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+    assert wait_for(lambda: outcome) < SECONDS_TO_END
+    thread.join()
+    assert (outcome[0].status, outcome[0].exit_status, outcome[0].last_line, outcome[0].rank) == ("failed", status, said, 1)
+    assert outcome[0].log == str(tmp_path / "logs" / "rank-1.log")
+    assert all(ended(pid) for pid in pids(tmp_path))
+
+
+@engines
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    outcome = start(prepared(tmp_path, "deaf"), tmp_path, grace_s=1.0)
+    assert time.monotonic() - begin < 15, "torchrun alone waits 30 s"
+    assert (outcome.status, outcome.exit_status, outcome.rank) == ("failed", 1, 1)
+    assert outcome.last_line == "ValueError: the batch of rank 1 is empty"
+    assert all(ended(pid) for pid in pids(tmp_path))
+
+
+@engines
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """Ctrl-C is answered with a status; kill -9 of the parent leaves no orphan."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=Path(__file__).parent)
+    wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+    time.sleep(0.2)
+    parent.send_signal(number)
+    assert parent.wait(SECONDS_TO_END) == status
+    wait_for(lambda: all(ended(pid) for pid in pids(tmp_path)), SECONDS_TO_END)
+    if number == signal.SIGINT:
+        written = json.loads((tmp_path / "status.json").read_text())
+        assert (written["status"], written["error"], written["steps"]) == ("interrupted", "ended by SIGINT", 3)
+
+
+@engines
+def test_killing_torchrun_leaves_no_orphan(tmp_path: Path) -> None:
+    job = prepared(tmp_path, "sleep")
+    outcome: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcome.append(start(job, tmp_path)))
+    thread.start()
+    wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+    rank_0 = Path(f"/proc/{pids(tmp_path)[0]}/stat").read_text().rsplit(")", 1)[1].split()
+    os.kill(int(rank_0[1]), signal.SIGKILL)
+    thread.join(SECONDS_TO_END)
+    assert (outcome[0].status, outcome[0].exit_status, outcome[0].last_line) == ("failed", 137, "torchrun was ended by SIGKILL")
+    assert all(ended(pid) for pid in pids(tmp_path))
+
+
+@engines
+def test_two_runs_on_one_machine_do_not_clash(tmp_path: Path) -> None:
+    jobs = {name: prepared(tmp_path / name, "finish") for name in ("one", "two")}
+    outcomes: list[Outcome] = []
+    threads = [threading.Thread(target=lambda n=name, j=job: outcomes.append(start(j, tmp_path / n))) for name, job in jobs.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [outcome.status for outcome in outcomes] == ["finished", "finished"]
+
+
+def test_a_launch_that_never_gets_to_torchrun_says_why(tmp_path: Path) -> None:
+    outcome = start(prepared(tmp_path), tmp_path, python="/no/such/python")
+    assert (outcome.status, outcome.exit_status) == ("failed", 127)
+    assert "/no/such/python: No such file or directory" in str(outcome.last_line)
+    assert outcome.log == str(tmp_path / "logs" / "launch.log")
+    (tmp_path / "launch.sh").unlink()
+    with pytest.raises(LaunchError, match=r"no launch\.sh"):
+        start(prepared(tmp_path / "other"), tmp_path)
+
+
+def test_the_rank_that_failed_first_is_named_not_the_one_that_lost_its_peer(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    report = ""
+    said = {
+        0: "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242",
+        1: "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        2: "[rank2]: ValueError: later than rank 1",
+        3: "ended by torchrun",
+    }
+    for index, (rank, line) in enumerate(said.items()):
+        log = tmp_path / "logs" / f"rank-{rank}.log"
+        log.write_text(f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]:   File x\n{line}\n")
+        os.utime(log, (100 + index, 100 + index))
+        report += f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: 5{rank})\n"
+    launch_log = tmp_path / "logs" / "launch.log"
+    os.utime(tmp_path / "logs" / "rank-3.log", (1, 1))
+    launch_log.write_text("W1120 api.py:1028] Sending process 53 closing signal SIGTERM\n" + report)
+    status, line, log, failed = local._describe_failure(tmp_path, launch_log, 1)
+    assert (status, line, log.name, failed) == (1, said[1].removeprefix("[rank1]: "), "rank-1.log", 1)
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("", None),
+        ("a\nb\n\n", "b"),
+        ("Traceback (most recent call last):\n  File\nKeyError: 'a'\n\nDuring handling of the above exception, another occurred:\n\n"
+         "Traceback (most recent call last):\n  File\nTypeError: b\n[W1 warning] store closed\n", "TypeError: b"),
+        ("Traceback (most recent call last):\n  File\n    x", "x"),
+    ],
+)  # fmt: skip
+def test_last_line_is_that_of_the_last_traceback(log: str, line: str | None) -> None:
+    assert last_line(log) == line
+
+
+def test_half_written_metrics_wait_for_their_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path)
+    assert metrics.new_rows() == []
+    path.write_text('{"step": 1}\nnot json\n[1]\n{"st')
+    assert metrics.new_rows() == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('ep": 2}\n')
+    assert metrics.new_rows() == [{"step": 2}]
+
+
+def test_status_json_says_how_it_ended(tmp_path: Path) -> None:
+    outcome = Outcome(status="failed", exit_status=7, started="2026-01-01T00:00:00+00:00", ended="2026-01-01T00:01:00+00:00",
+                      last_line="ValueError: x", log="/run/logs/rank-1.log", rank=1, rows=({"step": 4, "loss": 2.5},))  # fmt: skip
+    write_status(tmp_path, outcome, predicted_step_time_s=0.5, measured_step_time_s=0.6)
+    assert json.loads((tmp_path / "status.json").read_text()) == {
+        "status": "failed", "exit_status": 7, "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00", "steps": 1,
+        "last_loss": 2.5, "error": "ValueError: x", "failed_rank": 1, "log": "/run/logs/rank-1.log", "predicted_step_time_s": 0.5,
+        "measured_step_time_s": 0.6,
+    }  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
