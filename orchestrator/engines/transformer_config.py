@@ -12,8 +12,10 @@ from itertools import groupby
 from math import ceil
 from typing import Any, Final
 
+from orchestrator.engines.rules import LAYER_KINDS
 from orchestrator.errors import InputError
 from orchestrator.plan import LayerSpan, Plan
+from orchestrator.strategy.megatron_layout import compress
 from orchestrator.strategy.spec import Recompute
 
 TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
@@ -22,9 +24,6 @@ TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", 
 ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"}
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
-
-LAYER_KINDS: Final = {"gpt": ("decoder",), "llama": ("decoder",), "bert": ("encoder",), "t5": ("encoder", "decoder")}
-"""What Megatron counts as a layer; embedding and head come on top."""
 
 MODEL_CLASS: Final = {"gpt": "GPTModel", "llama": "GPTModel", "bert": "BertModel", "t5": "T5Model"}
 
@@ -65,14 +64,9 @@ def layout(plan: Plan) -> str | None:
     """
     if plan.pp == 1 or is_even(plan):
         return None
-    parts = []
-    for chunk in range(plan.vpp):
-        for stage in range(plan.pp):
-            count = sum(span.count for span in layers_of(plan, stage, chunk))
-            part = "" if count == 0 else "t" if count == 1 else f"t*{count}"
-            kinds = [span.kind for span in plan.stages[stage].chunk(chunk)]
-            parts.append(("E" if "embedding" in kinds else "") + part + ("L" if "head" in kinds else ""))
-    return "|".join(parts)
+    letters = {"embedding": "E", "head": "L"}
+    chunks = [stage.chunk(index) for index in range(plan.vpp) for stage in plan.stages]
+    return compress(["".join(letters.get(span.kind, "t") * span.count for span in chunk) for chunk in chunks])
 
 
 def _modes(spans: Sequence[LayerSpan]) -> list[Recompute]:
@@ -94,10 +88,14 @@ def _full_block(modes: Sequence[Recompute]) -> int | None:
 def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     """Recompute of one stage in TransformerConfig's words; one setting serves all chunks of the rank.
 
-    Every rank builds its own TransformerConfig, so stages may differ. Within a chunk megatron-core can recompute the first N layers
-    in full ("block", transformer_block.py:532-560) or all of them selectively, nothing else. Raises InputError for another pattern.
+    Every rank builds its own TransformerConfig, so stages may differ. Within a chunk (an encoder-decoder's encoder and decoder are two)
+    megatron-core can recompute the first N layers in full ("block", transformer_block.py:532-560) or all of them selectively, nothing
+    else. Raises InputError for another pattern.
     """
-    chunks = [_modes(layers_of(plan, stage, chunk)) for chunk in range(plan.vpp)]
+    kinds = LAYER_KINDS[plan.model.family]
+    chunks = [
+        _modes([span for span in layers_of(plan, stage, chunk) if span.kind == kind]) for chunk in range(plan.vpp) for kind in kinds
+    ]
     used = {mode for modes in chunks for mode in modes}
     off: dict[str, Any] = {
         "recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None, "recompute_modules": None,

@@ -1,0 +1,190 @@
+"""A plan as DeepSpeed's JSON: concrete numbers for our worker and for use by hand, and a variant that the HF Trainer fills.
+
+Bucket sizes are elements, not bytes (deepspeed/runtime/zero/config.py:113-251). Nothing is left to a default that changes training:
+without `gradient_clipping` DeepSpeed clips at 1.0, and without `grad_accum_dtype` it sums bf16 gradients in bf16.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from orchestrator.model.families import describe
+from orchestrator.model.spec import ModelSpec
+from orchestrator.plan import Plan
+
+BUCKET_ELEMENTS: Final = 50_000_000
+"""Elements of a reduction bucket unless a weight is larger: large enough for bandwidth, 0.1 GB in bf16 (DeepSpeed's prefetch default)."""
+
+LIVE_LAYERS: Final = 3
+"""ZeRO-3 may hold the layer at work, the prefetched one, and one not yet released (README sizing: 2 to 3 layers)."""
+
+PERSISTENCE_PER_HIDDEN: Final = 10
+"""Weights up to 10 * hidden_size elements (norms, biases) stay gathered; the HF Trainer's own choice."""
+
+FP16: Final[dict[str, Any]] = {
+    "enabled": True,
+    "loss_scale": 0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "min_loss_scale": 1,
+}
+"""Dynamic loss scaling (loss_scale 0) with DeepSpeed's defaults, written out."""
+
+
+def _even(elements: int) -> int:
+    """stage_1_and_2.py:389 refuses an odd allgather bucket."""
+    return elements + elements % 2
+
+
+class Sizes:
+    """Elements on one tensor-parallel rank that size the buckets."""
+
+    def __init__(self, spec: ModelSpec, tp: int) -> None:
+        layers = [run.layer for run in spec.runs]
+        self.total = sum(run.layer.local_parameters(tp) * run.count for run in spec.runs)
+        self.largest_weight = max(weight.local_numel(tp) for layer in layers for weight in layer.weights)
+        self.layer = max(layer.local_parameters(tp) for layer in layers if layer.recomputable)
+
+    @property
+    def bucket(self) -> int:
+        """A parameter larger than the bucket is reduced alone, and a bucket larger than the model is memory for nothing."""
+        return _even(min(self.total, max(BUCKET_ELEMENTS, self.largest_weight)))
+
+    @property
+    def live(self) -> int:
+        return max(LIVE_LAYERS * self.layer, self.largest_weight + self.layer)
+
+
+def sizes(plan: Plan) -> Sizes:
+    return Sizes(describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length), plan.tp)
+
+
+def optimizer(plan: Plan) -> dict[str, Any]:
+    """AdamW as torch's own on a CPU, where DeepSpeed's kernels would have to be compiled first."""
+    training = plan.training
+    if training.optimizer == "sgd":
+        return {"type": "SGD", "params": {"lr": training.lr, "momentum": 0.0, "weight_decay": training.weight_decay}}
+    params: dict[str, Any] = {
+        "lr": training.lr,
+        "betas": list(training.betas),
+        "eps": training.eps,
+        "weight_decay": training.weight_decay,
+    }
+    if plan.cluster.is_cpu:
+        params["torch_adam"] = True
+    return {"type": "AdamW", "params": params}
+
+
+def scheduler(plan: Plan) -> dict[str, Any] | None:
+    """The nearest of DeepSpeed's schedules, for use by hand; our worker sets the learning rate itself, the same way for every engine."""
+    training = plan.training
+    warmup = {"warmup_num_steps": max(1, training.warmup), "warmup_type": "linear"}
+    if training.schedule == "constant":
+        if not training.warmup:
+            return None
+        return {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **warmup}}
+    if training.schedule == "linear":
+        params = {"total_num_steps": training.steps, "warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **warmup}
+        return {"type": "WarmupDecayLR", "params": params}
+    floor = training.min_lr / training.lr
+    return {"type": "WarmupCosineLR", "params": {"total_num_steps": training.steps, "cos_min_ratio": floor, **warmup}}
+
+
+def zero_optimization(plan: Plan) -> dict[str, Any]:
+    """The section of that name."""
+    stage = plan.zero_stage
+    if stage == 0:
+        return {"stage": 0}
+    size = sizes(plan)
+    section: dict[str, Any] = {
+        "stage": stage,
+        # Under a pipeline schedule the reduction waits for the last micro-batch; a CPU has no second stream.
+        "overlap_comm": plan.pp == 1 and not plan.cluster.is_cpu,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": size.bucket,
+        "allgather_bucket_size": size.bucket,
+    }
+    if stage == 3:
+        section |= {
+            "stage3_prefetch_bucket_size": size.layer,
+            "stage3_param_persistence_threshold": PERSISTENCE_PER_HIDDEN * plan.model.hidden_size,
+            "stage3_max_live_parameters": size.live,
+            "stage3_max_reuse_distance": size.live,
+            "sub_group_size": 1_000_000_000,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    if plan.offload_optimizer:
+        section["offload_optimizer"] = {"device": "cpu", "pin_memory": not plan.cluster.is_cpu}
+    return section
+
+
+def _precision(plan: Plan) -> dict[str, Any]:
+    training = plan.training
+    section: dict[str, Any] = {}
+    if training.precision in ("bf16", "fp8"):
+        section["bf16"] = {"enabled": True}
+    elif training.precision == "fp16":
+        section["fp16"] = dict(FP16)
+    # Stage 0 refuses any type but the model's (runtime/engine.py:2294-2325) and takes that by itself.
+    if section and plan.zero_stage >= 1:
+        section["data_types"] = {"grad_accum_dtype": training.grad_accum_dtype}
+    section["communication_data_type"] = training.grad_reduce_dtype
+    return section
+
+
+def ds_config(plan: Plan) -> dict[str, Any]:
+    """What the engine gets. With tp=1 all three batch fields; otherwise train_batch_size is left out: without Megatron's groups
+    DeepSpeed would check it against the whole world (README "silently wrong" 5)."""
+    config: dict[str, Any] = {}
+    if plan.tp == 1:
+        config["train_batch_size"] = plan.global_batch_size
+    config |= {
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.num_microbatches,
+        "gradient_clipping": plan.training.clip,
+        "steps_per_print": max(1, plan.training.steps),
+        **_precision(plan),
+        "optimizer": optimizer(plan),
+        "zero_optimization": zero_optimization(plan),
+    }
+    if plan.training.optimizer == "sgd" and plan.zero_stage >= 1:
+        config["zero_allow_untested_optimizer"] = True
+    return config
+
+
+def by_hand(plan: Plan) -> dict[str, Any]:
+    """`ds_config` with the schedule, for a script that leaves the learning rate to DeepSpeed."""
+    config = ds_config(plan)
+    schedule = scheduler(plan)
+    return config | {"scheduler": schedule} if schedule else config
+
+
+def for_trainer(plan: Plan) -> dict[str, Any]:
+    """`ds_config` with "auto" where `transformers.Trainer` fills in its own arguments (raw DeepSpeed drops or refuses "auto").
+
+    The schedule is left to the Trainer. With tp>1 the Trainer gets DeepSpeed's AutoTP of that size.
+    """
+    config = ds_config(plan)
+    config |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    config |= {"gradient_clipping": "auto"}
+    for name in ("bf16", "fp16"):
+        if name in config:
+            config[name] = config[name] | {"enabled": "auto"}
+    params = config["optimizer"]["params"]
+    filled = {name: "auto" for name in ("lr", "betas", "eps", "weight_decay") if name in params}
+    config["optimizer"] = config["optimizer"] | {"params": params | filled}
+    zero = config["zero_optimization"]
+    sized = ["reduce_bucket_size"]
+    if zero["stage"] == 3:
+        sized += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
+    config["zero_optimization"] = zero | {name: "auto" for name in sized if name in zero}
+    if plan.tp > 1:
+        config["tensor_parallel"] = {"autotp_size": plan.tp}
+    return config
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"

@@ -1,0 +1,97 @@
+"""megatron-core alone: tensor, pipeline, virtual pipeline, context and data parallelism, ZeRO-0 and the distributed optimizer (ZeRO-1)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines import rules
+from orchestrator.engines.engine import Engine
+from orchestrator.engines.rules import rule
+from orchestrator.engines.translation import translate as _translate
+from orchestrator.hardware.spec import Software
+from orchestrator.job import Job
+from orchestrator.plan import Plan
+from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
+from orchestrator.strategy.spec import RANK_ORDER
+
+NAME: Final = "megatron"
+FAMILIES: Final = ("gpt", "llama", "bert", "t5")
+PRECISIONS: Final = ("bf16", "fp16", "fp32")
+"""fp8 needs Transformer Engine and Hopper; it is not offered yet."""
+
+
+def capabilities(software: Software) -> Capabilities:
+    """What megatron-core 0.16.1 runs. Context parallelism exists only in Transformer Engine's attention."""
+    return Capabilities(
+        engine=NAME,
+        families=FAMILIES,
+        axes=("pp", "vpp", "tp", "cp", "dp") if software.transformer_engine else ("pp", "vpp", "tp", "dp"),
+        zero_stages=(0, 1),
+        zero_stages_with_pipeline=(0, 1),
+        sequence_parallel=True,
+        recompute=("none", "selective", "full"),
+        recompute_varies="stage",
+        uneven_stages=True,
+        schedules=("1f1b", "interleaved"),
+        offload_optimizer=False,
+        precisions=PRECISIONS,
+        optimizers=("adamw", "sgd"),
+        rank_orders=(RANK_ORDER,),
+        rules=(
+            *rules.given(NAME, FAMILIES, PRECISIONS),
+            rule(
+                "grad_dtype",
+                "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py",
+                rules.megatron_gradient_dtype,
+                "model",
+            ),
+            *rules.mesh_rules(),
+            rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", rules.cp_attention, "cp"),
+            rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", rules.cp_sequence, "cp"),
+            rule("cp_family", "megatron_t5, megatron_bert: cp untested", rules.cp_family, "cp"),
+            rule("vpp_needs_pp", "vpp_needs_pp: core/parallel_state.py:746", rules.vpp_needs_pp, "pp", "vpp"),
+            rule("schedule", "get_forward_backward_func: core/pipeline_parallel/schedules.py", rules.schedule_fits, "vpp", "schedule"),
+            rule(
+                "vpp_M",
+                "vpp_M: core/pipeline_parallel/schedules.py:995-1015",
+                rules.vpp_microbatches,
+                "pp",
+                "vpp",
+                "num_microbatches",
+            ),
+            rule("zero_stage", "megatron_3d.zero: 0 and --use-distributed-optimizer", rules.zero_offered((0, 1)), "zero_stage"),
+            rule("zero_shard_size", "distopt_instances: core/parallel_state.py:833", rules.no_shard_group, "zero_shard_size"),
+            rule("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", rules.distributed_adam, "zero_stage"),
+            rule(
+                "no_offload",
+                "opt_offload: megatron/training/arguments.py:1190 (needs the precision-aware optimizer)",
+                rules.no_offload,
+                "offload_optimizer",
+            ),
+        ),
+    )
+
+
+def behaviour(software: Software) -> Behaviour:
+    """Bytes per parameter: 18 without sharding, 6 + 12/d with (Megatron-LM theoretical_memory_usage.py:182).
+
+    The distributed optimizer reduces gradients by reduce-scatter once a step, at the last micro-batch, and gathers the weights once.
+    """
+    mixed = StateBytes(weight=2, gradient=4, master=4, moments=8)
+    full = StateBytes(weight=4, gradient=4, master=0, moments=8)
+    return Behaviour(
+        engine=NAME,
+        states={"mixed/0": mixed, "mixed/1": mixed, "fp32/0": full, "fp32/1": full},
+        gradient_bytes_on_wire="grad_reduce_dtype",
+        reduce_scatter_from_stage=1,
+        flash_attention=software.flash_attention or software.transformer_engine,
+        fp32_gradient_fusion=software.apex,
+    )
+
+
+def translate(plan: Plan) -> Job:
+    """The job of `orchestrator.workers.megatron`."""
+    return _translate(plan, "orchestrator.workers.megatron")
+
+
+ENGINE: Final = Engine(name=NAME, capabilities=capabilities, behaviour=behaviour, translate=translate)

@@ -1,0 +1,275 @@
+"""A plan as the argument list of Megatron-LM's own programs (tag core_v0.16.1), for use by hand.
+
+Flags are those of the parser's dump in the tables of facts (megatron_0.16.1_all_flags.csv); a test compares every emitted one with it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, Final
+
+from orchestrator.engines.transformer_config import ddp_fields, implementation, layout, recompute_fields
+from orchestrator.plan import Plan
+
+Flag = tuple[str, ...]
+"""A flag and its values."""
+
+SCRIPT: Final = {"gpt": "pretrain_gpt.py", "llama": "pretrain_gpt.py", "bert": "pretrain_bert.py", "t5": "pretrain_t5.py"}
+
+T5_EXTRA_IDS: Final = 100
+"""Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
+
+ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {"gelu": (), "swiglu": (("--swiglu",),)}
+"""Activations that the command line can say; geglu and relu can't be said."""
+
+MEGATRON_LM: Final = "Megatron-LM, tag core_v0.16.1"
+
+
+def why_not(plan: Plan) -> str | None:
+    """Why Megatron's command line can't say this plan; None: it can."""
+    model = plan.model
+    if plan.zero_stage >= 2:
+        return f"{MEGATRON_LM} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
+    if plan.offload_optimizer:
+        return f"{MEGATRON_LM} offloads only the precision-aware optimizer"
+    if model.activation not in ACTIVATION_FLAGS:
+        return f"{MEGATRON_LM} has no flag for activation={model.activation}"
+    if plan.training.grad_accum_dtype != plan.training.grad_reduce_dtype:
+        return f"{MEGATRON_LM} sums and reduces gradients in one type"
+    if plan.zero_stage >= 1 and plan.training.optimizer != "adamw":
+        return f"{MEGATRON_LM}'s distributed optimizer takes Adam only"
+    return None
+
+
+def _architecture(plan: Plan) -> list[Flag]:
+    model, training = plan.model, plan.training
+    if model.family == "t5":
+        flags: list[Flag] = [
+            ("--encoder-num-layers", str(model.num_layers)),
+            ("--decoder-num-layers", str(model.decoder_num_layers)),
+            ("--encoder-seq-length", str(training.seq_length)),
+            ("--decoder-seq-length", str(training.decoder_seq_length)),
+        ]
+    else:
+        flags = [("--num-layers", str(model.num_layers)), ("--seq-length", str(training.seq_length))]
+    flags += [
+        ("--max-position-embeddings", str(model.max_position_embeddings)),
+        ("--hidden-size", str(model.hidden_size)),
+        ("--ffn-hidden-size", str(model.ffn_hidden_size)),
+        ("--num-attention-heads", str(model.num_attention_heads)),
+        ("--kv-channels", str(model.head_dim)),
+    ]
+    if model.query_groups != model.num_attention_heads:
+        # Without the first flag the second is forgotten (arguments.py:1348).
+        flags += [("--group-query-attention",), ("--num-query-groups", str(model.query_groups))]
+    flags += [
+        ("--normalization", model.normalization),
+        ("--norm-epsilon", repr(model.norm_epsilon)),
+        ("--position-embedding-type", model.position_embedding),
+    ]
+    if model.position_embedding == "rope":
+        flags += [("--rotary-base", str(model.rotary_base))]
+        if model.rope_scaling_factor is not None:
+            flags += [("--use-rope-scaling",), ("--rope-scaling-factor", repr(model.rope_scaling_factor))]
+    flags += ACTIVATION_FLAGS[model.activation]
+    if not model.add_bias_linear:
+        flags += [("--disable-bias-linear",)]
+    if model.add_qkv_bias:
+        flags += [("--add-qkv-bias",)]
+    if not model.tie_embeddings:
+        flags += [("--untie-embeddings-and-output-weights",)]
+    if model.family == "bert":
+        flags += [("--bert-no-binary-head",)]
+    return [
+        *flags,
+        ("--attention-dropout", repr(model.attention_dropout)),
+        ("--hidden-dropout", repr(model.hidden_dropout)),
+        ("--make-vocab-size-divisible-by", str(model.make_vocab_size_divisible_by)),
+        ("--attention-softmax-in-fp32",),
+    ]
+
+
+def _parallel(plan: Plan) -> list[Flag]:
+    flags: list[Flag] = [
+        ("--tensor-model-parallel-size", str(plan.tp)),
+        ("--pipeline-model-parallel-size", str(plan.pp)),
+        ("--context-parallel-size", str(plan.cp)),
+    ]
+    if plan.sequence_parallel:
+        flags += [("--sequence-parallel",)]
+    parts = layout(plan)
+    if parts is not None:
+        # The layout gives the number of chunks as well; other pipeline flags are refused beside it (arguments.py:503-527).
+        flags += [("--pipeline-model-parallel-layout", parts)]
+    elif plan.vpp > 1:
+        flags += [("--num-virtual-stages-per-pipeline-rank", str(plan.vpp))]
+    if plan.cp > 1:
+        flags += [("--cp-comm-type", "p2p")]
+    ddp = ddp_fields(plan)
+    for field in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
+        if ddp[field]:
+            flags += [("--" + field.replace("_", "-"),)]
+    return flags
+
+
+def strongest_recompute(plan: Plan) -> dict[str, Any]:
+    """The setting of the stage that recomputes most: the command line has one for all."""
+
+    def strength(fields: dict[str, Any]) -> tuple[int, int]:
+        order = {None: 0, "selective": 1, "full": 2}
+        return order[fields["recompute_granularity"]], fields["recompute_num_layers"] or 0
+
+    return max((recompute_fields(plan, stage) for stage in range(plan.pp)), key=strength)
+
+
+def recompute_differs(plan: Plan) -> bool:
+    first, *rest = (recompute_fields(plan, stage) for stage in range(plan.pp))
+    return any(fields != first for fields in rest)
+
+
+def _recompute(plan: Plan) -> list[Flag]:
+    fields = strongest_recompute(plan)
+    granularity = fields["recompute_granularity"]
+    if granularity is None:
+        return []
+    flags: list[Flag] = [("--recompute-granularity", granularity)]
+    if granularity == "selective":
+        return [*flags, ("--recompute-modules", *fields["recompute_modules"])]
+    return [
+        *flags,
+        ("--recompute-method", fields["recompute_method"]),
+        ("--recompute-num-layers", str(fields["recompute_num_layers"])),
+    ]
+
+
+def _training(plan: Plan) -> list[Flag]:
+    training = plan.training
+    flags: list[Flag] = [
+        ("--micro-batch-size", str(plan.micro_batch_size)),
+        ("--global-batch-size", str(plan.global_batch_size)),
+        ("--train-iters", str(training.steps)),
+    ]
+    if training.precision in ("bf16", "fp16"):
+        flags += [("--" + training.precision,)]
+    if training.precision == "bf16" and training.grad_reduce_dtype == "bf16":
+        flags += [("--grad-reduce-in-bf16",)]
+    if training.precision == "fp16" and training.grad_reduce_dtype == "fp32":
+        flags += [("--accumulate-allreduce-grads-in-fp32",)]
+    flags += [("--optimizer", "adam" if training.optimizer == "adamw" else "sgd")]
+    if training.optimizer == "adamw":
+        flags += [
+            ("--adam-beta1", repr(training.betas[0])),
+            ("--adam-beta2", repr(training.betas[1])),
+            ("--adam-eps", repr(training.eps)),
+        ]
+    else:
+        flags += [("--sgd-momentum", "0.0")]
+    return [
+        *flags,
+        ("--lr", repr(training.lr)),
+        ("--min-lr", repr(training.min_lr)),
+        ("--lr-decay-style", training.schedule),
+        ("--lr-decay-iters", str(training.steps)),
+        ("--lr-warmup-iters", str(training.warmup)),
+        ("--weight-decay", repr(training.weight_decay)),
+        ("--clip-grad", repr(training.clip)),
+        ("--seed", str(training.seed)),
+    ]
+
+
+def _software(plan: Plan) -> list[Flag]:
+    """What Megatron turns on by default and this software can't do."""
+    software, on_cpu = plan.cluster.software, plan.cluster.is_cpu
+    te, apex = software.transformer_engine and not on_cpu, software.apex and not on_cpu
+    flags: list[Flag] = [("--transformer-impl", implementation(plan))]
+    if plan.model.family == "bert" and not te:
+        flags += [("--spec", "local")]
+    if not apex:
+        flags += [("--no-gradient-accumulation-fusion",), ("--no-masked-softmax-fusion",), ("--no-persist-layer-norm",)]
+    if not te:
+        flags += [("--no-rope-fusion",)]
+    if on_cpu:
+        flags += [("--distributed-backend", "gloo"), ("--no-bias-gelu-fusion",), ("--no-bias-swiglu-fusion",)]
+        flags += [("--no-bias-dropout-fusion",)]
+    return flags
+
+
+def _data(plan: Plan) -> list[Flag]:
+    model, run = plan.model, plan.run
+    # A prefix is Megatron's own format; text and jsonl would have to be indexed first.
+    indexed = run.data is not None and run.data.endswith((".bin", ".idx"))
+    flags: list[Flag] = []
+    if indexed and run.data is not None:
+        flags += [("--data-path", run.data.removesuffix(".bin").removesuffix(".idx"))]
+    if model.family in ("bert", "t5"):
+        if model.family == "t5":
+            flags += [("--vocab-extra-ids", str(T5_EXTRA_IDS))]
+        flags += [("--tokenizer-type", "BertWordPieceLowerCase")]
+    elif indexed and run.tokenizer is not None:
+        flags += [("--tokenizer-type", "HuggingFaceTokenizer"), ("--tokenizer-model", run.tokenizer)]
+    else:
+        if not indexed:
+            flags += [("--mock-data",)]
+        # NullTokenizer's vocabulary is one larger than this (null_tokenizer.py:52).
+        flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
+    flags += [("--split", "99,1,0"), ("--eval-iters", "0"), ("--log-interval", "1")]
+    if run.save_every:
+        flags += [("--save", "checkpoints"), ("--save-interval", str(run.save_every)), ("--ckpt-format", "torch_dist")]
+    return flags
+
+
+def megatron_flags(plan: Plan) -> tuple[Flag, ...]:
+    """The argument list, flag by flag. Only for a plan that `why_not` has nothing against."""
+    parts = (_architecture, _parallel, _recompute, _training, _software, _data)
+    return tuple(flag for part in parts for flag in part(plan))
+
+
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What someone who uses the file by hand should know."""
+    found = []
+    if recompute_differs(plan):
+        found.append(
+            "megatron_args.sh recomputes on every stage what the plan does on the stage that recomputes most: the command line has one "
+            "setting for all. Our worker follows the plan."
+        )
+    if plan.model.family in ("bert", "t5"):
+        found.append(
+            f"{SCRIPT[plan.model.family]} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
+        )
+    if plan.run.data is not None and not plan.run.data.endswith((".bin", ".idx")):
+        found.append("megatron_args.sh uses mock data: Megatron reads only its own indexed format.")
+    if plan.cluster.is_cpu:
+        found.append(f"{MEGATRON_LM} itself needs GPUs: here megatron_args.sh is for reading.")
+    return tuple(found)
+
+
+def megatron_args_sh(plan: Plan) -> str:
+    """A bash array, every value quoted, to be sourced."""
+    script = SCRIPT[plan.model.family]
+    nodes, ranks = shape(plan)
+    lines = [
+        f"# Arguments of {script} of {MEGATRON_LM}, for {plan.world_size} ranks. Source this file in bash, then for example:",
+        f'#   torchrun --nnodes {nodes} --nproc-per-node {ranks} {script} "${{MEGATRON_ARGS[@]}}"',
+        *(f"# {note}" for note in notes(plan)),
+        "MEGATRON_ARGS=(",
+        *("  " + " ".join([flag[0], *(quoted(value) for value in flag[1:])]) for flag in megatron_flags(plan)),
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def quoted(value: str) -> str:
+    """Always in single quotes.
+
+    >>> print(quoted("t*9|t"), quoted("it's"))
+    't*9|t' 'it'"'"'s'
+    """
+    text = shlex.quote(value)
+    return text if text != value else f"'{value}'"
+
+
+def shape(plan: Plan) -> tuple[int, int]:
+    """(nodes, ranks on each) of this plan's world."""
+    per_node = min(plan.cluster.gpus_per_node, plan.world_size)
+    nodes = -(-plan.world_size // per_node)
+    return nodes, plan.world_size // nodes

@@ -1,0 +1,113 @@
+"""megatron-core's groups, layers and 1F1B under DeepSpeed's ZeRO: stages 0 to 3 without a pipeline, stage 1 with one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines import rules
+from orchestrator.engines.ds_config import BUCKET_ELEMENTS
+from orchestrator.engines.engine import Engine
+from orchestrator.engines.rules import rule
+from orchestrator.engines.translation import translate as _translate
+from orchestrator.hardware.spec import Software
+from orchestrator.job import Job
+from orchestrator.plan import Plan
+from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
+from orchestrator.strategy.spec import RANK_ORDER
+
+NAME: Final = "megatron_deepspeed"
+FAMILIES: Final = ("gpt", "llama")
+PRECISIONS: Final = ("bf16", "fp16", "fp32")
+
+
+def capabilities(software: Software) -> Capabilities:
+    """What DeepSpeed 0.19.8 runs over megatron-core 0.16.1 models (engines README, column "DeepSpeed + mcore TP")."""
+    return Capabilities(
+        engine=NAME,
+        families=FAMILIES,
+        axes=("pp", "tp", "dp"),
+        zero_stages=(0, 1, 2, 3),
+        zero_stages_with_pipeline=(1,),
+        sequence_parallel=True,
+        recompute=("none", "selective", "full"),
+        recompute_varies="stage",
+        uneven_stages=True,
+        schedules=("1f1b",),
+        offload_optimizer=True,
+        precisions=PRECISIONS,
+        optimizers=("adamw", "sgd"),
+        rank_orders=(RANK_ORDER,),
+        rules=(
+            *rules.given(NAME, FAMILIES, PRECISIONS),
+            rule(
+                "grad_dtype",
+                "data_types and communication_data_type: deepspeed/runtime/engine.py:1719,1799",
+                rules.gradient_dtype,
+                "model",
+            ),
+            *rules.mesh_rules(),
+            rule(
+                "no_cp",
+                "mpu_api: without get_sequence_data_parallel_group ZeRO shards over dp only, silently (runtime/zero/stage3.py:370)",
+                rules.no_cp,
+                "cp",
+            ),
+            rule("no_vpp", "no_vpp: deepspeed/runtime/pipe/schedule.py; over megatron-core untested", rules.no_vpp, "vpp"),
+            rule("schedule", "get_forward_backward_func: core/pipeline_parallel/schedules.py", rules.schedule_fits, "vpp", "schedule"),
+            rule("zero_stage", "stage_range: deepspeed/runtime/zero/config.py:81", rules.zero_offered((0, 1, 2, 3)), "zero_stage"),
+            rule(
+                "pp_zero",
+                "pp_zero: deepspeed/runtime/pipe/engine.py:76 (stages 2 and 3 reduce in every micro-batch)",
+                rules.zero_with_pipeline((1,)),
+                "pp",
+                "zero_stage",
+            ),
+            rule("hpz", "hpz: deepspeed/runtime/zero/partition_parameters.py:1118", rules.no_shard_group, "zero_shard_size"),
+            rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", rules.unsharded_accumulation, "zero_stage"),
+            rule(
+                "offload",
+                "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
+                rules.offload,
+                "offload_optimizer",
+                "zero_stage",
+                "pp",
+            ),
+        ),
+    )
+
+
+def behaviour(software: Software) -> Behaviour:
+    """Bytes per parameter before sharding, with gradients summed in fp32 from stage 1 on (stage 0 can't).
+
+    Stage 0 in bf16 keeps bf16 gradients and makes fp32 ones at the step (runtime/fp16/unfused_optimizer.py). Stage 1 in bf16 with fp32
+    sums is BF16_Optimizer: one full fp32 gradient buffer beside the transient bf16 .grad (bf16_optimizer.py:163-211), reduced by a full
+    all-reduce, since it has no reduce_gradients (engine.py:3088). Stages 2 and 3 hold the shard of the sums and one flat fp32 copy of it at
+    the step (stage_1_and_2.py independent_gradient_partition_epilogue). In fp32 ZeRO still keeps a master copy of its shard.
+    """
+    return Behaviour(
+        engine=NAME,
+        states={
+            "mixed/0": StateBytes(weight=2, gradient=2, master=4, moments=8, step=4),
+            "mixed/1": StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2),
+            "mixed/2": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
+            "mixed/3": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
+            "fp32/0": StateBytes(weight=4, gradient=4, master=0, moments=8),
+            "fp32/1": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
+            "fp32/2": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
+            "fp32/3": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
+        },
+        gradient_bytes_on_wire="grad_reduce_dtype",
+        reduce_scatter_from_stage=2,
+        bucket_elements=BUCKET_ELEMENTS,
+        bucket_copies=2,
+        flash_attention=software.flash_attention or software.transformer_engine,
+        fp32_gradient_fusion=False,
+    )
+
+
+def translate(plan: Plan) -> Job:
+    """The job of `orchestrator.workers.megatron_deepspeed`."""
+    return _translate(plan, "orchestrator.workers.megatron_deepspeed")
+
+
+ENGINE: Final = Engine(name=NAME, capabilities=capabilities, behaviour=behaviour, translate=translate)

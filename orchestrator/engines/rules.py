@@ -1,0 +1,366 @@
+"""The engines' refusals as rules that the planner applies before anything is priced.
+
+Each names the engine's own rule (its id in the tables of facts, the file and line of megatron-core 0.16.1, Megatron-LM core_v0.16.1 or
+DeepSpeed 0.19.8) and says in numbers what is wrong. `needs` lists what a check reads, in the decision tree's words, so that the tree can
+cut as soon as that much is fixed; "model" is what is given: model, training and cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import RANK_ORDER, Candidate
+
+Check = Callable[[Candidate, Situation], str | None]
+
+LAYER_KINDS: Final = {"gpt": ("decoder",), "llama": ("decoder",), "bert": ("encoder",), "t5": ("encoder", "decoder")}
+"""What Megatron counts as a layer, by family; embedding and head come on top."""
+
+MIN_BF16_COMPUTE_CAPABILITY: Final = 8.0
+"""Ampere is the first GPU with bf16 arithmetic (CUDA C programming guide, "Arithmetic Instructions")."""
+
+
+def pipelined_layers(situation: Situation) -> int:
+    """Transformer layers that a pipeline may divide."""
+    architecture = situation.model.architecture
+    return architecture.num_layers + architecture.decoder_num_layers
+
+
+def sequence_lengths(situation: Situation) -> dict[str, int]:
+    """By the name of the key that sets it."""
+    lengths = {"seq_length": situation.model.seq_length}
+    if situation.model.decoder_seq_length:
+        lengths["decoder_seq_length"] = situation.model.decoder_seq_length
+    return lengths
+
+
+def _divides(part: int, name: str, whole: int, whole_name: str) -> str | None:
+    return None if whole % part == 0 else f"{name}={part} does not divide {whole_name}={whole}"
+
+
+# What is given: model, training, cluster.
+
+
+def offered(families: Collection[str], engine: str) -> Check:
+    def check(_: Candidate, situation: Situation) -> str | None:
+        family = situation.model.architecture.family
+        return None if family in families else f"{engine} has no model of family {family} here; it has {', '.join(families)}"
+
+    return check
+
+
+def precision(engine: str, precisions: Collection[str]) -> Check:
+    def check(_: Candidate, situation: Situation) -> str | None:
+        wanted, gpu = situation.training.precision, situation.cluster.gpu
+        if wanted not in precisions:
+            return f"{engine} offers precision {', '.join(precisions)} here, not {wanted}"
+        if situation.cluster.is_cpu:
+            return "fp16 does not run on a CPU" if wanted == "fp16" else None
+        if wanted == "bf16" and float(gpu.compute_capability) < MIN_BF16_COMPUTE_CAPABILITY:
+            return f"{gpu.name} has compute capability {gpu.compute_capability}: bf16 needs {MIN_BF16_COMPUTE_CAPABILITY}; use fp16"
+        return None
+
+    return check
+
+
+def positions(_: Candidate, situation: Situation) -> str | None:
+    available = situation.model.architecture.max_position_embeddings
+    for name, length in sequence_lengths(situation).items():
+        if length > available:
+            return f"{name}={length} is above max_position_embeddings={available}"
+    return None
+
+
+def head_width(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    if a.kv_channels is not None:
+        return None
+    return _divides(a.num_attention_heads, "num_attention_heads", a.hidden_size, "hidden_size")
+
+
+def head_groups(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    return _divides(a.query_groups, "num_query_groups", a.num_attention_heads, "num_attention_heads")
+
+
+def no_query_groups(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    if a.family not in ("bert", "t5") or a.query_groups == a.num_attention_heads:
+        return None
+    return f"num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"
+
+
+def position_kind(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    allowed = {"t5": ("learned_absolute", "rope", "relative"), "bert": ("learned_absolute", "rope")}
+    kinds = allowed.get(a.family, ("learned_absolute", "rope", "none"))
+    if a.position_embedding in kinds:
+        return None
+    return f"position_embedding={a.position_embedding}: megatron-core's {a.family} has {', '.join(kinds)}"
+
+
+def megatron_gradient_dtype(_: Candidate, situation: Situation) -> str | None:
+    training = situation.training
+    if training.grad_accum_dtype != training.grad_reduce_dtype:
+        return (
+            f"grad_accum_dtype={training.grad_accum_dtype} and grad_reduce_dtype={training.grad_reduce_dtype}: Megatron sums and "
+            "reduces in one buffer of one type"
+        )
+    return gradient_dtype(_, situation)
+
+
+def gradient_dtype(_: Candidate, situation: Situation) -> str | None:
+    training = situation.training
+    allowed = {"fp32", "bf16" if training.precision == "fp8" else training.precision}
+    for name, dtype in (("grad_accum_dtype", training.grad_accum_dtype), ("grad_reduce_dtype", training.grad_reduce_dtype)):
+        if dtype not in allowed:
+            return f"{name}={dtype} with precision {training.precision}: {' or '.join(sorted(allowed))}"
+    return None
+
+
+# The mesh.
+
+
+def rank_order(candidate: Candidate, _: Situation) -> str | None:
+    order = candidate.mesh.order
+    return None if order == RANK_ORDER else f"rank order {'-'.join(order)}: the workers build {'-'.join(RANK_ORDER)}"
+
+
+def world_divides(candidate: Candidate, situation: Situation) -> str | None:
+    mesh, world = candidate.mesh, situation.cluster.num_gpus
+    return _divides(mesh.tp * mesh.pp * mesh.cp, "tp*pp*cp", world, "world size ")
+
+
+def world_filled(candidate: Candidate, situation: Situation) -> str | None:
+    mesh, world = candidate.mesh, situation.cluster.num_gpus
+    return None if mesh.world_size == world else f"tp*cp*dp*pp={mesh.world_size} is not the world size {world}"
+
+
+def no_experts(candidate: Candidate, _: Situation) -> str | None:
+    mesh = candidate.mesh
+    return None if mesh.ep == mesh.etp == 1 else f"ep={mesh.ep} etp={mesh.etp}: a dense model has no experts"
+
+
+def heads(candidate: Candidate, situation: Situation) -> str | None:
+    return _divides(candidate.mesh.tp, "tp", situation.model.architecture.num_attention_heads, "num_attention_heads")
+
+
+def groups(candidate: Candidate, situation: Situation) -> str | None:
+    tp, a = candidate.mesh.tp, situation.model.architecture
+    if a.query_groups % tp and tp % a.query_groups:
+        return f"tp={tp} neither divides num_query_groups={a.query_groups} nor is a multiple of it"
+    return _divides(tp, "tp", (a.num_attention_heads + 2 * a.query_groups) * a.head_dim, "the width of queries, keys and values ")
+
+
+def ffn(candidate: Candidate, situation: Situation) -> str | None:
+    return _divides(candidate.mesh.tp, "tp", situation.model.architecture.ffn_hidden_size, "ffn_hidden_size")
+
+
+def sp_needs_tp(candidate: Candidate, _: Situation) -> str | None:
+    strategy = candidate.strategy
+    return "sequence_parallel needs tp above 1" if strategy.sequence_parallel and strategy.mesh.tp == 1 else None
+
+
+def sp_sequence(candidate: Candidate, situation: Situation) -> str | None:
+    mesh = candidate.mesh
+    if not candidate.strategy.sequence_parallel:
+        return None
+    for name, length in sequence_lengths(situation).items():
+        if length % (mesh.cp * mesh.tp):
+            return f"sequence_parallel: tp*cp={mesh.tp * mesh.cp} does not divide {name}={length}"
+    return None
+
+
+def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
+    cluster, a = situation.cluster, situation.model.architecture
+    if not candidate.strategy.sequence_parallel or cluster.is_cpu or cluster.software.transformer_engine:
+        return None
+    if a.normalization == "LayerNorm" and cluster.software.apex:
+        return None
+    return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (
+        " or Apex" if a.normalization == "LayerNorm" else ""
+    )
+
+
+def cp_attention(candidate: Candidate, situation: Situation) -> str | None:
+    cluster = situation.cluster
+    if candidate.mesh.cp == 1 or (cluster.software.transformer_engine and not cluster.is_cpu):
+        return None
+    return f"cp={candidate.mesh.cp} needs Transformer Engine's attention, on GPUs"
+
+
+def cp_sequence(candidate: Candidate, situation: Situation) -> str | None:
+    cp = candidate.mesh.cp
+    if cp == 1:
+        return None
+    return _divides(2 * cp, "2*cp", situation.model.seq_length, "seq_length")
+
+
+def cp_family(candidate: Candidate, situation: Situation) -> str | None:
+    family = situation.model.architecture.family
+    if candidate.mesh.cp == 1 or family in ("gpt", "llama"):
+        return None
+    return f"cp={candidate.mesh.cp}: nobody has tried context parallelism with {family} in Megatron"
+
+
+def no_cp(candidate: Candidate, _: Situation) -> str | None:
+    return None if candidate.mesh.cp == 1 else f"cp={candidate.mesh.cp}: this engine mode has no context parallelism"
+
+
+def t5_pipeline(candidate: Candidate, situation: Situation) -> str | None:
+    if candidate.mesh.pp == 1 or situation.model.architecture.family != "t5":
+        return None
+    return f"pp={candidate.mesh.pp}: Megatron has no pipeline for T5"
+
+
+def stages_have_layers(candidate: Candidate, situation: Situation) -> str | None:
+    chunks, layers = candidate.mesh.pp * candidate.vpp, pipelined_layers(situation)
+    if chunks <= layers + 2:
+        return None
+    return f"pp*vpp={chunks} pipeline chunks for {layers} layers, embedding and head: some would be empty"
+
+
+def vpp_needs_pp(candidate: Candidate, _: Situation) -> str | None:
+    return "vpp above 1 needs pp above 1" if candidate.vpp > 1 and candidate.mesh.pp == 1 else None
+
+
+def schedule_fits(candidate: Candidate, _: Situation) -> str | None:
+    wanted = "interleaved" if candidate.vpp > 1 else "1f1b"
+    return None if candidate.schedule == wanted else f"schedule={candidate.schedule}: vpp={candidate.vpp} runs {wanted}"
+
+
+def no_vpp(candidate: Candidate, _: Situation) -> str | None:
+    return None if candidate.vpp == 1 else f"vpp={candidate.vpp}: DeepSpeed's ZeRO under an interleaved schedule is not offered"
+
+
+def vpp_microbatches(candidate: Candidate, _: Situation) -> str | None:
+    if candidate.vpp == 1:
+        return None
+    return _divides(candidate.mesh.pp, "pp", candidate.num_microbatches, "the number of micro-batches ")
+
+
+def batch_divides(candidate: Candidate, situation: Situation) -> str | None:
+    per_round = candidate.micro_batch_size * candidate.mesh.dp
+    return _divides(per_round, "micro_batch_size*dp", situation.training.global_batch_size, "global_batch_size")
+
+
+def batch_filled(candidate: Candidate, situation: Situation) -> str | None:
+    samples = candidate.num_microbatches * candidate.micro_batch_size * candidate.mesh.dp
+    wanted = situation.training.global_batch_size
+    if samples == wanted:
+        return None
+    return f"num_microbatches*micro_batch_size*dp={samples} is not global_batch_size={wanted}"
+
+
+# ZeRO and what goes with it.
+
+
+def zero_offered(stages: Collection[int]) -> Check:
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        stage = candidate.strategy.zero_stage
+        return None if stage in stages else f"zero_stage={stage}: this engine mode has {', '.join(map(str, stages))}"
+
+    return check
+
+
+def zero_with_pipeline(stages: Collection[int]) -> Check:
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        stage, pp = candidate.strategy.zero_stage, candidate.mesh.pp
+        if pp == 1 or stage in stages:
+            return None
+        return f"zero_stage={stage} with pp={pp}: a pipeline goes with zero_stage {', '.join(map(str, stages))} only"
+
+    return check
+
+
+def no_shard_group(candidate: Candidate, _: Situation) -> str | None:
+    size = candidate.strategy.zero_shard_size
+    return None if size is None else f"zero_shard_size={size}: this engine mode shards over the whole data-parallel group"
+
+
+def distributed_adam(candidate: Candidate, situation: Situation) -> str | None:
+    optimizer, stage = situation.training.optimizer, candidate.strategy.zero_stage
+    if stage == 0 or optimizer == "adamw":
+        return None
+    return f"optimizer={optimizer} with zero_stage={stage}: Megatron's distributed optimizer takes Adam only"
+
+
+def no_offload(candidate: Candidate, _: Situation) -> str | None:
+    return "offload_optimizer is not offered by this engine mode" if candidate.strategy.offload_optimizer else None
+
+
+def offload(candidate: Candidate, situation: Situation) -> str | None:
+    strategy = candidate.strategy
+    if not strategy.offload_optimizer:
+        return None
+    if strategy.zero_stage == 0:
+        return "offload_optimizer needs zero_stage 1 or above"
+    if strategy.mesh.pp > 1:
+        return f"offload_optimizer with pp={strategy.mesh.pp}: never tried under Megatron's pipeline schedule"
+    if situation.training.optimizer != "adamw":
+        return f"offload_optimizer with optimizer={situation.training.optimizer}: DeepSpeed offloads Adam"
+    return None
+
+
+def unsharded_accumulation(candidate: Candidate, situation: Situation) -> str | None:
+    training = situation.training
+    if candidate.strategy.zero_stage > 0 or training.grad_accum_dtype == training.precision:
+        return None
+    return f"zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or above"
+
+
+def rule(id: str, engine_rule: str, check: Check, *needs: str) -> Rule:
+    return Rule(id=id, engine_rule=engine_rule, check=check, needs=needs)
+
+
+def given(engine: str, families: Collection[str], precisions: Collection[str]) -> tuple[Rule, ...]:
+    """Rules on what is given, shared by the engine modes that build megatron-core models."""
+    return (
+        rule("family", "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py", offered(families, engine), "model"),
+        rule(
+            "precision",
+            "DeepSpeed runtime/engine.py:2000 (fp16, bf16 on the device); rule fp8: arguments.py:655-669",
+            precision(engine, precisions),
+            "model",
+        ),
+        rule("seq_pos", "seq_pos: megatron/training/arguments.py:830", positions, "model"),
+        rule("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", head_width, "model"),
+        rule("head_groups", "core/tensor_parallel/utils.py divide(), transformer/attention.py:300", head_groups, "model"),
+        rule("no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", no_query_groups, "model"),
+        rule("position_embedding", "constructors of GPTModel, BertModel, T5Model", position_kind, "model"),
+    )
+
+
+def mesh_rules() -> tuple[Rule, ...]:
+    """Rules on the mesh that every engine mode with megatron-core models has."""
+    return (
+        rule("rank_order", "rank_order: core/parallel_state.py:808-816", rank_order, "order"),
+        rule("no_experts", "ep_basic: megatron/training/arguments.py:1025", no_experts, "ep", "etp"),
+        rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", heads, "tp"),
+        rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", groups, "tp"),
+        rule("ffn_tp", "ffn_tp: core/tensor_parallel/layers.py:842,1166", ffn, "tp"),
+        rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
+        rule("world_div", "world_div: core/parallel_state.py:741", world_divides, "tp", "pp", "cp"),
+        rule("world_filled", "world_div: dp is what is left, core/parallel_state.py:744", world_filled, "tp", "pp", "cp", "dp"),
+        rule("sp_needs_tp", "sp_needs_tp: core/model_parallel_config.py:409", sp_needs_tp, "sequence_parallel", "tp"),
+        rule("sp_seq_div", "sp_seq_div: core/tensor_parallel/mappings.py", sp_sequence, "sequence_parallel", "tp", "cp"),
+        rule("sp_norm_local", "sp_norm_local: core/transformer/torch_norm.py:28-33", sp_norm, "sequence_parallel"),
+        rule(
+            "stages_have_layers",
+            "ours: pp_layout allows empty stages (pipeline_parallel_layer_layout.py:24-151), which only wait",
+            stages_have_layers,
+            "pp",
+            "vpp",
+        ),
+        rule("gbs_div", "gbs_div: core/num_microbatches_calculator.py:340", batch_divides, "dp", "micro_batch_size"),
+        rule(
+            "gbs_filled",
+            "gbs_div: core/num_microbatches_calculator.py:340; DeepSpeed's triangle: runtime/config.py:456-475",
+            batch_filled,
+            "dp",
+            "micro_batch_size",
+            "num_microbatches",
+        ),
+    )

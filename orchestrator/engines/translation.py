@@ -1,0 +1,86 @@
+"""What all engines' translations share: the shape of the job, its environment and its files."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.ds_config import by_hand, ds_config, dumps, for_trainer
+from orchestrator.engines.megatron_args import megatron_args_sh, notes, shape, why_not
+from orchestrator.engines.transformer_config import engine_fields
+from orchestrator.errors import InputError
+from orchestrator.job import File, Job
+from orchestrator.plan import Plan
+
+ARGUMENTS: Final = ("--plan", "plan.json", "--out", ".")
+"""Ranks run with the run folder as their working directory; plan.json is written there by the main path."""
+
+FIRST_WITHOUT_MAX_CONNECTIONS: Final = 10.0
+"""Compute capability of Blackwell, from which kernels of several streams keep their order without it (arguments.py:927-953)."""
+
+TRAINED_FAMILIES: Final = ("gpt", "llama")
+"""What our workers train; the others are planned, checked and exported."""
+
+
+def environment(plan: Plan) -> dict[str, str]:
+    """What the plan needs of the ranks' environment, with nothing of the submitter's."""
+    if plan.cluster.is_cpu:
+        # Ranks share the cores; DeepSpeed would look for a GPU otherwise.
+        return {"OMP_NUM_THREADS": "1"} | ({"DS_ACCELERATOR": "cpu"} if uses_deepspeed(plan) else {})
+    env = {
+        # A collective that fails ends its rank instead of hanging.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # Activations of changing sizes leave holes in the allocator's fixed segments.
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+    if (plan.tp > 1 or plan.cp > 1) and float(plan.cluster.gpu.compute_capability) < FIRST_WITHOUT_MAX_CONNECTIONS:
+        # One queue: communication is started before the GEMM that hides it (rule cuda_conn_1).
+        env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    return env
+
+
+def uses_deepspeed(plan: Plan) -> bool:
+    return plan.engine == "megatron_deepspeed"
+
+
+def _deepspeed_files(plan: Plan) -> tuple[list[File], list[str]]:
+    files = [File(path="ds_config.json", content=dumps(by_hand(plan))), File(path="ds_config.auto.json", content=dumps(for_trainer(plan)))]
+    found = [f"ds_config.json assumes {plan.dp} data-parallel ranks of {plan.world_size}."]
+    if plan.pp > 1:
+        found.append("ds_config.auto.json: the HF Trainer has no pipeline; it would run these settings over data parallelism.")
+    training = plan.training
+    if training.schedule == "linear" and training.min_lr > 0:
+        found.append(f"ds_config.json: DeepSpeed's linear schedule ends at 0, not at min_lr={training.min_lr}; our worker's ends there.")
+    return files, found
+
+
+def translate(plan: Plan, module: str) -> Job:
+    """The job of this plan: files, arguments, environment. Pure. Raises InputError where the ranks don't fill the nodes evenly."""
+    nodes, ranks = shape(plan)
+    if nodes * ranks != plan.world_size:
+        per_node = plan.cluster.gpus_per_node
+        raise InputError("gpus", plan.world_size, f"does not divide evenly over {nodes} nodes of {per_node}")
+    engine_json = engine_fields(plan) | {"ds_config": ds_config(plan) if uses_deepspeed(plan) else None}
+    files = [File(path="engine.json", content=dumps(engine_json))]
+    found: list[str] = []
+    if uses_deepspeed(plan):
+        more, said = _deepspeed_files(plan)
+        files, found = files + more, found + said
+    reason = why_not(plan)
+    if reason is None:
+        files.append(File(path="megatron_args.sh", content=megatron_args_sh(plan)))
+        found += notes(plan)
+    else:
+        found.append(f"megatron_args.sh was not written: {reason}.")
+    if plan.model.family not in TRAINED_FAMILIES:
+        found.append(f"Our workers train {', '.join(TRAINED_FAMILIES)}; {plan.model.family} is planned, checked and exported.")
+    return Job(
+        name=f"{plan.model.name}-{plan.engine}",
+        module=module,
+        arguments=ARGUMENTS,
+        environment=environment(plan),
+        files=tuple(files),
+        num_nodes=nodes,
+        ranks_per_node=ranks,
+        backend="gloo" if plan.cluster.is_cpu else "nccl",
+        notes=tuple(found),
+    )
