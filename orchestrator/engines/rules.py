@@ -179,9 +179,7 @@ def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
         return None
     if a.normalization == "LayerNorm" and cluster.software.apex:
         return None
-    return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (
-        " or Apex" if a.normalization == "LayerNorm" else ""
-    )
+    return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (" or Apex" if a.normalization == "LayerNorm" else "")
 
 
 def cp_attention(candidate: Candidate, situation: Situation) -> str | None:

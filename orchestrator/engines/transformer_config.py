@@ -93,9 +93,7 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     else. Raises InputError for another pattern.
     """
     kinds = LAYER_KINDS[plan.model.family]
-    chunks = [
-        _modes([span for span in layers_of(plan, stage, chunk) if span.kind == kind]) for chunk in range(plan.vpp) for kind in kinds
-    ]
+    chunks = [_modes([span for span in layers_of(plan, stage, chunk) if span.kind == kind]) for chunk in range(plan.vpp) for kind in kinds]
     used = {mode for modes in chunks for mode in modes}
     off: dict[str, Any] = {
         "recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None, "recompute_modules": None,
@@ -153,9 +151,7 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         "batch_p2p_comm": plan.vpp == 1,
         # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925); DeepSpeed reads param.grad, which it leaves empty.
         "gradient_accumulation_fusion": apex and plan.engine == "megatron",
-        "bias_activation_fusion": not on_cpu
-        and model.activation in FUSABLE_ACTIVATIONS
-        and (model.gated or model.add_bias_linear),
+        "bias_activation_fusion": not on_cpu and model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear),
         "bias_dropout_fusion": not on_cpu,
         "masked_softmax_fusion": apex,
         "persist_layer_norm": apex,
