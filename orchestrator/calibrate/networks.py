@@ -1,0 +1,98 @@
+"""The machines that published runs were made on, as clusters: GPU and network levels by what the row says."""
+
+from __future__ import annotations
+
+from orchestrator.hardware import catalog
+from orchestrator.hardware.spec import Cluster, Gpu, Level
+from orchestrator.units import GB, GBIT, GIB, US
+
+GPU_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("h100", "96gb"), "H100-SXM-96GB"),
+    (("gb300",), "GB300"),
+    (("gb200",), "GB200"),
+    (("b300",), "B300"),
+    (("b200",), "B200"),
+    (("h200",), "H200"),
+    (("h100",), "H100-SXM-80GB"),
+    (("h800",), "H800-SXM-80GB"),
+    (("gh200",), "GH200-96GB"),
+    (("a800",), "A800-SXM-80GB"),
+    (("a100", "40gb"), "A100-SXM-40GB"),
+    (("a100",), "A100-SXM-80GB"),
+    (("v100", "16gb"), "V100-SXM2-16GB"),
+    (("v100", "32gb"), "V100-SXM2-32GB"),
+)
+"""A GPU's printed name holds all the words of one entry; the first entry that fits is taken."""
+
+NVLINK_BANDWIDTH = {
+    **{"V100": 150 * GB, "A100": 300 * GB, "A800": 200 * GB, "H100": 450 * GB, "H800": 200 * GB, "H200": 450 * GB, "GH200": 450 * GB},
+    **{"B200": 900 * GB, "B300": 900 * GB, "GB200": 900 * GB, "GB300": 900 * GB},
+}
+"""Bytes/s per GPU and direction by the generation's datasheet (NVLink 2 to 5), the name's first word."""
+
+NVLINK_LATENCY = 3 * US
+INFINIBAND_LATENCY = 5 * US
+EFA_LATENCY = 30 * US
+"""Per ring step over EFA: what `collective_bandwidth_h100.csv` implies (256 MB all-gather: 9.6 ms on 256 GPUs, 24 ms on 512)."""
+OMNIPATH_LATENCY = 10 * US
+
+OUTERMOST = 2**20
+"""GPUs that the outermost level of a measured cluster may reach: more than any run."""
+
+
+def gpu_key(text: str) -> str | None:
+    """The catalog's name of a GPU as a table prints it; None: unknown.
+
+    >>> gpu_key("A100-SXM-80GB"), gpu_key("H100-SXM-96GB-HBM2e(2.4TB/s,500W)"), gpu_key("Gaudi2")
+    ('A100-SXM-80GB', 'H100-SXM-96GB', None)
+    """
+    lowered = text.lower()
+    for words, key in GPU_WORDS:
+        if all(word in lowered for word in words):
+            return key
+    return None
+
+
+def gpu(key: str) -> Gpu:
+    """The catalog's GPU. Raises KeyError."""
+    return catalog.GPUS[key]
+
+
+def fabric(table: str, key: str, interconnect: str) -> tuple[float, float, str]:
+    """Bytes/s per GPU and direction between nodes, seconds per step, and where it is from."""
+    text = interconnect.lower()
+    if "omni-path" in text and key.startswith("V100"):
+        return 4 * 100 * GBIT / 4, OMNIPATH_LATENCY, "Jean Zay: 4 Omni-Path 100 links for 4 GPUs"
+    if "omni-path" in text:
+        return 4 * 100 * GBIT / 8, OMNIPATH_LATENCY, "Jean Zay: 4 Omni-Path 100 links for 8 GPUs"
+    if "4x 100gb roce" in text:
+        return 4 * 100 * GBIT / 8, OMNIPATH_LATENCY, "4 x 100 Gb RoCE for 8 GPUs"
+    if "nanotron" in table or "efa" in text:
+        return 400 * GBIT, EFA_LATENCY, "AWS p5: 3200 Gb/s EFA for 8 GPUs"
+    if "mosaicml" in table and key.startswith("A100"):
+        return 1600 * GBIT / 8, INFINIBAND_LATENCY, "1600 Gb/s RoCE for 8 GPUs (printed)"
+    if key.startswith(("A100", "A800")):
+        return 200 * GBIT, INFINIBAND_LATENCY, "DGX A100: one HDR200 port a GPU"
+    if key.startswith("V100"):
+        return 100 * GBIT / 2, INFINIBAND_LATENCY, "DGX-1: 4 EDR ports for 8 GPUs"
+    return 400 * GBIT, INFINIBAND_LATENCY, "DGX H100/B200: one NDR400 port a GPU"
+
+
+def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnect: str) -> Cluster:
+    """The cluster that a row names: NVLink inside a node (72 GPUs on GB200/GB300 NVL72), a fabric between nodes."""
+    device = gpu(key)
+    generation = key.split("-", maxsplit=1)[0]
+    domain = 72 if key.startswith("GB") else gpus_per_node
+    bandwidth, latency, source = fabric(table, key, interconnect)
+    return Cluster(
+        name=f"{table}:{key}",
+        gpu=device,
+        num_gpus=num_gpus,
+        gpus_per_node=gpus_per_node,
+        levels=(
+            Level(name="nvlink", size=domain, bandwidth=NVLINK_BANDWIDTH[generation], latency=NVLINK_LATENCY, source="datasheet"),
+            Level(name="fabric", size=domain * (OUTERMOST // domain), bandwidth=bandwidth, latency=latency, source=source),
+        ),
+        host_bandwidth=25 * GB if not key.startswith(("H", "B", "G")) else 50 * GB,
+        host_memory=128 * GIB,
+    )

@@ -1,0 +1,553 @@
+"""Measured runs: a row of a table becomes what the cost model prices, "as it was run", or a reason why it can't be used.
+
+The schema is that of `shared/measurements/README.md`: one CSV a source, the same columns everywhere, a blank is not stated. What a blank
+stands for is decided here, by source, and only where the source's engine has one default; otherwise the row says what it lacks.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.calibrate import layout, networks
+from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.families import describe
+from orchestrator.model.spec import Architecture, ModelSpec
+from orchestrator.model.training import Dtype, Precision, Training
+from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy, ZeroStage
+from orchestrator.units import GIB
+
+COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
+"""A CSV without these is no table of runs (the folder also holds other measurements)."""
+
+MEGATRON_VOCAB = 51200
+"""GPT-2's 50257 padded to 128 x 8 and more, as the Megatron papers state."""
+GPT2_VOCAB = 50257
+GPT2_VOCAB_DROPOUT = 0.1
+"""Megatron's default dropout, which the functional goldens use."""
+NEMOTRON_VOCAB = 256000
+T5_DECODER_LENGTH = 128
+"""Megatron's functional T5 tests: --decoder-seq-length 128."""
+T5_VOCAB = 29056
+"""BertWordPieceCase, padded, with extra ids."""
+NEMO_INTERLEAVE = 6
+"""GPT-3 175B in NVIDIA's published configurations: 6 chunks a stage (NeMo and MLPerf)."""
+
+ENGINES: tuple[tuple[str, str], ...] = (
+    ("nanotron", "nanotron"),
+    ("fsdp(composer)", "fsdp_composer"),
+    ("torchtitan", "fsdp_torchtitan"),
+    ("pytorch fsdp2 (nemo automodel)", "fsdp_automodel"),
+    ("internevo fsdp", "internevo_fsdp"),
+    ("internevo", "internevo"),
+    ("hf trainer + deepspeed", "deepspeed"),
+    ("deepspeed zero-3", "deepspeed"),
+    ("megatron-deepspeed 3d", "megatron_deepspeed"),
+    ("megatron-fsdp", "megatron_fsdp"),
+    ("nemo", "nemo"),
+    ("bridge", "nemo"),
+    ("megatron-core", "megatron"),
+    ("megatron-lm", "megatron_lm"),
+    ("megatron", "megatron"),
+)
+"""A printed engine's name contains the words on the left; the behaviour on the right; the first that fits is taken."""
+
+MemoryOf = Literal["first", "last", "max"]
+MemoryKind = Literal["allocated", "reserved", "process"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unusable:
+    """A row that can't be priced, and why."""
+
+    table: str
+    run_id: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A measured run as the cost model prices it.
+
+    `time_s`, `memory_bytes`: measured, None where not printed or not to be trusted (`notes` says why). `memory_of`: the rank that was
+    looked at; `memory_kind`: tensors alone, the allocator's reservation, or the whole process. `fits`: False for a run that went out of
+    memory (or crashed, where the source can't tell), None where nothing is known.
+    """
+
+    table: str
+    run_id: str
+    sweep_id: str
+    behaviour: str
+    gpu: str
+    precision: str
+    kind: Literal["dense", "moe"]
+    model: ModelSpec
+    training: Training
+    cluster: Cluster
+    candidate: Candidate
+    stages: tuple[Stage, ...]
+    time_s: float | None
+    memory_bytes: float | None
+    memory_of: MemoryOf = "max"
+    memory_kind: MemoryKind = "process"
+    fits: bool | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def num_gpus(self) -> int:
+        return self.candidate.mesh.world_size
+
+    @property
+    def group(self) -> tuple[str, int, int, str, int, str]:
+        """Rows that may be ranked against each other."""
+        return (
+            self.sweep_id,
+            self.num_gpus,
+            self.training.seq_length,
+            self.precision,
+            self.training.global_batch_size,
+            self.model.architecture.name + f"/{self.model.architecture.num_layers}/{self.model.architecture.num_attention_heads}",
+        )
+
+
+class _SkipError(Exception):
+    """The reason why a row can't be used."""
+
+
+def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
+    """Every row of a CSV, or of the CSVs of a folder. Raises InputError where there is no table of runs."""
+    path = Path(where)
+    if path.is_dir():
+        files = sorted(path.glob("*.csv"))
+    elif path.is_file():
+        files = [path]
+    else:
+        raise InputError("runs", where, "no such file or folder")
+    runs: list[Run] = []
+    unusable: list[Unusable] = []
+    tables = 0
+    for file in files:
+        rows = _rows(file)
+        if not rows or not set(COLUMNS) <= rows[0].keys():
+            if path.is_file():
+                missing = sorted(set(COLUMNS) - (rows[0].keys() if rows else set()))
+                raise InputError("runs", where, f"is not a table of runs: it lacks {', '.join(missing)}")
+            continue
+        tables += 1
+        for run in read_rows(file.stem, rows):
+            if isinstance(run, Run):
+                runs.append(run)
+            else:
+                unusable.append(run)
+    if not tables:
+        raise InputError("runs", where, "holds no CSV of runs")
+    return runs, unusable
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    try:
+        with file.open(newline="", encoding="utf-8") as stream:
+            return [{key: value or "" for key, value in row.items() if key is not None} for row in csv.DictReader(stream)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError("runs", file, f"can't be read: {error}") from None
+
+
+def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unusable]:
+    """Rows of one table in order."""
+    for row in rows:
+        try:
+            yield read_row(table, row)
+        except _SkipError as skip:
+            yield Unusable(table=table, run_id=row.get("run_id", ""), why=str(skip))
+
+
+def _int(row: dict[str, str], key: str, default: int | None = None) -> int:
+    text = row.get(key, "").strip()
+    if not text:
+        if default is None:
+            raise _SkipError(f"{key} is not stated")
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise _SkipError(f"{key}={text} is no number") from None
+    if value != int(value) or value < 1:
+        raise _SkipError(f"{key}={text} is no positive whole number")
+    return int(value)
+
+
+def _float(row: dict[str, str], key: str) -> float | None:
+    text = row.get(key, "").strip()
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        raise _SkipError(f"{key}={text} is no number") from None
+    if value is not None and not 0 < value < float("inf"):
+        raise _SkipError(f"{key}={text} is not above zero")
+    return value
+
+
+def read_row(table: str, row: dict[str, str]) -> Run:
+    """One row. Raises _SkipError with the reason."""
+    status = row.get("status", "")
+    notes = row.get("notes", "")
+    if status not in ("ok", "oom", "crashed/oom"):
+        raise _SkipError(f"status {status or 'blank'}")
+    said = f"{notes} {row.get('model_name', '')} {row.get('sweep_id', '')}"
+    for word, why in DOUBTFUL:
+        if word in said:
+            raise _SkipError(why)
+    key = networks.gpu_key(row.get("gpu", ""))
+    if key is None:
+        raise _SkipError(f"GPU {row.get('gpu') or 'not stated'} is not known")
+    behaviour = behaviour_of(row.get("engine", ""))
+    precision, label = precision_of(row)
+    if precision not in networks.gpu(key).peak_flops:
+        raise _SkipError(f"{key} has no {precision}")
+    architecture = architecture_of(table, row)
+    seq_length = _int(row, "seq_length")
+    decoder = T5_DECODER_LENGTH if architecture.family == "t5" else None
+    tp, pp, cp, vpp, ep = (_int(row, "tp"), _int(row, "pp"), _int(row, "cp", 1), _int(row, "vpp", 1), _int(row, "ep", 1))
+    per_node = _int(row, "gpus_per_node", 8)
+    known_time = status == "ok" and bool(row.get("global_batch_size")) and bool(row.get("num_gpus"))
+    zero_stage = zero_of(behaviour, row)
+    num_gpus = world_of(row, behaviour, tp * pp * cp, zero_stage)
+    if num_gpus % (tp * pp * cp):
+        raise _SkipError(f"tp x pp x cp = {tp * pp * cp} does not divide num_gpus={num_gpus}")
+    dp = num_gpus // (tp * pp * cp)
+    if row.get("dp") and row.get("num_gpus") and _int(row, "dp") != dp:
+        raise _SkipError(f"dp={row['dp']} is not num_gpus / (tp x pp x cp) = {dp}")
+    mbs = _int(row, "micro_batch_size")
+    memory_only_batch = mbs * dp * pp  # enough micro-batches for the first stage to hold its full share
+    gbs = _int(row, "global_batch_size", memory_only_batch)
+    if not row.get("num_gpus") and gbs % (mbs * dp):
+        gbs = memory_only_batch
+    if gbs % (mbs * dp):
+        raise _SkipError(f"micro_batch_size x dp = {mbs * dp} does not divide global_batch_size={gbs}")
+    microbatches = gbs // (mbs * dp)
+    if behaviour == "nemo" and not row.get("vpp") and pp > 1 and architecture.name.startswith("GPT-3") and microbatches % pp == 0:
+        vpp = NEMO_INTERLEAVE
+    if pp == 1:
+        vpp = 1
+    recompute, share = recompute_of(row)
+    sequence_parallel = tp > 1 and (
+        row.get("sequence_parallel", "").startswith("yes") or (not row.get("sequence_parallel") and behaviour in SP_DEFAULT)
+    )
+    reduce_dtype: Dtype = "bf16" if behaviour in BF16_REDUCE or "MP Mode=PURE" in notes else "fp32"
+    if behaviour == "megatron_deepspeed" and precision == "fp16":
+        reduce_dtype = "fp16"
+    elif behaviour == "megatron_deepspeed":
+        behaviour = "megatron_deepspeed_bf16"
+    training = Training(
+        global_batch_size=gbs,
+        seq_length=seq_length,
+        decoder_seq_length=decoder,
+        precision=precision,
+        grad_reduce_dtype=reduce_dtype,
+        grad_accum_dtype="fp32",
+    )
+    shard = _int(row, "zero_shard_size", dp * cp)
+    strategy = Strategy(
+        mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep),
+        zero_stage=zero_stage,
+        zero_shard_size=shard if shard < dp * cp else None,
+        sequence_parallel=sequence_parallel,
+        recompute=recompute,
+        offload_optimizer="offload" in row.get("engine", ""),
+        grad_reduce_dtype=reduce_dtype,
+    )
+    candidate = Candidate(
+        engine=behaviour,
+        strategy=strategy,
+        micro_batch_size=mbs,
+        num_microbatches=microbatches,
+        vpp=vpp,
+        schedule="interleaved" if vpp > 1 else "1f1b",
+    )
+    try:
+        model = describe(architecture, seq_length, decoder)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise _SkipError(f"model: {error}") from None
+    for name, count in (("num_attention_heads", architecture.num_attention_heads), ("ffn_hidden_size", architecture.ffn_hidden_size)):
+        if count % tp:
+            raise _SkipError(f"tp={tp} does not divide {name}={count}")
+    body = sum(run.count for run in model.runs if run.layer.recomputable)
+    if body < pp * vpp and behaviour != "nanotron":
+        raise _SkipError(f"{body} layers on {pp * vpp} pipeline chunks")
+    if behaviour == "nanotron":
+        counts = layout.nanotron_counts(body, *nanotron_costs(architecture), pp)
+    else:
+        counts = layout.even_counts(body, pp * vpp)
+    time_s = measured_time(row, architecture, gbs, seq_length, num_gpus) if known_time else None
+    if table == "megatron_lm_functional_goldens":
+        time_s = None
+    memory = _float(row, "peak_memory_gib") if status == "ok" and "not a measured allocator peak" not in notes else None
+    fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
+    if status == "ok" and time_s is None and memory is None:
+        raise _SkipError("neither time nor memory can be compared")
+    kind = row.get("peak_memory_kind", "")
+    return Run(
+        table=table,
+        run_id=row["run_id"],
+        sweep_id=row.get("sweep_id") or table,
+        behaviour=behaviour,
+        gpu=key,
+        precision=label,
+        kind="moe" if row.get("num_experts") else "dense",
+        model=model,
+        training=training,
+        cluster=networks.cluster(table, key, num_gpus, per_node, row.get("interconnect", "")),
+        candidate=candidate,
+        stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share),
+        time_s=time_s,
+        memory_bytes=memory * GIB if memory else None,
+        memory_of="last" if "last rank" in kind else "first" if behaviour == "nanotron" or "embedding" in kind else "max",
+        memory_kind="process" if "nvidia-smi" in kind else "allocated" if "max_memory_allocated" in kind else "reserved",
+        fits=fits,
+    )
+
+
+DOUBTFUL: tuple[tuple[str, str], ...] = (
+    ("INCONSISTENT_BATCH", "batch is inconsistent (source's note)"),
+    ('variant "gqa', "GQA8 variant, not comparable to the rest"),
+    ("GQA8 variant", "GQA8 variant, not comparable to the rest"),
+    ("async(no CUDA_LAUNCH_BLOCKING)=no", "run with CUDA_LAUNCH_BLOCKING"),
+    ("may hang", "a run that hangs"),
+    ("Fine-Tuning (LoRA)", "LoRA: the base is frozen"),
+    ("_LoRA", "LoRA: the base is frozen"),
+    ("_LORA", "LoRA: the base is frozen"),
+    ("_lora", "LoRA: the base is frozen"),
+    ("_SFT", "fine-tuning on packed sequences"),
+    ("grpo", "reinforcement learning, not pretraining"),
+    ("mimo/", "vision-language model"),
+    ("rowwise", "rowwise scaling"),
+    ("is-hybrid-model", "hybrid Mamba model"),
+    ("multi-latent-attention", "multi-latent attention"),
+)
+"""A word in notes, model or sweep, and why such a row is not priced."""
+
+SP_DEFAULT = frozenset({"nemo", "megatron_fsdp"})
+"""Engines whose recipes turn sequence parallelism on with tp > 1."""
+BF16_REDUCE = frozenset({"nemo", "fsdp_torchtitan_bf16"})
+"""Engines whose published recipes reduce gradients in bf16 (NeMo: grad_reduce_in_fp32=False)."""
+ZERO_DEFAULT: dict[str, ZeroStage] = {
+    "nemo": 1,
+    "megatron_deepspeed": 1,
+    "megatron_lm": 0,
+    "megatron": 0,
+    "megatron_fsdp": 3,
+    "deepspeed": 3,
+}
+"""What a blank zero_stage stands for."""
+
+
+def behaviour_of(engine: str) -> str:
+    """The behaviour that prices an engine by its printed name. Raises _SkipError.
+
+    >>> behaviour_of("fsdp(composer)"), behaviour_of("NeMo megatron-core"), behaviour_of("Megatron-DeepSpeed 3D (1F1B)")
+    ('fsdp_composer', 'nemo', 'megatron_deepspeed')
+    """
+    lowered = engine.lower()
+    for words, name in ENGINES:
+        if words in lowered and "habana" not in lowered:
+            return name
+    raise _SkipError(f"engine {engine or 'not stated'} has no behaviour")
+
+
+def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
+    """Compute precision and the label it is reported under ("not stated" where the source is silent)."""
+    text = row.get("precision", "").lower()
+    if "fp4" in text:
+        raise _SkipError("NVFP4 is not priced")
+    if "fp8" in text or "float8" in text:
+        return "fp8", "fp8"
+    if "bf16" in text or "bfloat16" in text:
+        return "bf16", "bf16"
+    if "fp16" in text or "float16" in text:
+        return "fp16", "fp16"
+    if text:
+        raise _SkipError(f"precision {text} is not known")
+    return "bf16", "not stated"
+
+
+def zero_of(behaviour: str, row: dict[str, str]) -> ZeroStage:
+    text = row.get("zero_stage", "").strip()
+    if text in ("0", "1", "2", "3"):
+        return int(text)  # type: ignore[return-value]
+    if text:
+        raise _SkipError(f"zero_stage={text}")
+    if behaviour not in ZERO_DEFAULT:
+        raise _SkipError("zero_stage is not stated")
+    return ZERO_DEFAULT[behaviour]
+
+
+def world_of(row: dict[str, str], behaviour: str, model_parallel: int, zero_stage: int) -> int:
+    """num_gpus; where it is blank and memory does not depend on it (nothing sharded over dp) one replica. A golden run with a sharded
+    optimizer prints its steady allocation, from which dp follows: 6 + 12/dp bytes per parameter."""
+    if row.get("num_gpus"):
+        return _int(row, "num_gpus")
+    if zero_stage == 0:
+        return model_parallel
+    if "steady mem-allocated" in row.get("peak_memory_kind", "") and row.get("hidden_size") == "6144":
+        return model_parallel * GOLDEN_15B_DP
+    if "steady mem-allocated" in row.get("peak_memory_kind", ""):
+        return model_parallel * GOLDEN_DP
+    raise _SkipError("num_gpus is not stated")
+
+
+GOLDEN_15B_DP = 16
+"""gpt3_15b_8t_release: 12.3 GiB steady for 1.95e9 parameters a rank = 6.8 bytes each = 6 + 12/16."""
+GOLDEN_DP = 2
+"""Megatron's functional tests run on one node of 8; most leave a data-parallel size of 2."""
+
+
+def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
+    """The mode and the share of layers it applies to. torchtitan's selective modes recompute about half of the layers' matmuls."""
+    text = row.get("recompute", "").lower()
+    if text in ("", "none"):
+        return "none", 1.0
+    if text == "full":
+        return "full", 1.0
+    if text in ("selective (op)", "selective (every 2nd layer)"):
+        return "full", 0.5
+    if text in ("selective", "selective (core_attn)"):
+        return "selective", 1.0
+    raise _SkipError(f"recompute {text} is not priced")
+
+
+def architecture_of(table: str, row: dict[str, str]) -> Architecture:
+    """The model that a row describes, with its family's facts."""
+    name = row.get("model_name", "")
+    lowered = name.lower()
+    notes = row.get("notes", "")
+    if row.get("num_experts"):
+        raise _SkipError("MoE models are not described yet")
+    if "MLA" in row.get("num_query_groups", ""):
+        raise _SkipError("multi-latent attention")
+    hidden = _int(row, "hidden_size")
+    if lowered.startswith(("t5/", "t5")):
+        family = "t5"
+    elif lowered.startswith(("bert/", "bert")):
+        family = "bert"
+    elif "swiglu=True" in notes or any(word in lowered for word in ("llama", "qwen", "internlm")):
+        family = "llama"
+    else:
+        family = "gpt"
+    heads = _int(row, "num_attention_heads", heads_default(hidden) if "bigscience" in table else None)
+    layers = _int(row, "num_layers", 12 if family == "t5" else None)
+    golden = table == "megatron_lm_functional_goldens"
+    nemotron = "nemotron4" in lowered or "15b_8t" in lowered
+    golden_vocab = T5_VOCAB if family in ("t5", "bert") else NEMOTRON_VOCAB if nemotron else GPT2_VOCAB
+    vocab = _int(row, "vocab_size", golden_vocab if golden else MEGATRON_VOCAB)
+    tied = not ("untie-embeddings" in notes or nemotron)
+    if family == "llama":
+        tied = "nanotron" in row.get("engine", "") and _int(row, "ffn_hidden_size") < 10000
+    rope = "position-embedding-type=rope" in notes or nemotron or family == "llama"
+    dropout = GPT2_VOCAB_DROPOUT if (golden and hidden <= 1024) or "megatron-lm" in row.get("engine", "") else 0.0
+    mpt = "mosaic" in table
+    kv = re.search(r"kv-channels=(\d+)", notes)
+    groups = _int(row, "num_query_groups", heads)
+    display = "GPT-3 175B" if layers == 96 and hidden == 12288 and family == "gpt" else name
+    return Architecture(
+        family=family,
+        name=display or "unnamed",
+        num_layers=layers,
+        decoder_num_layers=layers if family == "t5" else 0,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=int(kv.group(1)) if kv else None,
+        ffn_hidden_size=_int(row, "ffn_hidden_size", 4 * hidden),
+        vocab_size=vocab,
+        max_position_embeddings=_int(row, "seq_length"),
+        activation="swiglu" if family == "llama" else "relu" if nemotron or "squared-relu" in notes else "gelu",
+        normalization="RMSNorm" if family == "llama" else "LayerNorm",
+        position_embedding="relative" if family == "t5" and "relative" in notes else "rope" if rope else "learned_absolute",
+        add_bias_linear=family not in ("llama",) and not nemotron and not mpt,
+        tie_embeddings=tied,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+        num_token_types=2 if family == "bert" else 0,
+    )
+
+
+def heads_default(hidden: int) -> int:
+    """Heads where a BLOOM candidate's table prints none: 96 where it divides (the section's other rows), else 64."""
+    return 96 if hidden % 96 == 0 else 64
+
+
+def nanotron_costs(architecture: Architecture) -> tuple[float, float]:
+    """Parameters of a layer and of the head, by which nanotron balances its stages (models/llama.py, get_block_compute_costs)."""
+    hidden, width = architecture.hidden_size, architecture.num_attention_heads * architecture.head_dim
+    return 4.0 * width * hidden + 3.0 * architecture.ffn_hidden_size * hidden, float(architecture.vocab_size * hidden)
+
+
+def measured_time(row: dict[str, str], architecture: Architecture, gbs: int, seq: int, num_gpus: int) -> float | None:
+    """Seconds a step: as printed, or from tokens/s, or from TFLOP/s through the formula that the source prints."""
+    step = _float(row, "step_time_s")
+    if step is not None:
+        return step
+    tokens = _float(row, "tokens_per_s_per_gpu")
+    if tokens is not None:
+        return gbs * seq / (tokens * num_gpus)
+    tflops = _float(row, "tflops_per_gpu")
+    if tflops is None:
+        return None
+    flops = printed_flops(row.get("flop_formula", ""), architecture, gbs, seq)
+    return None if flops is None else flops / (tflops * 1e12 * num_gpus)
+
+
+def printed_flops(formula: str, architecture: Architecture, gbs: int, seq: int) -> float | None:
+    """FLOPs of a step as the source counts them; None: the formula is not known.
+
+    Narayanan et al. 2021 (SC21): 96 B s L h^2 (1 + s/6h + V/16Lh), recompute included. BigScience's older scripts: 8 x parameters
+    without embeddings x tokens.
+    """
+    layers, hidden = architecture.num_layers, architecture.hidden_size
+    if "96BsLh^2(1+s/6h+V/16lh)" in formula or "Megatron formu" in formula:
+        return 96.0 * gbs * seq * layers * hidden**2 * (1 + seq / (6 * hidden) + architecture.vocab_size / (16 * layers * hidden))
+    if "older approx" in formula:
+        return 8.0 * 12 * layers * hidden**2 * gbs * seq
+    return None
+
+
+HELD_OUT: tuple[tuple[str, str], ...] = (
+    ("nanotron_ultrascale_playbook", "3B"),
+    ("nanotron_ultrascale_playbook", "n16nodes"),
+    ("nanotron_ultrascale_playbook", "n32nodes"),
+    ("nanotron_ultrascale_playbook", "n64nodes"),
+    ("bigscience_bloom176b_prequel", "h12288"),
+    ("bigscience_bloom176b_prequel", "h13312"),
+    ("bigscience_v100", "52B"),
+    ("mosaicml_llm_foundry", "_3b_"),
+    ("mosaicml_llm_foundry", "_70b_"),
+    ("megatron_lm_readme_tables", "3.6B"),
+    ("megatron_lm_readme_tables", "18B"),
+    ("megatron_lm_readme_tables", "76B"),
+    ("megatron_lm_readme_tables", "310B"),
+    ("megatron_lm_readme_tables", "1T"),
+    ("calculon_validation_seqsel", "530B"),
+    ("mlperf_training_logs", "llama31_405b"),
+    ("nvidia_dgxc_benchmarking", "405b"),
+    ("nvidia_dgxc_benchmarking", "Nemotron4"),
+    ("nvidia_megatron_bridge_perf", "LLAMA3_8B"),
+    ("nvidia_nemo_perf_docs", "70B"),
+    ("internevo_train_performance", "n128"),
+    ("internevo_train_performance", "n512"),
+    ("torchtitan_benchmarks", "70B"),
+    ("megatron_lm_functional_goldens", "15b"),
+    ("megatron_lm_functional_goldens", "t5"),
+)
+"""Whole sweeps and whole models that no constant was fitted on: (table, a word of the sweep's or the model's name)."""
+
+
+def held_out(run: Run) -> bool:
+    """Whether this run is kept out of fitting."""
+    text = f"{run.sweep_id} {run.model.architecture.name}"
+    return any(table == run.table and word in text for table, word in HELD_OUT)

@@ -1,0 +1,132 @@
+"""Engines that are never started here but were measured, as Behaviours: data, with the source of each figure.
+
+Bytes per parameter are before sharding (`StateBytes`). The engines that are started make their own Behaviour (`engines/`); the older
+Megatron versions of the published tables stand here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.strategy.capabilities import Behaviour, StateBytes
+
+MEGATRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8)
+"""Megatron-LM, mixed precision: 2 weights, 4 main gradients, 4 master weights, 8 Adam = 18 (theoretical_memory_usage.py:182);
+the distributed optimizer shards the last 12."""
+MEGATRON_FP32: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
+NEMO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
+"""NVIDIA's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 off): --grad-reduce-in-bf16, param_and_grad_buffer.py."""
+NANOTRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=0)
+"""nanotron with accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
+(optim/gradient_accumulator.py); ZeRO-1 shards master and moments."""
+FSDP: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
+"""PyTorch FSDP under mixed precision: the shard is fp32 (it is the master copy), gathered in 16 bits (docs: MixedPrecision)."""
+INTERNEVO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
+"""InternEvo's HybridZeroOptimizer: 16-bit weights and gradients, fp32 master and Adam sharded over the zero1 group."""
+DEEPSPEED_FP16: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
+"""DeepSpeed ZeRO-1 in fp16: stage_1_and_2.py:557; gradients of the shard in fp32 at the step."""
+DEEPSPEED_BF16: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2)
+"""DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients (bf16_optimizer.py:163)."""
+
+
+def _all_stages(mixed: StateBytes, fp32: StateBytes = MEGATRON_FP32) -> dict[str, StateBytes]:
+    return {f"{precision}/{stage}": state for precision, state in (("mixed", mixed), ("fp32", fp32)) for stage in range(4)}
+
+
+BEHAVIOURS: Final[dict[str, Behaviour]] = {
+    behaviour.engine: behaviour
+    for behaviour in (
+        Behaviour(
+            engine="nanotron",
+            states=_all_stages(NANOTRON),
+            gradient_bytes_on_wire="grad_accum_dtype",
+            reduce_scatter_from_stage=1,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="nemo",
+            states=_all_stages(NEMO),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+        ),
+        Behaviour(
+            engine="megatron",
+            states=_all_stages(MEGATRON),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+        ),
+        Behaviour(
+            engine="megatron_lm",
+            states=_all_stages(MEGATRON),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+            flash_attention=False,
+        ),
+        Behaviour(
+            engine="megatron_deepspeed",
+            states=_all_stages(DEEPSPEED_FP16),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=2,
+            flash_attention=False,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="megatron_deepspeed_bf16",
+            states=_all_stages(DEEPSPEED_BF16),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=2,
+            flash_attention=False,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="megatron_fsdp",
+            states=_all_stages(MEGATRON),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+        ),
+        Behaviour(
+            engine="fsdp_composer",
+            states=_all_stages(FSDP),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="fsdp_torchtitan",
+            states=_all_stages(FSDP),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="fsdp_automodel",
+            states=_all_stages(FSDP),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="internevo",
+            states=_all_stages(INTERNEVO),
+            gradient_bytes_on_wire="weight",
+            reduce_scatter_from_stage=1,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="internevo_fsdp",
+            states=_all_stages(INTERNEVO),
+            gradient_bytes_on_wire="weight",
+            reduce_scatter_from_stage=1,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="deepspeed",
+            states=_all_stages(DEEPSPEED_FP16),
+            gradient_bytes_on_wire="weight",
+            reduce_scatter_from_stage=2,
+            flash_attention=False,
+            fp32_gradient_fusion=False,
+        ),
+    )
+}
+"""By the names that `calibrate.runs.behaviour_of` gives."""

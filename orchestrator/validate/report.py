@@ -1,0 +1,60 @@
+"""The report of a validation as plain data, its keys fixed: tables.<name>, all, by.<split>.<value>, held_out, unused."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.calibrate.runs import Run, Unusable, held_out
+from orchestrator.strategy.layout import Prediction, StagePrediction
+from orchestrator.validate.metrics import SPLITS, Priced, grouped, summary
+
+OUTSIDE_TENSORS = {"allocated": ("context", "allocator", "communication buffers"), "reserved": ("context", "communication buffers"), "process": ()}
+"""Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""
+DOUBTED_GPUS = 512
+"""nanotron's rows on this many GPUs have more unexplained scatter than signal (measurements README): a table of their own."""
+
+
+def seen_bytes(stage: StagePrediction, kind: str) -> float:
+    """What a measurement of this kind would have seen of the stage's predicted peak."""
+    return stage.peak_memory_bytes - sum(stage.memory_by_cause.get(cause, 0.0) for cause in OUTSIDE_TENSORS[kind])
+
+
+def measured_beside(run: Run, prediction: Prediction) -> Priced:
+    """The prediction in the terms of the measurement."""
+    stages = {"first": prediction.by_stage[:1], "last": prediction.by_stage[-1:], "max": prediction.by_stage}[run.memory_of]
+    return Priced(
+        run=run,
+        time_s=prediction.step_time_s,
+        memory_bytes=max(seen_bytes(stage, run.memory_kind) for stage in stages),
+        needed_bytes=prediction.peak_memory_bytes,
+        limit_bytes=run.cluster.gpu.memory,
+        interval=prediction.interval,
+    )
+
+
+def table_of(priced: Priced) -> str:
+    """The table that a row is reported under."""
+    doubted = priced.run.behaviour == "nanotron" and priced.run.num_gpus >= DOUBTED_GPUS
+    return f"{priced.run.table}:{DOUBTED_GPUS}_gpus" if doubted else priced.run.table
+
+
+def report_of(rows: Sequence[Priced], unusable: Sequence[Unusable]) -> dict[str, Any]:
+    """Everything but the recovery of experts' configurations."""
+    trusted = [row for row in rows if ":" not in table_of(row)]
+    kept = [row for row in trusted if held_out(row.run)]
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in unusable:
+        reasons[row.table][row.why] += 1
+    return {
+        "tables": {name: summary(part) for name, part in grouped(rows, table_of).items()},
+        "all": summary(trusted),
+        "by": {split: {name: summary(part) for name, part in grouped(trusted, key).items()} for split, key in SPLITS.items()},
+        "held_out": {
+            "tables": {name: summary(part) for name, part in grouped(kept, table_of).items()},
+            "all": summary(kept),
+            "by": {split: {name: summary(part) for name, part in grouped(kept, key).items()} for split, key in SPLITS.items()},
+        },
+        "unused": {table: dict(sorted(counts.items())) for table, counts in sorted(reasons.items())},
+    }
