@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 
 import msgspec
 
@@ -25,7 +26,7 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
 
     `gres` None: `--gpus-per-node` for an nccl job; "" asks for no GPUs at all (sites that hand out whole nodes).
-    `extra`: whole options ("--comment=x"), one `#SBATCH` line each. `python`: the interpreter on the nodes (a shared environment);
+    `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `python`: the interpreter on the nodes (a shared environment);
     None: what the PATH of the node offers.
     """
 
@@ -54,6 +55,39 @@ VALUED = (
     "dependency", "switches", "segment",
 )  # fmt: skip
 """Options of SlurmOptions that become `#SBATCH --name=value` unchanged."""
+
+
+def slurm_options(values: Mapping[str, str], python: str | None = None) -> SlurmOptions:
+    """From texts by name, as `slurm.name=text` gives them. Raises InputError that names the key.
+
+    >>> slurm_options({"nodes": "2", "exclusive": "true", "extra": "--comment 'a b'"}).extra
+    ('--comment', 'a b')
+    >>> slurm_options({"nodes": "two"})
+    Traceback (most recent call last):
+    orchestrator.errors.InputError: slurm.nodes=two: must be a whole number above 0
+    """
+    fields: dict[str, str | int | bool | tuple[str, ...] | None] = {"python": python}
+    for name, text in values.items():
+        key = f"slurm.{name}"
+        if name not in SlurmOptions.__struct_fields__ or name == "python":
+            raise InputError(key, text, "is not known", sorted({*SlurmOptions.__struct_fields__} - {"python"}))
+        if name in ("nodes", "cpus_per_task"):
+            if not text.isascii() or not text.isdecimal() or not int(text):
+                raise InputError(key, text, "must be a whole number above 0")
+            fields[name] = int(text)
+        elif name == "exclusive":
+            if text not in ("true", "false"):
+                raise InputError(key, text, "is not a truth value", ["true", "false"])
+            fields[name] = text == "true"
+        elif name == "extra":
+            try:
+                fields[name] = tuple(shlex.split(text))
+            except ValueError as error:
+                raise InputError(key, text, f"can't be split into words: {error}") from None
+        else:
+            fields[name] = checked(key, text)
+    return msgspec.convert(fields, SlurmOptions)
+
 
 RANK = """
 if [[ $RANK == 0 ]]; then
@@ -194,13 +228,14 @@ def job_sbatch(job: Job, slurm: SlurmOptions) -> str:
     if slurm.exclusive:
         options.append("--exclusive")
     options += ["--output=slurm-%j.log", "--export=NONE"]
-    for extra in slurm.extra:
-        if not checked("slurm.extra", extra).startswith("-"):
-            raise InputError("slurm.extra", extra, "must be an option of sbatch, such as --comment=text")
-        options.append(extra)
+    lines = [sbatch_quote(option) for option in options]
+    if slurm.extra:
+        if not slurm.extra[0].startswith("-"):
+            raise InputError("slurm.extra", slurm.extra[0], "must be an option of sbatch, such as --comment=text")
+        lines.append(" ".join(sbatch_quote(checked("slurm.extra", word)) for word in slurm.extra))
     python = _exports({"PYTHON": checked("slurm.python", slurm.python)}) if slurm.python else ""
     return SBATCH.format(
-        options="\n".join(f"#SBATCH {sbatch_quote(option)}" for option in options),
+        options="\n".join(f"#SBATCH {line}" for line in lines),
         environment=python,
         nodes=nodes,
         ranks_per_node=ranks_per_node,

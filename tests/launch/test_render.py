@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
 from orchestrator.job import Job
-from orchestrator.launch.render import SlurmOptions, files, sbatch_quote
+from orchestrator.launch.render import SlurmOptions, files, sbatch_quote, slurm_options
 
 GOLDEN = Path(__file__).parent / "golden"
 GPT = Job(
@@ -34,7 +34,7 @@ TINY = Job(
 )  # fmt: skip
 SITE = SlurmOptions(
     partition="h100", account="0123", qos="high", time="12:30:00", nodelist="n[0-1]", exclude="n7", constraint="ib&h100", cpus_per_task=64,
-    mem="0", exclusive=True, reservation="us", dependency="afterok:7", switches="1@00:10:00", segment="2", extra=("--comment=a 'b' #c",),
+    mem="0", exclusive=True, reservation="us", dependency="afterok:7", switches="1@00:10:00", segment="2", extra=("--comment", "a 'b' #c"),
     python="/opt/my venv/bin/python",
 )  # fmt: skip
 STUB = """#!{python}
@@ -196,3 +196,20 @@ def test_sbatch_words_keep_every_character() -> None:
             plain += quoted[index]
             index += 1
         assert plain == word
+
+
+@pytest.mark.parametrize(
+    "values", [{"nodes": "0"}, {"nodes": "-1"}, {"cpus_per_task": "x"}, {"exclusive": "yes"}, {"extra": "'"}, {"tme": "1"}, {"python": "p"},
+               {"qos": "a\nb"}]
+)  # fmt: skip
+def test_bad_slurm_keys_are_refused(values: dict[str, str]) -> None:
+    with pytest.raises(InputError) as refused:
+        slurm_options(values)
+    assert refused.value.key == f"slurm.{next(iter(values))}"
+
+
+def test_slurm_keys_are_taken_as_written() -> None:
+    """No number is made of what looks like one."""
+    options = slurm_options({"time": "12:30:00", "account": "0123", "cpus_per_task": "8", "exclusive": "false"}, python="/p")
+    assert (options.time, options.account, options.cpus_per_task, options.exclusive) == ("12:30:00", "0123", 8, False)
+    assert (options.python, options.partition) == ("/p", None)
