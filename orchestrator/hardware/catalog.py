@@ -18,7 +18,7 @@ from orchestrator.units import GB, GIB, TB, TFLOPS
 
 def _gpu(name: str, memory_gib: float, bandwidth: float, capability: str, source: str, **tflops: float) -> Gpu:
     """An entry in the units that datasheets print: GiB, bytes/s, TFLOP/s by precision."""
-    peaks = {precision: value * TFLOPS for precision, value in tflops.items()}
+    peaks = {precision: float(round(value * TFLOPS)) for precision, value in tflops.items()}
     return Gpu(
         name=name,
         memory=round(memory_gib * GIB),
@@ -35,6 +35,9 @@ _H100_SXM = {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1
 _H100_PCIE = {"fp32": 51.2, "tf32": 378.0, "fp16": 756.5, "bf16": 756.5, "fp8": 1513.0}
 _B200 = {"fp32": 75.0, "tf32": 1125.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0}
 _GB200 = {"fp32": 80.0, "tf32": 1250.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
+_RTX_3090 = {"fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
+_RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3}
+_L40S = {"fp32": 91.6, "tf32": 183.0, "fp16": 362.0, "bf16": 362.0, "fp8": 733.0}
 
 _ENTRIES: tuple[Gpu, ...] = (
     _gpu("V100-SXM2-16GB", 15.78, 900 * GB, "7.0", "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 16160 MiB", **_V100),
@@ -55,18 +58,9 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("GB200", 184.0, 8.0 * TB, "10.0", "NVIDIA GB200 NVL72 datasheet (576 TB/s over 72); torch about 184 GiB", **_GB200),
     _gpu("GB300", 258.0, 8.0 * TB, "10.3", "NVIDIA GB300 NVL72 datasheet (20 TB over 72); memory derived from it", **_GB200),
     _gpu("TITAN-RTX", 23.65, 672 * GB, "7.5", "NVIDIA Turing whitepaper (TU102), TITAN RTX; torch total 23.65 GiB", fp32=16.3, fp16=130.5),
-    _gpu(
-        *("RTX-3090", 23.69, 936 * GB, "8.6", "NVIDIA GA102 whitepaper (fp32 accumulate); torch 23.69 GiB"),
-        **{"fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0},
-    ),
-    _gpu(
-        *("RTX-4090", 23.64, 1008 * GB, "8.9", "NVIDIA Ada whitepaper (fp32 accumulate); torch 23.64 GiB"),
-        **{"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3},
-    ),
-    _gpu(
-        *("L40S", 44.4, 864 * GB, "8.9", "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB"),
-        **{"fp32": 91.6, "tf32": 183.0, "fp16": 362.0, "bf16": 362.0, "fp8": 733.0},
-    ),
+    _gpu("RTX-3090", 23.69, 936 * GB, "8.6", "NVIDIA GA102 whitepaper (fp32 accumulate); torch 23.69 GiB", **_RTX_3090),
+    _gpu("RTX-4090", 23.64, 1008 * GB, "8.9", "NVIDIA Ada whitepaper (fp32 accumulate); torch 23.64 GiB", **_RTX_4090),
+    _gpu("L40S", 44.4, 864 * GB, "8.9", "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB", **_L40S),
     # Not a GPU: one gloo rank with one core. 4 GiB is a modest share of any machine that trains the tiny recipes on 4 ranks; the peaks
     # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
     _gpu("cpu", 4.0, 3 * GB, "0.0", "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from orchestrator.recipe.clusters import load_cluster
+from orchestrator.recipe.settings import Settings, load, resolved_yaml
 
-__all__ = ["load_cluster"]
+__all__ = ["Settings", "load", "load_cluster", "resolved_yaml"]

@@ -1,12 +1,12 @@
 """Clusters: a YAML of ten lines and a number of GPUs become a `Cluster`.
 
-    gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, memory_bandwidth, peak_flops, compute_capability}
-    gpus_per_node: 8
-    levels:                       # from the inside out; size: a number of GPUs, node, or unlimited
-    - {name: nvlink, size: node, bandwidth: 450 GB/s, latency: 1.9 us}
-    - {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
-    host_bandwidth: 63 GB/s       # GPU to host memory, per GPU and direction
-    host_memory: 256 GB           # per GPU
+gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, memory_bandwidth, peak_flops, compute_capability}
+gpus_per_node: 8
+levels:                       # from the inside out; size: a number of GPUs, node, or unlimited
+- {name: nvlink, size: node, bandwidth: 450 GB/s, latency: 1.9 us}
+- {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
+host_bandwidth: 63 GB/s       # GPU to host memory, per GPU and direction
+host_memory: 256 GB           # per GPU
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ SLURM_KEYS: Final = {
     "dependency": "as sbatch takes it (afterok:1234)",
     "switches": "leaf switches at most",
     "segment": "nodes per block (topology/block)",
-    "extra": "one more #SBATCH option, as it is",
+    "extra": "one more option of sbatch, as it is (--comment=x); in YAML a list",
+    "python": "interpreter on the nodes; default: the PATH's",
 }
 
 
@@ -77,7 +78,7 @@ def _keys() -> dict[str, Key]:
     keys = [
         Key(name="recipe", type=str, help="name or path of a YAML; --help lists the names"),
         Key(name="cluster", type=str, help="name or path of a YAML", default="GPUs found here, else the recipe's"),
-        Key(name="gpus", type=int, help="how many", default="all found here, else the recipe's", low=1, high=MAX_GPUS),
+        Key(name="gpus", type=int, help="how many", default="the recipe's, else all found here", low=1, high=MAX_GPUS),
         Key(name="gpus_per_node", type=int, help="GPUs of a node", default="the cluster's", low=1, high=MAX_GPUS),
         Key(name="engine", type=str, help="auto or an engine's name", default="auto"),
         Key(name="out", type=str, help="folder to write; must be new or empty", default="runs/<recipe>-<time>"),
@@ -116,7 +117,10 @@ def _keys() -> dict[str, Key]:
         Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default=f"{GPU_RESERVE_GIB} (cpu {CPU_RESERVE_GIB})", low=0),
         Key(name="search.budget_s", type=float, help="seconds after which the search ends with the best so far", default="none", above=0),
     ]
-    keys += [Key(name=f"slurm.{name}", type=str, help=text) for name, text in SLURM_KEYS.items()]
+    typed = {"nodes": int, "cpus_per_task": int, "exclusive": bool, "extra": tuple[str, ...]}
+    for name, text in SLURM_KEYS.items():
+        kind = typed.get(name, str)
+        keys.append(Key(name=f"slurm.{name}", type=kind, help=text, low=1 if kind is int else None))
     return {key.name: key for key in keys}
 
 
@@ -190,6 +194,8 @@ def parse(key: Key, text: Any) -> Any:
 
 def _parse_as(key: Key, kind: Any, text: Any) -> Any:
     origin = typing.get_origin(kind)
+    if kind == tuple[str, ...]:
+        return tuple(str(_parse_as(key, str, part)) for part in (text if isinstance(text, list) else [text]))
     if origin is tuple:
         return _parse_tuple(key, typing.get_args(kind), text)
     if not isinstance(text, str):
@@ -219,7 +225,7 @@ def _parse_as(key: Key, kind: Any, text: Any) -> Any:
 
 
 def _parse_tuple(key: Key, kinds: tuple[Any, ...], text: Any) -> tuple[Any, ...]:
-    """"0.9,0.95", "[0.9, 0.95]" or a YAML list."""
+    """ "0.9,0.95", "[0.9, 0.95]" or a YAML list."""
     parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")] if isinstance(text, str) else text
     if not isinstance(parts, list) or len(parts) != len(kinds):
         raise InputError(key.name, shown(text), f"needs {len(kinds)} numbers with a comma between them")

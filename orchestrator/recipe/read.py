@@ -21,6 +21,7 @@ MAX_FILE_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 8
 """Of YAML nesting; ours needs four."""
 
+
 def read_arguments(words: Sequence[str]) -> Tree:
     """key=value words as a tree of strings. Raises InputError.
 
@@ -34,7 +35,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
         if not equals:
             hint = nearest(name, ["--help", "--cfg", "--version"]) if name.startswith("-") else None
             raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
-        _known(name, value)
+        check_key(name, value)
         if name in seen:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
         seen[name] = value
@@ -48,7 +49,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
 GROUPS: Final = tuple(dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name))
 
 
-def _known(name: str, value: Any) -> None:
+def check_key(name: str, value: Any) -> None:
     """Raises InputError unless `name` is a key; names the nearest one."""
     if name in KEYS:
         return
@@ -94,10 +95,11 @@ def read_yaml(path: Path) -> Tree:
     return tree
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, limit: int | None = MAX_FILE_BYTES) -> str:
+    """The file's text. Raises InputError for one that is larger than `limit` bytes, unreadable, or no text."""
     try:
-        if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(str(path), None, f"is larger than {MAX_FILE_BYTES} bytes; not a recipe")
+        if limit is not None and path.is_file() and path.stat().st_size > limit:
+            raise InputError(str(path), None, f"is larger than {limit} bytes; it can't be a recipe")
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(str(path), None, "is not a text file (UTF-8)") from None

@@ -1,0 +1,95 @@
+"""What this machine has: GPUs, host memory, a Slurm allocation, the packages that training needs. Looks, changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Final
+
+from orchestrator.values import Value
+
+NVIDIA_SMI_S: Final = 10.0
+"""nvidia-smi takes 0.1 to 2 s; a driver that does not answer in ten is as good as none."""
+MIB: Final = 2**20
+
+
+class Machine(Value, frozen=True, kw_only=True):
+    """`gpu_name`: what the driver calls the GPUs; None where there are none or several types. `slurm_nodes`: of the allocation that
+    this process is in; 0 outside. `missing`: packages that training here would need and that are not installed."""
+
+    num_gpus: int = 0
+    gpu_name: str | None = None
+    nvlink: bool = False
+    host_memory: int = 0
+    slurm_job: str | None = None
+    slurm_nodes: int = 0
+    sbatch: bool = False
+    transformer_engine: bool = False
+    flash_attention: bool = False
+    apex: bool = False
+    missing: tuple[str, ...] = ()
+
+
+def machine(environment: Mapping[str, str] = os.environ) -> Machine:
+    """This machine, as far as this process may use it."""
+    names = gpu_names(environment)
+    nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or "1"
+    job = environment.get("SLURM_JOB_ID")
+    return Machine(
+        num_gpus=len(names),
+        gpu_name=names[0] if len(set(names)) == 1 else None,
+        nvlink=len(names) > 1 and _has_nvlink(),
+        host_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        slurm_job=job,
+        slurm_nodes=int(nodes) if job and nodes.isdecimal() else 0,
+        sbatch=shutil.which("sbatch") is not None,
+        transformer_engine=_installed("transformer_engine"),
+        flash_attention=_installed("flash_attn"),
+        apex=_installed("apex"),
+        missing=tuple(name for name in ("torch", "megatron", "deepspeed") if not _installed(name)),
+    )
+
+
+def gpu_names(environment: Mapping[str, str]) -> list[str]:
+    """Names of the GPUs that CUDA_VISIBLE_DEVICES leaves, one each; empty without a driver. MIG slices are not whole GPUs: left out."""
+    lines = _nvidia_smi("--query-gpu=index,uuid,mig.mode.current,name", "--format=csv,noheader")
+    found = [tuple(part.strip() for part in line.split(",", 3)) for line in lines]
+    gpus = [entry for entry in found if len(entry) == 4 and entry[2] != "Enabled"]
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [entry[3] for entry in gpus]
+    names = []
+    for wanted in (part.strip() for part in visible.split(",")):
+        match = [entry[3] for entry in gpus if wanted == entry[0] or (wanted.startswith("GPU-") and entry[1].startswith(wanted))]
+        if not match:  # CUDA stops at the first device that it doesn't know (-1 and the empty string hide all)
+            break
+        names += match
+    return names
+
+
+def _has_nvlink() -> bool:
+    """Whether any link of any GPU is up."""
+    return any("GB/s" in line for line in _nvidia_smi("nvlink", "--status"))
+
+
+def _nvidia_smi(*arguments: str) -> list[str]:
+    """Lines of its output; none where it is missing, fails or hangs."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def _installed(name: str) -> bool:
+    """Whether a package is there, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

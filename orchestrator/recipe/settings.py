@@ -1,0 +1,473 @@
+"""Recipe file and command line become `Settings`, and Settings become a YAML that gives the same plan again.
+
+Order: the recipe's file, then the command line over it. A layer that names `model.hf_config` replaces the model of the layers below it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from orchestrator.detect import Machine
+from orchestrator.errors import InputError
+from orchestrator.hardware.catalog import by_driver_name
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
+from orchestrator.model import families
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.plan import Plan, RunSettings
+from orchestrator.recipe.clusters import cluster_from, read_named, to_tree
+from orchestrator.recipe.keys import CPU_RESERVE_GIB, GPU_RESERVE_GIB, KEYS, Launch, parse, shown
+from orchestrator.recipe.read import Tree, check_key, read_arguments, read_text
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.units import GB, GIB, US, format_bytes
+from orchestrator.values import Value
+
+SlurmValue = str | int | bool | tuple[str, ...]
+Flat = dict[str, Any]
+"""Full key names; the values are text still, or a cluster's mapping."""
+
+FREE_WITH_PLAN: Final = ("recipe", "plan", "out", "launch", "data", "tokenizer", "train.save_every", "train.resume")
+"""Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
+
+
+class Settings(Value, frozen=True, kw_only=True):
+    """All that a run needs to know. `why_cluster` says in one line which cluster was taken and why. `plan` is set where a saved plan
+    takes the place of the search; `budget_s` None: no limit."""
+
+    recipe: str
+    architecture: Architecture
+    training: Training
+    cluster: Cluster
+    why_cluster: str
+    engine: str
+    launch: Launch
+    out: str | None
+    plan: Plan | None
+    pins: Pins
+    limit: MemoryLimit
+    run: RunSettings
+    budget_s: float | None
+    slurm: dict[str, SlurmValue]
+
+
+def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
+    """Settings of a command line on this machine. `engines`: the names that `engine=` may have besides auto. Raises InputError."""
+    given = flatten(read_arguments(words), "")
+    label, recipe = _recipe(given)
+    merged = _merge([recipe, given])
+    engine = str(_value(merged, "engine", "auto"))
+    if engine not in ("auto", *engines):
+        raise InputError("engine", shown(engine), "is not known", ["auto", *engines])
+    plan = _plan(merged)
+    if plan is None:
+        label = label or _label_of(merged)
+        training = _training(merged)
+        architecture = _architecture(merged, label)
+        families.describe(architecture, training.seq_length, training.decoder_seq_length)
+        _check_positions(architecture, training)
+        cluster, why = _cluster(merged, given, machine)
+        _check_precision(training, cluster)
+        run = _run(merged, RunSettings())
+    else:
+        _check_agreement(merged, plan)
+        if engine not in ("auto", plan.engine):
+            raise InputError("engine", engine, f"the plan is for engine={plan.engine}; leave engine out, or search anew without plan=")
+        label = label or plan.model.name
+        architecture, training, cluster, engine = plan.model, plan.training, plan.cluster, plan.engine
+        why = f"cluster {cluster.name}, {_counted(cluster)}: the plan's"
+        run = _run(merged, plan.run)
+        plan = msgspec.structs.replace(plan, run=run)
+    return Settings(
+        recipe=label,
+        architecture=architecture,
+        training=training,
+        cluster=cluster,
+        why_cluster=why,
+        engine=engine,
+        launch=_value(merged, "launch", "auto"),
+        out=_value(merged, "out", None),
+        plan=plan,
+        pins=Pins(**_group(merged, "pin")),
+        limit=_limit(merged, cluster),
+        run=run,
+        budget_s=_value(merged, "search.budget_s", None),
+        slurm=_group(merged, "slurm"),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- layers
+
+
+def flatten(tree: Tree, where: str) -> Flat:
+    """Full key names. A cluster may be a mapping; any other group must hold known keys. Raises InputError."""
+    prefix = f"{where}: " if where else ""
+    flat: Flat = {}
+
+    def visit(branch: Mapping[str, Any], above: str) -> None:
+        for name, value in branch.items():
+            full = f"{above}.{name}" if above else name
+            if isinstance(value, dict) and value and full != "cluster" and full not in KEYS:
+                visit(value, full)
+                continue
+            try:
+                check_key(full, value)
+            except InputError as error:
+                raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
+            flat[full] = value
+
+    visit(tree, "")
+    return flat
+
+
+def _recipe(given: Flat) -> tuple[str | None, Flat]:
+    """(label, keys) of the recipe that the command line names; (None, {}) without one."""
+    if "recipe" not in given:
+        return None, {}
+    name = _value(given, "recipe", None)
+    label, tree = read_named("recipe", str(name), "models")
+    flat = flatten(tree, str(name))
+    label = str(flat.pop("recipe", None) or label)
+    return label, _expand_dropout(flat)
+
+
+def _expand_dropout(flat: Flat) -> Flat:
+    """`model.dropout` stands for both dropouts; giving one of them beside it is a contradiction."""
+    if "model.dropout" not in flat:
+        return flat
+    text = flat["model.dropout"]
+    parse(KEYS["model.dropout"], text)
+    both = ("model.hidden_dropout", "model.attention_dropout")
+    for name in both:
+        if name in flat:
+            raise InputError("model.dropout", shown(text), f"stands for {both[0]} and {both[1]}, and {name} is given too")
+    return {name: value for name, value in flat.items() if name != "model.dropout"} | dict.fromkeys(both, text)
+
+
+def _merge(layers: Sequence[Flat]) -> Flat:
+    """Later layers win; model.hf_config drops the model below."""
+    merged: Flat = {}
+    for layer in layers:
+        if "model.hf_config" in layer:
+            merged = {name: value for name, value in merged.items() if not name.startswith("model.")}
+        merged |= _expand_dropout(layer)
+    return merged
+
+
+def _value(flat: Flat, name: str, default: Any) -> Any:
+    """The parsed value of a key, or the default where it is not given."""
+    return parse(KEYS[name], flat[name]) if name in flat else default
+
+
+def _group(flat: Flat, group: str) -> dict[str, Any]:
+    """Parsed values of `<group>.*` by their short names; what is not given stays out."""
+    return {name.partition(".")[2]: parse(KEYS[name], value) for name, value in flat.items() if name.startswith(f"{group}.")}
+
+
+# --------------------------------------------------------------------------------------------------- model and training
+
+
+def _label_of(merged: Flat) -> str:
+    """A name for a run without a recipe: the folder of the Hugging Face config, or model.name."""
+    if "model.name" in merged:
+        return str(_value(merged, "model.name", ""))
+    if "model.hf_config" in merged:
+        return Path(str(merged["model.hf_config"])).resolve().parent.name or "model"
+    if "model.family" in merged:
+        return str(_value(merged, "model.family", ""))
+    from orchestrator.recipe.clusters import stored
+
+    raise InputError("recipe", None, "is missing: name one, or give model.hf_config=path/to/config.json", stored("models"))
+
+
+def _architecture(merged: Flat, label: str) -> Architecture:
+    fields = {name: value for name, value in _group(merged, "model").items() if name != "hf_config"}
+    path = _value(merged, "model.hf_config", None)
+    if path is not None:
+        base = families.from_hf_config(_json(path), label)
+        return msgspec.structs.replace(base, **fields)
+    fields.setdefault("name", label)
+    for info in msgspec.structs.fields(Architecture):
+        if info.default is msgspec.NODEFAULT and info.name not in fields:
+            raise InputError(f"model.{info.name}", None, "is missing: the recipe has none, so give it (or model.hf_config)")
+    return Architecture(**fields)
+
+
+def _json(path: str) -> dict[str, Any]:
+    if Path(path).is_dir():
+        raise InputError("model.hf_config", shown(path), "is a folder; give the path of its config.json")
+    try:
+        found = json.loads(read_text(Path(path)))
+    except InputError as error:
+        raise InputError("model.hf_config", shown(path), error.why) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError("model.hf_config", shown(path), f"is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError("model.hf_config", shown(path), "is not a JSON object")
+    return found
+
+
+def _training(merged: Flat) -> Training:
+    fields = {name: value for name, value in _group(merged, "train").items() if name not in ("save_every", "resume")}
+    for name in ("global_batch_size", "seq_length"):
+        if name not in fields:
+            raise InputError(f"train.{name}", None, "is missing: the recipe has none, so give it")
+    if "seed" in merged:
+        fields["seed"] = _value(merged, "seed", None)
+    training = Training(**fields)
+    if training.min_lr > training.lr:
+        raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")
+    if training.warmup > training.steps:
+        raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}")
+    return training
+
+
+def _check_positions(architecture: Architecture, training: Training) -> None:
+    """Rotary positions have a stated range too: beyond it the model is another one. (Learned ones: model/families/check.py.)"""
+    longest = architecture.max_position_embeddings
+    if architecture.position_embedding == "rope" and training.seq_length > longest:
+        raise InputError(
+            "train.seq_length", training.seq_length, f"is beyond model.max_position_embeddings={longest}; raise that if it is meant"
+        )
+
+
+def _check_precision(training: Training, cluster: Cluster) -> None:
+    fast = [name for name in ("bf16", "fp16", "fp8", "fp32") if name in cluster.gpu.peak_flops]
+    if training.precision not in fast:
+        raise InputError("train.precision", training.precision, f"{cluster.gpu.name} has no fast path for it", fast)
+
+
+def _run(merged: Flat, base: RunSettings) -> RunSettings:
+    """Data, tokenizer and resume must be there: a job that dies for them at its first step is found out here."""
+    data = _value(merged, "data", base.data)
+    if data is not None:
+        data = _existing_data(str(data))
+    tokenizer = _value(merged, "tokenizer", base.tokenizer)
+    resume = _value(merged, "train.resume", base.resume)
+    for key, folder in (("tokenizer", tokenizer), ("train.resume", resume)):
+        if folder is not None and not Path(folder).is_dir():
+            raise InputError(key, shown(folder), "is a file; a folder is needed" if Path(folder).exists() else "no such folder")
+    return RunSettings(
+        data=data,
+        tokenizer=None if tokenizer is None else str(Path(tokenizer).resolve()),
+        save_every=_value(merged, "train.save_every", base.save_every),
+        resume=None if resume is None else str(Path(resume).resolve()),
+    )
+
+
+def _existing_data(data: str) -> str:
+    """A readable file, or a prefix with .bin and .idx beside it; absolute."""
+    path = Path(data)
+    pair = [Path(f"{data}{suffix}") for suffix in (".bin", ".idx")]
+    if any(part.is_file() for part in pair) and not all(part.is_file() for part in pair):
+        missing = next(part for part in pair if not part.is_file())
+        raise InputError("data", shown(data), f"is a Megatron prefix, but {missing.name} is missing")
+    if not path.exists() and not pair[0].is_file():
+        raise InputError("data", shown(data), "no such file, nor DATA.bin and DATA.idx")
+    if path.is_dir():
+        raise InputError("data", shown(data), "is a folder; give a text or jsonl file, or the prefix of .bin and .idx")
+    try:
+        with (pair[0] if pair[0].is_file() else path).open("rb") as file:
+            if not file.read(1):
+                raise InputError("data", shown(data), "is empty")
+    except OSError as error:
+        raise InputError("data", shown(data), f"can't be read: {error.strerror}") from None
+    return str(path.resolve())
+
+
+# ------------------------------------------------------------------------------------------------------ cluster, memory
+
+
+def _cluster(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, str]:
+    """The cluster, and why. Asked for on the command line, or written out in a resolved recipe: that one. Else the GPUs of this machine
+    if they are enough and known; else the recipe's."""
+    gpus = _value(merged, "gpus", None)
+    node = _value(merged, "gpus_per_node", None)
+    raw = merged.get("cluster")
+    here = by_driver_name(machine.gpu_name) if machine.gpu_name else None
+    fixed = "cluster" in given or isinstance(raw, dict)
+    if not fixed and here is not None and machine.num_gpus >= (gpus or 1):
+        cluster = _cluster_here(here, gpus or machine.num_gpus, machine)
+        return cluster, f"cluster here, {_counted(cluster)}: this machine has {machine.num_gpus} ({machine.gpu_name})"
+    if raw is None:
+        from orchestrator.recipe.clusters import names
+
+        raise InputError("cluster", None, f"is missing: the recipe has none, and {_not_here(machine, here is not None, gpus)}", names())
+    if gpus is None:
+        raise InputError(
+            "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
+        )
+    if isinstance(raw, dict):
+        cluster = cluster_from(raw, "cluster", "cluster", gpus, node)
+        why = "written out in the recipe"
+    else:
+        name = str(parse(KEYS["cluster"], raw))
+        short, tree = read_named("cluster", name, "clusters")
+        cluster = cluster_from(tree, short, name, gpus, node)
+        why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
+    return cluster, f"cluster {cluster.name}, {_counted(cluster)}: {why}"
+
+
+def _not_here(machine: Machine, known: bool, gpus: int | None) -> str:
+    if not machine.num_gpus:
+        return "this machine has no GPU"
+    if machine.gpu_name is None:
+        return f"the {machine.num_gpus} GPUs of this machine are of several types"
+    if not known:
+        return f"{machine.gpu_name}, of this machine, is not in the catalog"
+    return f"this machine has {machine.num_gpus} of the {gpus} GPUs"
+
+
+def _counted(cluster: Cluster) -> str:
+    """`4 x H200` or `2 nodes of 8 x H100-SXM-80GB`; ranks on a machine without GPUs."""
+    what = "gloo ranks" if cluster.is_cpu else f"x {cluster.gpu.name}"
+    if cluster.num_nodes == 1:
+        return f"{cluster.num_gpus} {what}"
+    return f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} {what}"
+
+
+NVLINK: Final = {"7": 150 * GB, "8": 300 * GB, "9": 450 * GB, "10": 900 * GB}
+"""Bytes/s per GPU and direction by major compute capability: NVLink 2 to 5 of the SXM parts."""
+PCIE: Final = 31.5 * GB
+"""PCIe 4.0 x16, a direction; GPUs without NVLink, and offload to the host."""
+
+
+def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine) -> Cluster:
+    """The GPUs of this machine as one node; the link between them from what the driver says of NVLink."""
+    major = gpu.compute_capability.partition(".")[0]
+    bandwidth, name = (NVLINK[major], "nvlink") if machine.nvlink and major in NVLINK else (PCIE, "pcie")
+    return Cluster(
+        name="here",
+        gpu=gpu,
+        num_gpus=num_gpus,
+        gpus_per_node=machine.num_gpus,
+        levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=1.9 * US, source="nvidia-smi, NVIDIA datasheets"),),
+        host_bandwidth=PCIE,
+        host_memory=machine.host_memory // machine.num_gpus,
+        software=Software(transformer_engine=machine.transformer_engine, flash_attention=machine.flash_attention, apex=machine.apex),
+    )
+
+
+def _limit(merged: Flat, cluster: Cluster) -> MemoryLimit:
+    has = cluster.gpu.memory
+    limit = has if "memory.limit_gib" not in merged else round(_value(merged, "memory.limit_gib", None) * GIB)
+    if limit > has and not cluster.is_cpu:
+        raise InputError("memory.limit_gib", merged["memory.limit_gib"], f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
+    reserve = round(_value(merged, "memory.reserve_gib", CPU_RESERVE_GIB if cluster.is_cpu else GPU_RESERVE_GIB) * GIB)
+    if reserve >= limit:
+        if "memory.reserve_gib" in merged:
+            raise InputError("memory.reserve_gib", merged["memory.reserve_gib"], f"leaves nothing of {format_bytes(limit)}")
+        raise InputError(
+            "memory.limit_gib",
+            merged["memory.limit_gib"],
+            f"leaves nothing beside memory.reserve_gib={reserve / GIB:g}; lower that one too",
+        )
+    return MemoryLimit(limit=limit, reserve=reserve)
+
+
+# ---------------------------------------------------------------------------------------------------------- saved plans
+
+
+def _plan(merged: Flat) -> Plan | None:
+    path = _value(merged, "plan", None)
+    if path is None:
+        return None
+    from orchestrator.plan import from_json
+
+    if Path(path).is_dir():
+        raise InputError("plan", shown(path), "is a folder; give the path of its plan.json")
+    try:
+        text = read_text(Path(path), limit=None)
+    except InputError as error:
+        raise InputError("plan", shown(path), error.why) from None
+    plan = from_json(text, shown(path))
+    if plan.cluster.num_gpus != plan.world_size:
+        raise InputError("plan", shown(path), f"world_size={plan.world_size}, but its cluster has num_gpus={plan.cluster.num_gpus}")
+    families.describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    return plan
+
+
+def _check_agreement(merged: Flat, plan: Plan) -> None:
+    """Keys given beside plan= must say what the plan says. Raises InputError naming the first that doesn't."""
+    for name, text in merged.items():
+        group, _, short = name.partition(".")
+        if name in FREE_WITH_PLAN or group in ("slurm", "memory", "search") or name == "engine":
+            continue
+        if name == "cluster":
+            there: Any = plan.cluster.name
+            asked = text["name"] if isinstance(text, dict) else Path(str(text)).stem
+            if there == "here" and not isinstance(text, dict):
+                continue
+        else:
+            asked = parse(KEYS[name], text)
+            there = _in_plan(group, short or name, plan)
+            if there is Ellipsis:
+                continue
+        if asked != there:
+            raise InputError(name, shown(text), f"the plan says {there}; edit the plan, or search anew without plan=")
+
+
+def _in_plan(group: str, short: str, plan: Plan) -> Any:
+    """What the plan says for a key; Ellipsis where it says nothing that can be compared."""
+    if group == "model":
+        return getattr(plan.model, short, ...)
+    if group == "train":
+        return getattr(plan.training, short)
+    if group == "pin":
+        return getattr(plan, {"offload": "offload_optimizer"}.get(short, short), ...)
+    return {"gpus": plan.world_size, "gpus_per_node": plan.cluster.gpus_per_node, "seed": plan.training.seed}.get(short, ...)
+
+
+# ---------------------------------------------------------------------------------------------------------- written out
+
+
+def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
+    """The settings as a recipe: `recipe=config.yaml` gives the same plan on any machine. `plan_path`: the saved plan that was started."""
+    training = msgspec.structs.asdict(settings.training)
+    seed = training.pop("seed")
+    training["betas"] = list(training["betas"])
+    tree: dict[str, Any] = {
+        "recipe": settings.recipe,
+        "engine": settings.engine,
+        "gpus": settings.cluster.num_gpus,
+        "seed": seed,
+        "data": settings.run.data,
+        "tokenizer": settings.run.tokenizer,
+        "plan": plan_path,
+        "model": msgspec.structs.asdict(settings.architecture),
+        "train": training | {"save_every": settings.run.save_every, "resume": settings.run.resume},
+        "pin": msgspec.structs.asdict(settings.pins),
+        "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": settings.limit.reserve / GIB},
+        "search": {"budget_s": settings.budget_s},
+        "slurm": {name: list(value) if isinstance(value, tuple) else value for name, value in settings.slurm.items()},
+        "cluster": to_tree(settings.cluster),
+    }
+    kept = {name: value for name, value in _without_none(tree).items() if value != {}}
+    head = f"# {settings.why_cluster}\n# Run it again: python -m orchestrator.run recipe=THIS_FILE\n"
+    return head + yaml.dump(kept, Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True)
+
+
+def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in tree.items() if value is not None}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Numbers exact and readable by parse()."""
+
+
+def _exact(value: float) -> str:
+    """repr, with the point without which YAML takes it for a word.
+
+    >>> _exact(1e-05), _exact(0.25)
+    ('1.0e-05', '0.25')
+    """
+    text = repr(value)
+    return text if "." in text else text.replace("e", ".0e")
+
+
+_Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", _exact(value)))
