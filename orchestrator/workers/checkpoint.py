@@ -1,0 +1,79 @@
+"""Where checkpoints lie: OUT/checkpoints/step_000020, and latest.json, written last, which names the newest whole one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+
+FOLDER = "checkpoints"
+MARKER = "latest.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A whole checkpoint: its folder, the steps done, and the layout it was written in."""
+
+    folder: Path
+    step: int
+    layout: dict[str, object]
+
+
+def layout(plan: Plan) -> dict[str, object]:
+    """What a checkpoint's files depend on."""
+    return {
+        "engine": plan.engine,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "vpp": plan.vpp,
+        "dp": plan.dp,
+        "zero_stage": plan.zero_stage,
+        "stages": [sum(span.count for span in stage.layers) for stage in plan.stages],
+    }
+
+
+def begin(out: Path, step: int) -> Path:
+    """An empty folder for step `step`, made by rank 0. All ranks call this."""
+    folder = out / FOLDER / f"step_{step:06d}"
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    dist.barrier()
+    return folder
+
+
+def commit(folder: Path, step: int, plan: Plan) -> None:
+    """Everything is written: move the marker to this checkpoint, in one rename. All ranks call this."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        content = json.dumps({"step": step, "folder": folder.name, "layout": layout(plan)}, indent=1)
+        (folder / MARKER).write_text(content)
+        partial = folder.parent / (MARKER + ".tmp")
+        partial.write_text(content)
+        partial.replace(folder.parent / MARKER)
+    dist.barrier()
+
+
+def find(resume: str) -> Saved:
+    """The checkpoint that `train.resume` means: a run folder, its checkpoints folder, or one checkpoint. Raises InputError."""
+    start = Path(resume)
+    for folder in (start / FOLDER, start):
+        marker = folder / MARKER
+        if not marker.is_file():
+            continue
+        try:
+            content = json.loads(marker.read_text())
+            name, step, written = content["folder"], int(content["step"]), dict(content["layout"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError("train.resume", marker, f"is not a checkpoint's marker: {error}") from None
+        where = folder if folder.name == name else folder / name
+        if not where.is_dir():
+            raise InputError("train.resume", resume, f"names {where}, which is not there")
+        return Saved(where, step, written)
+    raise InputError("train.resume", resume, f"holds no finished checkpoint ({FOLDER}/{MARKER})")

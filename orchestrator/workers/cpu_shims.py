@@ -1,0 +1,163 @@
+"""What megatron-core 0.16.1 needs to run on a machine without a GPU. Applied once, only where there is none.
+
+megatron-core names the device "cuda" in literals and asks `torch.cuda` for devices, streams and generator states. Each shim below answers
+one of these questions with the CPU and says where it is asked; nothing here changes arithmetic. On a GPU this file is not imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_applied = False
+
+FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "empty_like", "zeros_like")
+"""torch functions that megatron-core calls with device="cuda"."""
+
+
+def apply() -> None:
+    """Apply every shim; a second call does nothing."""
+    global _applied
+    if _applied:
+        return
+    _applied = True
+    for shim in (_devices, _factories, _moves, _streams, _generators, _tensor_types, _norms, _checkpoint_without_output):
+        shim()
+
+
+def _devices() -> None:
+    """`device=torch.cuda.current_device()` in some 30 places, e.g. tensor_parallel/mappings.py:91, distributed/param_and_grad_buffer.py:783."""
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda device=None: None
+
+
+def _factories() -> None:
+    """`device="cuda"` in literals: pipeline_parallel/schedules.py:596,983,2138, optimizer/optimizer.py:473,481,485,907,
+    optimizer/clip_grads.py:90,103,115, transformer/utils.py:35."""
+
+    def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(factory)
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if str(kwargs.get("device", "")).startswith("cuda"):
+                kwargs["device"] = "cpu"
+                # models/common/embeddings/rotary_pos_embedding.py and utils.py:2117 pin what they build for the GPU.
+                kwargs.pop("pin_memory", None)
+            return factory(*args, **kwargs)
+
+        return call
+
+    for name in FACTORIES:
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
+def _moves() -> None:
+    """`.cuda()` and `.to("cuda")` on tensors and modules: optimizer/optimizer.py:375,380, tensor_parallel/data.py:84, dist_checkpointing."""
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,return-value]
+    move = torch.Tensor.to
+
+    @functools.wraps(move)
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and isinstance(args[0], str | torch.device) and str(args[0]).startswith("cuda"):
+            args = ("cpu", *args[1:])
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return move(self, *args, **kwargs)
+
+    torch.Tensor.to = to  # type: ignore[method-assign]
+
+
+class _Stream:
+    """A stream or event where everything has happened already."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def _streams() -> None:
+    """torch.cuda streams around asynchronous copies and collectives: distributed/param_and_grad_buffer.py:417-422,
+    dist_checkpointing/strategies/filesystem_async.py."""
+    torch.cuda.Stream = torch.cuda.Event = _Stream  # type: ignore[misc,assignment]
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()  # type: ignore[assignment,return-value]
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment,return-value]
+
+
+def _generators() -> None:
+    """Dropout and recompute fork CUDA generator states (tensor_parallel/random.py:41-111,150-280): here the CPU generator's."""
+    from megatron.core.tensor_parallel import random
+
+    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
+    torch.cuda.set_rng_state = lambda new_state, device="cuda": torch.set_rng_state(new_state)
+    random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
+
+
+def _tensor_types() -> None:
+    """The optimizers sort parameters by `param.type() == "torch.cuda.FloatTensor"` (optimizer/optimizer.py:671,690,
+    optimizer/distrib_optimizer.py:361,420): the CPU's types take those names."""
+    tensor_type = torch.Tensor.type
+
+    @functools.wraps(tensor_type)
+    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = tensor_type(self, *args, **kwargs)
+        if isinstance(answer, str) and answer.startswith("torch.") and not answer.startswith("torch.cuda."):
+            return "torch.cuda." + answer.removeprefix("torch.")
+        return answer
+
+    torch.Tensor.type = type_  # type: ignore[method-assign]
+
+
+def _norms() -> None:
+    """transformer/torch_norm.py:32 refuses sequence parallelism, because torch's norms don't carry the tag by which
+    distributed/finalize_model_grads.py sums their gradients over the tensor-parallel group. This norm carries it."""
+    from megatron.core.models import backends
+    from megatron.core.models.bert import bert_layer_specs
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.models.T5 import t5_spec
+    from megatron.core.transformer import torch_norm, transformer_block
+
+    class TaggedNorm:
+        def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> torch.nn.Module:  # type: ignore[misc]
+            kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+            norm = kind(hidden_size, eps=eps)
+            for parameter in norm.parameters():
+                parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            return norm
+
+    original = torch_norm.WrappedTorchNorm
+    for module in (torch_norm, backends, bert_layer_specs, gpt_layer_specs, t5_spec, transformer_block):
+        for name, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, name, TaggedNorm)
+    _respec(bert_layer_specs, original, TaggedNorm)
+
+
+def _respec(module: Any, old: type, new: type) -> None:
+    """Specs made when their module was imported hold the old class."""
+    for value in list(vars(module).values()):
+        submodules = getattr(value, "submodules", None)
+        for name, part in vars(submodules).items() if submodules is not None else ():
+            if part is old:
+                setattr(submodules, name, new)
+
+
+def _checkpoint_without_output() -> None:
+    """tensor_parallel/random.py:589 asks Transformer Engine for its FP8 state even where there is none."""
+    from megatron.core.tensor_parallel import random
+
+    if hasattr(random, "FP8GlobalStateManager"):
+        return
+
+    class NoFP8:
+        is_fp8_enabled = staticmethod(lambda: False)
+
+    random.FP8GlobalStateManager = NoFP8
+    random.activation_recompute_forward = lambda *args, **kwargs: contextlib.nullcontext()
+    random.fp8_autocast = lambda *args, **kwargs: contextlib.nullcontext()

@@ -1,0 +1,377 @@
+"""Real text as samples: the same seed gives the same global batches under every plan.
+
+A corpus is one long row of token ids, documents joined by an end-of-document token. Sample i is the i-th window of it; the order of
+samples is a permutation that depends on the seed and the epoch alone. Step s takes samples s * global_batch_size onwards; data-parallel rank
+r takes its micro-batches out of them, so neither the layout nor a resume changes what a step sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+
+TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".text")
+BYTES = 256
+NUM_SENTINELS = 100
+"""T5 has 100 (arXiv 1910.10683)."""
+SPLITMIX = 0x9E3779B97F4A7C15
+"""2**64 / golden ratio: the multiplier of SplitMix64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specials:
+    """Ids beside the text's own; None where the tokenizer has none."""
+
+    eod: int
+    mask: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    pad: int | None = None
+    sentinels: tuple[int, ...] = ()
+
+    @classmethod
+    def of_bytes(cls) -> Specials:
+        """After the 256 bytes: end of document, mask, cls, sep, pad, then the sentinels."""
+        first = BYTES + 5
+        return cls(
+            eod=BYTES, mask=BYTES + 1, cls=BYTES + 2, sep=BYTES + 3, pad=BYTES + 4, sentinels=tuple(range(first, first + NUM_SENTINELS))
+        )
+
+
+class Tokens(Protocol):
+    """A row of token ids."""
+
+    def __len__(self) -> int: ...
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        """int64 ids [length] from `start`."""
+        ...
+
+
+class ArrayTokens:
+    """Ids in an array, usually a memory map."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        return self.ids[start : start + length].astype(np.int64)
+
+
+class IndexedTokens:
+    """Megatron's .bin/.idx, read by megatron-core; its sequences joined to one row."""
+
+    def __init__(self, prefix: str) -> None:
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+        self.dataset = IndexedDataset(prefix)
+        self.ends = np.cumsum(self.dataset.sequence_lengths, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        index = int(np.searchsorted(self.ends, start, side="right"))
+        parts, missing = [], length
+        offset = start - (int(self.ends[index - 1]) if index else 0)
+        while missing:
+            size = min(missing, int(self.dataset.sequence_lengths[index]) - offset)
+            if size:
+                parts.append(self.dataset.get(index, offset=offset, length=size))
+            missing, index, offset = missing - size, index + 1, 0
+        return np.concatenate(parts).astype(np.int64)
+
+
+def standard_library() -> list[Path]:
+    """The modules of Python's own standard library, in the order of their names: text that every machine has."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(folder.glob("*.py"))
+    if not files:
+        raise InputError("data", folder, "holds no sources of the standard library: give data=PATH")
+    return files
+
+
+def text_files(path: Path) -> list[Path]:
+    """A text or jsonl file, or all of them in a folder, sorted."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in (*TEXT_SUFFIXES, ".jsonl"))
+        if not files:
+            raise InputError("data", path, "holds no text", [f"*{suffix}" for suffix in (*TEXT_SUFFIXES, ".jsonl")])
+        return files
+    if not path.is_file():
+        raise InputError("data", path, "is not there", ["a text file", "a .jsonl", "a folder of them", "a .bin/.idx prefix"])
+    return [path]
+
+
+def documents(files: list[Path]) -> Iterator[bytes]:
+    """One document a text file, one a line of a .jsonl (its field "text"). Raises InputError with file and line."""
+    for file in files:
+        if file.suffix != ".jsonl":
+            yield file.read_bytes()
+            continue
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield json.loads(line)["text"].encode()
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise InputError("data", f"{file}:{number}", f'is not a JSON object with a string in "text" ({error})') from None
+
+
+def encode(files: list[Path], tokenizer: Any | None, specials: Specials) -> np.ndarray:
+    """All documents as ids, each followed by the end-of-document id; uint16 where that holds them, else int32."""
+    parts: list[np.ndarray] = []
+    for text in documents(files):
+        if tokenizer is None:
+            ids = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
+        else:
+            ids = np.asarray(tokenizer(text.decode(errors="replace"), add_special_tokens=False)["input_ids"], dtype=np.int32)
+        parts += [ids, np.asarray([specials.eod], dtype=ids.dtype)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+
+
+def load_tokenizer(folder: str) -> tuple[Any, Specials]:
+    """A Hugging Face tokenizer from a local folder, and its special ids."""
+    from transformers import AutoTokenizer
+
+    if not Path(folder).is_dir():
+        raise InputError("tokenizer", folder, "is not a folder with a Hugging Face tokenizer")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InputError("tokenizer", folder, f"can't be loaded: {str(error).splitlines()[0]}") from None
+    sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(NUM_SENTINELS)])
+    unknown = tokenizer.unk_token_id
+    eod = next((i for i in (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id) if i is not None), None)
+    if eod is None:
+        raise InputError("tokenizer", folder, "has no token that ends a document (eos, sep or pad)")
+    return tokenizer, Specials(
+        eod=eod,
+        mask=tokenizer.mask_token_id,
+        cls=tokenizer.cls_token_id,
+        sep=tokenizer.sep_token_id,
+        pad=tokenizer.pad_token_id,
+        sentinels=tuple(i for i in sentinels if i is not None and i != unknown),
+    )
+
+
+def is_indexed(data: str) -> bool:
+    """Whether this names a Megatron .bin/.idx pair: the prefix, or one of the two files."""
+    prefix = indexed_prefix(data)
+    return Path(prefix + ".bin").is_file() and Path(prefix + ".idx").is_file()
+
+
+def indexed_prefix(data: str) -> str:
+    return data[:-4] if data.endswith((".bin", ".idx")) else data
+
+
+def open_tokens(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> tuple[Tokens, Specials]:
+    """The corpus of this plan. Text is encoded once, by the rank with `build`, into `cache`; the others `wait` and map it."""
+    data = plan.run.data
+    tokenizer, specials = load_tokenizer(plan.run.tokenizer) if plan.run.tokenizer else (None, Specials.of_bytes())
+    if data and is_indexed(data):
+        return IndexedTokens(indexed_prefix(data)), specials
+    files = text_files(Path(data)) if data else standard_library()
+    name = hashlib.blake2b(repr([(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files] + [plan.run.tokenizer]).encode())
+    path = cache / f"tokens-{name.hexdigest()[:16]}.npy"
+    if build and not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        with partial.open("wb") as file:
+            np.save(file, encode(files, tokenizer, specials))
+        partial.replace(path)
+    wait()
+    return ArrayTokens(np.load(path, mmap_mode="r")), specials
+
+
+def permuted(index: int, size: int, seed: int) -> int:
+    """Where the seed's permutation of range(size) sends `index`: a four-round Feistel network over the next even power of two, walked until
+    it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Nothing of the corpus' size is held.
+
+    >>> sorted(permuted(i, 10, seed=1) for i in range(10)) == list(range(10))
+    True
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for turn in range(4):
+            mixed = ((right + 1) * SPLITMIX + seed * 0x100000001B3 + turn) & 0xFFFFFFFFFFFFFFFF
+            mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+            left, right = right, left ^ ((mixed ^ (mixed >> 27)) & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+class Sampler(Protocol):
+    """How a family reads the corpus."""
+
+    window: int
+    """Tokens of the corpus that one sample takes."""
+    stride: int
+    """Distance of neighbouring samples: the window, or one less where the last token is only a label."""
+
+    def sample(self, tokens: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]: ...
+
+
+class NextToken:
+    """gpt, llama: every token predicts the next."""
+
+    def __init__(self, plan: Plan, specials: Specials) -> None:
+        self.stride = plan.training.seq_length
+        self.window = self.stride + 1
+        self.positions = np.arange(self.stride)
+
+    def sample(self, tokens: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return {"tokens": tokens[:-1], "labels": tokens[1:], "positions": self.positions}
+
+
+class Masking:
+    """bert: 15% of the tokens are predicted, of which 80% are masked, 10% replaced and 10% kept (arXiv 1810.04805). Exactly as many in
+    every sample, so that the mean loss does not depend on how the batch is cut."""
+
+    SHARE = 0.15
+
+    def __init__(self, plan: Plan, specials: Specials) -> None:
+        if specials.mask is None or specials.cls is None or specials.sep is None:
+            raise InputError("tokenizer", plan.run.tokenizer, "has no mask, cls and sep tokens, which bert needs")
+        self.specials = specials
+        self.vocab = BYTES if plan.run.tokenizer is None else plan.model.vocab_size
+        self.window = self.stride = plan.training.seq_length - 2
+        self.count = max(1, round(self.SHARE * self.window))
+
+    def sample(self, tokens: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        labels = np.concatenate([[self.specials.cls], tokens, [self.specials.sep]]).astype(np.int64)
+        chosen = rng.choice(self.window, size=self.count, replace=False) + 1
+        kinds = rng.random(self.count)
+        ids = labels.copy()
+        ids[chosen[kinds < 0.8]] = self.specials.mask
+        replaced = chosen[(kinds >= 0.8) & (kinds < 0.9)]
+        ids[replaced] = rng.integers(0, self.vocab, size=len(replaced))
+        loss_mask = np.zeros(len(ids), dtype=np.float32)
+        loss_mask[chosen] = 1.0
+        return {"tokens": ids, "labels": labels, "loss_mask": loss_mask}
+
+
+class SpanCorruption:
+    """t5: spans of 3 tokens on average, 15% of the text, are replaced by sentinels and predicted (arXiv 1910.10683). The window is as long
+    as fills the encoder; the target is padded or cut to the decoder's length."""
+
+    SHARE, MEAN_SPAN = 0.15, 3.0
+
+    def __init__(self, plan: Plan, specials: Specials) -> None:
+        self.specials = specials
+        self.length = plan.training.seq_length
+        self.decoder_length = plan.training.decoder_seq_length or plan.training.seq_length
+        self.window = self.stride = next(size for size in range(2 * self.length, 1, -1) if self._corrupted(size) <= self.length)
+        self.noise, self.spans = self._noise(self.window)
+        if len(specials.sentinels) < self.spans:
+            raise InputError(
+                "tokenizer", plan.run.tokenizer, f"has {len(specials.sentinels)} sentinels of the {self.spans} that a sample needs"
+            )
+        self.pad = specials.eod if specials.pad is None else specials.pad
+
+    def _noise(self, size: int) -> tuple[int, int]:
+        noise = min(max(1, round(size * self.SHARE)), size - 1)
+        return noise, min(max(1, round(noise / self.MEAN_SPAN)), size - noise)
+
+    def _corrupted(self, size: int) -> int:
+        noise, spans = self._noise(size)
+        return size - noise + spans + 1
+
+    @staticmethod
+    def _pieces(total: int, count: int, rng: np.random.Generator) -> np.ndarray:
+        """`count` positive integers that sum to `total`, each way of cutting equally likely."""
+        cuts = np.sort(rng.choice(total - 1, size=count - 1, replace=False)) + 1
+        return np.diff(np.concatenate([[0], cuts, [total]]))
+
+    def sample(self, tokens: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        kept = self._pieces(self.window - self.noise, self.spans, rng)
+        dropped = self._pieces(self.noise, self.spans, rng)
+        source: list[np.ndarray] = []
+        target: list[np.ndarray] = []
+        at = 0
+        for keep, drop, sentinel in zip(kept, dropped, self.specials.sentinels, strict=False):
+            source += [tokens[at : at + keep], np.asarray([sentinel])]
+            target += [np.asarray([sentinel]), tokens[at + keep : at + keep + drop]]
+            at += keep + drop
+        eod = np.asarray([self.specials.eod])
+        encoder = self._fit(np.concatenate([*source, eod]), self.length)
+        whole = np.concatenate([*target, eod])
+        labels = self._fit(whole, self.decoder_length)
+        loss_mask = (np.arange(self.decoder_length) < len(whole)).astype(np.float32)
+        return {
+            "tokens": encoder,
+            "decoder_tokens": np.concatenate([[self.pad], labels[:-1]]),
+            "labels": labels,
+            "loss_mask": loss_mask,
+        }
+
+    def _fit(self, ids: np.ndarray, length: int) -> np.ndarray:
+        return np.concatenate([ids[:length], np.full(max(0, length - len(ids)), self.pad)]).astype(np.int64)
+
+
+SAMPLERS: dict[str, Callable[[Plan, Specials], Sampler]] = {
+    "gpt": NextToken,
+    "llama": NextToken,
+    "bert": Masking,
+    "t5": SpanCorruption,
+}
+
+
+class Batches:
+    """The micro-batches of one data-parallel rank, by step."""
+
+    def __init__(self, plan: Plan, tokens: Tokens, specials: Specials, dp_rank: int) -> None:
+        self.plan, self.tokens, self.dp_rank = plan, tokens, dp_rank
+        self.sampler = SAMPLERS[plan.model.family](plan, specials)
+        self.num_samples = (len(tokens) - (self.sampler.window - self.sampler.stride)) // self.sampler.stride
+        if self.num_samples < 1:
+            why = f"has {len(tokens)} tokens, less than the {self.sampler.window} of one sample at seq_length={plan.training.seq_length}"
+            raise InputError("data", plan.run.data or "the standard library", why)
+
+    def microbatches(self, step: int) -> list[dict[str, np.ndarray]]:
+        """`num_microbatches` dictionaries of arrays [micro_batch_size, ...] for step `step`, counted from 0."""
+        plan = self.plan
+        first = step * plan.global_batch_size
+        wide = plan.micro_batch_size * plan.dp
+        return [
+            self._stack(
+                range(
+                    first + m * wide + self.dp_rank * plan.micro_batch_size, first + m * wide + (self.dp_rank + 1) * plan.micro_batch_size
+                )
+            )
+            for m in range(plan.num_microbatches)
+        ]
+
+    def _stack(self, ordinals: range) -> dict[str, np.ndarray]:
+        samples = [self._sample(ordinal) for ordinal in ordinals]
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+    def _sample(self, ordinal: int) -> dict[str, np.ndarray]:
+        seed = self.plan.training.seed
+        epoch, index = divmod(ordinal, self.num_samples)
+        start = permuted(index, self.num_samples, seed=seed + epoch) * self.sampler.stride
+        sample = self.sampler.sample(self.tokens.window(start, self.sampler.window), np.random.default_rng((seed, ordinal)))
+        for name in ("tokens", "decoder_tokens", "labels"):
+            if name in sample and (largest := int(sample[name].max())) >= self.plan.model.vocab_size:
+                source = f"tokenizer {self.plan.run.tokenizer}" if self.plan.run.tokenizer else "the byte tokenizer"
+                why = f"is too small: data {self.plan.run.data or 'of the standard library'} by {source} has token id {largest}"
+                raise InputError("model.vocab_size", self.plan.model.vocab_size, why)
+        return sample

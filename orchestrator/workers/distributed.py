@@ -1,0 +1,89 @@
+"""Processes and groups: one rank joins the job, builds the plan's groups, and leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+
+TIMEOUT = timedelta(minutes=30)
+"""Of a collective: a first step compiles kernels, a checkpoint of a large model is written between two collectives."""
+
+
+def quiet() -> None:
+    """The engines log and warn at import and at every build ("Apex is not installed", a page of configuration). Only errors of theirs pass."""
+    warnings.filterwarnings("ignore")
+    for name in ("megatron", "megatron.core", "DeepSpeed", "torch.distributed", "torch.distributed.checkpoint", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def end_at_once_on_signals() -> None:
+    """A rank that waits inside a collective never returns to Python, so handlers written in Python would not run: let the kernel end the
+    process. Checkpoints stay whole, because their marker is written last (checkpoint.py)."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def joined(plan: Plan) -> Iterator[torch.device]:
+    """Join the job that torchrun describes in the environment; yields this rank's device. Raises InputError where the world is not the plan's."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != plan.world_size:
+        raise InputError("gpus", world, f"the job has {world} ranks, the plan {plan.world_size}")
+    device = prepare_device(plan)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT, device_id=device if device.type == "cuda" else None
+    )
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def prepare_device(plan: Plan) -> torch.device:
+    """The device of this rank. A plan for the cpu cluster runs on the CPU, with shims; any other needs a GPU."""
+    if plan.cluster.is_cpu:
+        from orchestrator.workers import cpu_shims
+
+        cpu_shims.apply()
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() <= local_rank:
+        why = f"local rank {local_rank} needs a GPU, {torch.cuda.device_count()} are visible"
+        raise InputError("cluster", plan.cluster.name, why)
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def initialise_groups(plan: Plan) -> None:
+    """megatron-core's groups in the plan's rank order, and the generator states that tensor-parallel ranks share and don't share."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=plan.tp,
+        pipeline_model_parallel_size=plan.pp,
+        virtual_pipeline_model_parallel_size=plan.vpp if plan.vpp > 1 else None,
+        context_parallel_size=plan.cp,
+        expert_model_parallel_size=plan.ep,
+        order="-".join(plan.rank_order),
+        create_gloo_process_groups=False,
+    )
+    # Dropout differs between pipeline stages, as in Megatron's own training loop.
+    seed = plan.training.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def local_rank_is_first() -> bool:
+    """Whether this rank does what a node needs once."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"

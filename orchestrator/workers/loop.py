@@ -1,0 +1,199 @@
+"""The training loop that both engines share: steps, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from orchestrator import plan as plan_module
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.workers import checkpoint, data, distributed
+from orchestrator.workers.models import Batch
+from orchestrator.workers.schedule import learning_rate
+
+METRICS = "metrics.jsonl"
+NON_FINITE_STATUS = 3
+"""Exit status of every rank when the loss is no number: to try again gives the same."""
+
+
+class Trainer(Protocol):
+    """One rank's share of the model under an engine."""
+
+    plan: Plan
+    device: torch.device
+
+    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        """Gradients of the mean loss over the micro-batches, reduced; the loss over this data-parallel rank's micro-batches on the last
+        pipeline stage, None elsewhere."""
+        ...
+
+    def update(self, lr: float) -> float | None:
+        """Clip, step, clear; the gradients' global norm before clipping."""
+        ...
+
+    def save(self, folder: Path, step: int) -> None: ...
+
+    def load(self, saved: checkpoint.Saved) -> None: ...
+
+
+class NonFiniteLossError(Exception):
+    """The loss is NaN or infinite."""
+
+
+def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True) for name, array in arrays.items()}
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the allocator's peak on a GPU, the process' resident peak on a CPU (getrusage counts KiB on Linux)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def agree(loss: torch.Tensor | None, device: torch.device, stop: bool) -> tuple[float, int, bool]:
+    """(loss of the global batch, largest peak memory, whether a rank wants to stop), the same on every rank, in one small all-reduce.
+
+    Maxima: the loss is known on the last stage alone, and a NaN is told by a flag, since a maximum may hide it.
+    """
+    values = torch.tensor([-math.inf, 0.0, peak_memory(device), stop], dtype=torch.float64, device=device)
+    if loss is not None:
+        mean = loss.detach().double()
+        dist.all_reduce(mean, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        mean /= parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+        finite = torch.isfinite(mean)
+        values[0] = torch.where(finite, mean, values[0])
+        values[1] = (~finite).double()
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    common = values.tolist()
+    return (math.nan if common[1] else common[0]), int(common[2]), bool(common[3])
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Metrics:
+    """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before."""
+
+    def __init__(self, out: Path, first_step: int) -> None:
+        self.file = None
+        if dist.get_rank() == 0:
+            path = out / METRICS
+            lines = path.read_text().splitlines() if path.exists() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= first_step]
+            path.write_text("".join(line + "\n" for line in kept))
+            self.file = path.open("a")
+
+    def write(self, **values: Any) -> None:
+        if self.file is not None:
+            self.file.write(json.dumps(values) + "\n")
+            self.file.flush()
+
+
+def train(trainer: Trainer, batches: data.Batches, out: Path, first_step: int = 0) -> list[float]:
+    """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError.
+
+    SIGUSR1 on any rank (Slurm's warning before the time limit) makes all ranks save after the step and return.
+    """
+    plan, device = trainer.plan, trainer.device
+    training, save_every = plan.training, plan.run.save_every
+    tokens = plan.global_batch_size * (training.seq_length + (training.decoder_seq_length or 0))
+    warned: list[int] = []
+    if sys.platform != "win32":
+        signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
+    metrics = Metrics(out, first_step)
+    losses: list[float] = []
+    for step in range(first_step, training.steps):
+        begin = time.perf_counter()
+        microbatches = [to_device(arrays, device) for arrays in batches.microbatches(step)]
+        local_loss = trainer.forward_backward(microbatches)
+        lr = learning_rate(training, step)
+        grad_norm = trainer.update(lr)
+        synchronise(device)
+        loss, peak, stop = agree(local_loss, device, bool(warned))
+        seconds = time.perf_counter() - begin
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"step {step + 1}: the loss is not a finite number (lr {lr:g}, gradient norm {grad_norm}); nothing was saved"
+            )
+        losses.append(loss)
+        metrics.write(
+            step=step + 1,
+            loss=loss,
+            grad_norm=grad_norm if grad_norm is None or math.isfinite(grad_norm) else None,
+            lr=lr,
+            step_time_s=seconds,
+            tokens_per_s=tokens / seconds,
+            peak_memory_bytes=peak,
+        )
+        done = step + 1
+        if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
+            folder = checkpoint.begin(out, done)
+            trainer.save(folder, done)
+            checkpoint.commit(folder, done, plan)
+        if stop:
+            break
+    return losses
+
+
+def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
+    """The main program of a worker: read the job's files, join, build, resume, train."""
+    parser = argparse.ArgumentParser(description="One rank of a training job; started by torchrun.")
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json; engine.json lies beside it")
+    parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
+    arguments = parser.parse_args()
+    distributed.quiet()
+    distributed.end_at_once_on_signals()
+    plan = plan_module.from_json(arguments.plan.read_bytes(), str(arguments.plan))
+    engine = read_engine(arguments.plan.parent)
+    try:
+        with distributed.joined(plan) as device:
+            trainer = build(plan, engine, device)
+            tokens, specials = data.open_tokens(plan, arguments.out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
+            batches = data.Batches(plan, tokens, specials, parallel_state.get_data_parallel_rank())
+            first_step = 0
+            if plan.run.resume:
+                saved = checkpoint.find(plan.run.resume)
+                trainer.load(saved)
+                first_step = saved.step
+            train(trainer, batches, arguments.out, first_step)
+    except NonFiniteLossError as error:
+        print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)
+        sys.exit(NON_FINITE_STATUS)
+
+
+def read_engine(folder: Path) -> dict[str, Any]:
+    """The content of engine.json. Raises InputError."""
+    path = folder / "engine.json"
+    try:
+        engine: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError("plan", path, f"engine.json must lie beside plan.json: {error}") from None
+    return engine
+
+
+def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
+    """`run` under torch's error recorder, so that torchrun knows the first failure."""
+    record(run)(build)
+
+
+def repeat(batches: Sequence[Batch], chunks: int) -> Iterator[Batch] | list[Iterator[Batch]]:
+    """megatron-core's schedules take one iterator a chunk."""
+    return iter(batches) if chunks == 1 else [iter(batches) for _ in range(chunks)]

@@ -1,0 +1,159 @@
+"""megatron-core alone: TP, PP, VPP, sequence parallelism, plain or distributed optimizer (ZeRO-0, ZeRO-1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.workers import loop, weights
+from orchestrator.workers.checkpoint import Saved, layout
+from orchestrator.workers.distributed import initialise_groups
+from orchestrator.workers.models import FAMILIES, Batch, build_chunks, mean_loss, transformer_config
+
+OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
+"""The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
+
+
+class MegatronTrainer:
+    """One rank: its model chunks under megatron-core's DDP, its schedule and optimizer."""
+
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
+        self.plan, self.device = plan, device
+        initialise_groups(plan)
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        # What a stage has sent is freed but for its graph (Megatron's own loop does the same).
+        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=plan.pp > 1)
+        chunks = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
+        chunks = [chunk.to(device) for chunk in chunks]
+        weights.initialise(chunks, config, plan.training.seed)
+        if config.bf16 or config.fp16:
+            chunks = [Float16Module(config, chunk) for chunk in chunks]
+        ddp = DistributedDataParallelConfig(**engine["ddp"])
+        # Only the first chunk's gradients are cut into buckets: those of the others are ready before it, and overlap as a whole.
+        self.chunks = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)]
+        fields = dict(engine["optimizer"])
+        fields["params_dtype"] = getattr(torch, fields["params_dtype"])
+        # Without clipping the norm is still wanted: an infinite bound computes it and scales nothing.
+        fields["clip_grad"] = fields["clip_grad"] or math.inf
+        self.optimizer = get_megatron_optimizer(OptimizerConfig(**fields), self.chunks, use_gloo_process_groups=False)
+        config.grad_scale_func = self.optimizer.scale_loss
+        config.finalize_model_grads_func = finalize_model_grads
+        if ddp.overlap_grad_reduce:
+            config.no_sync_func = self._one_or_all([chunk.no_sync for chunk in self.chunks])
+            config.grad_sync_func = self._one_or_all([chunk.start_grad_sync for chunk in self.chunks])
+        self.schedule = get_forward_backward_func()
+        self.losses = FAMILIES[plan.model.family].losses
+
+    @staticmethod
+    def _one_or_all(functions: list[Any]) -> Any:
+        return functions[0] if len(functions) == 1 else functions
+
+    def _forward_step(self, batches: Iterator[Batch], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+        batch = next(batches)
+        return self.losses(chunk, batch), partial(_loss_and_log, batch)
+
+    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        logs = self.schedule(
+            forward_step_func=self._forward_step,
+            data_iterator=loop.repeat(batches, len(self.chunks)),
+            model=self._one_or_all(self.chunks),
+            num_microbatches=len(batches),
+            seq_length=self.plan.training.seq_length,
+            micro_batch_size=self.plan.micro_batch_size,
+            decoder_seq_length=self.plan.training.decoder_seq_length,
+            forward_only=False,
+        )
+        return torch.stack(logs).mean() if logs else None
+
+    def update(self, lr: float) -> float | None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_mult", 1.0)
+            group["weight_decay"] = self.plan.training.weight_decay * group.get("wd_mult", 1.0)
+        _, grad_norm, _ = self.optimizer.step()
+        return None if grad_norm is None else float(grad_norm)
+
+    def _state(self, *, is_loading: bool) -> dict[str, Any]:
+        """Everything a checkpoint holds, each tensor with its global place."""
+        state: dict[str, Any] = {f"model{index}": _bare(chunk).sharded_state_dict() for index, chunk in enumerate(self.chunks)}
+        state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(OPTIMIZER_FORMAT))
+        return state
+
+    def _generators(self) -> ShardedObject:
+        """Generator states, one set a rank."""
+        states = {
+            "cpu": torch.get_rng_state(),
+            "device": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
+            "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+        }
+        return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
+
+    def save(self, folder: Path, step: int) -> None:
+        for chunk in self.chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                # The last update's weights are gathered lazily, in the next forward pass: now.
+                chunk.start_param_sync(force_sync=True)
+        state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
+        # One writer thread: more are forked processes, which gloo's threads don't survive.
+        strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1) if self.device.type == "cpu" else None
+        dist_checkpointing.save(state, str(folder), strategy)
+
+    def load(self, saved: Saved) -> None:
+        """Any layout of this engine; the generators only in the same one."""
+        if saved.layout["engine"] != self.plan.engine:
+            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+        state = self._state(is_loading=True)
+        same = saved.layout == layout(self.plan)
+        if same:
+            state["generators"] = self._generators()
+        state = dist_checkpointing.load(state, str(saved.folder))
+        for index, chunk in enumerate(self.chunks):
+            _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if same:
+            generators = state["generators"]
+            torch.set_rng_state(generators["cpu"])
+            if generators["device"] is not None:
+                torch.cuda.set_rng_state(generators["device"])
+            tensor_parallel.get_cuda_rng_tracker().set_states(generators["tracker"])
+
+
+def _bare(chunk: torch.nn.Module) -> torch.nn.Module:
+    """The chunk without DDP and Float16Module around it."""
+    while isinstance(chunk, DistributedDataParallel | Float16Module):
+        chunk = chunk.module
+    return chunk
+
+
+def _loss_and_log(batch: Batch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """megatron-core's schedules divide the first by the number of micro-batches and collect the second."""
+    loss = mean_loss(batch, losses)
+    return loss, loss.detach().clone()
+
+
+def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronTrainer:
+    """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
+    if plan.cp > 1:
+        raise InputError("pin.cp", plan.cp, "this worker has no context parallelism")
+    return MegatronTrainer(plan, engine, device)
+
+
+if __name__ == "__main__":
+    loop.main(build)

@@ -1,0 +1,142 @@
+"""The families on megatron-core's model classes: how to build a pipeline chunk, and how to run a micro-batch through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from orchestrator.errors import InputError
+
+Batch = dict[str, torch.Tensor]
+
+PADDED_LOGIT = -1e4
+"""Logits of ids that exist only because the vocabulary is padded: their softmax is exactly zero in fp32, so that the loss does not depend on
+the padding, which grows with tp."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """`build(config, engine, pre_process, post_process, vp_stage)` makes one chunk; `losses(chunk, batch)` runs it: the loss by token [b, s] on the
+    last stage, hidden states before it."""
+
+    build: Callable[..., torch.nn.Module]
+    losses: Callable[[torch.nn.Module, Batch], torch.Tensor]
+
+
+def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> TransformerConfig:
+    """The TransformerConfig of one pipeline stage from engine.json: names of types and functions become themselves."""
+    fields = engine["transformer_config"] | engine["per_stage"][stage] | more
+    for name in ("params_dtype", "pipeline_dtype"):
+        fields[name] = getattr(torch, fields[name])
+    fields["activation_func"] = getattr(torch.nn.functional, fields["activation_func"])
+    # The weights are filled from the seed afterwards (weights.py).
+    return TransformerConfig(**fields, perform_initialization=False)
+
+
+def build_chunks(family: str, config: TransformerConfig, engine: dict[str, Any], vocab_size: int) -> list[torch.nn.Module]:
+    """All chunks of this rank in the order of its virtual stages."""
+    vpp = config.virtual_pipeline_model_parallel_size
+    chunks = []
+    for vp_stage in range(vpp) if vpp else [None]:
+        first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
+        chunk = FAMILIES[family].build(config, engine, first, last, vp_stage)
+        if last:
+            mask_padding(chunk.output_layer, vocab_size)
+        chunks.append(chunk)
+    return chunks
+
+
+def mask_padding(output_layer: torch.nn.Module, vocab_size: int) -> None:
+    """Take the ids from `vocab_size` on out of the softmax of this vocabulary-parallel output layer."""
+    width = output_layer.output_size_per_partition
+    real = min(max(0, vocab_size - parallel_state.get_tensor_model_parallel_rank() * width), width)
+    if real == width:
+        return
+
+    def hook(module: torch.nn.Module, args: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        logits, bias = output
+        padded = torch.arange(width, device=logits.device) >= real
+        return logits.masked_fill(padded, PADDED_LOGIT), bias
+
+    output_layer.register_forward_hook(hook)
+
+
+def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:
+    from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+
+    if engine["module"]["implementation"] == "transformer_engine":
+        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
+    else:
+        spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization=config.normalization)
+    return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, **engine["model"])
+
+
+def _gpt_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    return model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+
+
+def _bert(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:
+    from megatron.core.models.bert import bert_layer_specs
+    from megatron.core.models.bert.bert_model import BertModel
+
+    if engine["module"]["implementation"] == "transformer_engine":
+        spec = bert_layer_specs.get_bert_layer_with_transformer_engine_spec()
+    else:
+        spec = bert_layer_specs.bert_layer_local_spec
+    return BertModel(config=config, transformer_layer_spec=spec, pre_process=first, post_process=last, vp_stage=vp_stage, **engine["model"])
+
+
+def _bert_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    tokens = batch["tokens"]
+    output = model(tokens, torch.ones_like(tokens), tokentype_ids=torch.zeros_like(tokens), lm_labels=batch["labels"])
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _t5(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:
+    from megatron.core.models.T5 import t5_spec
+    from megatron.core.models.T5.t5_model import T5Model
+
+    if not (first and last):
+        raise InputError("pin.pp", config.pipeline_model_parallel_size, "megatron-core has no pipeline for t5")
+    module = engine["module"]
+    kind = "transformer_engine" if module["implementation"] == "transformer_engine" else "local"
+    encoder_config = transformer_config(engine, 0, num_layers=module["encoder_num_layers"])
+    return T5Model(
+        config=config,
+        encoder_config=encoder_config,
+        transformer_encoder_layer_spec=getattr(t5_spec, f"get_t5_encoder_with_{kind}_block_spec")(module["encoder_num_layers"]),
+        transformer_decoder_layer_spec=getattr(t5_spec, f"get_t5_decoder_with_{kind}_block_spec")(module["decoder_num_layers"]),
+        **engine["model"],
+    )
+
+
+def _t5_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    tokens, decoder_tokens = batch["tokens"], batch["decoder_tokens"]
+    size, length, decoder_length = *tokens.shape, decoder_tokens.shape[1]
+    # True is hidden. Nothing of the encoder is padding; what pads the decoder stands behind all that is predicted.
+    seen = torch.zeros((size, 1, length, length), dtype=torch.bool, device=tokens.device)
+    causal = torch.ones((decoder_length, decoder_length), dtype=torch.bool, device=tokens.device).triu(1).expand(size, 1, -1, -1)
+    cross = torch.zeros((size, 1, decoder_length, length), dtype=torch.bool, device=tokens.device)
+    return model(tokens, decoder_tokens, seen, causal, cross, lm_labels=batch["labels"])
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt": Family(build=_gpt, losses=_gpt_losses),
+    "llama": Family(build=_gpt, losses=_gpt_losses),
+    "bert": Family(build=_bert, losses=_bert_losses),
+    "t5": Family(build=_t5, losses=_t5_losses),
+}
+
+
+def mean_loss(batch: Batch, losses: torch.Tensor) -> torch.Tensor:
+    """Mean over the predicted tokens of a micro-batch, in fp32; every sample has as many (data.py), so means of equal parts are the whole's."""
+    losses = losses.float()
+    if "loss_mask" not in batch:
+        return losses.mean()
+    return (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()

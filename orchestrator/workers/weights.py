@@ -1,0 +1,73 @@
+"""Initial weights that depend on the seed alone, not on how the model is cut over ranks.
+
+megatron-core gives every parameter a global name, shape and offset (`sharded_state_dict`). Each block of rows of a global tensor has its own
+generator, seeded by (seed, name, layer, block); a rank draws only the blocks that its shard touches, so no rank ever holds a whole
+tensor of a large model. The distribution is megatron-core's: normal with `init_method_std`, divided by sqrt(2 * layers) for the
+projections that write into the residual stream (transformer_config.py `output_layer_init_method`), ones for norms, zeros for biases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+BLOCK_ELEMENTS = 2**22
+"""Elements drawn at once: 16 MiB in fp32, small beside any model and large enough to keep a GPU busy."""
+
+RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
+
+
+def shards(models: Sequence[torch.nn.Module]) -> Iterator[ShardedTensor]:
+    """Every floating-point tensor of these model chunks with its global name (`key`), `global_shape` and `global_offset`; `data` is
+    the parameter's own storage."""
+    for model in models:
+        state = model.sharded_state_dict()
+        apply_factories(state)
+        for shard in nested_values(state):
+            if isinstance(shard, ShardedTensor) and shard.data is not None and shard.data.is_floating_point():
+                yield shard
+
+
+def initialise(models: Sequence[torch.nn.Module], config: Any, seed: int) -> None:
+    """Fill every parameter of these model chunks in place. `config`: the TransformerConfig."""
+    with torch.no_grad():
+        for shard in shards(models):
+            if shard.key.endswith("bias"):
+                shard.data.zero_()
+            elif "norm" in shard.key:
+                shard.data.fill_(1.0)
+            else:
+                std = config.init_method_std
+                if shard.key.endswith(RESIDUAL_WEIGHTS):
+                    std /= sqrt(2 * config.num_layers)
+                _fill_normal(shard, std, seed)
+
+
+def _fill_normal(shard: ShardedTensor, std: float, seed: int) -> None:
+    """Normal numbers of this shard's place in the global tensor. The number of rows of a block depends on the inner dimensions only,
+    so that a vocabulary padded to another length keeps its values."""
+    lead = shard.prepend_axis_num
+    offset, shape = shard.global_offset, shard.data.shape
+    inner = tuple(shard.global_shape[lead + 1 :])
+    rows = max(1, BLOCK_ELEMENTS // max(1, prod(inner)))
+    first, last = offset[lead], offset[lead] + shape[0]
+    inner_slices = tuple(slice(begin, begin + size) for begin, size in zip(offset[lead + 1 :], shape[1:], strict=True))
+    generator = torch.Generator(device=shard.data.device)
+    block = torch.empty((rows, *inner), dtype=torch.float32, device=shard.data.device)
+    for index in range(first // rows, -(-last // rows)):
+        generator.manual_seed(_block_seed(seed, shard.key, tuple(offset[:lead]), index))
+        block.normal_(0.0, std, generator=generator)
+        begin, end = max(first, index * rows), min(last, (index + 1) * rows)
+        here = block[begin - index * rows : end - index * rows]
+        shard.data[begin - first : end - first].copy_(here[(slice(None), *inner_slices)])
+
+
+def _block_seed(seed: int, key: str, layer: tuple[int, ...], block: int) -> int:
+    digest = hashlib.blake2b(repr((seed, key, layer, block)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,159 @@
+"""Plans of small models, made by hand: what the worker tests train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
+from orchestrator.strategy.spec import RANK_ORDER
+
+CPU = Cluster(
+    name="cpu",
+    gpu=Gpu(name="cpu", memory=4 * 2**30, peak_flops={"fp32": 5e10}, memory_bandwidth=3e9, compute_capability="0.0", source="test"),
+    num_gpus=8,
+    gpus_per_node=8,
+    levels=(Level(name="loopback", size=8, bandwidth=1e9, latency=2e-4),),
+    host_bandwidth=3e9,
+    host_memory=2**32,
+    software=Software(transformer_engine=False, flash_attention=False, apex=False),
+)
+
+GPT = Architecture(
+    family="gpt",
+    name="gpt_test",
+    num_layers=4,
+    hidden_size=32,
+    num_attention_heads=4,
+    ffn_hidden_size=64,
+    vocab_size=260,
+    max_position_embeddings=32,
+)
+LLAMA = Architecture(
+    family="llama",
+    name="llama_test",
+    num_layers=4,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_query_groups=2,
+    ffn_hidden_size=48,
+    vocab_size=260,
+    max_position_embeddings=32,
+    activation="swiglu",
+    normalization="RMSNorm",
+    position_embedding="rope",
+    add_bias_linear=False,
+    tie_embeddings=False,
+)
+BERT = Architecture(
+    family="bert",
+    name="bert_test",
+    num_layers=4,
+    hidden_size=32,
+    num_attention_heads=4,
+    ffn_hidden_size=64,
+    vocab_size=260,
+    max_position_embeddings=32,
+    num_token_types=2,
+)
+T5 = Architecture(
+    family="t5",
+    name="t5_test",
+    num_layers=2,
+    decoder_num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    ffn_hidden_size=64,
+    vocab_size=384,
+    max_position_embeddings=32,
+)
+MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5)}
+
+
+def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:
+    """Stages from layers by [stage][chunk], embedding first and head last. `recompute` by stage: a mode, or how many layers at the front of
+    each chunk are recomputed in full."""
+    pp, vpp = len(split), len(split[0])
+    if model.family == "t5":
+        layers = [
+            LayerSpan(kind="encoder", first=0, count=model.num_layers),
+            LayerSpan(kind="decoder", first=0, count=model.decoder_num_layers),
+        ]
+        return (Stage(layers=(LayerSpan(kind="embedding", first=0, count=1), *layers, LayerSpan(kind="head", first=0, count=1))),)
+    kind = "encoder" if model.family == "bert" else "decoder"
+    found: list[list[LayerSpan]] = [[] for _ in range(pp)]
+    at = 0
+    for chunk in range(vpp):
+        for stage in range(pp):
+            if stage == chunk == 0:
+                found[stage].append(LayerSpan(kind="embedding", first=0, count=1, chunk=chunk))
+            count, mode = split[stage][chunk], recompute[stage]
+            front = min(mode, count) if isinstance(mode, int) else 0
+            if front:
+                found[stage].append(LayerSpan(kind=kind, first=at, count=front, recompute="full", chunk=chunk))
+            if count > front:
+                rest = "none" if isinstance(mode, int) else mode
+                found[stage].append(LayerSpan(kind=kind, first=at + front, count=count - front, recompute=rest, chunk=chunk))
+            at += count
+            if stage == pp - 1 and chunk == vpp - 1:
+                found[stage].append(LayerSpan(kind="head", first=0, count=1, chunk=chunk))
+    return tuple(Stage(layers=tuple(layers)) for layers in found)
+
+
+def make_plan(
+    model: Architecture = GPT,
+    engine: str = "megatron",
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    vpp: int = 1,
+    zero_stage: Any = 0,
+    sequence_parallel: bool = False,
+    micro_batch_size: int = 1,
+    split: list[list[int]] | None = None,
+    recompute: list[Any] | None = None,
+    offload_optimizer: bool = False,
+    run: RunSettings | None = None,
+    **training: Any,
+) -> Plan:
+    """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: fields of Training."""
+    settings: dict[str, Any] = {
+        "global_batch_size": 8,
+        "seq_length": 32,
+        "decoder_seq_length": 16 if model.family == "t5" else None,
+        "precision": "fp32",
+        "lr": 1e-2,
+        "warmup": 2,
+        "steps": 5,
+        "clip": 1.0,
+        "seed": 7,
+    }
+    train = Training(**(settings | training))
+    split = split or [[model.num_layers // (pp * vpp)] * vpp for _ in range(pp)]
+    return Plan(
+        engine=engine,
+        world_size=tp * pp * dp,
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=1,
+        ep=1,
+        etp=1,
+        dp=dp,
+        zero_stage=zero_stage,
+        sequence_parallel=sequence_parallel,
+        offload_optimizer=offload_optimizer,
+        micro_batch_size=micro_batch_size,
+        num_microbatches=train.global_batch_size // (dp * micro_batch_size),
+        global_batch_size=train.global_batch_size,
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        rank_order=RANK_ORDER,
+        stages=spans(model, split, recompute or ["none"] * pp),
+        model=model,
+        training=train,
+        cluster=CPU,
+        run=run or RunSettings(),
+    )
