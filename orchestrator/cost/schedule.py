@@ -100,13 +100,13 @@ def _one_f_one_b(forward: list[float], backward: list[float], hops: list[float],
         arrived = 0.0
         for i in range(pp):
             done = ready[i]
-            if arrived > done:
+            if arrived > done:  # noqa: PLR1730 - max() costs a call in the innermost loop
                 done = arrived
             done += forward[i]
             arrived = done + hops[i]
             if n + i >= last:
                 back = ready[i + 1] + hops[i] if i < last else 0.0
-                if back > done:
+                if back > done:  # noqa: PLR1730
                     done = back
                 done += backward[i]
             ready[i] = done
@@ -147,8 +147,8 @@ def _interleaved(forward: list[float], backward: list[float], hops: list[float],
     period, total = pp * vpp, m * vpp
     never = float("-inf")
     forward_index, backward_index = _slot_indices(pp, vpp)
-    incoming = [never] + hops[:-1]  # transfer into virtual stage i
-    outgoing = hops[:-1] + [never]  # transfer of a gradient into virtual stage i
+    incoming = [never, *hops[:-1]]  # transfer into virtual stage i
+    outgoing = [*hops[:-1], never]  # transfer of a gradient into virtual stage i
     f_cost = [[forward[i] for i in row] for row in forward_index]
     f_hop = [[incoming[i] for i in row] for row in forward_index]
     b_cost = [[backward[i] for i in row] for row in backward_index]

@@ -95,6 +95,13 @@ class Behaviour(Value, frozen=True, kw_only=True):
     bucket_copies: int = 0
     live_parameter_elements: int = 0
     """ZeRO-3: full-precision-gathered parameters kept live beside the current layer (prefetch)."""
+    overlaps_grad_reduce: bool = True
+    """Whether gradient reduction can run beside the backward pass (the strategy's `overlap_grad_reduce` asks for it)."""
+    overlaps_param_gather: bool = True
+    """Whether the gathering of weights can run beside compute: Megatron's --overlap-param-gather hides ZeRO-1's behind the next forward,
+    DeepSpeed's stage 3 prefetches; DeepSpeed's stages 1 and 2 gather inside `step`: False there."""
+    bucket_itemsize: int = 2
+    """Bytes of an element in the reduction buckets (`bucket_elements` x `bucket_copies`)."""
     flash_attention: bool = True
     logits_bytes: float = 8.0
     """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""

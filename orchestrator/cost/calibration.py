@@ -1,0 +1,163 @@
+"""The constants of the cost model, with their units and reasons; nothing else in the room has any.
+
+The defaults here come from datasheets and public measurements and price hardware that nobody has fitted. A calibration file
+(`calibrations/<engine>-<gpu>.json`) replaces them for one engine on one GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from orchestrator.hardware.spec import Cluster
+from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.units import GB, GIB, MIB, US
+from orchestrator.values import Value
+
+
+class Calibration(Value, frozen=True, kw_only=True):
+    """Shares are of the datasheet's figure, 0..1; times in seconds; sizes in bytes.
+
+    The defaults are those of an A100 (the GPU with most public measurements); `datasheet` changes what its generation needs.
+    """
+
+    name: str = "datasheet"
+    fitted_on: str = ""
+    """What the constants were fitted on; empty: nothing, they are the defaults below."""
+
+    # Matrix products
+    gemm_efficiency: float = 0.82
+    """Share of peak FLOP/s that a very large GEMM reaches. A100: 255 of 312 TFLOP/s (cuBLAS bf16, 8192^3, public GEMM benchmarks)."""
+    gemm_half_tokens: float = 80.0
+    """Rows of a GEMM at which it reaches half of `gemm_efficiency`: tiles of 128 to 256 rows quantise, and 108 SMs fill in waves."""
+    gemm_half_features: float = 80.0
+    """The same for its columns, and for the inner dimension (prologue and epilogue of the main loop)."""
+    attention_efficiency: float = 0.60
+    """Share of peak that flash attention's forward reaches on long sequences. A100: FlashAttention-2 190 of 312 (2307.08691, fig. 5)."""
+    attention_backward_efficiency: float = 0.52
+    """The same for its backward (170 of 312, fig. 6)."""
+    attention_half_length: float = 256.0
+    """Length of the shorter sequence at which attention reaches half of its efficiency: fewer tiles of 128 rows than SMs."""
+    unfused_forward_bytes: float = 11.0
+    """Bytes moved per score by unfused attention beside its two batched GEMMs: write 2, scaled masked softmax 2+2, dropout 2+2+1 (mask)."""
+    unfused_backward_bytes: float = 15.0
+    """Its backward: dropout 2+1+2, softmax 2+2+2 (reads output and gradient), and a copy of the scores' gradient 2+2."""
+
+    # Memory-bound operations
+    memory_efficiency: float = 0.80
+    """Share of the memory bandwidth that elementwise kernels and norms reach (STREAM-like kernels reach 85 to 92%; short ones less)."""
+    pointwise_backward: float = 1.75
+    """Bytes that a memory-bound operation's backward moves, against its forward: reads the gradient and the saved input, writes one."""
+    optimizer_efficiency: float = 0.70
+    """Share of the memory bandwidth that the fused multi-tensor Adam reaches."""
+
+    # Overheads
+    op_overhead_s: float = 12 * US
+    """Host seconds to launch one operation of the layer in forward (PyTorch's dispatch of a module and its kernels, 5 to 20 us); a
+    stage is never faster than its launches. Backward: twice."""
+    microbatch_overhead_s: float = 300 * US
+    """Per micro-batch and stage: the schedule's Python, the data, the loss."""
+    step_overhead_s: float = 5e-3
+    """Per step: clipping's global norm, learning rate, logging, timers."""
+
+    # Network
+    inner_efficiency: float = 0.80
+    """Share of the innermost level's bandwidth that large collectives reach (nccl-tests: A100 NVSwitch about 230 to 240 of 300 GB/s)."""
+    outer_efficiency: float = 0.80
+    """Share of a further level's bandwidth that two of its domains reach."""
+    outer_scaling: float = 0.10
+    """Loss with scale: a group over n domains gets (n/2)^-outer_scaling of that (congestion, slower rings)."""
+    p2p_efficiency: float = 0.70
+    """Share that one point-to-point message reaches: one channel pair, no ring."""
+    latency_factor: float = 2.0
+    """A hop in practice against the hop of NCCL's tables: launch, synchronisation and the slowest rank."""
+    collective_overhead_s: float = 10 * US
+    """Per collective, whatever its size: launch and rendezvous of the ranks."""
+    overlap_efficiency: float = 0.80
+    """Share of the compute beside which traffic can hide."""
+    overlap_slowdown: float = 0.15
+    """Seconds of compute lost per second of hidden traffic: NCCL's kernels take SMs and memory bandwidth (Galvatron measures 1.3)."""
+
+    # Host
+    host_efficiency: float = 0.80
+    """Share of the host link's bandwidth that pinned copies reach."""
+    host_adam_bandwidth: float = 20 * GB
+    """Bytes/s of optimizer state that the host's Adam updates, per GPU (a share of the socket's memory bandwidth)."""
+
+    # Memory
+    context_bytes: float = 0.9 * GIB
+    """CUDA context, cuBLAS and cuDNN workspaces outside the allocator (published tools assume 0.5 to 1.5 GB; nvidia-smi, empty process)."""
+    communicator_bytes: float = 120.0 * MIB
+    """NCCL buffers per communicator of more than one rank (channels x 4 MiB buffers; 0.2 to 1 GB in all)."""
+    workspace_bytes: float = 64 * MIB
+    """GEMM workspaces inside the allocator (cuBLASLt asks 32 MiB on Hopper; Transformer Engine as much)."""
+    allocator_slack: float = 0.03
+    """Share of activations and transients lost to fragmentation of the caching allocator's blocks."""
+    pressure_start: float = 1.0
+    """Share of the GPU's memory from which on the allocator slows the step down (it frees cached blocks and waits for the device)."""
+    pressure_slowdown: float = 0.0
+    """Relative slow-down at full memory, rising linearly from `pressure_start`."""
+    transient_activations: float = 2.0
+    """Gradients of activations alive at once in backward, in units of the layer's largest saved tensor: one arrives, one leaves."""
+
+
+_BY_CAPABILITY: Final[dict[str, dict[str, float]]] = {
+    # V100: cuBLAS fp16 about 95 to 105 of 125 TFLOP/s; no FlashAttention-2; NVLink 2 busbw about 130 of 150 GB/s.
+    "7": {"gemm_efficiency": 0.78, "attention_efficiency": 0.40, "attention_backward_efficiency": 0.35},
+    # H100: power-limited: 650 to 750 of 989 TFLOP/s (cuBLAS bf16, large); FlashAttention-3 / cuDNN 600 forward, 550 backward.
+    "9": {
+        "gemm_efficiency": 0.72,
+        "gemm_half_tokens": 128.0,
+        "gemm_half_features": 128.0,
+        "attention_efficiency": 0.55,
+        "attention_backward_efficiency": 0.48,
+        "attention_half_length": 384.0,
+        "op_overhead_s": 10 * US,
+    },
+    # B200: 1500 to 1700 of 2250 TFLOP/s; cuDNN attention about 1200.
+    "10": {
+        "gemm_efficiency": 0.72,
+        "gemm_half_tokens": 160.0,
+        "gemm_half_features": 160.0,
+        "attention_efficiency": 0.50,
+        "attention_backward_efficiency": 0.42,
+        "attention_half_length": 512.0,
+        "op_overhead_s": 9 * US,
+    },
+}
+"""What differs by compute capability's major number (8, Ampere, is the default of the class)."""
+
+CPU: Final = Calibration(
+    name="datasheet",
+    gemm_efficiency=0.9,
+    gemm_half_tokens=16.0,
+    gemm_half_features=16.0,
+    attention_efficiency=0.5,
+    attention_backward_efficiency=0.5,
+    attention_half_length=32.0,
+    memory_efficiency=0.5,
+    optimizer_efficiency=0.3,
+    op_overhead_s=60 * US,
+    microbatch_overhead_s=2e-3,
+    step_overhead_s=10e-3,
+    inner_efficiency=1.0,
+    outer_efficiency=1.0,
+    p2p_efficiency=1.0,
+    latency_factor=1.0,
+    collective_overhead_s=200 * US,
+    overlap_efficiency=0.0,
+    overlap_slowdown=0.0,
+    context_bytes=0.5 * GIB,
+    communicator_bytes=2.0 * MIB,
+    workspace_bytes=0.0,
+)
+"""gloo ranks that share the cores of one machine: torch's Python and autograd cost about 60 us an operation, a gloo collective about
+200 us; traffic runs on the same cores, so nothing hides. The process with torch and an engine imported holds about 0.5 GiB."""
+
+
+def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:
+    """The zero-shot constants of this cluster's GPU: no run of it has been seen."""
+    if cluster.is_cpu:
+        return CPU
+    return replace(Calibration(), **_BY_CAPABILITY.get(cluster.gpu.compute_capability.split(".")[0], {}))

@@ -1,0 +1,114 @@
+"""Bytes of one layer on one rank: states by engine and ZeRO stage, what forward saves, what a pass needs besides."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.time import activation_itemsize
+from orchestrator.model.spec import Enter, Gemm, LayerSpec
+from orchestrator.strategy.axes import dp
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
+from orchestrator.strategy.spec import Recompute, Strategy
+
+RECOMPUTED_GROUPS: dict[Recompute, tuple[str, ...]] = {"none": (), "selective": ("core_attention",)}
+"""What selective recompute drops (arXiv 2205.05198, section 5). "full" keeps the layer's input alone."""
+
+
+class States(NamedTuple):
+    """Resident bytes by cause, and what is there only in backward or only in the optimizer's step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    backward: float
+    step: float
+
+    @property
+    def resident(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> States:
+    """Bytes of `parameters` (this rank's, before ZeRO) under the strategy's ZeRO stage (arXiv 1910.02054, figure 1).
+
+    Offload takes master weights and moments to the host; from stage 2 on the gradients follow them as they are reduced (stage_1_and_2.py,
+    async_accumulate_grad_in_cpu). hpZ keeps a second copy of the weights in the inner group (partition_parameters.py:1307).
+    """
+    b = per_parameter
+    weights = parameters * b.weight / dp.share("weight", strategy)
+    if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] and strategy.zero_shard_size:
+        weights += parameters * b.weight / strategy.zero_shard_size
+    gradients = parameters * b.gradient / dp.share("gradient", strategy)
+    shard = parameters / dp.share("optimizer", strategy)
+    optimizer, step = shard * (b.master + b.moments), shard * b.step
+    if strategy.offload_optimizer:
+        optimizer = step = 0.0
+        if strategy.zero_stage >= SHARDED_FROM_STAGE["gradient"]:
+            gradients = 0.0
+    return States(weights, gradients, optimizer, parameters * b.backward, step)
+
+
+class Activations(NamedTuple):
+    """One micro-batch in one layer: kept from forward to backward, and alive in addition while the pass is in the layer."""
+
+    saved: float
+    transient_forward: float
+    transient_backward: float
+
+
+def activations(
+    layer: LayerSpec,
+    recompute: Recompute,
+    strategy: Strategy,
+    micro_batch_size: int,
+    precision: str,
+    behaviour: Behaviour,
+    calibration: Calibration,
+) -> Activations:
+    """Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps the input."""
+    mesh, sp = strategy.mesh, strategy.sequence_parallel
+    itemsize = activation_itemsize(precision)
+
+    def saved(*without: str) -> float:
+        return micro_batch_size * layer.saved_bytes(
+            mesh.tp,
+            sequence_parallel=sp,
+            cp=mesh.cp,
+            itemsize=itemsize,
+            flash_attention=behaviour.flash_attention,
+            without=without,
+        )
+
+    everything = saved()
+    if recompute == "full" and layer.recomputable:
+        kept = layer.input_elements * itemsize * micro_batch_size / (mesh.cp * (mesh.tp if sp else 1))
+        kept = min(kept, everything)
+    else:
+        kept = saved(*RECOMPUTED_GROUPS.get(recompute, ())) if layer.recomputable else everything
+    largest = micro_batch_size * max(
+        (
+            tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp) * (tensor.itemsize or itemsize)
+            for tensor in layer.saved(flash_attention=behaviour.flash_attention)
+        ),
+        default=0.0,
+    )
+    gathered = 0.0
+    if sp:  # the input of a tensor-parallel region, gathered over tp (layers.py:478)
+        entering = max((op.elements for op in layer.ops if isinstance(op, Enter)), default=0)
+        gathered = entering * itemsize * micro_batch_size / mesh.cp
+    working = calibration.transient_activations * largest + gathered
+    logits = logits_bytes(layer, strategy, micro_batch_size, behaviour)
+    return Activations(kept, working + logits, working + logits + everything - kept)
+
+
+def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, behaviour: Behaviour) -> float:
+    """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28)."""
+    mesh = strategy.mesh
+    total = 0.0
+    for op in layer.ops:
+        if isinstance(op, Gemm) and op.pad_to:
+            local = ceil(op.n / (op.pad_to * mesh.tp)) * op.pad_to
+            total += op.tokens * micro_batch_size / mesh.cp * local * behaviour.logits_bytes
+    return total

@@ -1,0 +1,533 @@
+"""The price of a plan: seconds of a step and bytes of a rank, itemised. One scoring function for search and report.
+
+A step is the simulated schedule of its stages, then what of the gradient reduction nothing hides, then the optimizer. Layers of a kind
+cost the same and are priced once; a stage is a sum over its spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+
+from orchestrator.cost import memory, schedule
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.time import LayerSeconds, activation_itemsize, layer_seconds
+from orchestrator.errors import InputError
+from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.flops import model_flops_per_sample
+from orchestrator.model.spec import LayerSpec, ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.strategy.axes import cp, dp, pp, tp
+from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
+from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Recompute, Strategy
+from orchestrator.units import ITEMSIZE
+from orchestrator.values import Value
+
+COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
+CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer", "memory_pressure")
+"""Keys of `Prediction.by_cause`, in the order of tables."""
+
+
+class LayerCost(Value, frozen=True, kw_only=True):
+    """One layer of a kind on one rank. Seconds and bytes per micro-batch unless they say otherwise."""
+
+    forward_s: float
+    backward_s: float
+    """Recompute, exposed traffic of tp, cp and ZeRO and launches inside."""
+    saved_bytes: float
+    """Per micro-batch in flight."""
+    transient_forward_bytes: float
+    transient_backward_bytes: float
+    """While the pass is in this layer: a stage needs the largest of its layers'."""
+    static_bytes: float
+    """Weights, gradients and optimizer states."""
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    backward_bytes: float
+    """Added to the static bytes in backward (transient .grad)."""
+    step_bytes: float
+    """Added to the static bytes in the optimizer's step."""
+    live_weight_bytes: float
+    """This layer's weights as ZeRO-3 gathers them; 0 below stage 3."""
+    sync_s: float
+    """Once a step: the gradient reduction, before overlap."""
+    gather_s: float
+    """Once a step: the weights' all-gather after the update (ZeRO-1 and 2), before overlap."""
+    optimizer_s: float
+    """Once a step."""
+    parameters: int
+    """On this rank, before ZeRO."""
+    by_cause: dict[str, float]
+    """Splits forward_s + backward_s."""
+
+
+class StageCost(Value, frozen=True, kw_only=True):
+    """One stage: sums over its layers. `forward_s`, `backward_s` per chunk."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    exposed_s: float
+    """Once a step: what of gradient reduction and weight gathering is not hidden, and what hiding costs."""
+    optimizer_s: float
+    peak_bytes: float
+
+
+class CostModel:
+    """Prices candidates for one model, training, cluster and engine. Pure: the caches only save time."""
+
+    def __init__(self, model: ModelSpec, training: Training, cluster: Cluster, behaviour: Behaviour, calibration: Calibration) -> None:
+        self.model, self.training, self.cluster = model, training, cluster
+        self.behaviour, self.calibration = behaviour, calibration
+        self._kinds: dict[str, LayerSpec] = {run.layer.kind: run.layer for run in model.runs}
+        self._counts: dict[str, int] = {}
+        for run in model.runs:
+            self._counts[run.layer.kind] = self._counts.get(run.layer.kind, 0) + run.count
+        self._itemsize = activation_itemsize(training.precision)
+        self._flops_per_sample = model_flops_per_sample(model)
+        self._has_tied = any(weight.tied for layer in self._kinds.values() for weight in layer.weights)
+        self._links: dict[tuple[int, int, bool], Link] = {}
+        self._seconds: dict[tuple[str, int, int, bool, int, int], LayerSeconds] = {}
+        self._layers: dict[tuple[str, Recompute, Strategy, int], LayerCost] = {}
+        self._hops: dict[tuple[Strategy, int], tuple[float, ...]] = {}
+
+    # ---- layers
+
+    def layer(self, candidate: Candidate, kind: str, recompute: Recompute) -> LayerCost:
+        """One layer of this kind under the candidate, with this recompute. Raises KeyError for a kind that the model has not."""
+        key = (kind, recompute, candidate.strategy, candidate.micro_batch_size)
+        cost = self._layers.get(key)
+        if cost is None:
+            cost = self._layers[key] = self._layer(self._kinds[kind], recompute, candidate.strategy, candidate.micro_batch_size)
+        return cost
+
+    def _states(self, strategy: Strategy) -> StateBytes:
+        try:
+            return self.behaviour.state_bytes(self.training.precision, strategy.zero_stage)
+        except KeyError:
+            raise InputError("pin.zero_stage", strategy.zero_stage, f"{self.behaviour.engine} does not have it", ()) from None
+
+    def _layer(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
+        mesh, c, gpu = strategy.mesh, self.calibration, self.cluster.gpu
+        per_parameter = self._states(strategy)
+        if not layer.recomputable:
+            recompute = "none"
+        seconds_key = (layer.kind, mesh.tp, mesh.cp, strategy.sequence_parallel, strategy.zero_stage, micro_batch_size)
+        seconds = self._seconds.get(seconds_key)
+        if seconds is None:
+            seconds = self._seconds[seconds_key] = layer_seconds(
+                layer, strategy, micro_batch_size, self.training.precision, gpu, self.behaviour, per_parameter, c
+            )
+        parameters = layer.local_parameters(mesh.tp, with_tied=mesh.pp > 1)
+        weight_itemsize = ITEMSIZE["fp32"] if self.training.precision == "fp32" else ITEMSIZE["bf16"]
+
+        causes = dict.fromkeys(("gemm", "attention", "memory_bound", "recompute", "overhead", "tp", "cp", "ep", "dp", "overlap"), 0.0)
+        forward, backward = seconds
+        for part in (forward, backward):
+            causes["gemm"] += part.gemm
+            causes["attention"] += part.attention
+            causes["memory_bound"] += part.memory_bound
+        passes = {"forward": forward.compute, "backward": backward.compute}
+        available = {"forward": forward.compute, "backward": backward.compute}  # compute that ZeRO's traffic may hide behind
+        again = 0.0
+        if recompute == "selective":
+            again = forward.attention
+        elif recompute == "full":
+            again = forward.compute
+        causes["recompute"] = again
+        passes["backward"] += again
+        available["backward"] += again
+
+        size = (layer, strategy, micro_batch_size, self._itemsize)
+        for item in (*tp.traffic(*size), *cp.traffic(*size)):
+            seconds_moved = self._seconds_of(item)
+            attention = (forward if item.when == "forward" else backward).attention
+            exposed, slowed = self._exposed(seconds_moved, item, attention)
+            times = 2 if item.repeats_with_recompute and recompute == "full" else 1
+            causes[item.axis] += exposed * times
+            causes["overlap"] += slowed * times
+            passes[item.when] += exposed + slowed
+            if times == 2:
+                passes["backward"] += exposed + slowed
+
+        sync = gather = 0.0
+        weight_bytes = parameters * weight_itemsize
+        gradient_bytes = parameters * self._wire_itemsize(strategy, weight_itemsize)
+        for item in dp.traffic(weight_bytes, gradient_bytes, strategy, self.behaviour):
+            seconds_moved = self._seconds_of(item)
+            if item.when == "step":
+                if item.operation == "all_gather":
+                    gather += seconds_moved
+                else:
+                    sync += seconds_moved
+                continue
+            exposed, slowed = self._exposed(seconds_moved, item, available[item.when])
+            available[item.when] = max(0.0, available[item.when] - (seconds_moved - exposed))
+            causes["dp"] += exposed
+            causes["overlap"] += slowed
+            passes[item.when] += exposed + slowed
+
+        launch_backward = backward.launch + (forward.launch if recompute == "full" else 0.0)
+        for when, launch in (("forward", forward.launch), ("backward", launch_backward)):
+            if launch > passes[when]:
+                causes["overhead"] += launch - passes[when]
+                passes[when] = launch
+
+        held = memory.states(parameters, per_parameter, strategy)
+        kept = memory.activations(layer, recompute, strategy, micro_batch_size, self.training.precision, self.behaviour, c)
+        live_forward = live_backward = 0.0
+        if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
+            live_forward = float(weight_bytes)
+            live_backward = live_forward + parameters * weight_itemsize  # weights, and gradients before they are scattered
+        return LayerCost(
+            forward_s=passes["forward"],
+            backward_s=passes["backward"],
+            saved_bytes=kept.saved,
+            transient_forward_bytes=kept.transient_forward + live_forward,
+            transient_backward_bytes=kept.transient_backward + live_backward,
+            static_bytes=held.resident,
+            weight_bytes=held.weights,
+            gradient_bytes=held.gradients,
+            optimizer_bytes=held.optimizer,
+            backward_bytes=held.backward,
+            step_bytes=held.step,
+            live_weight_bytes=live_forward,
+            sync_s=sync,
+            gather_s=gather,
+            optimizer_s=self._optimizer_seconds(parameters, per_parameter, strategy),
+            parameters=parameters,
+            by_cause=causes,
+        )
+
+    def _wire_itemsize(self, strategy: Strategy, weight_itemsize: int) -> int:
+        """Bytes of a gradient element on the data-parallel network."""
+        wire = self.behaviour.gradient_bytes_on_wire
+        if wire == "weight":
+            return weight_itemsize
+        if self.training.precision == "fp32":
+            return ITEMSIZE["fp32"]
+        return ITEMSIZE[strategy.grad_reduce_dtype if wire == "grad_reduce_dtype" else self.training.grad_accum_dtype]
+
+    def _optimizer_seconds(self, parameters: int, b: StateBytes, strategy: Strategy) -> float:
+        """Adam is memory-bound: reads the gradient twice (norm, update), reads and writes master weights and moments, writes the weight;
+        clears all gradients. Offloaded: states at the host's rate, gradients down and weights up over its link."""
+        c, gpu = self.calibration, self.cluster.gpu
+        shard = parameters / dp.share("optimizer", strategy)
+        memory_rate = gpu.memory_bandwidth * c.optimizer_efficiency
+        clear = parameters / dp.share("gradient", strategy) * b.gradient / memory_rate
+        touched = shard * (2 * b.gradient + 2 * (b.master + b.moments) + b.weight)
+        if strategy.offload_optimizer:
+            link = self.cluster.host_bandwidth * c.host_efficiency
+            return clear + shard * (b.gradient + b.weight) / link + touched / c.host_adam_bandwidth
+        return clear + touched / memory_rate
+
+    # ---- traffic
+
+    def _link(self, size: int, stride: int, *, p2p: bool = False) -> Link:
+        key = (size, stride, p2p)
+        link = self._links.get(key)
+        if link is None:
+            c = self.calibration
+
+            def efficiency(level: int, domains: int) -> float:
+                if p2p:
+                    return c.p2p_efficiency
+                if level == 0:
+                    return c.inner_efficiency
+                return c.outer_efficiency * float((max(domains, 2) / 2) ** -c.outer_scaling)
+
+            plain = link_for(self.cluster, size, stride, efficiency)
+            link = self._links[key] = Link(bandwidth=plain.bandwidth, latency=plain.latency * c.latency_factor)
+        return link
+
+    def _seconds_of(self, item: Traffic) -> float:
+        link = self._link(item.size, item.stride)
+        return item.count * (COLLECTIVES[item.operation](item.nbytes, item.size, link) + self.calibration.collective_overhead_s)
+
+    def _exposed(self, seconds: float, item: Traffic, compute: float) -> tuple[float, float]:
+        """(seconds that nothing hides, compute lost to what is hidden)."""
+        c = self.calibration
+        if item.hidden == "nothing":
+            return seconds, 0.0
+        hidden = seconds * self.behaviour.tp_overlap if item.hidden == "gemm" else min(seconds, c.overlap_efficiency * compute)
+        return seconds - hidden, hidden * c.overlap_slowdown
+
+    def _boundary_seconds(self, candidate: Candidate) -> tuple[float, ...]:
+        """Seconds of a transfer by virtual boundary; the entry after a chunk's last stage is the way back to stage 0.
+
+        All stages carry the same tensor: the hidden states, and in an encoder-decoder the encoder's output with them.
+        """
+        mesh = candidate.mesh
+        key = (candidate.strategy, candidate.micro_batch_size)
+        by_stage = self._hops.get(key)
+        if by_stage is None:
+            nbytes = self._boundary_bytes(candidate)
+            stride = mesh.stride("pp")
+            times = []
+            for stage in range(mesh.pp):
+                first, second = stage * stride, (stage + 1) % mesh.pp * stride
+                inner = next((level.size for level in self.cluster.levels if first // level.size == second // level.size), 0)
+                link = self._link(2, 1 if inner == self.cluster.levels[0].size else max(stride, self.cluster.levels[0].size), p2p=True)
+                times.append(COLLECTIVES["p2p"](nbytes, 2, link) + self.calibration.collective_overhead_s)
+            by_stage = self._hops[key] = tuple(times)
+        return by_stage * candidate.vpp
+
+    def _boundary_bytes(self, candidate: Candidate) -> float:
+        kinds = list(self._kinds)
+        widest = 0.0
+        for index in range(1, len(kinds)):
+            nbytes = pp.boundary_bytes(
+                self.model,
+                kinds[:index],
+                self._kinds[kinds[index]],
+                kinds[index:],
+                candidate.strategy,
+                candidate.micro_batch_size,
+                self._itemsize,
+            )
+            widest = max(widest, nbytes)
+        return widest
+
+    # ---- stages
+
+    def stage(self, candidate: Candidate, stage: Stage, index: int) -> StageCost:
+        """Seconds and peak bytes of one stage; `index` counts from 0."""
+        forward, backward = self._chunk_seconds(candidate, stage.layers)
+        exposed, optimizer = self._step_seconds(candidate, stage.layers, sum(forward), sum(backward))
+        peak = max(self._memory(candidate, stage.layers, index).values(), key=lambda by_cause: sum(by_cause.values()))
+        return StageCost(
+            forward_s=tuple(forward), backward_s=tuple(backward), exposed_s=exposed, optimizer_s=optimizer, peak_bytes=sum(peak.values())
+        )
+
+    def _chunk_seconds(self, candidate: Candidate, spans: Iterable[LayerSpan]) -> tuple[list[float], list[float]]:
+        overhead = self.calibration.microbatch_overhead_s / 2
+        forward, backward = [overhead] * candidate.vpp, [overhead] * candidate.vpp
+        for span in spans:
+            cost = self.layer(candidate, span.kind, span.recompute)
+            forward[span.chunk] += span.count * cost.forward_s
+            backward[span.chunk] += span.count * cost.backward_s
+        return forward, backward
+
+    def _step_seconds(self, candidate: Candidate, spans: Iterable[LayerSpan], forward: float, backward: float) -> tuple[float, float]:
+        """(exposed gradient reduction and weight gathering, optimizer), once a step."""
+        sync = gather = optimizer = 0.0
+        for span in spans:
+            cost = self.layer(candidate, span.kind, span.recompute)
+            sync += span.count * cost.sync_s
+            gather += span.count * cost.gather_s
+            optimizer += span.count * cost.optimizer_s
+        c, strategy = self.calibration, candidate.strategy
+        hidden = 0.0
+        if strategy.overlap_grad_reduce and self.behaviour.overlaps_grad_reduce:
+            hidden += min(sync, c.overlap_efficiency * backward)
+        if strategy.overlap_param_gather and self.behaviour.overlaps_param_gather:
+            hidden += min(gather, c.overlap_efficiency * forward)
+        return sync + gather - hidden + hidden * c.overlap_slowdown, optimizer
+
+    def _memory(self, candidate: Candidate, spans: Iterable[LayerSpan], index: int) -> dict[str, dict[str, float]]:
+        """Bytes by phase (forward, backward, step) and cause."""
+        c, mesh = self.calibration, candidate.mesh
+        saved = [0.0] * candidate.vpp
+        weights = gradients = optimizer = in_backward = in_step = 0.0
+        transient_forward = transient_backward = 0.0
+        parameters = 0
+        for span in spans:
+            cost = self.layer(candidate, span.kind, span.recompute)
+            saved[span.chunk] += span.count * cost.saved_bytes
+            weights += span.count * cost.weight_bytes
+            gradients += span.count * cost.gradient_bytes
+            optimizer += span.count * cost.optimizer_bytes
+            in_backward += span.count * cost.backward_bytes
+            in_step += span.count * cost.step_bytes
+            parameters += span.count * cost.parameters
+            transient_forward = max(transient_forward, cost.transient_forward_bytes)
+            transient_backward = max(transient_backward, cost.transient_backward_bytes)
+        flights = schedule.in_flight_by_chunk(candidate.schedule, mesh.pp, index, candidate.num_microbatches, candidate.vpp)
+        activations = max(sum(count * nbytes for count, nbytes in zip(counts, saved, strict=True)) for counts in flights)
+        fixed = self._fixed_bytes(candidate)
+        fixed["buffers"] += self._bucket_bytes(candidate, parameters)
+        always = {"weights": weights, "gradients": gradients, "optimizer": optimizer, **fixed}
+        phases = {}
+        for phase, kept, transient, extra in (
+            ("forward", activations, transient_forward, 0.0),
+            ("backward", activations, transient_backward, in_backward),
+            ("step", 0.0, in_step, 0.0),
+        ):
+            moving = kept + transient + extra
+            phases[phase] = {
+                **always,
+                "activations": kept,
+                "transient": transient + extra,
+                "fragmentation": c.allocator_slack * moving,
+            }
+        return phases
+
+    def _fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
+        """What every rank has whatever its layers: context, communicators, workspaces, the pipeline's buffers."""
+        c, mesh = self.calibration, candidate.mesh
+        group = dp.group(candidate.strategy)[0]
+        communicators = sum(degree > 1 for degree in (mesh.tp, mesh.cp, mesh.pp, group, mesh.world_size))
+        buffers = c.workspace_bytes
+        if mesh.pp > 1:
+            buffers += 2 * self._boundary_bytes(candidate)  # one tensor on its way out, one gradient on its way in
+        return {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
+
+    def _bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
+        """Reduction buckets, and at stage 3 the weights that prefetching keeps beside the current layer; never more than there is."""
+        b = self.behaviour
+        if dp.group(candidate.strategy)[0] == 1:
+            return 0.0
+        nbytes = float(min(b.bucket_elements, parameters) * b.bucket_copies * b.bucket_itemsize)
+        if candidate.strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
+            nbytes += min(b.live_parameter_elements, parameters) * self._states(candidate.strategy).weight
+        return nbytes
+
+    # ---- the whole
+
+    def _step(self, candidate: Candidate, costs: list[StageCost], hops: float | tuple[float, ...]) -> float:
+        """Seconds of the step, before memory pressure."""
+        forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
+        backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
+        ends = schedule.finish_times(candidate.schedule, forward, backward, hops, candidate.num_microbatches, candidate.vpp)
+        finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
+        return finished + max(cost.optimizer_s for cost in costs) + self._once_seconds(candidate)
+
+    def _once_seconds(self, candidate: Candidate) -> float:
+        """Per step and for all stages: the step's overhead, and the all-reduce of tied embeddings between first and last stage."""
+        seconds = self.calibration.step_overhead_s
+        mesh = candidate.mesh
+        if mesh.pp > 1 and self._has_tied:
+            tied = sum(w.local_numel(mesh.tp) for layer in self._kinds.values() for w in layer.weights if w.tied)
+            wire = self._wire_itemsize(candidate.strategy, ITEMSIZE["fp32" if self.training.precision == "fp32" else "bf16"])
+            link = self._link(2, mesh.stride("pp") * (mesh.pp - 1))
+            seconds += COLLECTIVES["all_reduce"](tied * wire, 2, link)
+        return seconds
+
+    def _pressure(self, peak_bytes: float) -> float:
+        """The factor by which a nearly full memory slows the step."""
+        c = self.calibration
+        if c.pressure_slowdown == 0.0 or c.pressure_start >= 1.0:
+            return 1.0
+        over = min(1.0, max(0.0, peak_bytes / self.cluster.gpu.memory - c.pressure_start) / (1 - c.pressure_start))
+        return 1 + c.pressure_slowdown * over
+
+    def score(self, candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[float, float]:
+        """(step_time_s, peak_memory_bytes): what `price` reports, without the itemisation."""
+        costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
+        return self.score_stages(candidate, costs)
+
+    def score_stages(self, candidate: Candidate, costs: list[StageCost]) -> tuple[float, float]:
+        """`score` for stages that are priced already."""
+        hops = self._boundary_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
+        peak = max(cost.peak_bytes for cost in costs)
+        return self._step(candidate, costs, hops) * self._pressure(peak), peak
+
+    def price(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Prediction:
+        """The step's seconds and the ranks' bytes, itemised. `by_cause` is the slowest stage's: its compute and traffic over all
+        micro-batches, transfers and bubble (what waiting on the pipeline adds), the optimizer."""
+        costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
+        mesh, m = candidate.mesh, candidate.num_microbatches
+        hops = self._boundary_seconds(candidate) if mesh.pp > 1 else 0.0
+        step = self._step(candidate, costs, hops)
+        peak = max(cost.peak_bytes for cost in costs)
+        total = step * self._pressure(peak)
+
+        busiest = max(range(mesh.pp), key=lambda i: (m * (sum(costs[i].forward_s) + sum(costs[i].backward_s)) + costs[i].exposed_s, -i))
+        causes = dict.fromkeys(CAUSES, 0.0)
+        for span in stages[busiest].layers:
+            for cause, seconds in self.layer(candidate, span.kind, span.recompute).by_cause.items():
+                causes[cause] += m * span.count * seconds
+        causes["overhead"] += m * candidate.vpp * self.calibration.microbatch_overhead_s + self.calibration.step_overhead_s
+        causes["dp"] += costs[busiest].exposed_s
+        causes["optimizer"] = max(cost.optimizer_s for cost in costs)
+        causes["pp"] = self._once_seconds(candidate) - self.calibration.step_overhead_s
+        if mesh.pp > 1:
+            causes["pp"] += max(0.0, step - self._step(candidate, costs, 0.0))
+        causes["memory_pressure"] = total - step
+        causes["bubble"] = total - sum(causes.values())
+        by_stage = []
+        for index, (stage, cost) in enumerate(zip(stages, costs, strict=True)):
+            phases = self._memory(candidate, stage.layers, index)
+            phase = max(phases, key=lambda name: sum(phases[name].values()))
+            by_stage.append(
+                StagePrediction(
+                    forward_s=sum(cost.forward_s),
+                    backward_s=sum(cost.backward_s),
+                    peak_memory_bytes=cost.peak_bytes,
+                    memory_by_cause=phases[phase],
+                    peak_phase=phase,
+                )
+            )
+        samples = m * candidate.micro_batch_size * mesh.dp
+        return Prediction(
+            step_time_s=total,
+            tokens_per_s_per_gpu=samples * self.model.tokens_per_sample / total / mesh.world_size,
+            peak_memory_bytes=peak,
+            by_stage=tuple(by_stage),
+            by_cause={cause: seconds for cause, seconds in causes.items() if seconds},
+            model_flops_per_gpu=samples * self._flops_per_sample / total / mesh.world_size,
+        )
+
+    # ---- bounds
+
+    def _modes(self, candidate: Candidate, kind: str) -> tuple[Recompute, ...]:
+        if not self._kinds[kind].recomputable:
+            return ("none",)
+        return RECOMPUTE_ORDER[: RECOMPUTE_ORDER.index(candidate.strategy.recompute) + 1]
+
+    def time_floor(self, candidate: Candidate) -> float:
+        """Seconds that no split of the layers and no recompute up to the candidate's undercuts.
+
+        A stage is busy for m times its layers, then exposes its synchronisation and updates; the slowest is at least the mean, and at
+        least a stage with ceil(count / pp) layers of a kind; and one micro-batch must pass every layer.
+        """
+        m, stages = candidate.num_microbatches, candidate.mesh.pp
+        c = self.calibration
+        overhead = c.microbatch_overhead_s * candidate.vpp
+        busy = sync = gather = optimizer = forward = backward = slowest = 0.0
+        for kind, count in self._counts.items():
+            costs = [self.layer(candidate, kind, mode) for mode in self._modes(candidate, kind)]
+            layer_forward, layer_backward = min(cost.forward_s for cost in costs), min(cost.backward_s for cost in costs)
+            busy += count * (layer_forward + layer_backward)
+            forward += count * layer_forward
+            backward += count * max(cost.backward_s for cost in costs)  # the most that can hide the reduction
+            sync += count * costs[0].sync_s
+            gather += count * costs[0].gather_s
+            optimizer += count * costs[0].optimizer_s
+            slowest = max(slowest, ceil(count / stages) * (layer_forward + layer_backward))
+        strategy, b = candidate.strategy, self.behaviour
+        half = stages * overhead / 2
+        if strategy.overlap_grad_reduce and b.overlaps_grad_reduce:
+            sync = max(0.0, sync - c.overlap_efficiency * (backward + half))
+        if strategy.overlap_param_gather and b.overlaps_param_gather:
+            gather = max(0.0, gather - c.overlap_efficiency * (forward + half))
+        mean = (m * busy + sync + gather + optimizer) / stages + m * overhead
+        return max(mean, m * (slowest + overhead), busy + stages * overhead) + self._once_seconds(candidate)
+
+    def memory_floor(self, candidate: Candidate) -> float:
+        """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's.
+
+        For one kind: were all stages within P bytes, stage i held at most P / (static + in flight(i) x saved) of its layers, and these
+        must sum to its count. Over all kinds: the mean of the static bytes and one micro-batch's saved ones.
+        """
+        c, stages = self.calibration, candidate.mesh.pp
+        fixed = sum(self._fixed_bytes(candidate).values())
+        slack = 1 + c.allocator_slack
+        flights = [
+            max(map(min, schedule.in_flight_by_chunk(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp)))
+            for i in range(stages)
+        ]
+        mean = floor = 0.0
+        for kind, count in self._counts.items():
+            costs = [self.layer(candidate, kind, mode) for mode in self._modes(candidate, kind)]
+            static, saved = costs[0].static_bytes, min(cost.saved_bytes for cost in costs)
+            transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in costs)
+            mean += count * (static + slack * saved * min(flights))
+            share = sum(1 / nbytes for flight in flights if (nbytes := static + slack * saved * flight) > 0)
+            alone = count / share if share else 0.0
+            one = static + slack * (saved * min(flights) + transient)
+            floor = max(floor, alone, one)
+        return fixed + max(floor, mean / stages)

@@ -1,0 +1,156 @@
+"""Seconds of one layer on one rank for one micro-batch: matrix products by shape, attention, memory-bound operations, launches."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Gpu
+from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise
+from orchestrator.strategy.axes import tp
+from orchestrator.strategy.capabilities import Behaviour, StateBytes
+from orchestrator.strategy.spec import Strategy
+from orchestrator.units import ITEMSIZE
+
+FLASH_BACKWARD_FLOPS = 2.5
+"""Flash attention's backward recomputes the scores: five matrix products against two (arXiv 2307.08691, section 3.1.2)."""
+GEMM_BACKWARD_FLOPS = 2.0
+"""Gradient of the input and of the weight: one product each of the forward's size."""
+BACKWARD_LAUNCHES = 2.0
+"""Autograd launches about two kernels for each of the forward's."""
+FULL_PRECISION_MOVED = 2
+"""`Pointwise.moved` counts in a 2-byte dtype."""
+
+
+def activation_itemsize(precision: str) -> int:
+    """Bytes of an activation: fp8 is a format of GEMM inputs only, the tensors between them stay bf16."""
+    return 2 if precision == "fp8" else ITEMSIZE[precision]
+
+
+class Seconds(NamedTuple):
+    """Compute of one pass, by what bounds it, and the host's time to launch it."""
+
+    gemm: float
+    attention: float
+    memory_bound: float
+    launch: float
+
+    @property
+    def compute(self) -> float:
+        return self.gemm + self.attention + self.memory_bound
+
+
+class LayerSeconds(NamedTuple):
+    forward: Seconds
+    backward: Seconds
+
+
+def peak_flops(gpu: Gpu, precision: str) -> float:
+    """Raises InputError where the GPU has no fast path for the precision."""
+    if precision not in gpu.peak_flops:
+        raise InputError("train.precision", precision, f"{gpu.name} has no peak FLOP/s for it", gpu.peak_flops)
+    return gpu.peak_flops[precision]
+
+
+def gemm_seconds(m: float, k: float, n: float, peak: float, bandwidth: float, itemsize: int, calibration: Calibration) -> float:
+    """(m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of bytes
+    (Williams et al., "Roofline", CACM 2009)."""
+    c = calibration
+    shape = (1 + c.gemm_half_tokens / m) * (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
+    flops = 2 * m * k * n * shape / (peak * c.gemm_efficiency)
+    moved = (m * k + k * n + m * n) * itemsize / (bandwidth * c.memory_efficiency)
+    return max(flops, moved)
+
+
+def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[float, float, float]:
+    """(m, k, n) on one rank: tokens over cp (and over tp where a replicated GEMM follows sequence parallelism), n or k over tp; the
+    vocabulary is padded as the weights are."""
+    mesh = strategy.mesh
+    m = op.tokens * micro_batch_size / mesh.cp
+    k, n = float(op.k), float(op.n)
+    if op.pad_to:
+        unit = op.pad_to * mesh.tp
+        n = ceil(n / unit) * unit
+    if op.split == "column":
+        n /= mesh.tp
+    elif op.split == "row":
+        k /= mesh.tp
+    elif strategy.sequence_parallel:
+        m /= mesh.tp
+    return m, k, n
+
+
+def layer_seconds(
+    layer: LayerSpec,
+    strategy: Strategy,
+    micro_batch_size: int,
+    precision: str,
+    gpu: Gpu,
+    behaviour: Behaviour,
+    states: StateBytes,
+    calibration: Calibration,
+) -> LayerSeconds:
+    """Forward and backward without traffic, recompute or ZeRO."""
+    c, mesh = calibration, strategy.mesh
+    itemsize = activation_itemsize(precision)
+    peak = peak_flops(gpu, precision)
+    half_peak = peak_flops(gpu, "bf16") if precision == "fp8" else peak
+    memory = gpu.memory_bandwidth * c.memory_efficiency
+    f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
+    for op in layer.ops:
+        if isinstance(op, Gemm):
+            m, k, n = local_gemm(op, strategy, micro_batch_size)
+            forward = gemm_seconds(m, k, n, peak, gpu.memory_bandwidth, itemsize, c)
+            f_gemm += forward
+            b_gemm += GEMM_BACKWARD_FLOPS * forward
+            # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
+            # kernel of its own that reads the fresh gradient too.
+            accumulate = 2 * states.gradient + (0 if behaviour.fp32_gradient_fusion else 2 * states.weight)
+            b_memory += k * n * accumulate / memory
+        elif isinstance(op, Attention):
+            seconds = _attention(op, strategy, micro_batch_size, half_peak, memory, gpu, itemsize, behaviour, c)
+            f_attention += seconds[0]
+            b_attention += seconds[1]
+        elif isinstance(op, Pointwise):
+            nbytes = op.elements * op.moved * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
+            f_memory += nbytes / memory
+            b_memory += nbytes * c.pointwise_backward / memory
+    launches = len(layer.ops) * c.op_overhead_s
+    return LayerSeconds(
+        Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
+    )
+
+
+def _attention(
+    op: Attention,
+    strategy: Strategy,
+    micro_batch_size: int,
+    peak: float,
+    memory: float,
+    gpu: Gpu,
+    itemsize: int,
+    behaviour: Behaviour,
+    c: Calibration,
+) -> tuple[float, float]:
+    """(forward, backward). Heads over tp, queries over cp; the ring visits all keys."""
+    mesh = strategy.mesh
+    heads = max(1.0, op.heads / mesh.tp) * micro_batch_size
+    queries = op.query_len / mesh.cp
+    pairs = queries * op.key_len * heads
+    flops = 4 * pairs * op.head_dim
+    if behaviour.flash_attention:
+        flops *= 0.5 if op.causal else 1.0
+        saturation = 1 + c.attention_half_length / min(queries, op.key_len)
+        per_flop = saturation / peak
+        forward = flops * per_flop / c.attention_efficiency
+        backward = FLASH_BACKWARD_FLOPS * flops * per_flop / c.attention_backward_efficiency
+        moved = (2 * queries + 2 * op.key_len) * heads * op.head_dim * itemsize / memory
+        return max(forward, moved), max(backward, 2 * moved)
+    scores = gemm_seconds(queries, op.head_dim, op.key_len, peak, gpu.memory_bandwidth, itemsize, c) * heads
+    values = gemm_seconds(queries, op.key_len, op.head_dim, peak, gpu.memory_bandwidth, itemsize, c) * heads
+    scale = itemsize / FULL_PRECISION_MOVED
+    forward = scores + values + pairs * c.unfused_forward_bytes * scale / memory
+    backward = GEMM_BACKWARD_FLOPS * (scores + values) + pairs * c.unfused_backward_bytes * scale / memory
+    return forward, backward

@@ -1,0 +1,80 @@
+"""Data parallelism and ZeRO (arXiv 1910.02054): who holds which share of the states, and what is reduced and gathered when.
+
+Context-parallel ranks hold the same weights: the group is dp x cp, in Megatron ("dp_cp") as in DeepSpeed with a sequence group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour
+from orchestrator.strategy.spec import Strategy
+
+AXIS = "dp"
+
+
+def group(strategy: Strategy) -> tuple[int, int]:
+    """(size, stride) of the ranks that hold the same weights."""
+    mesh = strategy.mesh
+    strides = [mesh.stride(axis) for axis in ("cp", "dp") if mesh.degree(axis) > 1]
+    return mesh.dp * mesh.cp, min(strides, default=1)
+
+
+def share(state: str, strategy: Strategy) -> int:
+    """By what ZeRO divides a state: "optimizer", "gradient" or "weight".
+
+    >>> from orchestrator.strategy.spec import Mesh
+    >>> share("gradient", Strategy(mesh=Mesh(dp=8), zero_stage=2)), share("weight", Strategy(mesh=Mesh(dp=8), zero_stage=2))
+    (8, 1)
+    """
+    return group(strategy)[0] if strategy.zero_stage >= SHARDED_FROM_STAGE[state] else 1
+
+
+def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, behaviour: Behaviour) -> Iterator[Traffic]:
+    """For weights of `weight_bytes` on this rank before sharding, whose gradients take `gradient_bytes` on the wire.
+
+    Gradients: an all-reduce, or from `reduce_scatter_from_stage` on a reduce-scatter; once a step or, from
+    `reduces_every_microbatch_from_stage` on, in every micro-batch. Weights: at stages 1 and 2 gathered once a step after the update,
+    at stage 3 in the forward and in the backward of every micro-batch (section 7: 2 psi in all at stages 0 to 2, 3 psi at stage 3).
+    """
+    size, stride = group(strategy)
+    if size == 1:
+        return
+    stage = strategy.zero_stage
+    scatters = stage >= behaviour.reduce_scatter_from_stage and stage > 0
+    every = stage >= behaviour.reduces_every_microbatch_from_stage
+    overlaps = strategy.overlap_grad_reduce and behaviour.overlaps_grad_reduce
+    yield Traffic(
+        axis=AXIS,
+        operation="reduce_scatter" if scatters else "all_reduce",
+        nbytes=gradient_bytes,
+        size=size,
+        stride=stride,
+        when="backward" if every else "step",
+        hidden="nothing" if not overlaps else "compute" if every else "last_backward",
+    )
+    gathers = strategy.overlap_param_gather and behaviour.overlaps_param_gather
+    if stage >= SHARDED_FROM_STAGE["weight"]:
+        inner = strategy.zero_shard_size or size
+        whens = (("forward", size), ("backward", inner))[: behaviour.weight_gathers_per_microbatch]
+        for when, ranks in whens:
+            yield Traffic(
+                axis=AXIS,
+                operation="all_gather",
+                nbytes=weight_bytes,
+                size=ranks,
+                stride=stride,
+                when=when,  # type: ignore[arg-type]
+                hidden="compute" if gathers else "nothing",
+            )
+    elif stage >= SHARDED_FROM_STAGE["optimizer"]:
+        yield Traffic(
+            axis=AXIS,
+            operation="all_gather",
+            nbytes=weight_bytes,
+            size=size,
+            stride=stride,
+            when="step",
+            hidden="first_forward" if gathers else "nothing",
+        )

@@ -1,0 +1,33 @@
+"""Expert parallelism: every rank has num_experts/ep experts; tokens travel to their experts and back (arXiv 2101.03961).
+
+Experts fold over tp x cp x dp: their group is the ep inner part of it, and their data-parallel group what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.spec import Strategy
+
+AXIS = "ep"
+
+
+def traffic(elements: float, topk: int, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
+    """Per micro-batch, for one expert layer: `elements` (tokens x hidden_size per sample) go to `topk` experts each: an all-to-all out
+    and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp."""
+    mesh = strategy.mesh
+    if mesh.ep == 1:
+        return
+    nbytes = elements * topk * itemsize * micro_batch_size / (mesh.tp * mesh.cp)
+    for when in ("forward", "backward"):
+        yield Traffic(
+            axis=AXIS,
+            operation="all_to_all",
+            nbytes=nbytes,
+            size=mesh.ep,
+            stride=mesh.etp,
+            when=when,
+            count=2,
+            repeats_with_recompute=when == "forward",
+        )

@@ -1,0 +1,53 @@
+"""Tensor parallelism, and Megatron's sequence parallelism that rides on it (arXiv 1909.08053 section 3; 2205.05198 section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.model.spec import Enter, Exit, LayerSpec
+from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.spec import Strategy
+
+AXIS = "tp"
+
+
+def share(shard: str, strategy: Strategy) -> int:
+    """By what a tensor of this shard is divided on this axis."""
+    if shard == "tp" or (shard == "sequence" and strategy.sequence_parallel):
+        return strategy.mesh.tp
+    return 1
+
+
+def traffic(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
+    """Per micro-batch. Without sequence parallelism: an all-reduce after a region in forward, before it in backward
+    (tensor_parallel/mappings.py). With it: all-gather in and reduce-scatter out, the other way round in backward, and one more
+    all-gather of the input for the weight gradient (layers.py:478-549)."""
+    mesh = strategy.mesh
+    if mesh.tp == 1:
+        return
+    for op in layer.ops:
+        if not isinstance(op, Enter | Exit):
+            continue
+        nbytes = op.elements * itemsize * micro_batch_size / mesh.cp
+        for when, operation in _operations(op, sequence_parallel=strategy.sequence_parallel):
+            yield Traffic(
+                axis=AXIS,
+                operation=operation,  # type: ignore[arg-type]
+                nbytes=nbytes,
+                size=mesh.tp,
+                stride=mesh.stride(AXIS),
+                when=when,  # type: ignore[arg-type]
+                hidden="gemm",
+                repeats_with_recompute=when == "forward",
+            )
+
+
+def _operations(op: Enter | Exit, *, sequence_parallel: bool) -> tuple[tuple[str, str], ...]:
+    """(when, operation) of one border of a tensor-parallel region."""
+    if isinstance(op, Enter):
+        if sequence_parallel:
+            return ("forward", "all_gather"), ("backward", "all_gather"), ("backward", "reduce_scatter")
+        return (("backward", "all_reduce"),)
+    if sequence_parallel:
+        return ("forward", "reduce_scatter"), ("backward", "all_gather")
+    return (("forward", "all_reduce"),)

@@ -1,0 +1,30 @@
+"""What an axis says of its traffic: the operation, its bytes, over which ranks, when, and behind what it may hide."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from orchestrator.values import Value
+
+When = Literal["forward", "backward", "step"]
+Hidden = Literal["nothing", "gemm", "attention", "compute", "first_forward", "last_backward"]
+"""gemm: the share `Behaviour.tp_overlap`; attention, compute: that part of the same layer and pass; the others: that pass of the stage."""
+
+
+class Traffic(Value, frozen=True, kw_only=True):
+    """`count` operations of `nbytes` each, over groups of `size` ranks that are `stride` apart.
+
+    forward, backward: once a micro-batch. step: once a step. `nbytes` as `hardware.collectives` counts them: the whole gathered or
+    reduced tensor, what one rank holds in an all-to-all, one message.
+    """
+
+    axis: str
+    operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p"]
+    nbytes: float
+    size: int
+    stride: int
+    when: When
+    hidden: Hidden = "nothing"
+    count: int = 1
+    repeats_with_recompute: bool = False
+    """A full recompute runs it again in backward."""
