@@ -14,7 +14,8 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 
 BUCKET_ELEMENTS: Final = 50_000_000
-"""Elements of a reduction bucket unless a weight is larger: large enough for bandwidth, 0.1 GB in bf16 (DeepSpeed's prefetch default)."""
+"""Elements of a reduction bucket: large enough for bandwidth, 0.2 GB in fp32 (DeepSpeed's default for prefetching). A weight that is larger
+is reduced alone, which costs less than a buffer of the vocabulary's size (0.5e9 elements for llama3_8b)."""
 
 LIVE_LAYERS: Final = 3
 """ZeRO-3 may hold the layer at work, the prefetched one, and one not yet released (README sizing: 2 to 3 layers)."""
@@ -49,8 +50,8 @@ class Sizes:
 
     @property
     def bucket(self) -> int:
-        """A parameter larger than the bucket is reduced alone, and a bucket larger than the model is memory for nothing."""
-        return _even(min(self.total, max(BUCKET_ELEMENTS, self.largest_weight)))
+        """A bucket larger than the model is memory for nothing."""
+        return _even(min(self.total, BUCKET_ELEMENTS))
 
     @property
     def live(self) -> int:

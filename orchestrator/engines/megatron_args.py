@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
-from orchestrator.engines.transformer_config import ddp_fields, implementation, layout, recompute_fields
+from orchestrator.engines.transformer_config import ddp_fields, implementation, layout, padded_vocab_size, recompute_fields
 from orchestrator.plan import Plan
 
 Flag = tuple[str, ...]
@@ -19,8 +19,8 @@ SCRIPT: Final = {"gpt": "pretrain_gpt.py", "llama": "pretrain_gpt.py", "bert": "
 T5_EXTRA_IDS: Final = 100
 """Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
 
-ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {"gelu": (), "swiglu": (("--swiglu",),)}
-"""Activations that the command line can say; geglu and relu can't be said."""
+ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {"gelu": (), "swiglu": (("--swiglu",),), "relu": ()}
+"""Activations by flag. geglu can't be said; relu can't either, but GELU in its place has the same shapes and cost, and a note says so."""
 
 MEGATRON_LM: Final = "Megatron-LM, tag core_v0.16.1"
 
@@ -204,7 +204,8 @@ def _data(plan: Plan) -> list[Flag]:
     if model.family in ("bert", "t5"):
         if model.family == "t5":
             flags += [("--vocab-extra-ids", str(T5_EXTRA_IDS))]
-        flags += [("--tokenizer-type", "BertWordPieceLowerCase")]
+        # The vocabulary file decides nothing of the model's size.
+        flags += [("--tokenizer-type", "BertWordPieceLowerCase"), ("--padded-vocab-size", str(padded_vocab_size(plan)))]
     elif indexed and run.tokenizer is not None:
         flags += [("--tokenizer-type", "HuggingFaceTokenizer"), ("--tokenizer-model", run.tokenizer)]
     else:
@@ -227,6 +228,8 @@ def megatron_flags(plan: Plan) -> tuple[Flag, ...]:
 def notes(plan: Plan) -> tuple[str, ...]:
     """What someone who uses the file by hand should know."""
     found = []
+    if plan.model.activation == "relu":
+        found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
     if recompute_differs(plan):
         found.append(
             "megatron_args.sh recomputes on every stage what the plan does on the stage that recomputes most: the command line has one "

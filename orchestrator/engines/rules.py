@@ -130,7 +130,7 @@ def rank_order(candidate: Candidate, _: Situation) -> str | None:
 
 def world_divides(candidate: Candidate, situation: Situation) -> str | None:
     mesh, world = candidate.mesh, situation.cluster.num_gpus
-    return _divides(mesh.tp * mesh.pp * mesh.cp, "tp*pp*cp", world, "world size ")
+    return _divides(mesh.tp * mesh.pp * mesh.cp, "tp*pp*cp", world, "world_size")
 
 
 def world_filled(candidate: Candidate, situation: Situation) -> str | None:
@@ -151,7 +151,9 @@ def groups(candidate: Candidate, situation: Situation) -> str | None:
     tp, a = candidate.mesh.tp, situation.model.architecture
     if a.query_groups % tp and tp % a.query_groups:
         return f"tp={tp} neither divides num_query_groups={a.query_groups} nor is a multiple of it"
-    return _divides(tp, "tp", (a.num_attention_heads + 2 * a.query_groups) * a.head_dim, "the width of queries, keys and values ")
+    return _divides(
+        tp, "tp", (a.num_attention_heads + 2 * a.query_groups) * a.head_dim, "(num_attention_heads + 2*num_query_groups)*kv_channels"
+    )
 
 
 def ffn(candidate: Candidate, situation: Situation) -> str | None:
@@ -236,7 +238,7 @@ def no_vpp(candidate: Candidate, _: Situation) -> str | None:
 def vpp_microbatches(candidate: Candidate, _: Situation) -> str | None:
     if candidate.vpp == 1:
         return None
-    return _divides(candidate.mesh.pp, "pp", candidate.num_microbatches, "the number of micro-batches ")
+    return _divides(candidate.mesh.pp, "pp", candidate.num_microbatches, "num_microbatches")
 
 
 def batch_divides(candidate: Candidate, situation: Situation) -> str | None:
@@ -327,7 +329,12 @@ def given(engine: str, families: Collection[str], precisions: Collection[str]) -
         rule("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", head_width, "model"),
         rule("head_groups", "core/tensor_parallel/utils.py divide(), transformer/attention.py:300", head_groups, "model"),
         rule("no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", no_query_groups, "model"),
-        rule("position_embedding", "constructors of GPTModel, BertModel, T5Model", position_kind, "model"),
+        rule(
+            "position_embedding",
+            "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type",
+            position_kind,
+            "model",
+        ),
     )
 
 

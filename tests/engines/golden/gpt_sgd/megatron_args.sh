@@ -1,0 +1,47 @@
+# Arguments of pretrain_gpt.py of Megatron-LM, tag core_v0.16.1, for 8 ranks. Source this file in bash, then for example:
+#   torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
+MEGATRON_ARGS=(
+  --num-layers '8'
+  --seq-length '64'
+  --max-position-embeddings '128'
+  --hidden-size '64'
+  --ffn-hidden-size '256'
+  --num-attention-heads '8'
+  --kv-channels '8'
+  --normalization 'LayerNorm'
+  --norm-epsilon '1e-05'
+  --position-embedding-type 'learned_absolute'
+  --attention-dropout '0.0'
+  --hidden-dropout '0.0'
+  --make-vocab-size-divisible-by '128'
+  --attention-softmax-in-fp32
+  --tensor-model-parallel-size '1'
+  --pipeline-model-parallel-size '1'
+  --context-parallel-size '1'
+  --overlap-grad-reduce
+  --micro-batch-size '1'
+  --global-batch-size '64'
+  --train-iters '20'
+  --bf16
+  --optimizer 'sgd'
+  --sgd-momentum '0.0'
+  --lr '0.0003'
+  --min-lr '0.0'
+  --lr-decay-style 'constant'
+  --lr-decay-iters '20'
+  --lr-warmup-iters '0'
+  --weight-decay '0.1'
+  --clip-grad '0.0'
+  --seed '1234'
+  --transformer-impl 'local'
+  --no-gradient-accumulation-fusion
+  --no-masked-softmax-fusion
+  --no-persist-layer-norm
+  --no-rope-fusion
+  --mock-data
+  --tokenizer-type 'NullTokenizer'
+  --vocab-size '499'
+  --split '99,1,0'
+  --eval-iters '0'
+  --log-interval '1'
+)

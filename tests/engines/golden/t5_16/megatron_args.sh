@@ -1,0 +1,55 @@
+# Arguments of pretrain_t5.py of Megatron-LM, tag core_v0.16.1, for 16 ranks. Source this file in bash, then for example:
+#   torchrun --nnodes 2 --nproc-per-node 8 pretrain_t5.py "${MEGATRON_ARGS[@]}"
+# megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.
+# pretrain_t5.py has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary.
+MEGATRON_ARGS=(
+  --encoder-num-layers '4'
+  --decoder-num-layers '4'
+  --encoder-seq-length '64'
+  --decoder-seq-length '32'
+  --max-position-embeddings '128'
+  --hidden-size '64'
+  --ffn-hidden-size '256'
+  --num-attention-heads '8'
+  --kv-channels '16'
+  --normalization 'RMSNorm'
+  --norm-epsilon '1e-05'
+  --position-embedding-type 'relative'
+  --disable-bias-linear
+  --attention-dropout '0.0'
+  --hidden-dropout '0.0'
+  --make-vocab-size-divisible-by '128'
+  --attention-softmax-in-fp32
+  --tensor-model-parallel-size '2'
+  --pipeline-model-parallel-size '1'
+  --context-parallel-size '1'
+  --use-distributed-optimizer
+  --overlap-grad-reduce
+  --overlap-param-gather
+  --recompute-granularity 'full'
+  --recompute-method 'block'
+  --recompute-num-layers '2'
+  --micro-batch-size '1'
+  --global-batch-size '64'
+  --train-iters '20'
+  --bf16
+  --optimizer 'adam'
+  --adam-beta1 '0.9'
+  --adam-beta2 '0.95'
+  --adam-eps '1e-08'
+  --lr '0.0003'
+  --min-lr '0.0'
+  --lr-decay-style 'cosine'
+  --lr-decay-iters '20'
+  --lr-warmup-iters '0'
+  --weight-decay '0.1'
+  --clip-grad '1.0'
+  --seed '1234'
+  --transformer-impl 'transformer_engine'
+  --vocab-extra-ids '100'
+  --tokenizer-type 'BertWordPieceLowerCase'
+  --padded-vocab-size '512'
+  --split '99,1,0'
+  --eval-iters '0'
+  --log-interval '1'
+)

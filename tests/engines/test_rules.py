@@ -1,0 +1,180 @@
+"""Each rule refuses what its engine refuses, says why in numbers, and names the engine's own rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate, cluster, training_for
+from msgspec.structs import replace
+
+from orchestrator.engines import ENGINES
+from orchestrator.hardware.spec import Software
+from orchestrator.model.families import describe
+from orchestrator.model.spec import Architecture
+from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
+
+
+def situation(
+    model: Architecture = GPT, gpu: str = "H100-SXM-80GB", world: int = 8, software: Software | None = None, **changes: Any
+) -> Situation:
+    training = training_for(model, **({"precision": "fp32"} if gpu == "cpu" else {}) | changes)
+    # The rules judge an architecture that describe() would refuse as well: describe one that is in order and swap it.
+    sound = {"gpt": GPT, "llama": LLAMA, "bert": BERT, "t5": T5}.get(model.family, GPT)
+    length = min(training.seq_length, sound.max_position_embeddings)
+    spec = describe(sound, length, training.decoder_seq_length if sound.family == "t5" else None)
+    spec = replace(spec, architecture=model, seq_length=training.seq_length)
+    return Situation(model=spec, training=training, cluster=cluster(gpu, world, software))
+
+
+def refusals(engine: str, given: Situation, **choices: Any) -> dict[str, str]:
+    """Every rule that this candidate breaks, with its reason."""
+    capabilities = ENGINES[engine].capabilities(given.cluster.software)
+    chosen = candidate(engine, **({"dp": 8} | choices))
+    found = {rule.id: rule.check(chosen, given) for rule in capabilities.rules}
+    return {name: why for name, why in found.items() if why is not None}
+
+
+BOTH = ("megatron", "megatron_deepspeed")
+M, D = "megatron", "megatron_deepspeed"
+WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
+GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
+
+CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
+    # (rule, engine, situation, choices, what the reason says)
+    ("family", D, situation(T5), {}, "family t5"),
+    ("precision", M, situation(precision="fp8"), {}, "not fp8"),
+    ("precision", M, situation(gpu="V100-SXM2-16GB"), {}, "compute capability 7.0"),
+    ("precision", D, situation(gpu="cpu", precision="fp16"), {}, "CPU"),
+    ("seq_pos", M, situation(seq_length=256), {}, "seq_length=256 is above max_position_embeddings=128"),
+    ("seq_pos", M, situation(replace(T5, max_position_embeddings=16), seq_length=16), {}, "decoder_seq_length=32"),
+    ("hidden_heads", M, situation(replace(GPT, num_attention_heads=6)), {}, "num_attention_heads=6 does not divide hidden_size=64"),
+    ("head_groups", M, situation(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3 does not divide num_attention_heads=8"),
+    ("no_gqa", M, situation(replace(BERT, num_query_groups=2)), {}, "num_query_groups=2"),
+    ("position_embedding", M, situation(replace(GPT, position_embedding="relative")), {}, "relative"),
+    ("grad_dtype", M, situation(grad_reduce_dtype="bf16"), {}, "one buffer"),
+    ("grad_dtype", M, situation(grad_reduce_dtype="fp16", grad_accum_dtype="fp16"), {}, "fp16 with precision bf16"),
+    ("grad_dtype", D, situation(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
+    ("rank_order", M, situation(), {"order": ("tp", "cp", "ep", "pp", "dp")}, "tp-cp-ep-pp-dp"),
+    ("no_experts", M, situation(), {"ep": 2}, "ep=2"),
+    ("heads_tp", M, situation(WIDE), {"tp": 4, "dp": 2}, "tp=4 does not divide num_attention_heads=6"),
+    ("groups_tp", M, situation(GROUPED), {"tp": 4, "dp": 2}, "tp=4 neither divides num_query_groups=6"),
+    ("ffn_tp", M, situation(replace(GPT, ffn_hidden_size=250)), {"tp": 4, "dp": 2}, "tp=4 does not divide ffn_hidden_size=250"),
+    ("t5_pp", M, situation(T5), {"pp": 2, "dp": 4}, "no pipeline for T5"),
+    ("world_div", M, situation(world=10), {"tp": 4, "dp": 2}, "tp*pp*cp=4 does not divide world_size=10"),
+    ("world_filled", M, situation(world=16), {}, "is not the world size 16"),
+    ("sp_needs_tp", M, situation(), {"sequence_parallel": True}, "needs tp above 1"),
+    ("sp_seq_div", M, situation(seq_length=60), {"tp": 8, "dp": 1, "sequence_parallel": True}, "tp*cp=8 does not divide seq_length=60"),
+    ("sp_norm_local", M, situation(LLAMA, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "RMSNorm needs Transformer"),
+    ("sp_norm_local", D, situation(GPT, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "or Apex"),
+    ("stages_have_layers", M, situation(world=16), {"pp": 16, "dp": 1}, "pp*vpp=16"),
+    ("gbs_div", M, situation(), {"micro_batch_size": 3}, "micro_batch_size*dp=24 does not divide global_batch_size=64"),
+    ("gbs_filled", M, situation(), {"num_microbatches": 4}, "num_microbatches*micro_batch_size*dp=32"),
+    ("cp_te", M, situation(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
+    ("cp_te", M, situation(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on GPUs"),
+    ("cp_seq", M, situation(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),
+    ("cp_family", M, situation(BERT), {"cp": 2, "dp": 4}, "bert"),
+    ("no_cp", D, situation(), {"cp": 2, "dp": 4}, "no context parallelism"),
+    ("vpp_needs_pp", M, situation(), {"vpp": 2}, "needs pp above 1"),
+    ("no_vpp", D, situation(), {"pp": 2, "dp": 4, "vpp": 2, "num_microbatches": 16, "zero_stage": 1}, "vpp=2"),
+    ("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 2, "micro_batch_size": 16}, "pp=4 does not divide"),
+    ("zero_stage", M, situation(), {"zero_stage": 2}, "zero_stage=2"),
+    ("zero_stage", M, situation(), {"zero_stage": 3}, "zero_stage=3"),
+    ("zero_shard_size", M, situation(), {"zero_shard_size": 4}, "zero_shard_size=4"),
+    ("hpz", D, situation(), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4"),
+    ("distopt_adam", M, situation(optimizer="sgd"), {"zero_stage": 1}, "Adam only"),
+    ("no_offload", M, situation(), {"offload_optimizer": True}, "not offered"),
+    ("pp_zero", D, situation(), {"pp": 2, "dp": 4, "zero_stage": 2}, "zero_stage=2 with pp=2"),
+    ("pp_zero", D, situation(), {"pp": 2, "dp": 4, "zero_stage": 3}, "zero_stage=3 with pp=2"),
+    ("pp_zero", D, situation(), {"pp": 2, "dp": 4, "zero_stage": 0}, "zero_stage=0 with pp=2"),
+    ("gad_mix", D, situation(), {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16"),
+    ("offload", D, situation(gpu="cpu"), {"offload_optimizer": True}, "zero_stage 1"),
+    ("offload", D, situation(optimizer="sgd"), {"offload_optimizer": True, "zero_stage": 2}, "Adam"),
+    ("offload", D, situation(), {"offload_optimizer": True, "zero_stage": 1, "pp": 2, "dp": 4}, "pp=2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "engine", "given", "choices", "reason"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+def test_a_rule_refuses_with_its_reason(rule: str, engine: str, given: Situation, choices: dict[str, Any], reason: str) -> None:
+    assert reason in refusals(engine, given, **choices)[rule]
+
+
+def test_a_schedule_that_does_not_fit_its_chunks_is_refused() -> None:
+    capabilities = ENGINES[M].capabilities(Software())
+    wrong = replace(candidate(pp=2, dp=4, vpp=2, num_microbatches=16), schedule="1f1b")
+    assert capabilities.broken_rule(wrong, situation()) is not None
+    assert "interleaved" in capabilities.broken_rule(wrong, situation())[1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_every_rule_has_a_case_that_it_refuses(engine: str) -> None:
+    tested = {case[0] for case in CASES} | {"schedule"}
+    assert {rule.id for rule in ENGINES[engine].capabilities(Software()).rules} <= tested
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_rules_have_distinct_names_and_name_the_engines_own(engine: str) -> None:
+    rules = ENGINES[engine].capabilities(Software()).rules
+    assert len({rule.id for rule in rules}) == len(rules)
+    for rule in rules:
+        assert ".py" in rule.engine_rule or ":" in rule.engine_rule, rule.id
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_a_rule_needs_only_what_the_tree_decides(engine: str) -> None:
+    for rule in ENGINES[engine].capabilities(Software()).rules:
+        for name in rule.needs:
+            assert name in LEVELS or name in GIVEN or name in FIXED_WITH or name == "zero_shard_size", (rule.id, name)
+
+
+@pytest.mark.parametrize("engine", BOTH)
+@pytest.mark.parametrize(("gpu", "precision"), [("H100-SXM-80GB", "bf16"), ("V100-SXM2-16GB", "fp16"), ("cpu", "fp32"), ("cpu", "bf16")])
+def test_plain_data_parallelism_is_always_legal(engine: str, gpu: str, precision: str) -> None:
+    for model in (GPT, LLAMA):
+        assert refusals(engine, situation(model, gpu=gpu, precision=precision), zero_stage=1) == {}
+
+
+def test_sequence_parallelism_with_local_norms_is_legal_where_our_shim_makes_it_so() -> None:
+    """On a CPU the norm's gradients are reduced by the worker's shim."""
+    for engine in BOTH:
+        assert refusals(engine, situation(LLAMA, gpu="cpu"), tp=2, dp=4, sequence_parallel=True, zero_stage=1, num_microbatches=16) == {}
+
+
+def test_more_tensor_parallel_ranks_than_query_groups_are_legal() -> None:
+    """Since 0.16 (core/transformer/attention.py:289)."""
+    assert refusals(M, situation(LLAMA), tp=8, dp=1, num_microbatches=64) == {}
+
+
+def test_context_parallelism_is_an_axis_only_with_transformer_engine() -> None:
+    assert "cp" in ENGINES[M].capabilities(Software()).axes
+    assert "cp" not in ENGINES[M].capabilities(BARE).axes
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "before", "after"),
+    [
+        ("megatron", "mixed/0", 18, 18),
+        ("megatron", "mixed/1", 18, 6 + 12 / 8),
+        ("megatron_deepspeed", "mixed/0", 16, 16),
+        ("megatron_deepspeed", "mixed/1", 18, 6 + 12 / 8),
+        ("megatron_deepspeed", "mixed/2", 18, 2 + 16 / 8),
+        ("megatron_deepspeed", "mixed/3", 18, 18 / 8),
+    ],
+)
+def test_bytes_per_parameter_are_the_published_ones(engine: str, key: str, before: float, after: float) -> None:
+    """Resident bytes before and after ZeRO over 8 ranks: theoretical_memory_usage.py:182, ZeRO (arXiv 1910.02054) section 5."""
+    states, stage = ENGINES[engine].behaviour(Software()).states[key], int(key[-1])
+    assert states.weight + states.gradient + states.master + states.moments == before
+    weight = states.weight / (8 if stage >= 3 else 1)
+    gradient = states.gradient / (8 if stage >= 2 else 1)
+    optimizer = (states.master + states.moments) / (8 if stage >= 1 else 1)
+    assert weight + gradient + optimizer == after
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_a_behaviour_knows_every_stage_that_the_engine_offers(engine: str) -> None:
+    capabilities, behaviour = ENGINES[engine].capabilities(Software()), ENGINES[engine].behaviour(Software())
+    for precision in capabilities.precisions:
+        for stage in capabilities.zero_stages:
+            assert behaviour.state_bytes(precision, stage).weight > 0

@@ -1,0 +1,250 @@
+"""Translation: exact files, and what must be in them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covering_plans import ALL, DEEPSPEED, MEGATRON
+from hand_plans import BERT, GPT, LLAMA, T5, make_plan, situation_of, training_for
+from msgspec.structs import replace
+
+from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.engines.transformer_config import engine_fields, layout, recompute_fields
+from orchestrator.errors import InputError
+from orchestrator.job import Job
+from orchestrator.plan import LayerSpan, Plan, Stage, from_json, to_json
+
+GOLDEN = Path(__file__).parent / "golden"
+FLAGS = Path(__file__).parent / "megatron_flags.csv"
+REGENERATE = "REGENERATE_GOLDEN"
+"""Set this variable to write the golden files anew; then read the difference."""
+
+
+def job_of(plan: Plan) -> Job:
+    return ENGINES[plan.engine].translate(plan)
+
+
+def file_of(plan: Plan, path: str) -> str:
+    return next(file.content for file in job_of(plan).files if file.path == path)
+
+
+def listing(job: Job) -> dict[str, str]:
+    """Everything of a job as files."""
+    rest = {
+        "name": job.name,
+        "argv": ["-m", job.module, *job.arguments],
+        "environment": job.environment,
+        "shape": [job.num_nodes, job.ranks_per_node],
+        "backend": job.backend,
+        "notes": list(job.notes),
+    }
+    return {"job.json": json.dumps(rest, indent=2) + "\n"} | {file.path: file.content for file in job.files}
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, numbers to 1e-9."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=1e-9)
+    return type(left) is type(right) and bool(left == right)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_job_is_the_golden_one(name: str) -> None:
+    folder = GOLDEN / name
+    files = listing(job_of(ALL[name]))
+    if os.environ.get(REGENERATE):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        for path, content in files.items():
+            (folder / path).write_text(content)
+    assert {path.name for path in folder.iterdir()} == files.keys()
+    for path, content in files.items():
+        golden = (folder / path).read_text()
+        if path.endswith(".json"):
+            assert same(json.loads(content), json.loads(golden)), path
+        else:
+            assert content == golden, path
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_covering_plan_is_legal(name: str) -> None:
+    plan = ALL[name]
+    capabilities = ENGINES[plan.engine].capabilities(plan.cluster.software)
+    broken = capabilities.broken_rule(plan.candidate, situation_of(plan))
+    assert broken is None, broken
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_plan_read_back_from_json_makes_the_same_job(name: str) -> None:
+    plan = ALL[name]
+    assert job_of(from_json(to_json(plan))) == job_of(plan)
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_every_flag_is_known_to_megatrons_parser_with_as_many_values(name: str) -> None:
+    with FLAGS.open() as file:
+        known = {flag: row for row in csv.DictReader(file) for flag in row["flag"].split("|")}
+    flags = megatron_flags(MEGATRON[name])
+    assert len({flag[0] for flag in flags}) == len(flags), "a flag twice"
+    for flag, *values in flags:
+        row = known[flag]
+        if row["nargs"] == "0":
+            assert not values, flag
+        elif row["nargs"] in ("+", "*"):
+            assert values, flag
+        else:
+            assert len(values) == 1, flag
+        for value in values:
+            if row["type"] == "int":
+                int(value)
+            if row["type"] == "float":
+                float(value)
+            if row["choices"]:
+                assert f"'{value}'" in row["choices"], (flag, value)
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_bash_reads_back_the_exact_argument_list(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "megatron_args.sh"
+    path.write_text(file_of(MEGATRON[name], "megatron_args.sh"))
+    script = f'source {shlex.quote(str(path))}; printf "%s\\0" "${{MEGATRON_ARGS[@]}}"'
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == [word for flag in megatron_flags(MEGATRON[name]) for word in flag]
+
+
+def test_a_path_can_not_break_out_of_its_quotes(tmp_path: Path) -> None:
+    plan = make_plan()
+    evil = f"/x'; touch {tmp_path}/broken; $(touch {tmp_path}/broken) \n `id`.bin"
+    plan = replace(plan, run=replace(plan.run, data=evil))
+    path = tmp_path / "args.sh"
+    path.write_text(file_of(plan, "megatron_args.sh"))
+    script = f'source {path}; printf "%s\\0" "${{MEGATRON_ARGS[@]}}"'
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    assert evil.removesuffix(".bin") in done.stdout.split("\0")
+    assert not (tmp_path / "broken").exists()
+
+
+def test_an_even_split_needs_no_layout_and_an_uneven_one_gets_it_chunk_after_chunk() -> None:
+    assert layout(make_plan(pp=4)) is None
+    assert layout(make_plan(pp=4, sizes=[1, 3, 3, 1])) == "Et|t*3|t*3|tL"
+    assert layout(make_plan(pp=2, vpp=2, sizes=[1, 2, 3, 2])) == "Et|t*2|t*3|t*2L"
+    assert layout(make_plan(pp=4, sizes=[0, 4, 4, 0])) == "E|t*4|t*4|L"
+
+
+def test_recompute_of_a_stage_is_block_for_full_and_core_attention_for_selective() -> None:
+    plan = make_plan(pp=4, recompute=[("full", 1), ("full", 2), ("selective", 2), ("none", 0)])
+    found = [recompute_fields(plan, stage) for stage in range(4)]
+    assert [fields["recompute_granularity"] for fields in found] == ["full", "full", "selective", None]
+    assert [fields["recompute_num_layers"] for fields in found] == [1, 2, None, None]
+    assert found[2]["recompute_modules"] == ["core_attn"]
+
+
+def test_an_encoder_and_a_decoder_recompute_as_many_layers_each() -> None:
+    assert recompute_fields(make_plan(model=T5, recompute=[("full", 3)]), 0)["recompute_num_layers"] == 3
+
+
+@pytest.mark.parametrize("modes", [("none", "full"), ("selective", "none"), ("full", "selective")])
+def test_recompute_that_megatron_can_not_do_is_refused_by_name(modes: tuple[str, str]) -> None:
+    plan = make_plan()
+    spans = [
+        LayerSpan(kind="embedding", first=0, count=1),
+        *(LayerSpan(kind="decoder", first=4 * i, count=4, recompute=mode) for i, mode in enumerate(modes)),  # type: ignore[arg-type]
+        LayerSpan(kind="head", first=0, count=1),
+    ]
+    with pytest.raises(InputError, match=r"stages\[0\].recompute"):
+        job_of(replace(plan, stages=(Stage(layers=tuple(spans)),)))
+
+
+def test_two_interleaved_stages_overlap_their_sends() -> None:
+    """README, silently wrong 1."""
+    fields = engine_fields(make_plan(pp=2, vpp=2))["transformer_config"]
+    assert (fields["overlap_p2p_comm"], fields["batch_p2p_comm"]) == (True, False)
+
+
+def test_the_vocabulary_is_padded_as_megatron_pads() -> None:
+    assert engine_fields(make_plan(tp=2))["model"]["vocab_size"] == 512
+    assert engine_fields(make_plan(tp=8))["model"]["vocab_size"] == 1024
+
+
+def test_only_megatron_itself_accumulates_gradients_in_its_own_buffer() -> None:
+    """DeepSpeed reads param.grad, which the fused kernel leaves empty."""
+    assert engine_fields(make_plan(tp=2))["transformer_config"]["gradient_accumulation_fusion"]
+    deepspeed = make_plan("megatron_deepspeed", tp=2)
+    assert not engine_fields(deepspeed)["transformer_config"]["gradient_accumulation_fusion"]
+    assert engine_fields(deepspeed)["ddp"] is None
+
+
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_a_ds_config_leaves_no_default_that_changes_training(name: str) -> None:
+    """README, silently wrong 5, 8, 10 and 12."""
+    plan = DEEPSPEED[name]
+    config = json.loads(file_of(plan, "ds_config.json"))
+    assert config["gradient_clipping"] == plan.training.clip
+    assert ("train_batch_size" in config) == (plan.tp == 1)
+    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * plan.dp == plan.global_batch_size
+    assert config["optimizer"]["params"]["lr"] == plan.training.lr
+    assert "auto" not in json.dumps(config)
+    mixed = plan.training.precision != "fp32"
+    stated = config.get("data_types", {}).get("grad_accum_dtype")
+    assert stated == (plan.training.grad_accum_dtype if mixed and plan.zero_stage >= 1 else None)
+    zero = config["zero_optimization"]
+    assert zero["stage"] == plan.zero_stage
+    assert zero.get("allgather_bucket_size", 0) % 2 == 0
+    if plan.zero_stage == 3:
+        assert zero["stage3_max_live_parameters"] >= 2 * zero["stage3_prefetch_bucket_size"]
+    engine = json.loads(file_of(plan, "engine.json"))["ds_config"]
+    assert engine == {key: value for key, value in config.items() if key != "scheduler"}
+
+
+def test_megatrons_arguments_are_not_written_where_megatron_can_not_say_the_plan() -> None:
+    for plan in (DEEPSPEED["ds_llama3_8b_zero3"], DEEPSPEED["ds_offload"]):
+        job = job_of(plan)
+        assert "megatron_args.sh" not in {file.path for file in job.files}
+        assert any("megatron_args.sh was not written" in note for note in job.notes)
+    geglu = make_plan(model=replace(LLAMA, activation="geglu"))
+    assert any("geglu" in note for note in job_of(geglu).notes)
+
+
+def test_what_the_command_line_says_otherwise_is_noted() -> None:
+    assert any("relu" in note for note in job_of(MEGATRON["t5_16"]).notes)
+    assert any("recomputes on every stage" in note for note in job_of(MEGATRON["gpt_cpu"]).notes)
+    assert any("mock data" in note for note in job_of(make_plan(model=BERT)).notes)
+
+
+def test_one_connection_only_where_megatron_asks_for_it() -> None:
+    """Rule cuda_conn_1: tensor or context parallelism before Blackwell."""
+
+    def connections(**choices: Any) -> str | None:
+        return job_of(make_plan(**choices)).environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
+
+    assert connections(tp=2) == "1"
+    assert connections(cp=2) == "1"
+    assert connections(pp=2) is None
+    assert connections(tp=2, gpu="B200") is None
+    assert connections(tp=2, gpu="cpu") is None
+
+
+def test_a_cpu_job_runs_on_gloo_and_tells_deepspeed_so() -> None:
+    job = job_of(DEEPSPEED["ds_cpu_zero0"])
+    assert (job.backend, job.environment["DS_ACCELERATOR"], job.world_size) == ("gloo", "cpu", 4)
+    assert job_of(MEGATRON["t5_16"]).backend == "nccl"
+
+
+def test_a_world_that_does_not_fill_its_nodes_evenly_is_refused() -> None:
+    assert job_of(make_plan(world=12, training=training_for(GPT, global_batch_size=48))).ranks_per_node == 6
+    with pytest.raises(InputError, match="gpus=9"):
+        job_of(make_plan(world=9, training=training_for(GPT, global_batch_size=9)))
