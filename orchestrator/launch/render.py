@@ -26,7 +26,7 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
 
     `gres` None: `--gpus-per-node` for an nccl job; "" asks for no GPUs at all (sites that hand out whole nodes).
-    `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `python`: the interpreter on the nodes (a shared environment);
+    `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `python`: the nodes' interpreter (a shared environment);
     None: what the PATH of the node offers.
     """
 

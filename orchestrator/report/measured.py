@@ -1,0 +1,70 @@
+"""Predicted against measured, from the lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from orchestrator.plan import Plan
+from orchestrator.report.text import _table
+from orchestrator.units import format_bytes, format_seconds
+
+Row = Mapping[str, Any]
+
+WARMUP_STEPS = 3
+"""The first steps build buffers, communicators and kernels; where there are fewer than twice as many, the first half is left out."""
+
+
+def _numbers(rows: Iterable[Row], key: str) -> list[float]:
+    values = [row.get(key) for row in rows]
+    return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
+
+
+def steady(values: list[float]) -> list[float]:
+    """What is left after the warm-up.
+
+    >>> steady([9.0, 5.0, 1.0, 1.0, 1.0, 1.0]), steady([9.0, 1.0]), steady([9.0])
+    ([1.0, 1.0, 1.0], [1.0], [9.0])
+    """
+    return values[min(WARMUP_STEPS, len(values) // 2) :]
+
+
+def measured_step_time(rows: Iterable[Row]) -> float | None:
+    """Median seconds of the steps after warm-up; None without steps."""
+    values = steady(_numbers(rows, "step_time_s"))
+    return median(values) if values else None
+
+
+def measured_peak_memory(rows: Iterable[Row]) -> float | None:
+    """Bytes; None where the worker can't tell (no GPU)."""
+    return max(_numbers(rows, "peak_memory_bytes"), default=None)
+
+
+def comparison_table(plan: Plan, rows: Iterable[Row]) -> RenderableType:
+    """Step time, speed and memory: predicted, measured, and measured over predicted."""
+    kept = list(rows)
+    step_time = measured_step_time(kept)
+    if step_time is None:
+        return Text("No step was measured.")
+    predicted = plan.predicted
+    speeds = steady(_numbers(kept, "tokens_per_s"))
+    speed = median(speeds) / plan.world_size if speeds else None
+    memory = measured_peak_memory(kept)
+    table = _table(("", False), ("predicted", True), ("measured", True), ("measured / predicted", True))
+    entries = [
+        ("step time", predicted and predicted.step_time_s, step_time, format_seconds),
+        ("tokens/s/GPU", predicted and predicted.tokens_per_s_per_gpu, speed, "{:,.0f}".format),
+        ("peak memory", predicted and predicted.peak_memory_bytes, memory, format_bytes),
+    ]
+    for name, expected, found, write in entries:
+        if found is not None:
+            ratio = f"{found / expected:.2f}" if expected else "-"
+            table.add_row(name, write(expected) if expected else "-", write(found), ratio)
+    count = len(steady(_numbers(kept, "step_time_s")))
+    table.caption = f"median of {count} step{'s' if count != 1 else ''} after warm-up"
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,71 @@
+"""Progress of a training: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from orchestrator.units import format_seconds
+
+LINES = 20
+"""Plain lines of a whole run: the first step, the last, and about this many between."""
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """
+    >>> describe({"loss": 2.3456, "step_time_s": 0.5, "tokens_per_s": 8192.0})
+    'loss 2.346  500 ms/step  8,192 tokens/s'
+    """
+    parts = []
+    if isinstance(row.get("loss"), int | float):
+        parts.append(f"loss {row['loss']:.4g}")
+    if isinstance(row.get("step_time_s"), int | float):
+        parts.append(f"{format_seconds(row['step_time_s'])}/step")
+    if isinstance(row.get("tokens_per_s"), int | float):
+        parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
+    return "  ".join(parts)
+
+
+class StepColumn(ProgressColumn):
+    """ "12/200"."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{int(task.completed)}/{int(task.total or 0)}")
+
+
+class TrainingProgress:
+    """`with TrainingProgress(console, steps) as progress: start(job, out, on_step=progress.step)`.
+
+    Rows number their steps from 1; a resumed run starts where its first row says.
+    """
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self.console, self.steps = console, steps
+        self.every = max(1, steps // LINES)
+        self.bar = Progress(
+            TextColumn("step"), StepColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[row]}"), TimeRemainingColumn(),
+            console=console, expand=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("", total=steps, row="starting the ranks")
+        self.seen = 0
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Show one row of metrics.jsonl."""
+        number = row.get("step")
+        completed = number if isinstance(number, int) else self.seen + 1
+        self.bar.update(self.task, completed=completed, row=describe(row))
+        if not self.console.is_terminal and (self.seen == 0 or completed % self.every == 0 or completed >= self.steps):
+            self.console.print(Text(f"step {completed}/{self.steps}  {describe(row)}".rstrip()))
+        self.seen += 1

@@ -1,0 +1,288 @@
+"""The plan as an expert reads it: tables (rich) of what was chosen, what it costs by cause, what nearly won, and what was refused."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.model.spec import ModelSpec
+from orchestrator.plan import Plan, Prediction, Reason, Stage
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.units import TFLOPS, format_bytes, format_count, format_seconds
+
+WIDTH = 100
+"""Columns that every terminal and log has."""
+SHOWN_SHARE = 0.005
+"""Causes below half a percent of the total are added up in one line."""
+CAUSES_IN_A_DIFFERENCE = 3
+NUMBER = re.compile(r"\d[\d.,]*")
+MESH_AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
+
+
+def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
+    """The plain text of a table, without colours, as a log or a test wants it."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, highlight=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def _table(*columns: tuple[str, bool], title: str = "") -> Table:
+    """Columns as (heading, whether it holds numbers)."""
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title, style="bold") if title else None, title_justify="left", pad_edge=False)
+    for heading, numeric in columns:
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def ranges(kind: str, first: int, count: int) -> str:
+    """
+    >>> ranges("decoder", 4, 3), ranges("decoder", 4, 1)
+    ('decoder 4-6', 'decoder 4')
+    """
+    return f"{kind} {first}" if count == 1 else f"{kind} {first}-{first + count - 1}"
+
+
+def stage_layers(stage: Stage) -> str:
+    """What a stage holds, neighbouring spans of one kind as one: "embedding, decoder 0-6"; chunks apart from each other by " | "."""
+    chunks = []
+    for _, spans in groupby(stage.layers, key=lambda span: span.chunk):
+        parts = []
+        for kind, members in groupby(spans, key=lambda span: span.kind):
+            run = list(members)
+            alone = kind in ("embedding", "head")
+            parts.append(kind if alone else ranges(kind, run[0].first, sum(span.count for span in run)))
+        chunks.append(", ".join(parts) or "-")
+    return " | ".join(chunks)
+
+
+def stage_recompute(stage: Stage) -> str:
+    """"full", "none", or how many transformer layers of each: "full 2 of 9"; embedding and head don't count."""
+    counts: dict[str, int] = {}
+    for span in stage.layers:
+        if span.kind not in ("embedding", "head"):
+            counts[span.recompute] = counts.get(span.recompute, 0) + span.count
+    total = sum(counts.values())
+    if len(counts) <= 1:
+        return next(iter(counts), "-")
+    return ", ".join(f"{mode} {count} of {total}" for mode, count in counts.items() if mode != "none")
+
+
+def placement(plan: Plan) -> str:
+    """The innermost network level that holds a whole group of each axis, by the engine's rank order: "tp on nvlink, dp on infiniband"."""
+    levels = plan.cluster.levels
+    found = []
+    for axis in plan.rank_order:
+        degree = plan.mesh.degree(axis)
+        if degree > 1 and axis != "ep":
+            span = plan.mesh.stride(axis) * degree
+            level = next((level for level in levels if level.size >= span and level.size % span == 0), levels[-1])
+            found.append(f"{axis} on {level.name}")
+    return ", ".join(found) or "one rank, no traffic"
+
+
+def choice(plan: Plan) -> str:
+    """The axes that are used, ZeRO, recompute: one line without the engine.
+
+    The micro-batch size is "mbs", as in the field's scripts.
+    """
+    parts = [f"{axis}={getattr(plan, axis)}" for axis in MESH_AXES if getattr(plan, axis) > 1 or axis in ("tp", "pp", "dp")]
+    parts.append(f"zero_stage={plan.zero_stage}")
+    if plan.zero_shard_size:
+        parts.append(f"zero_shard_size={plan.zero_shard_size}")
+    if plan.sequence_parallel:
+        parts.append("sp")
+    if plan.offload_optimizer:
+        parts.append("offload")
+    parts.append(f"mbs={plan.micro_batch_size}")
+    if plan.strategy.recompute != "none":
+        parts.append(f"recompute={plan.strategy.recompute}")
+    return " ".join(parts)
+
+
+def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
+    training, cluster = plan.training, plan.cluster
+    lengths = f"{training.seq_length}" + (f" + {training.decoder_seq_length}" if training.decoder_seq_length else "")
+    nodes = -(-plan.world_size // cluster.gpus_per_node)
+    where = f"{plan.world_size} x {cluster.gpu.name}"
+    if nodes > 1:
+        where += f", {nodes} nodes of {cluster.gpus_per_node}"
+    mesh = "  ".join(f"{axis} {getattr(plan, axis)}" for axis in MESH_AXES if getattr(plan, axis) > 1 or axis in ("tp", "pp", "dp"))
+    zero = f"ZeRO-{plan.zero_stage}"
+    if plan.zero_shard_size:
+        zero += f" over groups of {plan.zero_shard_size}"
+    features = [zero]
+    if plan.sequence_parallel:
+        features.append("sequence parallel")
+    if plan.offload_optimizer:
+        features.append("optimizer offloaded")
+    micro = f"dp {plan.dp} x {plan.num_microbatches} micro-batches of {plan.micro_batch_size}"
+    pipeline = f", {plan.schedule} pipeline" if plan.pp > 1 else ""
+    dtypes = f"gradients reduced in {training.grad_reduce_dtype}"
+    return [
+        ("model", f"{plan.model.name}, {format_count(model.parameters)} parameters, sequences of {lengths} tokens"),
+        ("cluster", f"{cluster.name}: {where}"),
+        ("engine", plan.engine),
+        ("parallel", f"{mesh}   ({'; '.join(features)})"),
+        ("placement", placement(plan)),
+        ("batch", f"{plan.global_batch_size} = {micro}{pipeline}"),
+        ("numbers", f"{training.precision}, {training.optimizer}, {dtypes}"),
+    ]
+
+
+def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None) -> RenderableType:
+    """What was chosen: model, cluster, mesh, batch, and a row a stage; equal neighbouring stages share a row."""
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(plan, model):
+        facts.add_row(Text(name, style="bold"), Text(value))
+    columns = [("stage", False), ("layers", False), ("recompute", False)]
+    predicted = plan.predicted.by_stage if plan.predicted else ()
+    if predicted:
+        columns += [("forward", True), ("backward", True), ("memory", True)]
+    stages = _table(*columns)
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        row = [stage_recompute(stage)]
+        if predicted:
+            cost = predicted[index]
+            of_limit = f" ({_percent(cost.peak_memory_bytes / limit.usable)})" if limit else ""
+            row += [format_seconds(cost.forward_s), format_seconds(cost.backward_s), format_bytes(cost.peak_memory_bytes) + of_limit]
+        size = tuple((span.kind, span.count, span.recompute, span.chunk) for span in stage.layers)
+        rows.append((size, row, index, stage))
+    for (_, row), group in groupby(rows, key=lambda entry: (entry[0], entry[1])):
+        members = list(group)
+        first, last = members[0], members[-1]
+        if len(members) == 1:
+            stages.add_row(str(first[2]), Text(stage_layers(first[3])), *row)
+        else:
+            stages.add_row(f"{first[2]}-{last[2]}", Text(f"{stage_layers(first[3])}  to  {stage_layers(last[3])}"), *row)
+    caption = "forward and backward: one micro-batch on one stage" if predicted else ""
+    return Group(facts, stages, Text(caption, style="dim")) if caption else Group(facts, stages)
+
+
+def _causes(heading: str, causes: dict[str, float], unit: str, total: float) -> Table:
+    """Causes from the largest, each with its share; small ones as one line."""
+    table = _table((heading, False), ("", True), ("", True))
+    write = format_seconds if unit == "s" else format_bytes
+    ordered = sorted(causes.items(), key=lambda item: -item[1])
+    large = [(name, value) for name, value in ordered if abs(value) >= SHOWN_SHARE * total]
+    small = [value for _, value in ordered if 0 < abs(value) < SHOWN_SHARE * total]
+    if len(small) == 1:
+        large, small = [(name, value) for name, value in ordered if value], []
+    for name, value in large:
+        table.add_row(Text(name.replace("_", " ")), write(value), _percent(value / total))
+    if small:
+        table.add_row(f"{len(small)} more", write(sum(small)), _percent(sum(small) / total))
+    table.add_section()
+    table.add_row("total", write(total), "")
+    return table
+
+
+def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
+    """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
+    predicted = plan.predicted
+    if predicted is None:
+        raise ValueError("the plan has no prediction")
+    speed = f"{format_seconds(predicted.step_time_s)} a step"
+    if predicted.interval:
+        low, high = predicted.interval
+        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)})"
+    speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    peak = plan.cluster.gpu.peak_flops.get(plan.training.precision)
+    if predicted.model_flops_per_gpu:
+        speed += f", {predicted.model_flops_per_gpu / TFLOPS:.3g} TFLOP/s/GPU"
+        if peak:
+            speed += f" (MFU {_percent(predicted.model_flops_per_gpu / peak)})"
+    lines = Table.grid(padding=(0, 2))
+    lines.add_row(Text("predicted", style="bold"), speed)
+    time = _causes("step time", predicted.by_cause, "s", predicted.step_time_s)
+    if not predicted.by_stage:
+        return Group(lines, time)
+    worst = max(range(len(predicted.by_stage)), key=lambda index: predicted.by_stage[index].peak_memory_bytes)
+    stage = predicted.by_stage[worst]
+    memory_line = f"{format_bytes(stage.peak_memory_bytes)} at the peak of stage {worst}"
+    if stage.peak_phase:
+        memory_line += f" ({stage.peak_phase})"
+    if limit:
+        memory_line += f", {_percent(stage.peak_memory_bytes / limit.usable)} of {format_bytes(limit.usable)} usable"
+        memory_line += f" ({format_bytes(limit.limit)} less {format_bytes(limit.reserve)} reserve)"
+    lines.add_row(Text("memory", style="bold"), memory_line)
+    lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration"))
+    side_by_side = Table.grid(padding=(0, 6))
+    side_by_side.add_row(time, _causes(f"memory of stage {worst}", stage.memory_by_cause, "bytes", stage.peak_memory_bytes))
+    return Group(lines, side_by_side)
+
+
+def difference(best: Prediction, other: Prediction) -> str:
+    """Why another plan is slower, by cause, the largest first: "+12.0%: tp traffic +310 ms, bubble -95 ms".
+
+    Causes that change by less than half a percent of the best step are left out.
+    """
+    slower = other.step_time_s / best.step_time_s - 1
+    names = [*best.by_cause, *(name for name in other.by_cause if name not in best.by_cause)]
+    changes = {name: other.by_cause.get(name, 0.0) - best.by_cause.get(name, 0.0) for name in names}
+    ordered = sorted(changes.items(), key=lambda item: -abs(item[1]))
+    shown = [(name, change) for name, change in ordered if abs(change) >= SHOWN_SHARE * best.step_time_s][:CAUSES_IN_A_DIFFERENCE]
+    parts = [f"{name.replace('_', ' ')} {'+' if change > 0 else '-'}{format_seconds(abs(change))}" for name, change in shown]
+    return f"{100 * slower:+.1f}%" + (": " + ", ".join(parts) if parts else "")
+
+
+def _stage_sizes(plan: Plan) -> str:
+    counts = [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in plan.stages]
+    if len(counts) == 1:
+        return ""
+    runs = [(size, len(list(group))) for size, group in groupby(counts)]
+    return "layers " + ", ".join(f"{times} x {size}" if times > 1 else str(size) for size, times in runs)
+
+
+def alternatives_table(plan: Plan, others: Sequence[Plan]) -> RenderableType:
+    """The best plans that were not taken, and what they lose by. Plans without prediction are not shown."""
+    table = _table(("", True), ("plan", False), ("step", True), ("memory", True), ("slower by", False), title="Alternatives")
+    if plan.predicted is None:
+        raise ValueError("the plan has no prediction")
+    several_engines = len({other.engine for other in (plan, *others)}) > 1
+
+    def name(entry: Plan) -> Text:
+        text = f"{entry.engine} {choice(entry)}" if several_engines else choice(entry)
+        sizes = _stage_sizes(entry)
+        return Text(f"{text}; {sizes}" if sizes else text)
+
+    best = plan.predicted
+    table.add_row("1", name(plan), format_seconds(best.step_time_s), format_bytes(best.peak_memory_bytes), "chosen", style="bold")
+    shown = 1
+    for other in others:
+        if other.predicted is not None and other != plan:
+            shown += 1
+            cost = other.predicted
+            table.add_row(
+                str(shown), name(other), format_seconds(cost.step_time_s), format_bytes(cost.peak_memory_bytes), difference(best, cost)
+            )
+    return table if shown > 1 else Text("No other plan is legal and fits.")
+
+
+def rejected_table(rejected: Iterable[Reason], most: int = 8) -> RenderableType:
+    """How many choices each reason turned away, with one example. Reasons that differ only in their numbers count as one."""
+    groups: dict[str, list[Reason]] = {}
+    for reason in rejected:
+        groups.setdefault(NUMBER.sub("#", reason.why), []).append(reason)
+    if not groups:
+        return Text("Nothing was rejected.")
+    ordered = sorted(groups.values(), key=lambda group: -len(group))
+    total = sum(len(group) for group in ordered)
+    table = _table(("count", True), ("why, for one of them", False), ("which", False), title=f"Not taken: {total} choices")
+    for group in ordered[:most]:
+        table.add_row(str(len(group)), Text(group[0].why), Text(group[0].choice))
+    rest = ordered[most:]
+    if rest:
+        table.add_row(str(sum(len(group) for group in rest)), f"{len(rest)} other reasons", "candidates.csv has them all")
+    return table

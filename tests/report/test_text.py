@@ -1,0 +1,138 @@
+"""The report reads as an expert expects; the whole text is a golden file, the claims are tests of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from plans import CLUSTER, PLAN, PREDICTED, SLOWER, llama
+from rich.console import Group
+
+from orchestrator.plan import LayerSpan, Reason, Stage
+from orchestrator.report.text import (
+    WIDTH,
+    alternatives_table,
+    as_text,
+    difference,
+    placement,
+    plan_table,
+    price_table,
+    rejected_table,
+    stage_layers,
+    stage_recompute,
+)
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.units import GIB
+
+GOLDEN = Path(__file__).parent / "golden"
+LIMIT = MemoryLimit(limit=80 * GIB, reserve=2 * GIB)
+REJECTED = [
+    Reason(choice="megatron tp=16", why="16 does not divide num_query_groups=8"),
+    Reason(choice="megatron tp=1 pp=1 dp=64", why="needs 141.2 GiB of 78.0"),
+    Reason(choice="megatron tp=2 pp=1 dp=32", why="needs 99.0 GiB of 78.0"),
+]
+
+
+def lines(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_the_whole_report_equals_the_golden_file() -> None:
+    parts = [plan_table(PLAN, llama(), LIMIT), price_table(PLAN, LIMIT), alternatives_table(PLAN, [SLOWER]), rejected_table(REJECTED)]
+    text = "".join(line.rstrip() + "\n" for line in as_text(Group(*parts)).splitlines())
+    golden = GOLDEN / "llama3_70b.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_no_line_is_wider_than_a_terminal() -> None:
+    many = replace(PLAN, engine="megatron_deepspeed", zero_shard_size=8, offload_optimizer=True, vpp=2, schedule="interleaved")
+    reasons = [Reason(choice="x" * 150, why="y" * 150)]
+    parts = Group(plan_table(many, llama(), LIMIT), price_table(many, LIMIT), alternatives_table(many, [SLOWER]), rejected_table(reasons))
+    assert max(len(line) for line in as_text(parts).splitlines()) <= WIDTH
+
+
+def test_facts_are_the_plans() -> None:
+    text = lines(as_text(plan_table(PLAN, llama(), LIMIT)))
+    assert "model llama3_70b, 70.6B parameters, sequences of 8192 tokens" in text
+    assert "cluster dgx_h100: 64 x H100-SXM-80GB, 8 nodes of 8" in text
+    assert "parallel tp 4 pp 4 dp 4 (ZeRO-1; sequence parallel)" in text
+    assert "batch 512 = dp 4 x 128 micro-batches of 1, 1f1b pipeline" in text
+    assert "0 embedding, decoder 0-19 full 4 of 20 25.1 ms 50.2 ms 70.0 GiB (89.7%)" in text
+    assert "1-2 decoder 20-39 to decoder 40-59 none 25.1 ms 50.2 ms 60.0 GiB (76.9%)" in text
+
+
+def test_axes_lie_on_the_level_that_holds_their_group() -> None:
+    assert placement(PLAN) == "tp on nvlink, dp on infiniband, pp on infiniband"
+    pp_inside = replace(PLAN, rank_order=("tp", "cp", "ep", "pp", "dp"), tp=2, pp=4, dp=8)
+    assert placement(pp_inside) == "tp on nvlink, pp on nvlink, dp on infiniband"
+    assert placement(replace(PLAN, tp=1, pp=1, dp=1)) == "one rank, no traffic"
+    six = replace(CLUSTER, gpus_per_node=6, levels=(replace(CLUSTER.levels[0], size=6), CLUSTER.levels[1]))
+    assert placement(replace(PLAN, cluster=six, pp=1, dp=1)) == "tp on infiniband", "groups of 4 cross nodes of 6"
+
+
+def test_time_and_memory_are_sorted_by_cause_with_their_shares() -> None:
+    text = lines(as_text(price_table(PLAN, LIMIT)))
+    assert "predicted 12 s a step, 5,461 tokens/s/GPU, 432 TFLOP/s/GPU (MFU 43.7%)" in text
+    assert "memory 70.0 GiB at the peak of stage 0 (backward), 89.7% of 78.0 GiB usable (80.0 GiB less 2.0" in text
+    time = [line.split(" s ")[0] if " s " in line else line for line in text]
+    order = [index for cause in ("compute 9", "tp traffic 1.5", "bubble 1") for index, line in enumerate(time) if line.startswith(cause)]
+    assert order == sorted(order)
+    assert len(order) == 3
+    assert any(line.startswith("2 more 50 ms 0.4%") for line in text), "two causes below half a percent"
+    assert any("activations 32.0 GiB 45.7%" in line for line in text)
+
+
+def test_a_plan_without_prediction_has_no_price() -> None:
+    with pytest.raises(ValueError, match="no prediction"):
+        price_table(replace(PLAN, predicted=None))
+    assert "memory" not in as_text(plan_table(replace(PLAN, predicted=None), llama()))
+
+
+def test_the_interval_is_shown_once_there_is_one() -> None:
+    assert "90%" not in as_text(price_table(PLAN))
+    assert "12 s a step (90%: 11.2 s to 13 s)" in as_text(price_table(replace(PLAN, predicted=replace(PREDICTED, interval=(11.2, 13.0)))))
+
+
+def test_the_difference_names_what_it_comes_from() -> None:
+    assert SLOWER.predicted is not None
+    assert difference(PREDICTED, SLOWER.predicted) == "+12.0%: tp traffic +1.8 s, bubble -360 ms"
+    assert difference(PREDICTED, PREDICTED) == "+0.0%"
+
+
+def test_alternatives_name_the_engine_only_where_it_differs() -> None:
+    assert "megatron" not in as_text(alternatives_table(PLAN, [SLOWER]))
+    assert "megatron_deepspeed" in as_text(alternatives_table(PLAN, [replace(SLOWER, engine="megatron_deepspeed")]))
+    assert "No other plan" in as_text(alternatives_table(PLAN, []))
+
+
+def test_reasons_that_differ_in_numbers_only_are_counted_together() -> None:
+    text = lines(as_text(rejected_table(REJECTED)))
+    assert "Not taken: 3 choices" in text
+    assert "2 needs 141.2 GiB of 78.0 megatron tp=1 pp=1 dp=64" in text
+    assert "1 16 does not divide num_query_groups=8 megatron tp=16" in text
+    assert lines(as_text(rejected_table([]))) == ["Nothing was rejected."]
+    assert "1 other reasons candidates.csv has them all" in " ".join(lines(as_text(rejected_table(REJECTED, most=1))))
+
+
+def test_chunks_and_recompute_are_told_apart() -> None:
+    spans = (
+        LayerSpan(kind="embedding", first=0, count=1),
+        LayerSpan(kind="decoder", first=0, count=2, recompute="full"),
+        LayerSpan(kind="decoder", first=2, count=1),
+        LayerSpan(kind="decoder", first=8, count=1, recompute="selective", chunk=1),
+        LayerSpan(kind="head", first=0, count=1, chunk=1),
+    )
+    assert stage_layers(Stage(layers=spans)) == "embedding, decoder 0-2 | decoder 8, head"
+    assert stage_recompute(Stage(layers=spans)) == "full 2 of 4, selective 1 of 4"
+    assert stage_recompute(Stage(layers=spans[:1])) == "-"
+
+
+def test_brackets_in_names_are_shown_as_they_are() -> None:
+    odd = replace(PLAN, model=replace(PLAN.model, name="[red]x[/red]"))
+    assert "[red]x[/red]" in as_text(plan_table(odd, llama()))
+    assert "[bold]a" in as_text(rejected_table([Reason(choice="[bold]a", why="[/]b")]))
