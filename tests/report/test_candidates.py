@@ -6,7 +6,7 @@ import csv
 import io
 from dataclasses import dataclass
 
-from plans import PLAN, SLOWER
+from report_plans import PLAN, SLOWER
 
 from orchestrator.report.candidates import COLUMNS, candidates_csv
 from orchestrator.strategy.spec import Candidate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from plans import PLAN
+from report_plans import PLAN
 
 from orchestrator.report.measured import comparison_table, measured_peak_memory, measured_step_time
 from orchestrator.report.text import as_text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from plans import CLUSTER, PLAN, PREDICTED, SLOWER, llama
+from report_plans import CLUSTER, PLAN, PREDICTED, SLOWER, llama
 from rich.console import Group
 
 from orchestrator.plan import LayerSpan, Reason, Stage
