@@ -15,10 +15,11 @@ from orchestrator.model.training import Training
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "models"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-WANTED = (
-    "gpt_tiny t5_tiny bert_tiny llama_tiny gpt2_xl gpt3_175b gpt3_1t llama2_7b llama2_70b llama3_8b llama3_70b llama3_405b "
-    "t5_large t5_11b bert_large bert_huge_32 bert_huge_48"
-).split()
+WANTED = {
+    *("gpt_tiny", "t5_tiny", "bert_tiny", "llama_tiny", "gpt2_xl", "gpt3_175b", "gpt3_1t"),
+    *("llama2_7b", "llama2_70b", "llama3_8b", "llama3_70b", "llama3_405b"),
+    *("t5_large", "t5_11b", "bert_large", "bert_huge_32", "bert_huge_48"),
+}
 T5_OUTPUT_BIAS = 32128
 """mcore's tied T5 head has an output bias (t5_model.py:62), the published model has none."""
 
@@ -35,7 +36,7 @@ def spec_of(name: str) -> ModelSpec:
 
 
 def test_the_recipes_that_the_product_promises_exist() -> None:
-    assert set(WANTED) <= set(RECIPES)
+    assert set(RECIPES) >= WANTED
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from orchestrator.errors import InputError
@@ -14,20 +15,20 @@ MISSING = object()
 class HfConfig:
     """Typed access to the fields of a config.json; `default` None means that the field must be there."""
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.fields = fields
+    def __init__(self, fields: Mapping[str, Any], key: str = KEY) -> None:
+        self.fields, self.key = fields, key
 
     def _get(self, field: str, default: object, kind: str) -> Any:
         value = self.fields.get(field, MISSING)
         if value is MISSING and default is None:
-            raise InputError(f"{KEY}.{field}", None, f"is missing; a config of model_type={self.fields.get('model_type')} needs {kind}")
+            raise InputError(f"{self.key}.{field}", None, f"is missing; it is {kind}")
         return default if value is MISSING else value
 
     def integer(self, field: str, default: int | None = None) -> int:
         """A whole number above 0; 500000.0 is one."""
         value = self._get(field, default, "an integer above 0")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            raise InputError(f"{KEY}.{field}", repr(value), "must be an integer above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value) or value < 1:
+            raise InputError(f"{self.key}.{field}", repr(value), "must be an integer above 0")
         return int(value)
 
     def optional_integer(self, field: str) -> int | None:
@@ -37,14 +38,14 @@ class HfConfig:
     def number(self, field: str, default: float | None = None) -> float:
         """A number that is not negative."""
         value = self._get(field, default, "a number")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise InputError(f"{KEY}.{field}", repr(value), "must be a number of at least 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+            raise InputError(f"{self.key}.{field}", repr(value), "must be a number of at least 0")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:
         value = self._get(field, default, "true or false")
         if not isinstance(value, bool):
-            raise InputError(f"{KEY}.{field}", repr(value), "must be a truth value", ["true", "false"])
+            raise InputError(f"{self.key}.{field}", repr(value), "must be a truth value", ["true", "false"])
         return value
 
     def choice(self, field: str, choices: Iterable[object], default: object = None) -> Any:
@@ -52,14 +53,14 @@ class HfConfig:
         known = list(choices)
         value = self._get(field, default, f"one of {', '.join(map(str, known))}")
         if not any(type(value) is type(choice) and value == choice for choice in known):
-            raise InputError(f"{KEY}.{field}", repr(value), "can't be expressed", known)
+            raise InputError(f"{self.key}.{field}", repr(value), "can't be expressed", known)
         return value
 
     def refuse_unless(self, field: str, expected: object, why: str) -> None:
         """The field is absent, null or `expected`."""
         value = self.fields.get(field)
         if value is not None and value != expected:
-            raise InputError(f"{KEY}.{field}", repr(value), f"{why}; only {expected!r} can be expressed")
+            raise InputError(f"{self.key}.{field}", repr(value), f"{why}; only {expected!r} can be expressed")
 
     def section(self, field: str) -> HfConfig | None:
         """A nested object, or None where it is absent or null."""
@@ -67,5 +68,5 @@ class HfConfig:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise InputError(f"{KEY}.{field}", repr(value), "must be an object")
-        return HfConfig(value)
+            raise InputError(f"{self.key}.{field}", repr(value), "must be an object")
+        return HfConfig(value, f"{self.key}.{field}")
