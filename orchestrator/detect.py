@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
+from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.values import Value
 
 NVIDIA_SMI_S: Final = 10.0
@@ -17,11 +18,13 @@ MIB: Final = 2**20
 
 
 class Machine(Value, frozen=True, kw_only=True):
-    """`gpu_name`: what the driver calls the GPUs; None where there are none or several types. `slurm_nodes`: of the allocation that
+    """`gpu_name`: what the driver calls the GPUs; None where there are none or several types.
+    `catalog_name`: what the catalog calls them; None: not in it. `slurm_nodes`: of the allocation that
     this process is in; 0 outside. `missing`: packages that training here would need and that are not installed."""
 
     num_gpus: int = 0
     gpu_name: str | None = None
+    catalog_name: str | None = None
     nvlink: bool = False
     host_memory: int = 0
     slurm_job: str | None = None
@@ -38,9 +41,12 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
     names = gpu_names(environment)
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or "1"
     job = environment.get("SLURM_JOB_ID")
+    name = names[0] if len(set(names)) == 1 else None
+    gpu = by_driver_name(name) if name else None
     return Machine(
         num_gpus=len(names),
-        gpu_name=names[0] if len(set(names)) == 1 else None,
+        gpu_name=name,
+        catalog_name=gpu.name if gpu else None,
         nvlink=len(names) > 1 and _has_nvlink(),
         host_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         slurm_job=job,

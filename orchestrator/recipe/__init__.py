@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.recipe.clusters import load_cluster
+from orchestrator.recipe.help import help_text
 from orchestrator.recipe.settings import Settings, load, resolved_yaml
 
-__all__ = ["Settings", "load", "load_cluster", "resolved_yaml"]
+__all__ = ["Settings", "help_text", "load", "load_cluster", "resolved_yaml"]

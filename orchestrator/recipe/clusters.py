@@ -181,9 +181,17 @@ def _gpu(raw: Any, where: str) -> Gpu:
         memory=round(quantity(f"{where}: gpu.memory", raw["memory"], BYTES)),
         peak_flops={name: quantity(f"{where}: gpu.peak_flops.{name}", value, FLOPS) for name, value in peaks.items()},
         memory_bandwidth=quantity(f"{where}: gpu.memory_bandwidth", raw["memory_bandwidth"], RATES),
-        compute_capability=str(raw.get("compute_capability") or ""),
+        compute_capability=_capability(f"{where}: gpu.compute_capability", raw.get("compute_capability")),
         source=str(raw.get("source") or where),
     )
+
+
+def _capability(key: str, raw: Any) -> str:
+    """CUDA's compute capability, "9.0"; "0.0" where it is not stated, for which nothing newer than Volta is assumed."""
+    if raw is None:
+        return "0.0"
+    parse(Key(name=key, type=float, help="", low=0), raw)
+    return str(raw)
 
 
 def _software(raw: Any, where: str) -> Software:

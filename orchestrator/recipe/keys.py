@@ -42,8 +42,7 @@ SLURM_KEYS: Final = {
     "dependency": "as sbatch takes it (afterok:1234)",
     "switches": "leaf switches at most",
     "segment": "nodes per block (topology/block)",
-    "extra": "one more option of sbatch, as it is (--comment=x); in YAML a list",
-    "python": "interpreter on the nodes; default: the PATH's",
+    "extra": "more options of sbatch, in quotes (--comment=x --nice)",
 }
 
 
@@ -117,10 +116,7 @@ def _keys() -> dict[str, Key]:
         Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default=f"{GPU_RESERVE_GIB} (cpu {CPU_RESERVE_GIB})", low=0),
         Key(name="search.budget_s", type=float, help="seconds after which the search ends with the best so far", default="none", above=0),
     ]
-    typed = {"nodes": int, "cpus_per_task": int, "exclusive": bool, "extra": tuple[str, ...]}
-    for name, text in SLURM_KEYS.items():
-        kind = typed.get(name, str)
-        keys.append(Key(name=f"slurm.{name}", type=kind, help=text, low=1 if kind is int else None))
+    keys += [Key(name=f"slurm.{name}", type=str, help=text) for name, text in SLURM_KEYS.items()]
     return {key.name: key for key in keys}
 
 
@@ -194,8 +190,6 @@ def parse(key: Key, text: Any) -> Any:
 
 def _parse_as(key: Key, kind: Any, text: Any) -> Any:
     origin = typing.get_origin(kind)
-    if kind == tuple[str, ...]:
-        return tuple(str(_parse_as(key, str, part)) for part in (text if isinstance(text, list) else [text]))
     if origin is tuple:
         return _parse_tuple(key, typing.get_args(kind), text)
     if not isinstance(text, str):

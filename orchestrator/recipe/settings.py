@@ -15,7 +15,7 @@ import yaml
 
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
-from orchestrator.hardware.catalog import by_driver_name
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
 from orchestrator.model import families
 from orchestrator.model.spec import Architecture
@@ -28,7 +28,6 @@ from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import GB, GIB, US, format_bytes
 from orchestrator.values import Value
 
-SlurmValue = str | int | bool | tuple[str, ...]
 Flat = dict[str, Any]
 """Full key names; the values are text still, or a cluster's mapping."""
 
@@ -53,7 +52,7 @@ class Settings(Value, frozen=True, kw_only=True):
     limit: MemoryLimit
     run: RunSettings
     budget_s: float | None
-    slurm: dict[str, SlurmValue]
+    slurm: dict[str, str]
 
 
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
@@ -289,7 +288,7 @@ def _cluster(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, str]
     gpus = _value(merged, "gpus", None)
     node = _value(merged, "gpus_per_node", None)
     raw = merged.get("cluster")
-    here = by_driver_name(machine.gpu_name) if machine.gpu_name else None
+    here = GPUS[machine.catalog_name] if machine.catalog_name else None
     fixed = "cluster" in given or isinstance(raw, dict)
     if not fixed and here is not None and machine.num_gpus >= (gpus or 1):
         cluster = _cluster_here(here, gpus or machine.num_gpus, machine)
@@ -444,7 +443,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": settings.limit.reserve / GIB},
         "search": {"budget_s": settings.budget_s},
-        "slurm": {name: list(value) if isinstance(value, tuple) else value for name, value in settings.slurm.items()},
+        "slurm": settings.slurm,
         "cluster": to_tree(settings.cluster),
     }
     kept = {name: value for name, value in _without_none(tree).items() if value != {}}

@@ -1,0 +1,66 @@
+"""The text of --help: keys with type and default, recipes, clusters, engines, examples."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, Union
+
+from orchestrator.recipe.clusters import stored
+from orchestrator.recipe.keys import KEYS
+
+HEAD = """\
+usage: python -m orchestrator.run key=value ...
+
+Finds the fastest plan for a transformer on a cluster, writes everything that training needs, and starts it where it can.
+
+  python -m orchestrator.run recipe=gpt_tiny gpus=4                  trains on 4 ranks, without a GPU
+  python -m orchestrator.run recipe=t5_large gpus=16                 plans for the recipe's cluster
+  python -m orchestrator.run recipe=llama3_70b gpus=64 cluster=dgx_h100 pin.tp=8 launch=none
+  python -m orchestrator.run recipe=my.yaml cluster=my_cluster.yaml out=runs/first
+  python -m orchestrator.run model.hf_config=path/config.json train.global_batch_size=512 train.seq_length=4096 cluster=dgx_h100 gpus=32
+  python -m orchestrator.run plan=runs/first/plan.json               checks, prices and starts a saved plan
+
+  --help     this text           --cfg   prints the resolved configuration and ends
+  --version  the version         ORCHESTRATOR_DEBUG=1 in the environment: tracebacks
+"""
+
+WIDTH = 30
+
+
+def help_text(engines: Sequence[str]) -> str:
+    lines = [HEAD]
+    group = ""
+    for key in KEYS.values():
+        if key.name.partition(".")[0] != group and ("." in key.name or not group):
+            group = key.name.partition(".")[0] if "." in key.name else "-"
+            lines.append(f"{'keys' if group == '-' else f'{group}.*'}:")
+        default = f" [{key.default}]" if key.default else ""
+        lines.append(f"  {key.name:<{WIDTH}} {kind(key.type)}: {key.help}{default}")
+    lines += [
+        "",
+        f"recipes:  {', '.join(stored('models'))}",
+        f"clusters: {', '.join(stored('clusters'))}",
+        f"engines:  {', '.join(['auto', *engines])}",
+    ]
+    return "\n".join(lines)
+
+
+NAMES = {int: "number", float: "number", str: "text", bool: "true or false"}
+
+
+def kind(of: Any) -> str:
+    """A type as a user reads it.
+
+    >>> kind(int | None), kind(Literal["a", "b"] | None)
+    ('number', 'a|b')
+    """
+    options = typing.get_args(of) if isinstance(of, types.UnionType) or typing.get_origin(of) is Union else (of,)
+    first = next(option for option in options if option is not type(None))
+    if typing.get_origin(first) is Literal:
+        return "|".join(map(str, typing.get_args(first)))
+    if typing.get_origin(first) is tuple:
+        parts = [NAMES[part] for part in typing.get_args(first) if part is not Ellipsis]
+        return ",".join(parts)
+    return NAMES[first]

@@ -1,0 +1,337 @@
+"""The main path: load, choose the cluster, search (or check a saved plan), write everything, start, report.
+
+    python -m orchestrator.run recipe=gpt_tiny gpus=4
+
+Exit status: 0; 2 for bad input, no plan, or no way to start; the training's own; 130 on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from orchestrator import __version__, detect, recipe
+from orchestrator.cost.calibration import datasheet
+from orchestrator.engines import ENGINES, Engine
+from orchestrator.engines.translation import TRAINED_FAMILIES
+from orchestrator.errors import InputError, LaunchError, OrchestratorError
+from orchestrator.job import File, Job
+from orchestrator.launch import render
+from orchestrator.model.families import describe
+from orchestrator.plan import Plan, json_schema, to_json
+from orchestrator.recipe import Settings
+from orchestrator.search.planner import Outcome, check_plan, reprice, search
+from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.values import Value
+
+DEBUG = "ORCHESTRATOR_DEBUG"
+INTERRUPTED = 130
+UNEXPECTED = 1
+SHOWN_ALTERNATIVES = 5
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; returns its exit status. Known errors come as one message, without a traceback."""
+    try:
+        return run(words)
+    except OrchestratorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (| head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNEXPECTED
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        else:
+            print(f"error: a defect of ours: {type(error).__name__}: {error}\n{DEBUG}=1 in the environment shows where", file=sys.stderr)
+        return UNEXPECTED
+
+
+def run(words: Sequence[str]) -> int:
+    """The way through the house."""
+    if {"-h", "--help"} & {*words}:
+        print(recipe.help_text(list(ENGINES)))
+        return 0
+    if "--version" in words:
+        print(__version__)
+        return 0
+    machine = detect.machine()
+    settings = recipe.load([word for word in words if word != "--cfg"], machine, list(ENGINES))
+    if "--cfg" in words:
+        print(recipe.resolved_yaml(settings), end="")
+        return 0
+    print(settings.why_cluster, flush=True)
+    out = new_folder(settings)
+    start = choose_start(settings, machine)
+    found = saved_plan(settings) if settings.plan else searched_plan(settings)
+    job = ENGINES[found.plan.engine].translate(found.plan)
+    python = None if machine.missing else sys.executable
+    write_folder(out, all_files(settings, found, job, out, python))
+    show_plan(settings, found, job, out)
+    return follow(start, settings, found.plan, job, out)
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+class Found(Value, frozen=True, kw_only=True):
+    """The plan, the best others, and what became of every outer choice (empty for a saved plan)."""
+
+    plan: Plan
+    alternatives: tuple[Plan, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+
+def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Behaviour]]:
+    software = settings.cluster.software
+    return [(engine.capabilities(software), engine.behaviour(software)) for engine in engines]
+
+
+def searched_plan(settings: Settings) -> Found:
+    """The fastest plan of all engines that may be used. Raises NoPlanError."""
+    engines = list(ENGINES.values()) if settings.engine == "auto" else [ENGINES[settings.engine]]
+    training = settings.training
+    model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
+    pairs = engine_pairs(engines, settings)
+    result = search(
+        model,
+        training,
+        settings.cluster,
+        pairs,
+        settings.pins,
+        settings.limit,
+        [datasheet(settings.cluster, behaviour) for _, behaviour in pairs],
+        run=settings.run,
+        clock=time.monotonic,
+        budget_s=settings.budget_s,
+        top_k=SHOWN_ALTERNATIVES,
+    )
+    return Found(plan=result.plan, alternatives=result.alternatives, outcomes=result.outcomes)
+
+
+def saved_plan(settings: Settings) -> Found:
+    """The plan of plan=PATH, checked and priced again. Raises InputError where it is not legal or does not fit."""
+    assert settings.plan is not None
+    engine = settings.plan.engine
+    if engine not in ENGINES:
+        raise InputError("engine", engine, "of the plan is not known", ENGINES)
+    behaviour = ENGINES[engine].behaviour(settings.cluster.software)
+    calibration = datasheet(settings.cluster, behaviour)
+    check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), settings.limit, calibration)
+    return Found(plan=reprice(settings.plan, behaviour, calibration))
+
+
+# --------------------------------------------------------------------------------------------------------------- start
+
+
+class Start(Value, frozen=True, kw_only=True):
+    """How the job is started; `why` where it isn't."""
+
+    how: Literal["none", "local", "allocation", "slurm"]
+    why: str = ""
+
+
+def choose_start(settings: Settings, machine: detect.Machine) -> Start:
+    """What `launch=` means on this machine. Raises LaunchError where it can't be done."""
+    family = settings.architecture.family
+    untrained = f"our workers train {', '.join(TRAINED_FAMILIES)}; {family} is planned, checked and exported"
+    blocked = untrained if family not in TRAINED_FAMILIES else None
+    here = blocked or not_here(settings, machine)
+    if settings.launch == "none":
+        return Start(how="none", why="launch=none")
+    if settings.launch == "local":
+        if here:
+            raise LaunchError(f"launch=local: {here}; launch=none writes everything without starting it")
+        return Start(how="local")
+    if settings.launch == "slurm":
+        if blocked or not machine.sbatch:
+            why = blocked or "there is no sbatch on the PATH of this machine"
+            raise LaunchError(f"launch=slurm: {why}; launch=none writes everything without starting it")
+        return Start(how="slurm")
+    if machine.slurm_job and not blocked:
+        if machine.slurm_nodes >= settings.cluster.num_nodes:
+            return Start(how="allocation")
+        nodes = f"{machine.slurm_nodes} node{'s' if machine.slurm_nodes != 1 else ''}"
+        return Start(how="none", why=f"this Slurm allocation has {nodes} of {settings.cluster.num_nodes}")
+    return Start(how="none", why=here) if here else Start(how="local")
+
+
+def not_here(settings: Settings, machine: detect.Machine) -> str | None:
+    """Why the job can't be started on this machine; None: it can."""
+    cluster = settings.cluster
+    if cluster.is_cpu and machine.num_gpus:
+        return "the plan is for gloo ranks on a machine without GPUs, and this one has some"
+    if not cluster.is_cpu:
+        needs = f"the plan needs {cluster.num_gpus} x {cluster.gpu.name}"
+        if not machine.num_gpus:
+            return f"{needs}, and this machine has no GPU"
+        if machine.catalog_name != cluster.gpu.name:
+            return f"{needs}, and this machine has {machine.gpu_name or 'GPUs of several types'}"
+        if machine.num_gpus < cluster.num_gpus:
+            return f"{needs}, and this machine has {machine.num_gpus}"
+    if machine.missing:
+        return f"{', '.join(machine.missing)} {'is' if len(machine.missing) == 1 else 'are'} not installed (pip install -e '.[engines]')"
+    return None
+
+
+def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:
+    """Start, show progress, compare prediction and measurement; the exit status."""
+    from rich.console import Console
+
+    from orchestrator.launch import local, slurm
+    from orchestrator.report.measured import comparison_table, measured_step_time
+    from orchestrator.report.progress import TrainingProgress
+
+    console = Console()
+    if start.how == "none":
+        print(f"Not started: {start.why}. To start it: {start_command(job, out)}")
+        return 0
+    if start.how == "slurm":
+        print(slurm.submit(out))
+        return 0
+    with TrainingProgress(console, plan.training.steps) as progress:
+        starter = local.start if start.how == "local" else slurm.start_in_allocation
+        outcome = starter(job, out, on_step=progress.step)
+    predicted = plan.predicted.step_time_s if plan.predicted else None
+    measured = measured_step_time(outcome.rows)
+    local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
+    if outcome.status == "finished":
+        console.print(comparison_table(plan, outcome.rows))
+        print(f"Finished: {out}")
+    else:
+        rank = "" if outcome.rank is None else f"rank {outcome.rank}: "
+        print(f"error: training {outcome.status}: {rank}{outcome.last_line}\nlog: {outcome.log}", file=sys.stderr)
+    return outcome.exit_status
+
+
+def start_command(job: Job, out: Path) -> str:
+    """What a user types on the machine where the job can run."""
+    import shlex
+
+    folder = shlex.quote(str(out))
+    if job.num_nodes > 1:
+        return f"cd {folder} && sbatch job.sbatch"
+    return f"bash {shlex.quote(str(out / 'launch.sh'))}"
+
+
+# -------------------------------------------------------------------------------------------------------------- screen
+
+
+def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
+    """The plan, its price, the alternatives, and what the files are."""
+    from rich.console import Console
+
+    from orchestrator.report.text import alternatives_table, plan_table, price_table
+
+    console = Console()
+    plan = found.plan
+    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    console.print(plan_table(plan, model, settings.limit))
+    console.print(price_table(plan, settings.limit))
+    if found.outcomes:
+        console.print(alternatives_table(plan, found.alternatives))
+    print(f"Written to {out}")
+    for note in job.notes:
+        print(f"note: {note}")
+    sys.stdout.flush()
+
+
+# ----------------------------------------------------------------------------------------------------------- the folder
+
+
+def new_folder(settings: Settings) -> Path:
+    """Where to write: absolute, new or empty, below a folder that can be written. Raises InputError; makes nothing."""
+    if settings.out is None:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", settings.recipe).strip(".") or "run"
+        base = Path("runs").absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        out = base
+        for number in range(2, 1000):  # two runs within a second
+            if not out.exists():
+                break
+            out = base.with_name(f"{base.name}-{number}")
+        shown = str(out)
+    else:
+        shown = settings.out
+        out = Path(settings.out)
+    try:
+        out = out.resolve()
+        if out.exists() and not out.is_dir():
+            raise InputError("out", shown, "is a file; a folder that is new or empty is needed")
+        if out.is_dir() and any(out.iterdir()):
+            raise InputError("out", shown, "is a folder with files in it; name a new one")
+        parent = next(parent for parent in (out, *out.parents) if parent.exists())
+        if not parent.is_dir():
+            raise InputError("out", shown, f"can't be made: {parent} is a file")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError("out", shown, f"can't be made: {parent} can't be written")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError("out", shown, f"can't be made: {getattr(error, 'strerror', None) or error}") from None
+    return out
+
+
+def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str | None) -> list[File]:
+    """Everything that the folder holds before the start."""
+    from orchestrator.report.candidates import candidates_csv
+
+    schema = msgspec.json.format(msgspec.json.encode(json_schema()), indent=1).decode() + "\n"
+    saved = str(out / "plan.json") if settings.plan else None
+    files = [
+        File(path="config.yaml", content=recipe.resolved_yaml(settings, saved)),
+        File(path="plan.json", content=to_json(found.plan)),
+        File(path="plan.schema.json", content=schema),
+    ]
+    if found.outcomes:
+        files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
+    files += job.files
+    files += render.files(job, slurm=render.slurm_options(settings.slurm, python))
+    return files
+
+
+def write_folder(out: Path, files: Sequence[File]) -> None:
+    """All files or none: written beside `out` (inside it where it exists already) and moved when complete. Raises InputError."""
+    made = [parent for parent in out.parents if not parent.exists()]
+    existed = out.exists()
+    temporary: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=out if existed else out.parent))
+        for file in files:
+            path = temporary / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.content, encoding="utf-8")
+            if file.executable:
+                path.chmod(0o755)
+        if existed:
+            for path in sorted(temporary.iterdir()):
+                path.rename(out / path.name)
+            temporary.rmdir()
+        else:
+            temporary.chmod(0o755)
+            temporary.rename(out)
+    except BaseException as error:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for parent in made:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+        if isinstance(error, OSError):
+            raise InputError("out", out, f"can't be written: {error.strerror or error}") from None
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""The catalog is consistent, and the clusters that come with the package are what their datasheets say."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, by_driver_name
+from orchestrator.recipe.clusters import load_cluster, names
+from orchestrator.units import GB, GIB, TFLOPS
+
+MARKETING_GB = {
+    "V100-SXM2-16GB": 16,
+    "V100-SXM2-32GB": 32,
+    "A100-SXM-40GB": 40,
+    "A100-SXM-80GB": 80,
+    "H100-SXM-80GB": 80,
+    "H200": 141,
+    "B200": 192,
+    "GB200": 192,
+    "TITAN-RTX": 24,
+}
+BIGGEST_BINARY = {"H200": 141 * GB, "B200": 192 * GB}
+"""Where the marketing figure counts decimal bytes; elsewhere it is GiB."""
+
+
+@pytest.mark.parametrize("name", MARKETING_GB)
+def test_driver_memory_is_a_little_less_than_the_marketing_figure(name: str) -> None:
+    whole = BIGGEST_BINARY.get(name, MARKETING_GB[name] * GIB)
+    assert 0.93 * whole < GPUS[name].memory <= 1.07 * MARKETING_GB[name] * GB
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if gpu.name != "cpu"], ids=lambda gpu: gpu.name)
+def test_peaks_double_as_the_precision_halves_and_have_a_source(gpu) -> None:  # type: ignore[no-untyped-def]
+    peaks = gpu.peak_flops
+    assert gpu.source
+    assert peaks["fp32"] < peaks["fp16"]
+    assert float(gpu.compute_capability) >= 7.0
+    assert ("bf16" in peaks) == (float(gpu.compute_capability) >= 8.0)
+    assert ("fp8" in peaks) == (float(gpu.compute_capability) >= 8.9)
+    if "bf16" in peaks:
+        assert peaks["bf16"] == peaks["fp16"]
+    if "fp8" in peaks:
+        assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.02)
+
+
+def test_figures_that_everybody_knows() -> None:
+    assert GPUS["A100-SXM-80GB"].peak_flops["bf16"] == 312 * TFLOPS
+    assert GPUS["H100-SXM-80GB"].peak_flops["bf16"] == 989.4 * TFLOPS
+    assert GPUS["V100-SXM2-16GB"].peak_flops["fp16"] == 125 * TFLOPS
+    assert GPUS["H200"].memory_bandwidth == 4800 * GB
+
+
+def test_every_driver_name_leads_to_an_entry_and_old_drivers_do_too() -> None:
+    assert {by_driver_name(name) for name in DRIVER_NAMES} <= set(GPUS.values())
+    assert by_driver_name("A100-SXM4-80GB") is by_driver_name("NVIDIA A100-SXM4-80GB") is GPUS["A100-SXM-80GB"]
+    assert by_driver_name("NVIDIA H100 80GB HBM3") is GPUS["H100-SXM-80GB"]
+    assert by_driver_name("Radeon VII") is None
+
+
+# GB/s per GPU and direction, from the datasheets: NVLink (or PCIe) inside, one network port's share outside.
+LINKS = {
+    "cpu": (1.0,),
+    "dgx_a100_40gb": (300.0, 25.0),
+    "dgx_a100_80gb": (300.0, 25.0),
+    "dgx_h100": (450.0, 50.0),
+    "dgx_h200": (450.0, 50.0),
+    "dgx_b200": (900.0, 50.0),
+    "gb200_nvl72": (900.0, 50.0),
+    "v100_16gb": (150.0, 6.25),
+    "v100_16gb_x4": (150.0, 12.5),
+    "rtx_titan_8": (15.75, 1.5625),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_of_the_packaged_clusters(name: str) -> None:
+    cluster = load_cluster(name, 16)
+    assert tuple(level.bandwidth / GB for level in cluster.levels) == LINKS[name]
+    assert all(level.source for level in cluster.levels)
+
+
+def test_every_packaged_cluster_is_checked_here() -> None:
+    assert set(names()) == set(LINKS)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 8, 16, 72, 144, 16384])
+def test_levels_nest_and_hold_the_job(num_gpus: int) -> None:
+    for name in set(names()) - {"cpu"}:
+        sizes = [level.size for level in load_cluster(name, num_gpus).levels]
+        assert sizes[-1] >= num_gpus
+        assert all(outer % inner == 0 for inner, outer in zip(sizes, sizes[1:], strict=False))
+
+
+def test_nodes_may_have_any_size() -> None:
+    cluster = load_cluster("dgx_h100", 18, gpus_per_node=6)
+    assert (cluster.num_nodes, cluster.levels[0].size, cluster.levels[1].size) == (3, 6, 18)
