@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -150,6 +151,22 @@ def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
     return runs, unusable
 
 
+@cache
+def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
+    """One value for all rows of a model, so that they share a cost model."""
+    return describe(architecture, seq_length, decoder_seq_length)
+
+
+@cache
+def _same_training(value: Training) -> Training:
+    return value
+
+
+@cache
+def _same_cluster(value: Cluster) -> Cluster:
+    return value
+
+
 def _rows(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(newline="", encoding="utf-8") as stream:
@@ -271,7 +288,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         schedule="interleaved" if vpp > 1 else "1f1b",
     )
     try:
-        model = describe(architecture, seq_length, decoder)
+        model = _model(architecture, seq_length, decoder)
     except (KeyError, ValueError, OverflowError) as error:
         raise _SkipError(f"model: {error}") from None
     for name, count in (("num_attention_heads", architecture.num_attention_heads), ("ffn_hidden_size", architecture.ffn_hidden_size)):
@@ -301,8 +318,8 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         precision=label,
         kind="moe" if row.get("num_experts") else "dense",
         model=model,
-        training=training,
-        cluster=networks.cluster(table, key, num_gpus, per_node, row.get("interconnect", "")),
+        training=_same_training(training),
+        cluster=_same_cluster(networks.cluster(table, key, num_gpus, per_node, row.get("interconnect", ""))),
         candidate=candidate,
         stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share),
         time_s=time_s,
@@ -373,7 +390,10 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
         return "fp16", "fp16"
     if text:
         raise _SkipError(f"precision {text} is not known")
-    return "bf16", "not stated"
+    key = networks.gpu_key(row.get("gpu", "")) or ""
+    if key.startswith("V100"):
+        return "fp16", "not stated"
+    return ("fp8" if "MLPerf" in row.get("source", "") else "bf16"), "not stated"  # NVIDIA's MLPerf recipes are FP8 where they say it
 
 
 def zero_of(behaviour: str, row: dict[str, str]) -> ZeroStage:

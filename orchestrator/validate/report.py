@@ -10,7 +10,7 @@ from orchestrator.calibrate.runs import Run, Unusable, held_out
 from orchestrator.strategy.layout import Prediction, StagePrediction
 from orchestrator.validate.metrics import SPLITS, Priced, grouped, summary
 
-OUTSIDE_TENSORS = {"allocated": ("context", "allocator", "communication buffers"), "reserved": ("context", "communication buffers"), "process": ()}
+OUTSIDE_TENSORS: dict[str, tuple[str, ...]] = {"allocated": ("context", "fragmentation"), "reserved": ("context",), "process": ()}
 """Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""
 DOUBTED_GPUS = 512
 """nanotron's rows on this many GPUs have more unexplained scatter than signal (measurements README): a table of their own."""
