@@ -17,6 +17,9 @@ BUCKET_ELEMENTS: Final = 50_000_000
 """Elements of a reduction bucket: large enough for bandwidth, 0.2 GB in fp32 (DeepSpeed's default for prefetching). A weight that is larger
 is reduced alone, which costs less than a buffer of the vocabulary's size (0.5e9 elements for llama3_8b)."""
 
+PREFETCH_ELEMENTS: Final = 50_000_000
+"""Weights that ZeRO-3 gathers ahead of their use, at most (DeepSpeed's default; less than a large layer, more than one GEMM's weights)."""
+
 LIVE_LAYERS: Final = 3
 """ZeRO-3 may hold the layer at work, the prefetched one, and one not yet released (README sizing: 2 to 3 layers)."""
 
@@ -52,6 +55,11 @@ class Sizes:
     def bucket(self) -> int:
         """A bucket larger than the model is memory for nothing."""
         return _even(min(self.total, BUCKET_ELEMENTS))
+
+    @property
+    def prefetch(self) -> int:
+        """Never more than the next layer."""
+        return min(self.layer, PREFETCH_ELEMENTS)
 
     @property
     def live(self) -> int:
@@ -110,7 +118,7 @@ def zero_optimization(plan: Plan) -> dict[str, Any]:
     }
     if stage == 3:
         section |= {
-            "stage3_prefetch_bucket_size": size.layer,
+            "stage3_prefetch_bucket_size": size.prefetch,
             "stage3_param_persistence_threshold": PERSISTENCE_PER_HIDDEN * plan.model.hidden_size,
             "stage3_max_live_parameters": size.live,
             "stage3_max_reuse_distance": size.live,

@@ -21,11 +21,15 @@ PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
 
 def capabilities(software: Software) -> Capabilities:
-    """What megatron-core 0.16.1 runs. Context parallelism exists only in Transformer Engine's attention."""
+    """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed.
+
+    Context parallelism would be legal with Transformer Engine on GPUs (rules cp_te, cp_seq); the worker does not cut sequences yet, so
+    no plan has it.
+    """
     return Capabilities(
         engine=NAME,
         families=FAMILIES,
-        axes=("pp", "vpp", "tp", "cp", "dp") if software.transformer_engine else ("pp", "vpp", "tp", "dp"),
+        axes=("pp", "vpp", "tp", "dp"),
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),
         sequence_parallel=True,
@@ -46,6 +50,7 @@ def capabilities(software: Software) -> Capabilities:
                 "model",
             ),
             *rules.mesh_rules(),
+            rule("cp_worker", "ours: orchestrator/workers/megatron.py does not cut sequences", rules.cp_worker, "cp"),
             rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", rules.cp_attention, "cp"),
             rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", rules.cp_sequence, "cp"),
             rule("cp_family", "megatron_t5, megatron_bert: cp untested", rules.cp_family, "cp"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines import rules
-from orchestrator.engines.ds_config import BUCKET_ELEMENTS
+from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
 from orchestrator.engines.engine import Engine
 from orchestrator.engines.rules import rule
 from orchestrator.engines.translation import translate as _translate
@@ -100,6 +100,10 @@ def behaviour(software: Software) -> Behaviour:
         reduce_scatter_from_stage=2,
         bucket_elements=BUCKET_ELEMENTS,
         bucket_copies=2,
+        live_parameter_elements=PREFETCH_ELEMENTS,
+        # Stages 0 and 1 reduce at the boundary, after the last backward pass (engine.py:3088); stages 1 and 2 gather inside step().
+        overlaps_grad_reduce=False,
+        overlaps_param_gather=False,
         flash_attention=software.flash_attention or software.transformer_engine,
         fp32_gradient_fusion=False,
     )

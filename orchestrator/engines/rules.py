@@ -184,6 +184,10 @@ def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
     return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (" or Apex" if a.normalization == "LayerNorm" else "")
 
 
+def cp_worker(candidate: Candidate, _: Situation) -> str | None:
+    return None if candidate.mesh.cp == 1 else f"cp={candidate.mesh.cp}: our worker has no context parallelism"
+
+
 def cp_attention(candidate: Candidate, situation: Situation) -> str | None:
     cluster = situation.cluster
     if candidate.mesh.cp == 1 or (cluster.software.transformer_engine and not cluster.is_cpu):

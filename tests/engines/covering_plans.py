@@ -27,7 +27,7 @@ MEGATRON: dict[str, Plan] = {
         recompute=[("full", 7), ("full", 4), ("none", 0), ("none", 0)],
         run=RunSettings(data="/data/it's here/corpus.bin", tokenizer="/tok", save_every=50),
     ),
-    "llama3_8b_cp": make_plan(model=LLAMA3_8B, gpu="B200", training=LONG, world=16, tp=2, cp=2, sequence_parallel=True),
+    "llama3_8b_b200": make_plan(model=LLAMA3_8B, gpu="B200", training=LONG, world=16, tp=2, sequence_parallel=True),
     "gpt_cpu": make_plan(gpu="cpu", world=4, tp=2, pp=2, zero_stage=0, recompute=[("full", 4), ("none", 0)]),
     "gpt_fp16_v100": make_plan(
         gpu="V100-SXM2-16GB", software=BARE, tp=2, training=training_for(GPT, precision="fp16", schedule="linear", warmup=10)

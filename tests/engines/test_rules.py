@@ -71,6 +71,7 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("stages_have_layers", M, situation(world=16), {"pp": 16, "dp": 1}, "pp*vpp=16"),
     ("gbs_div", M, situation(), {"micro_batch_size": 3}, "micro_batch_size*dp=24 does not divide global_batch_size=64"),
     ("gbs_filled", M, situation(), {"num_microbatches": 4}, "num_microbatches*micro_batch_size*dp=32"),
+    ("cp_worker", M, situation(), {"cp": 2, "dp": 4}, "our worker has no context parallelism"),
     ("cp_te", M, situation(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
     ("cp_te", M, situation(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on GPUs"),
     ("cp_seq", M, situation(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),
@@ -146,9 +147,9 @@ def test_more_tensor_parallel_ranks_than_query_groups_are_legal() -> None:
     assert refusals(M, situation(LLAMA), tp=8, dp=1, num_microbatches=64) == {}
 
 
-def test_context_parallelism_is_an_axis_only_with_transformer_engine() -> None:
-    assert "cp" in ENGINES[M].capabilities(Software()).axes
-    assert "cp" not in ENGINES[M].capabilities(BARE).axes
+def test_no_engine_offers_context_parallelism_that_no_worker_runs() -> None:
+    for engine in BOTH:
+        assert "cp" not in ENGINES[engine].capabilities(Software()).axes
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,8 @@ MEGATRON_ARGS=(
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '2'
   --pipeline-model-parallel-size '1'
-  --context-parallel-size '2'
+  --context-parallel-size '1'
   --sequence-parallel
-  --cp-comm-type 'p2p'
   --use-distributed-optimizer
   --overlap-grad-reduce
   --overlap-param-gather
