@@ -1,6 +1,7 @@
 """Run as a program: reads cases from stdin, builds the engines' own modules on the meta device, writes their parameter shapes to stdout.
 
 megatron-core modules are built under a fake process group, one rank of each pipeline stage; Hugging Face models from their config.
+Last, single layers are run on the CPU and what autograd keeps of them is weighed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.models.T5.t5_model import T5Model  # noqa: E402
 from megatron.core.models.T5.t5_spec import decoder_model_with_local_spec, encoder_model_with_local_spec  # noqa: E402
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+from orchestrator.workers import cpu_shims  # noqa: E402
 
 # Tied embeddings on two stages are moved to the GPU and summed while the model is built; a meta tensor stays where it is.
 torch.Tensor.cuda = lambda self, *args, **kwargs: self
@@ -49,6 +53,8 @@ def config(a: dict[str, Any], case: dict[str, Any], num_layers: int) -> Transfor
         pipeline_model_parallel_size=case["pp"],
         virtual_pipeline_model_parallel_size=case.get("vpp"),
         pipeline_model_parallel_layout=case.get("layout"),
+        hidden_dropout=a["hidden_dropout"],
+        attention_dropout=a["attention_dropout"],
         pipeline_dtype=torch.float32,
         use_cpu_initialization=True,
         perform_initialization=False,
@@ -113,10 +119,43 @@ def hugging_face(fields: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def saved_by_a_layer(case: dict[str, Any]) -> int:
+    """Bytes of the distinct storages, parameters aside, that autograd keeps for the first layer of `case["kind"]`, really run in fp32."""
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    ps.initialize_model_parallel(create_gloo_process_groups=False)
+    model_parallel_cuda_manual_seed(1)
+    model = build(case["architecture"], {"tp": 1, "pp": 1}, None)
+    layer = getattr(model, case["kind"]).layers[0].train()
+    tokens, context_tokens = case["tokens"], case["context_tokens"]
+    hidden_size = case["architecture"]["hidden_size"]
+    arguments: dict[str, Any] = {"attention_mask": torch.zeros(1, 1, tokens, tokens, dtype=torch.bool)}
+    if context_tokens:
+        arguments["context"] = torch.randn(context_tokens, 1, hidden_size)
+        arguments["context_mask"] = torch.zeros(1, 1, tokens, context_tokens, dtype=torch.bool)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    hidden = torch.randn(tokens, 1, hidden_size, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = layer(hidden, **arguments)  # kept alive, so that no storage is used twice
+    ps.destroy_model_parallel()
+    dist.destroy_process_group()
+    assert output[0].shape == hidden.shape
+    return sum(kept.values())
+
+
 if __name__ == "__main__":
     cases = json.load(sys.stdin)
     answer = {
         "megatron": [megatron(case["architecture"], case) for case in cases["megatron"]],
         "hugging_face": [hugging_face(fields) for fields in cases["hugging_face"]],
     }
+    cpu_shims.apply()
+    answer["saved"] = [saved_by_a_layer(case) for case in cases["saved"]]
     json.dump(answer, sys.stdout)

@@ -78,6 +78,10 @@ def test_a_gated_mlp_saves_gate_up_and_product() -> None:
     assert decoder(LLAMA).saved_bytes(without=("mlp",)) == decoder(LLAMA).saved_bytes() - 2 * 3 * S * 14336
 
 
+def test_relu_keeps_its_output_only() -> None:
+    assert decoder(GPT).saved_bytes() - decoder(GPT, activation="relu").saved_bytes() == 8 * S * H
+
+
 @pytest.mark.parametrize(("tp", "groups_kept"), [(1, 8), (4, 2), (8, 1), (16, 1), (32, 1)])
 def test_keys_of_few_query_groups_are_not_divided_below_one_group(tp: int, groups_kept: int) -> None:
     saved = {s.name: s for s in decoder(LLAMA).saved(flash_attention=True)}

@@ -74,6 +74,18 @@ CASES: list[tuple[Architecture, dict[str, Any]]] = [
     (t5(position_embedding="rope"), {"tp": 2, "pp": 1}),
 ]
 
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+TOKENS, CONTEXT_TOKENS = 16, 24
+# Architecture, kind of layer, norms in it.
+SAVED: list[tuple[Architecture, str, int]] = [
+    (gpt(), "decoder", 2),
+    (gpt(**DROPOUT), "decoder", 2),
+    (gpt(attention_dropout=0.1, add_bias_linear=False, kv_channels=24), "decoder", 2),
+    (bert(**DROPOUT), "encoder", 2),
+    (t5(), "encoder", 2),
+    (t5(hidden_dropout=0.1, activation="relu"), "decoder", 3),
+]
+
 HUGGING_FACE: list[dict[str, Any]] = [
     {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
     {"model_type": "gpt2", "n_layer": 3, "n_embd": 96, "n_head": 4, "n_inner": 100, "n_positions": 77, "vocab_size": 301},
@@ -158,6 +170,15 @@ def engines() -> dict[str, Any]:
     cases = {
         "megatron": [mesh | {"architecture": msgspec.to_builtins(architecture)} for architecture, mesh in CASES],
         "hugging_face": HUGGING_FACE,
+        "saved": [
+            {
+                "architecture": msgspec.to_builtins(architecture),
+                "kind": kind,
+                "tokens": TOKENS,
+                "context_tokens": CONTEXT_TOKENS if norms == 3 else 0,
+            }
+            for architecture, kind, norms in SAVED
+        ],
     }
     program = Path(__file__).with_name("engine_shapes.py")
     done = subprocess.run([sys.executable, program], input=json.dumps(cases), capture_output=True, text=True, check=False, timeout=300)
@@ -209,3 +230,21 @@ def test_totals_are_hugging_faces(engines: dict[str, Any], index: int) -> None:
     spec = spec_of(from_hf_config(config, "theirs"))
     t5_bias = config["vocab_size"] if config["model_type"] == "t5" and spec.architecture.tie_embeddings else 0
     assert spec.parameters == engines["hugging_face"][index] + t5_bias
+
+
+@pytest.mark.parametrize("index", range(len(SAVED)), ids=[f"{a.family}-{kind}-{i}" for i, (a, kind, _) in enumerate(SAVED)])
+def test_a_layer_keeps_for_backward_what_we_count(engines: dict[str, Any], index: int) -> None:
+    """Bytes that autograd really keeps of megatron-core's layer with unfused attention, to the byte.
+
+    Added here is what the model leaves out on purpose (two fp32 statistics per token and LayerNorm, the boolean attention masks, the
+    encoder's output, counted once for all layers) and what a CPU does: its dropout masks have the dtype of the tensor.
+    """
+    architecture, kind, norms = SAVED[index]
+    cross = norms == 3
+    spec = describe(architecture, CONTEXT_TOKENS if cross else TOKENS, TOKENS if architecture.family == "t5" else None)
+    layer = spec.kind(kind)
+    masks = sum(saved.elements for saved in layer.saved(flash_attention=False) if saved.itemsize == 1)
+    left_out = 2 * 4 * TOKENS * norms + TOKENS * TOKENS
+    if cross:
+        left_out += TOKENS * CONTEXT_TOKENS + 4 * CONTEXT_TOKENS * architecture.hidden_size
+    assert engines["saved"][index] == layer.saved_bytes(flash_attention=False, itemsize=4) + 3 * masks + left_out

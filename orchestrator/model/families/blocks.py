@@ -180,7 +180,10 @@ def cross_attention(a: Architecture, tokens: int, context_tokens: int) -> Part:
 
 
 def mlp(a: Architecture, tokens: int) -> Part:
-    """Two linears with an activation between; a gated one has twice the first projection and saves gate, up and their product."""
+    """Two linears with an activation between; a gated one has twice the first projection and saves gate, up and their product.
+
+    ReLU's backward needs only its output, which the second linear keeps anyway.
+    """
     h, f = a.hidden_size, a.ffn_hidden_size
     n = 2 * f if a.gated else f
     fc1_input = Saved(name="mlp.linear_fc1.input", elements=tokens * h, group="norm")
@@ -193,7 +196,9 @@ def mlp(a: Architecture, tokens: int) -> Part:
         ops=(
             Enter(elements=tokens * h),
             Gemm(name="mlp.linear_fc1", tokens=tokens, k=h, n=n, split="column", saves=(fc1_input,)),
-            Pointwise(name="mlp.activation", elements=tokens * f, moved=moved, shard="tp", saves=(act_input,)),
+            Pointwise(
+                name="mlp.activation", elements=tokens * f, moved=moved, shard="tp", saves=() if a.activation == "relu" else (act_input,)
+            ),
             Gemm(name="mlp.linear_fc2", tokens=tokens, k=f, n=h, split="row", saves=(fc2_input,)),
             Exit(elements=tokens * h),
         ),
