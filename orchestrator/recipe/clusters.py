@@ -135,8 +135,8 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int) -> tuple[Level, ...]
             raise InputError(key, shown(item), f"must be a mapping with {', '.join(_LEVEL_KEYS)}")
         _check_keys(item, _LEVEL_KEYS, _LEVEL_KEYS[:4], key)
         size = _size(f"{key}.size", item["size"], num_gpus, node, inner)
-        if size % inner or (size == inner and index and item["size"] != "unlimited"):
-            raise InputError(f"{key}.size", size, f"must be a multiple of the level inside it ({inner}), and larger")
+        if size % inner:
+            raise InputError(f"{key}.size", size, f"must be a multiple of the level inside it ({inner})")
         levels.append(
             Level(
                 name=_text(f"{key}.name", item["name"]),

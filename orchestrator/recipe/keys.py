@@ -201,11 +201,11 @@ def _parse_as(key: Key, kind: Any, text: Any) -> Any:
         for choice in choices:
             if text == str(choice):
                 return choice
-        raise InputError(key.name, text, "is not known", choices)
+        raise InputError(key.name, shown(text), "is not known", choices)
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise InputError(key.name, text, "is neither", ["true", "false"])
+        raise InputError(key.name, shown(text), "is neither", ["true", "false"])
     if kind is int:
         if not _INTEGER.match(text) or len(text) > MAX_DIGITS:
             raise InputError(key.name, shown(text), "is not a whole number" if len(text) <= MAX_DIGITS else "is too long for a number")

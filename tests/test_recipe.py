@@ -1,0 +1,308 @@
+"""Words and YAML files become settings without a value being touched on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import recipe
+from orchestrator.detect import Machine
+from orchestrator.errors import InputError
+from orchestrator.recipe.clusters import RATES, cluster_from, load_cluster, names, quantity, stored, to_tree
+from orchestrator.recipe.keys import KEYS, parse
+from orchestrator.recipe.read import read_arguments, read_yaml
+from orchestrator.recipe.settings import flatten
+from orchestrator.units import GIB
+
+NO_GPU = Machine(host_memory=16 * GIB)
+ENGINES = ("megatron", "megatron_deepspeed")
+
+
+def load(*words: str, machine: Machine = NO_GPU) -> recipe.Settings:
+    return recipe.load(words, machine, ENGINES)
+
+
+def text(path: Path, content: str) -> str:
+    path.write_text(content)
+    return str(path)
+
+
+# ------------------------------------------------------------------------------------------------- values stay as typed
+
+
+@pytest.mark.parametrize("value", ["12:30:00", "0123", "1_000", "0x10", "1e3", "yes", "null", "[1,2]", "{a: b}", "a=b", "é", " x", "$HOME"])
+def test_a_slurm_value_arrives_as_it_was_typed(value: str) -> None:
+    assert load("recipe=gpt_tiny", f"slurm.account={value}").slurm == {"account": value}
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda value: "${" not in value and value.strip()))
+def test_no_text_is_changed_on_the_way_through_omegaconf(value: str) -> None:
+    assert read_arguments([f"slurm.extra={value}"]) == {"slurm": {"extra": value}}
+
+
+def test_yaml_scalars_stay_strings_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    text(path, "slurm:\n  time: 12:30:00\n  account: 0123\n  qos: yes\ndata: null\n")
+    assert read_yaml(path) == {"slurm": {"time": "12:30:00", "account": "0123", "qos": "yes"}, "data": None}
+
+
+def test_numbers_are_read_in_the_usual_ways() -> None:
+    settings = load("recipe=gpt_tiny", "train.lr=3e-4", "train.betas=[0.8, 0.9]", "train.min_lr=0", "train.steps=1_000", "train.eps=1E-6")
+    training = settings.training
+    assert (training.lr, training.betas, training.min_lr, training.steps, training.eps) == (3e-4, (0.8, 0.9), 0.0, 1000, 1e-6)
+
+
+def test_recompute_none_is_a_choice_and_null_is_no_choice() -> None:
+    assert load("recipe=gpt_tiny", "pin.recompute=none").pins.recompute == "none"
+    assert load("recipe=gpt_tiny", "pin.recompute=null").pins.recompute is None
+
+
+def test_pins_get_their_types() -> None:
+    words = ("pin.tp=2", "pin.pp=2", "pin.zero_stage=1", "pin.sequence_parallel=true", "pin.offload=false", "pin.layout=Et*2|t*2L")
+    pins = load("recipe=gpt_tiny", *words).pins
+    chosen = {name: value for name, value in msgspec.structs.asdict(pins).items() if value is not None}
+    assert chosen == {"tp": 2, "pp": 2, "zero_stage": 1, "sequence_parallel": True, "offload": False, "layout": "Et*2|t*2L"}
+
+
+def test_the_keys_of_the_issue_exist_by_these_names() -> None:
+    wanted = "recipe cluster gpus gpus_per_node engine out launch seed data plan model.hf_config model.dropout search.budget_s"
+    train = (
+        "global_batch_size seq_length decoder_seq_length precision optimizer lr min_lr schedule warmup betas weight_decay clip "
+        "grad_reduce_dtype grad_accum_dtype steps save_every resume"
+    )
+    pin = "tp pp vpp cp ep etp dp zero_stage micro_batch_size sequence_parallel recompute layout offload"
+    slurm = (
+        "partition account qos time nodes nodelist exclude constraint gres cpus_per_task mem exclusive reservation dependency "
+        "switches segment extra"
+    )
+    full = wanted.split() + [f"train.{k}" for k in train.split()] + [f"pin.{k}" for k in pin.split()]
+    full += [f"slurm.{k}" for k in slurm.split()] + ["memory.limit_gib", "memory.reserve_gib"]
+    assert set(full) <= set(KEYS)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+
+
+def test_the_command_line_wins_over_the_recipe() -> None:
+    settings = load("recipe=gpt_tiny", "train.lr=0.5", "model.num_layers=6", "seed=7")
+    assert (settings.training.lr, settings.architecture.num_layers, settings.training.seed) == (0.5, 6, 7)
+    assert settings.architecture.hidden_size == load("recipe=gpt_tiny").architecture.hidden_size
+
+
+def test_dropout_stands_for_both_and_a_later_layer_may_refine_it(tmp_path: Path) -> None:
+    settings = load("recipe=gpt_tiny", "model.dropout=0.2")
+    assert (settings.architecture.hidden_dropout, settings.architecture.attention_dropout) == (0.2, 0.2)
+    mine = text(tmp_path / "mine.yaml", Path("recipes/models/gpt_tiny.yaml").read_text().replace("model:", "model:\n  dropout: 0.2"))
+    settings = load(f"recipe={mine}", "model.attention_dropout=0")
+    assert (settings.architecture.hidden_dropout, settings.architecture.attention_dropout) == (0.2, 0.0)
+
+
+def hf(tmp_path: Path, **changes: Any) -> str:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 128, "vocab_size": 300, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    }  # fmt: skip
+    return text(tmp_path / "config.json", json.dumps(config | changes))
+
+
+def test_a_hugging_face_config_replaces_the_recipes_model(tmp_path: Path) -> None:
+    settings = load("recipe=gpt_tiny", f"model.hf_config={hf(tmp_path)}", "model.num_layers=3")
+    architecture = settings.architecture
+    assert (architecture.family, architecture.num_layers, architecture.query_groups, architecture.vocab_size) == ("llama", 3, 2, 300)
+    assert settings.training.lr == load("recipe=gpt_tiny").training.lr
+
+
+def test_a_hugging_face_config_needs_no_recipe(tmp_path: Path) -> None:
+    words = ("train.global_batch_size=8", "train.seq_length=128", "cluster=dgx_h100", "gpus=8")
+    settings = load(f"model.hf_config={hf(tmp_path)}", *words)
+    assert (settings.recipe, settings.cluster.name, settings.training.seq_length) == (tmp_path.name, "dgx_h100", 128)
+
+
+# ------------------------------------------------------------------------------------------------------- which cluster
+
+EIGHT = Machine(num_gpus=8, gpu_name="NVIDIA H100 80GB HBM3", catalog_name="H100-SXM-80GB", nvlink=True, host_memory=2**40)
+
+
+def test_gpus_of_this_machine_are_taken_where_they_are_enough() -> None:
+    settings = load("recipe=llama2_7b", "gpus=4", machine=EIGHT)
+    assert (settings.cluster.name, settings.cluster.num_gpus, settings.cluster.gpu.name) == ("here", 4, "H100-SXM-80GB")
+    assert "this machine has 8" in settings.why_cluster
+    assert settings.cluster.levels[0].bandwidth == 450e9
+
+
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        (NO_GPU, "this machine has no GPU"),
+        (EIGHT, "this machine has 8 of the 16 GPUs"),
+        (msgspec.structs.replace(EIGHT, catalog_name=None, gpu_name="Voodoo 3", num_gpus=64), "Voodoo 3, of this machine, is not in the catalog"),
+        (msgspec.structs.replace(EIGHT, catalog_name=None, gpu_name=None, num_gpus=64), "several types"),
+    ],
+)
+def test_else_the_recipes_cluster_and_the_reason_is_said(machine: Machine, why: str) -> None:
+    settings = load("recipe=t5_large", "gpus=16", machine=machine)
+    assert settings.cluster.name == "dgx_a100_40gb"
+    assert why in settings.why_cluster
+
+
+def test_a_cluster_that_was_asked_for_is_taken_whatever_is_here() -> None:
+    settings = load("recipe=llama2_7b", "gpus=8", "cluster=dgx_b200", machine=EIGHT)
+    assert (settings.cluster.name, settings.why_cluster) == ("dgx_b200", "cluster dgx_b200, 8 x B200: asked for")
+
+
+def test_memory_is_the_gpus_less_a_reserve_unless_said_otherwise() -> None:
+    settings = load("recipe=llama2_7b", "gpus=8", "cluster=dgx_h100")
+    assert settings.limit.limit == settings.cluster.gpu.memory
+    settings = load("recipe=llama2_7b", "gpus=8", "cluster=dgx_h100", "memory.limit_gib=40", "memory.reserve_gib=0")
+    assert (settings.limit.limit, settings.limit.reserve) == (40 * GIB, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------- own files
+
+TEN_LINES = """\
+gpu: {name: X1, memory: 40 GiB, memory_bandwidth: 1.5 TB/s, peak_flops: {bf16: 200 TFLOP/s, fp32: 20 TFLOP/s}}
+gpus_per_node: 6
+levels:
+- {name: fabric, size: node, bandwidth: 200 GB/s, latency: 2 us}
+- {name: rack, size: 24, bandwidth: 100 Gbit/s, latency: 4 us}
+- {name: core, size: unlimited, bandwidth: 50 Gbit/s, latency: 9 us}
+host_bandwidth: 25 GB/s
+host_memory: 100 GB
+"""
+
+
+def test_your_own_cluster_in_ten_lines(tmp_path: Path) -> None:
+    assert len(TEN_LINES.splitlines()) <= 10
+    path = text(tmp_path / "mine.yaml", TEN_LINES)
+    cluster = load_cluster(path, 30)
+    assert (cluster.name, cluster.gpu.memory, [level.size for level in cluster.levels]) == ("mine", 40 * GIB, [6, 24, 48])
+    assert cluster.levels[1].bandwidth == 12.5e9
+    assert load("recipe=llama2_7b", f"cluster={path}", "gpus=30").cluster == cluster
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_cluster_written_out_is_the_same_cluster(name: str) -> None:
+    cluster = load_cluster(name, 16)
+    tree = read_yaml_text(recipe.resolved_yaml(msgspec.structs.replace(load("recipe=gpt_tiny"), cluster=cluster)))
+    assert cluster_from(tree["cluster"], "x", "x", 16) == cluster
+
+
+def read_yaml_text(content: str) -> Any:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.yaml"
+        path.write_text(content)
+        return read_yaml(path)
+
+
+@given(st.floats(min_value=1e-12, max_value=1e18, allow_nan=False))
+def test_quantities_survive_in_base_units(value: float) -> None:
+    assert quantity("x", f"{value!r} B/s", RATES) == value
+
+
+@pytest.mark.parametrize("name", stored("models"))
+def test_every_recipe_loads_and_its_resolved_form_is_the_same(name: str, tmp_path: Path) -> None:
+    settings = load(f"recipe={name}", "slurm.time=12:30:00", "slurm.account=0123", "pin.tp=1", "train.betas=0.9,0.98")
+    path = text(tmp_path / "config.yaml", recipe.resolved_yaml(settings))
+    again = load(f"recipe={path}", machine=EIGHT)  # the machine does not matter: the cluster is written out
+    assert msgspec.structs.replace(again, why_cluster="") == msgspec.structs.replace(settings, why_cluster="")
+
+
+def test_recipes_are_found_from_any_folder(tmp_path: Path) -> None:
+    code = "from orchestrator.recipe.clusters import stored; print(len(stored('models')), len(stored('clusters')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True
+    )
+    assert [int(n) >= 10 for n in done.stdout.split()] == [True, True]
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpu=16"], "gpu=16: is no key; did you mean gpus?"),
+        (["train.learning_rate=1"], "train.learning_rate=1: is no key"),
+        (["lr=1"], "did you mean train.lr?"),
+        (["train={}"], "train={}: is a group of keys; write train.KEY=value"),
+        (["train=5"], "train=5: is a group of keys"),
+        (["gpus=4", "gpus=4"], "gpus=4: is given twice, first as gpus=4"),
+        (["out=${oc.env:HOME}"], "out=${oc.env:HOME}: has ${...}"),
+        (["gpus"], "gpus: is not key=value"),
+        (["--hepl"], "did you mean --help?"),
+    ],
+)
+def test_words_that_can_not_be_taken(words: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_arguments(words)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("gpus: 4\ngpus: 5\n", "gpus: line 2: is given twice"),
+        ("train:\n  lr: 1\n  lr: 2\n", "train.lr: line 3: is given twice"),
+        ("a: [1\n", "is not YAML"),
+        ("- a\n- b\n", "is not a YAML mapping"),
+        ("", "is empty"),
+        ("a: &x 1\nb: *x\n", "aliases are not taken"),
+        ("out: ${oc.env:HOME}\n", "out=${oc.env:HOME}: has ${...}"),
+        ("? [a, b]\n: c\n", "a key must be a plain word"),
+        ("a: " + "[" * 20 + "]" * 20, "nested deeper"),
+        ("a: !!python/object:os.system x\n", None),
+    ],
+)
+def test_files_that_can_not_be_taken(tmp_path: Path, content: str, message: str | None) -> None:
+    path = tmp_path / "a.yaml"
+    text(path, content)
+    if message is None:
+        assert read_yaml(path) == {"a": "x"}  # a tag is only a tag: nothing is built from it
+        return
+    with pytest.raises(InputError) as caught:
+        read_yaml(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_key_of_a_file_is_named_with_the_file() -> None:
+    with pytest.raises(InputError) as caught:
+        flatten({"train": {"learning_rate": "1"}}, "my.yaml")
+    assert str(caught.value).startswith("my.yaml: train.learning_rate=1: is no key")
+
+
+@pytest.mark.parametrize("word", ["1.5", "0x10", "1e3", "nan", "", " ", "１", "9" * 30, "--1", "1 000", "True"])
+def test_what_is_no_whole_number(word: str) -> None:
+    with pytest.raises(InputError):
+        parse(KEYS["gpus"], word)
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-inf", "1e999", "0x1", "1,5", "", "one", "1_0.0"])
+def test_what_is_no_number(word: str) -> None:
+    with pytest.raises(InputError):
+        parse(KEYS["train.lr"], word)
+
+
+@given(st.text(max_size=20))
+def test_any_text_for_any_key_parses_or_is_refused_by_name(word: str) -> None:
+    for key in KEYS.values():
+        try:
+            parse(key, word)
+        except InputError as error:
+            assert key.name in str(error)
+            assert "\n" not in str(error)
+
+
+def test_to_tree_is_plain_yaml_content() -> None:
+    assert to_tree(load_cluster("dgx_h100", 8))["gpu"]["memory"].endswith(" B")
