@@ -18,7 +18,7 @@ from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.recipe.clusters import RATES, cluster_from, load_cluster, names, quantity, stored, to_tree
-from orchestrator.recipe.keys import KEYS, parse
+from orchestrator.recipe.keys import KEYS, Key, parse
 from orchestrator.recipe.read import read_arguments, read_yaml
 from orchestrator.recipe.settings import flatten
 from orchestrator.units import GIB
@@ -144,7 +144,7 @@ def test_gpus_of_this_machine_are_taken_where_they_are_enough() -> None:
     [
         (NO_GPU, "this machine has no GPU"),
         (EIGHT, "this machine has 8 of the 16 GPUs"),
-        (msgspec.structs.replace(EIGHT, catalog_name=None, gpu_name="Voodoo 3", num_gpus=64), "Voodoo 3, of this machine, is not in the catalog"),
+        (msgspec.structs.replace(EIGHT, catalog_name=None, gpu_name="Voodoo 3", num_gpus=64), "Voodoo 3, of this machine, is not"),
         (msgspec.structs.replace(EIGHT, catalog_name=None, gpu_name=None, num_gpus=64), "several types"),
     ],
 )
@@ -297,11 +297,16 @@ def test_what_is_no_number(word: str) -> None:
 @given(st.text(max_size=20))
 def test_any_text_for_any_key_parses_or_is_refused_by_name(word: str) -> None:
     for key in KEYS.values():
-        try:
-            parse(key, word)
-        except InputError as error:
-            assert key.name in str(error)
-            assert "\n" not in str(error)
+        message = refusal(key, word)
+        assert message is None or (message.startswith(f"{key.name}=") and "\n" not in message)
+
+
+def refusal(key: Key, word: str) -> str | None:
+    try:
+        parse(key, word)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def test_to_tree_is_plain_yaml_content() -> None:
