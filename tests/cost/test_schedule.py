@@ -1,0 +1,176 @@
+"""The schedules against a walk of each rank's own list of passes, and against the closed forms of the papers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.cost.schedule import finish_times, in_flight, in_flight_by_chunk, simulate
+
+Pass = tuple[str, int, int]
+"""("F" or "B", micro-batch, chunk)."""
+
+
+def order_1f1b(rank: int, m: int, pp: int, vpp: int) -> list[Pass]:
+    """schedules.py:2093."""
+    warm_up = min(m, pp - 1 - rank)
+    passes: list[Pass] = [("F", k, 0) for k in range(warm_up)]
+    for k in range(m - warm_up):
+        passes += [("F", warm_up + k, 0), ("B", k, 0)]
+    return passes + [("B", k, 0) for k in range(m - warm_up, m)]
+
+
+def order_interleaved(rank: int, m: int, pp: int, vpp: int) -> list[Pass]:
+    """schedules.py:745-798, micro-batch groups of pp."""
+    total, period = m * vpp, pp * vpp
+    forward: list[Pass] = [("F", k // period * pp + k % pp, k % period // pp) for k in range(total)]
+    backward: list[Pass] = [("B", k // period * pp + k % pp, vpp - 1 - k % period // pp) for k in range(total)]
+    warm_up = min(total, 2 * (pp - rank - 1) + (vpp - 1) * pp)
+    passes = forward[:warm_up]
+    for k in range(total - warm_up):
+        passes += [forward[warm_up + k], backward[k]]
+    return passes + backward[total - warm_up :]
+
+
+def walk(schedule: str, f: list[float], b: list[float], hops: list[float], m: int, vpp: int) -> list[float]:
+    """Every rank runs its list in order; a pass waits for what it needs. Nothing is assumed of the schedule."""
+    pp, last = len(f) // vpp, len(f) - 1
+    lists = [(order_interleaved if schedule == "interleaved" else order_1f1b)(rank, m, pp, vpp) for rank in range(pp)]
+    ends: dict[tuple[str, int, int], float] = {}
+    clock, position = [0.0] * pp, [0] * pp
+    left = sum(len(passes) for passes in lists)
+    while left:
+        before = left
+        for rank in range(pp):
+            while position[rank] < len(lists[rank]):
+                name, microbatch, chunk = lists[rank][position[rank]]
+                i = chunk * pp + rank
+                if name == "F":
+                    arrives = ends.get(("F", microbatch, i - 1), None if i else 0.0)
+                    hop = hops[i - 1] if i else 0.0
+                else:
+                    arrives = ends.get(("F", microbatch, i)) if i == last else ends.get(("B", microbatch, i + 1))
+                    hop = 0.0 if i == last else hops[i]
+                if arrives is None:
+                    break
+                clock[rank] = max(clock[rank], arrives + hop) + (f[i] if name == "F" else b[i])
+                ends[name, microbatch, i] = clock[rank]
+                position[rank] += 1
+                left -= 1
+        assert left < before, "deadlock"
+    return clock
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[str, list[float], list[float], list[float], int, int]:
+    pp, vpp = draw(st.integers(2, 6)), draw(st.sampled_from([1, 1, 2, 3]))
+    m = draw(st.integers(1, 50)) if vpp == 1 else pp * draw(st.integers(1, 8))
+    rng = random.Random(draw(st.integers(0, 10**6)))
+    equal = draw(st.booleans())
+    f = [1.0 if equal else rng.uniform(0.1, 1) for _ in range(pp * vpp)]
+    b = [2.0 if equal else rng.uniform(0.1, 2) for _ in range(pp * vpp)]
+    hops = [rng.uniform(0, 0.3) if draw(st.booleans()) else 0.0 for _ in range(pp * vpp)]
+    return ("1f1b" if vpp == 1 else "interleaved"), f, b, hops, m, vpp
+
+
+@given(pipelines())
+@settings(deadline=None, max_examples=150)
+def test_both_schedules_equal_the_walk_of_the_ranks_own_lists(pipeline: tuple[str, list[float], list[float], list[float], int, int]) -> None:
+    expected = walk(*pipeline)
+    assert finish_times(*pipeline, jump=False) == pytest.approx(expected, rel=1e-12)
+    assert finish_times(*pipeline) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(8, 1, 1024), (3, 1, 999), (4, 2, 512), (5, 3, 400)])
+def test_jumping_over_periods_changes_nothing_with_many_micro_batches(pp: int, vpp: int, m: int) -> None:
+    rng = random.Random(pp)
+    for spread in (0.0, 0.02, 0.5):
+        f = [1 + rng.uniform(0, spread) for _ in range(pp * vpp)]
+        b = [2 + rng.uniform(0, spread) for _ in range(pp * vpp)]
+        schedule = "interleaved" if vpp > 1 else "1f1b"
+        plain = finish_times(schedule, f, b, 0.01, m, vpp, jump=False)
+        assert finish_times(schedule, f, b, 0.01, m, vpp) == pytest.approx(plain, rel=1e-9)
+
+
+@given(pp=st.integers(1, 16), m=st.integers(1, 64), t=st.floats(0.01, 10))
+def test_the_bubble_of_equal_stages_is_p_minus_1_over_m(pp: int, m: int, t: float) -> None:
+    """Narayanan et al. (arXiv 2104.04473), section 2.2.1."""
+    step = simulate("1f1b", [t] * pp, [2 * t] * pp, 0.0, m)
+    assert step / (m * 3 * t) - 1 == pytest.approx((pp - 1) / m, rel=1e-9, abs=1e-9)
+
+
+@given(pp=st.integers(2, 8), vpp=st.integers(2, 4), groups=st.integers(1, 6), t=st.floats(0.01, 10))
+def test_the_interleaved_bubble_is_p_minus_1_over_m_v(pp: int, vpp: int, groups: int, t: float) -> None:
+    """Narayanan et al. (arXiv 2104.04473), section 2.2.2."""
+    m = pp * groups
+    step = simulate("interleaved", [t] * (pp * vpp), [2 * t] * (pp * vpp), 0.0, m, vpp)
+    assert step / (m * vpp * 3 * t) - 1 == pytest.approx((pp - 1) / (m * vpp), rel=1e-9)
+
+
+@given(pipelines())
+@settings(deadline=None, max_examples=100)
+def test_no_step_is_shorter_than_a_stages_work_and_the_way_to_it(
+    pipeline: tuple[str, list[float], list[float], list[float], int, int],
+) -> None:
+    schedule, f, b, hops, m, vpp = pipeline
+    step = simulate(schedule, f, b, hops, m, vpp)
+    pp = len(f) // vpp
+    if vpp == 1:
+        assert step >= max(sum(f[:i]) + sum(b[:i]) + m * (f[i] + b[i]) for i in range(pp)) * (1 - 1e-12)
+    assert step >= max(m * sum(f[i::pp] + b[i::pp]) for i in range(pp)) * (1 - 1e-12)
+    assert step >= (sum(f) + sum(b)) * (1 - 1e-12)
+
+
+@given(pipelines(), st.integers(0, 17), st.floats(0, 1))
+@settings(deadline=None, max_examples=100)
+def test_a_slower_pass_or_link_never_ends_sooner(
+    pipeline: tuple[str, list[float], list[float], list[float], int, int], where: int, more: float
+) -> None:
+    schedule, f, b, hops, m, vpp = pipeline
+    before = simulate(schedule, f, b, hops, m, vpp)
+    for values in (f, b, hops):
+        changed = [value + more if i == where % len(values) else value for i, value in enumerate(values)]
+        arguments = [changed if values is other else other for other in (f, b, hops)]
+        assert simulate(schedule, arguments[0], arguments[1], arguments[2], m, vpp) >= before * (1 - 1e-9)
+
+
+def test_deepspeeds_transfers_occupy_the_sender() -> None:
+    plain = simulate("1f1b", [1.0] * 4, [2.0] * 4, 0.0, 64)
+    waiting = simulate("1f1b", [1.0] * 4, [2.0] * 4, 0.1, 64)
+    blocking = simulate("deepspeed_1f1b", [1.0] * 4, [2.0] * 4, 0.1, 64)
+    assert plain == simulate("deepspeed_1f1b", [1.0] * 4, [2.0] * 4, 0.0, 64)
+    assert plain < waiting <= blocking
+    assert blocking >= 64 * (3.0 + 0.2)  # a middle stage sends an activation and a gradient per micro-batch
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 1, 1), (4, 1, 3), (6, 1, 20), (2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 24)])
+def test_in_flight_counts_equal_the_ranks_own_lists(pp: int, vpp: int, m: int) -> None:
+    schedule = "interleaved" if vpp > 1 else "1f1b"
+    rng = random.Random(0)
+    for rank in range(pp):
+        weight = [rng.random() for _ in range(vpp)]
+        held = [0] * vpp
+        most, heaviest = 0, 0.0
+        for name, _, chunk in (order_interleaved if vpp > 1 else order_1f1b)(rank, m, pp, vpp):
+            held[chunk] += 1 if name == "F" else -1
+            most = max(most, sum(held))
+            heaviest = max(heaviest, sum(n * w for n, w in zip(held, weight, strict=True)))
+        assert in_flight(schedule, pp, rank, m, vpp) == most
+        peaks = in_flight_by_chunk(schedule, pp, rank, m, vpp)
+        assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks) == pytest.approx(heaviest)
+
+
+def test_deepspeed_keeps_at_least_two_buffers() -> None:
+    """runtime/pipe/schedule.py:247: max(2, min(stages - stage_id, micro_batches))."""
+    assert [in_flight("deepspeed_1f1b", 4, stage, 16) for stage in range(4)] == [4, 3, 2, 2]
+    assert [in_flight("deepspeed_1f1b", 4, stage, 2) for stage in range(4)] == [2, 2, 2, 2]
+
+
+def test_interleaving_needs_whole_groups() -> None:
+    with pytest.raises(ValueError, match="num_microbatches=6 is not a multiple of pp=4"):
+        simulate("interleaved", [1.0] * 8, [1.0] * 8, 0.0, 6, 2)
+    with pytest.raises(ValueError, match="choose one of"):
+        simulate("gpipe", [1.0] * 2, [1.0] * 2, 0.0, 6)
