@@ -230,15 +230,22 @@ def start(
     `on_step` gets each new row of metrics.jsonl. Ctrl-C, SIGTERM and SIGHUP end the ranks (SIGTERM, SIGKILL after `grace_s`; a second
     Ctrl-C at once) and come back as "interrupted". Raises LaunchError where nothing could be started.
     """
+    placement = {"PYTHON": python, "NNODES": "1", "RANKS_PER_NODE": str(job.world_size)}
+    return run_script(out, "launch.sh", environment=placement, on_step=on_step, grace_s=grace_s)
+
+
+def run_script(
+    out: Path, script: str, *, environment: dict[str, str], on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S
+) -> Outcome:
+    """Run a script of the folder, which starts torchrun, with these variables beside this process's; as `start` says."""
     out = out.resolve()
     bash = shutil.which("bash")
     if bash is None:
-        raise LaunchError("launch=local: there is no bash on the PATH")
-    if not (out / "launch.sh").is_file():
-        raise LaunchError(f"launch=local: there is no launch.sh in {out}")
+        raise LaunchError("there is no bash on the PATH")
+    if not (out / script).is_file():
+        raise LaunchError(f"there is no {script} in {out}")
     (out / "logs").mkdir(exist_ok=True)
     run = uuid.uuid4().hex
-    placement = {"PYTHON": python, "NNODES": "1", "RANKS_PER_NODE": str(job.world_size), RUN_VARIABLE: run}
     launch_log = out / "logs" / "launch.log"
     metrics = Metrics(out / "metrics.jsonl")
     rows: list[Row] = []
@@ -253,9 +260,9 @@ def start(
     try:
         with launch_log.open("wb") as log, _caught(signals):
             process = subprocess.Popen(
-                [bash, "launch.sh"],
+                [bash, script],
                 cwd=out,
-                env={**os.environ, **placement},
+                env={**os.environ, **environment, RUN_VARIABLE: run},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # rank 0's output, which is in its log
                 stderr=log,

@@ -16,7 +16,7 @@ from orchestrator.job import File, Job
 from orchestrator.values import Value
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]")
+PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """What neither bash nor sbatch gives a meaning to, as in shlex."""
 FIRST_PORT, PORTS = 20000, 10000
 """The rendezvous port of a Slurm job is FIRST_PORT + job id % PORTS: below Linux's ephemeral range (32768), one a job."""
@@ -143,6 +143,7 @@ SBATCH = """\
 #!/usr/bin/env bash
 {options}
 # Submit from this folder: cd FOLDER && sbatch job.sbatch      (or: sbatch --chdir=FOLDER FOLDER/job.sbatch)
+# In an allocation that you already have: cd FOLDER && bash job.sbatch
 set -euo pipefail
 if [[ ! -f launch.sh ]]; then
   echo "job.sbatch: no launch.sh in $PWD: submit from the run's folder, or with sbatch --chdir=FOLDER" >&2
@@ -156,9 +157,13 @@ export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + 
 echo "job $SLURM_JOB_ID on ${{hosts[*]}}, rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
 # One task a node. The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
+cpus=${{SLURM_CPUS_PER_TASK:-${{SLURM_CPUS_ON_NODE:-${{SLURM_JOB_CPUS_PER_NODE%%[(,]*}}}}}}
+options=(--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task="$cpus" --kill-on-bad-exit=1 --export=ALL)
+if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
+  options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
+fi
 # shellcheck disable=SC2016  # expanded on each node
-exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task="${{SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}}" \\
-  --kill-on-bad-exit=1 --export=ALL bash -c 'NODE_RANK=$SLURM_NODEID exec bash launch.sh'
+exec srun "${{options[@]}}" bash -c 'NODE_RANK=$SLURM_NODEID exec bash launch.sh'
 """
 
 
@@ -173,13 +178,15 @@ def checked(key: str, value: str) -> str:
 
 
 def sbatch_quote(text: str) -> str:
-    r"""One word of an `#SBATCH` line. sbatch splits these lines itself: a backslash takes the next character as it is
-    (src/sbatch/opt.c, _get_argument).
+    r"""One word of an `#SBATCH` line. sbatch splits these lines itself: double quotes keep blanks and `#`, a backslash takes the next
+    character as it is, in quotes too (src/sbatch/opt.c, _get_argument; a test asks a real sbatch where there is one).
 
-    >>> print(sbatch_quote("--job-name=a b#c"))
-    --job-name=a\ b\#c
+    >>> print(sbatch_quote("--time=12:30:00"), sbatch_quote('--comment=a "b" #c'))
+    --time=12:30:00 "--comment=a \"b\" #c"
     """
-    return "".join(c if PLAIN.match(c) or not c.isascii() else f"\\{c}" for c in text)
+    if PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _exports(environment: dict[str, str]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,9 +36,10 @@ SITE = SlurmOptions(
     mem="0", exclusive=True, reservation="us", dependency="afterok:7", switches="1@00:10:00", segment="2", extra=("--comment", "a 'b' #c"),
     python="/opt/my venv/bin/python",
 )  # fmt: skip
-STUB = """#!{python}
-import json, os, sys
-open({record!r}, "w").write(json.dumps([sys.argv, {{k: v for k, v in os.environ.items() if k.startswith("T_")}}, os.getcwd()]))
+STUB = """#!/bin/sh
+printf '%s\\0' "$@" > {record}.argv
+env -0 > {record}.env
+pwd > {record}.cwd
 """
 NASTY = ["a b", "'", '"', "$(touch broken)", "`touch broken`", "$HOME", "a\\b", "; touch broken", "#x", "*", "ü→", "-n", "{0}", "!!", "&"]
 WORDS = st.one_of(st.sampled_from(NASTY), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
@@ -47,13 +47,17 @@ LINES = st.one_of(st.sampled_from(NASTY), st.text(st.characters(codec="utf-8", e
 
 
 def stub(folder: Path, name: str) -> Path:
-    """A program on the PATH that writes down how it was called."""
+    """A program on the PATH that writes down how it was called: `<record>.argv`, `.env`, `.cwd`."""
     folder.mkdir(exist_ok=True)
-    record = folder / f"{name}.json"
+    record = folder / f"{name}.record"
     program = folder / name
-    program.write_text(STUB.format(python=sys.executable, record=str(record)))
+    program.write_text(STUB.format(record=shlex.quote(str(record))))
     program.chmod(0o755)
     return record
+
+
+def read(record: Path, what: str) -> list[str]:
+    return Path(f"{record}.{what}").read_bytes().decode().split("\0")[:-1]
 
 
 def write(folder: Path, job: Job, slurm: SlurmOptions | None = None) -> None:
@@ -79,7 +83,7 @@ def test_scripts_pass_bash_and_shellcheck(golden: Path) -> None:
         subprocess.run(["shellcheck", "--shell=bash", golden], check=True)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=LINES, arguments=st.lists(WORDS, max_size=4), values=st.lists(WORDS, max_size=3), folder=st.sampled_from(NASTY))
 def test_no_value_breaks_out_of_launch_sh(tmp_path: Path, name: str, arguments: list[str], values: list[str], folder: str) -> None:
     record = stub(tmp_path / "bin", "torchrun")
@@ -89,22 +93,21 @@ def test_no_value_breaks_out_of_launch_sh(tmp_path: Path, name: str, arguments: 
               backend="gloo")  # fmt: skip
     write(out, job)
     subprocess.run(["bash", out / "launch.sh"], check=True, cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
-    argv, seen, cwd = json.loads(record.read_text())
-    start = argv.index("rank") + 1
-    assert argv[start:] == ["python", "-m", "pkg.mod", *arguments]
-    assert seen == environment
-    assert cwd == str(out)
+    argv = read(record, "argv")
+    assert argv[argv.index("rank") + 1 :] == ["python", "-m", "pkg.mod", *arguments]
+    assert [line for line in read(record, "env") if line.startswith("T_")] == [f"{name}={value}" for name, value in environment.items()]
+    assert Path(f"{record}.cwd").read_text() == f"{out}\n"
     assert not list(tmp_path.rglob("broken"))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=LINES, partition=LINES, extra=LINES, python=LINES)
 def test_no_value_breaks_out_of_job_sbatch(tmp_path: Path, name: str, partition: str, extra: str, python: str) -> None:
     """Run as the batch script would be; the `#SBATCH` lines must stay comments of one line each."""
     record = stub(tmp_path / "bin", "srun")
-    for program in ("scontrol",):
-        (tmp_path / "bin" / program).write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=10.0.0.1 x'\n")
-        (tmp_path / "bin" / program).chmod(0o755)
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=10.0.0.1 x'\n")
+    scontrol.chmod(0o755)
     out = tmp_path / "out"
     slurm = SlurmOptions(partition=partition, extra=(f"--comment={extra}",), python=python)
     job = Job(name=name, module="m", arguments=(), environment={}, files=(), num_nodes=2, ranks_per_node=4, backend="nccl")
@@ -112,9 +115,8 @@ def test_no_value_breaks_out_of_job_sbatch(tmp_path: Path, name: str, partition:
     slurm_sets = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_CPUS_ON_NODE": "8"}
     subprocess.run(["bash", "job.sbatch"], check=True, cwd=out, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **slurm_sets},
                    stdout=subprocess.DEVNULL)  # fmt: skip
-    argv, _, _ = json.loads(record.read_text())
-    assert argv[1:] == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--kill-on-bad-exit=1", "--export=ALL",
-                        "bash", "-c", "NODE_RANK=$SLURM_NODEID exec bash launch.sh"]  # fmt: skip
+    assert read(record, "argv") == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--kill-on-bad-exit=1",
+                                    "--export=ALL", "bash", "-c", "NODE_RANK=$SLURM_NODEID exec bash launch.sh"]  # fmt: skip
     lines = (out / "job.sbatch").read_text().split("\n")
     assert sum(line.startswith("#SBATCH") for line in lines) == 8
     assert not list(tmp_path.rglob("broken"))
@@ -125,8 +127,7 @@ def test_every_node_gets_its_own_rank_and_the_first_nodes_address(tmp_path: Path
     write(tmp_path, GPT)
     places = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "first.host"}
     subprocess.run(["bash", tmp_path / "launch.sh"], check=True, env=places)
-    argv = json.loads(record.read_text())[0]
-    assert argv[1:11] == ["--nnodes", "2", "--node-rank", "1", "--master-addr", "first.host", "--master-port", "29500",
+    assert read(record, "argv")[:10] == ["--nnodes", "2", "--node-rank", "1", "--master-addr", "first.host", "--master-port", "29500",
                           "--nproc-per-node", "8"]  # fmt: skip
     done = subprocess.run(["bash", tmp_path / "launch.sh"], check=False, env={**places, "NNODES": "3"}, capture_output=True, text=True)
     assert done.returncode == 2
@@ -141,8 +142,8 @@ def test_python_variable_chooses_the_interpreter(tmp_path: Path) -> None:
     record = stub(tmp_path / "my env", "python3.11")
     write(tmp_path, TINY)
     subprocess.run(["bash", tmp_path / "launch.sh"], check=True, env={**os.environ, "PYTHON": str(tmp_path / "my env" / "python3.11")})
-    argv = json.loads(record.read_text())[0]
-    assert argv[1:3] == ["-m", "torch.distributed.run"]
+    argv = read(record, "argv")
+    assert argv[:2] == ["-m", "torch.distributed.run"]
     assert argv[-6:] == ["-m", "orchestrator.workers.megatron", "--plan", "plan.json", "--out", "."]
     assert argv[-7] == str(tmp_path / "my env" / "python3.11")
 
@@ -186,16 +187,30 @@ def test_fewer_nodes_than_planned_get_more_ranks_each() -> None:
     assert "NNODES=1 RANKS_PER_NODE=16" in script
 
 
-def test_sbatch_words_keep_every_character() -> None:
-    """Read back as sbatch reads them: a backslash takes the next character as it is, blanks end a word."""
-    for word in NASTY:
-        quoted, plain, index = sbatch_quote(word), "", 0
-        while index < len(quoted):
-            index += quoted[index] == "\\"
-            assert quoted[index - 1] == "\\" or quoted[index] not in " \t#'\"\\"
-            plain += quoted[index]
-            index += 1
-        assert plain == word
+def read_as_sbatch_does(line: str) -> list[str]:
+    """Words of an `#SBATCH` line: quotes keep blanks and `#`, a backslash takes the next character, in quotes too."""
+    words, word, quote, characters = [], "", "", iter(line)
+    for character in characters:
+        if character == "\\":
+            word += next(characters)
+        elif quote:
+            word, quote = (word, "") if character == quote else (word + character, quote)
+        elif character in "'\"":
+            quote = character
+        elif character == "#":
+            break
+        elif character.isspace():
+            words.append(word)
+            word = ""
+        else:
+            word += character
+    assert not quote
+    return [*words, word]
+
+
+@given(st.lists(LINES, min_size=1, max_size=4))
+def test_sbatch_words_keep_every_character(words: list[str]) -> None:
+    assert read_as_sbatch_does(" ".join(sbatch_quote(word) for word in words)) == words
 
 
 @pytest.mark.parametrize(
