@@ -1,4 +1,4 @@
-"""Slurm: hand in `job.sbatch`, or run it inside the allocation that this process is in."""
+"""Slurm: submits `job.sbatch` of a run folder, or runs it inside the allocation that this process is in."""
 
 from __future__ import annotations
 
@@ -8,85 +8,120 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
-from orchestrator.launch.local import GRACE_S, POLL_S, Metrics, Outcome, Row, _caught, _log, _now, _tail, last_line
+from orchestrator.launch.local import GRACE_S, Outcome, Row, run_script
+from orchestrator.launch.render import SlurmOptions
+from orchestrator.values import Value
 
-SBATCH_S = 60.0
-"""sbatch answers in well under a second; a controller that is busy may take Slurm's own message timeout (10 s) a few times."""
+TIMEOUT_S = 60.0
+"""How long Slurm's commands may take: their own message timeout is 10 s and they retry."""
+POLL_S = 2.0
+"""Between two questions to the controller about a job: sites ask for no more than one a second or so."""
+LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT",
+        "SIGNALING", "STOPPED", "SPECIAL_EXIT"}  # fmt: skip
+"""Job states that are not an end (squeue's manual, JOB STATE CODES)."""
+STATE = re.compile(r"\bJobState=(\S+)")
+EXIT = re.compile(r"\bExitCode=(\d+):(\d+)")
 
 
-def submit(out: Path) -> str:
-    """Have Slurm check the script, hand it in, and say how to watch and cancel it. Raises LaunchError with Slurm's own message."""
-    _sbatch(out, "--test-only", "job.sbatch")
-    job_id = _sbatch(out, "--parsable", "job.sbatch").split(";")[0]
-    folder = shlex.quote(str(out))
-    return f"Submitted as job {job_id}. Watch: squeue -j {job_id}; tail -F {folder}/slurm-{job_id}.log. Cancel: scancel {job_id}"
+class Submitted(Value, frozen=True, kw_only=True):
+    """A job in the queue, and what to do with it."""
+
+    job_id: str
+    log: str
+    watch: str
+    cancel: str
+    test: str
+    """What `sbatch --test-only` said: when and where the job would start."""
+
+    def __str__(self) -> str:
+        return f"{self.test}\nSubmitted as job {self.job_id}. Watch: {self.watch}. Cancel: {self.cancel}"
 
 
-def _sbatch(out: Path, *arguments: str) -> str:
-    """Its output. Raises LaunchError."""
-    program = shutil.which("sbatch")
-    if program is None:
-        raise LaunchError("launch=slurm: there is no sbatch on the PATH")
+def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process runs inside a Slurm job."""
+    return bool(environment.get("SLURM_JOB_ID") and environment.get("SLURM_JOB_NODELIST"))
+
+
+def available() -> bool:
+    """Whether jobs can be submitted from this machine."""
+    return shutil.which("sbatch") is not None
+
+
+def _environment(slurm: SlurmOptions) -> dict[str, str]:
+    """This process's, less the SBATCH_ variables that would outdo what job.sbatch says (sbatch's manual, INPUT ENVIRONMENT VARIABLES)."""
+    said = {"EXPORT", "JOB_NAME", "OUTPUT", "GPUS_PER_NODE", "GET_USER_ENV"}
+    said |= {name.upper() for name in SlurmOptions.__struct_fields__ if getattr(slurm, name) not in (None, False, ())}
+    said |= {"TIMELIMIT"} if slurm.time else set()
+    return {name: value for name, value in os.environ.items() if name.removeprefix("SBATCH_") not in said or not name.startswith("SBATCH_")}
+
+
+def _ask(*command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run([program, *arguments], cwd=out, capture_output=True, text=True, timeout=SBATCH_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False, errors="replace")
+    except FileNotFoundError:
+        raise LaunchError(f"launch=slurm: there is no {command[0]} on the PATH; submit from a host that has Slurm") from None
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"launch=slurm: sbatch did not answer within {SBATCH_S:.0f} s") from None
-    if done.returncode:
-        said = last_line(done.stderr or done.stdout) or f"status {done.returncode}"
-        raise LaunchError(f"launch=slurm: sbatch refuses {out / 'job.sbatch'}: {said}")
-    return done.stdout.strip()
+        raise LaunchError(f"launch=slurm: {command[0]} gave no answer in {TIMEOUT_S:.0f} s") from None
+
+
+def submit(out: Path, slurm: SlurmOptions | None = None) -> Submitted:
+    """Hand `job.sbatch` of the folder to Slurm, asking `sbatch --test-only` first. `slurm`: what the script was made with, if known; then
+    no SBATCH_ variable can outdo it. Raises LaunchError with Slurm's message on refusal; then nothing was submitted."""
+    out = out.resolve()
+    place, script = f"--chdir={out}", str(out / "job.sbatch")
+    environment = _environment(slurm or SlurmOptions())
+    test = _ask("sbatch", "--test-only", place, script, environment=environment)
+    if test.returncode:
+        raise LaunchError(f"launch=slurm: sbatch refuses the job: {_said(test)}")
+    done = _ask("sbatch", "--parsable", place, script, environment=environment)
+    job_id = done.stdout.strip().split(";")[0]
+    if done.returncode or not job_id.isdecimal():
+        raise LaunchError(f"launch=slurm: sbatch refuses the job: {_said(done)}")
+    log = str(out / f"slurm-{job_id}.log")
+    return Submitted(
+        job_id=job_id, log=log, watch=f"squeue -j {job_id}; tail -F {shlex.quote(log)}", cancel=f"scancel {job_id}", test=_said(test)
+    )
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    text = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in (done.stderr or done.stdout).splitlines() if line)
+    return text or f"status {done.returncode} without a message"
+
+
+def state(job_id: str) -> tuple[str, int]:
+    """(job state as Slurm calls it, exit status: 128 + signal where one ended it). Raises LaunchError for a job that Slurm has
+    forgotten."""
+    shown = _ask("scontrol", "show", "job", job_id)
+    found, code = STATE.search(shown.stdout), EXIT.search(shown.stdout)
+    if found is None:
+        raise LaunchError(f"launch=slurm: Slurm knows no job {job_id} any more: {_said(shown)}")
+    status, number = (int(code.group(1)), int(code.group(2))) if code else (0, 0)
+    return found.group(1), 128 + number if number else status
+
+
+def wait(submitted: Submitted, *, follow: Callable[[], None] = lambda: None, poll_s: float = POLL_S) -> tuple[str, int]:
+    """Until the job has ended: its last state and exit status. `follow` is called at each look."""
+    while True:
+        now, status = state(submitted.job_id)
+        follow()
+        if now not in LIVE:
+            return now, status if status or now == "COMPLETED" else 1
+        time.sleep(poll_s)
 
 
 def start_in_allocation(job: Job, out: Path, *, on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S) -> Outcome:
-    """Run `job.sbatch` as a program: its srun starts the ranks on the nodes of this allocation. Ctrl-C and SIGTERM end them (srun
-    passes SIGTERM on; SIGKILL after `grace_s`). `on_step` gets each new row of metrics.jsonl. Raises LaunchError."""
-    out = out.resolve()
-    for program in ("bash", "srun", "scontrol"):
+    """Run `job.sbatch` here, inside an allocation: srun starts the ranks on its nodes. Like `local.start`. Raises LaunchError."""
+    if not in_allocation():
+        raise LaunchError("launch=slurm: this is no Slurm allocation (SLURM_JOB_ID is not set)")
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if nodes.isdecimal() and int(nodes) < job.num_nodes:
+        raise LaunchError(f"launch=slurm: this allocation has {nodes} of the {job.num_nodes} nodes that the plan needs")
+    for program in ("srun", "scontrol"):
         if shutil.which(program) is None:
-            raise LaunchError(f"inside a Slurm allocation, but there is no {program} on the PATH")
-    (out / "logs").mkdir(exist_ok=True)
-    launch_log = out / "logs" / "launch.log"
-    metrics = Metrics(out / "metrics.jsonl")
-    rows: list[Row] = []
-    signals: list[int] = []
-    started = _now()
-
-    def follow() -> None:
-        for row in metrics.new_rows():
-            rows.append(row)
-            on_step(row)
-
-    with launch_log.open("wb") as log, _caught(signals):
-        process = subprocess.Popen(
-            ["bash", "job.sbatch"], cwd=out, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-        deadline = float("inf")
-        while process.poll() is None:
-            follow()
-            if signals and deadline == float("inf"):
-                process.terminate()
-                deadline = time.monotonic() + grace_s
-            if time.monotonic() > deadline:
-                process.kill()
-            time.sleep(POLL_S)
-    follow()
-    returncode = process.returncode
-    fields: dict[str, Any] = {"started": started, "ended": _now(), "rows": tuple(rows)}
-    if signals:
-        return Outcome(status="interrupted", exit_status=128 + signals[0], last_line="ended by a signal", log=str(launch_log), **fields)
-    if returncode == 0:
-        return Outcome(status="finished", exit_status=0, log=str(_log(out, 0)), **fields)
-    status = 128 - returncode if returncode < 0 else returncode
-    return Outcome(status="failed", exit_status=status, last_line=last_line(_tail(launch_log)), log=str(launch_log), **fields)
-
-
-def _environment() -> dict[str, str]:
-    """This process's; salloc's shell lacks the count of cores that job.sbatch gives srun, and has it in another form ("64(x2)")."""
-    cores = re.match(r"\d+", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-    return ({"SLURM_CPUS_ON_NODE": cores.group()} if cores else {}) | os.environ
+            raise LaunchError(f"launch=slurm: inside an allocation, but there is no {program} on the PATH")
+    return run_script(out, "job.sbatch", environment={}, on_step=on_step, grace_s=grace_s)

@@ -83,7 +83,7 @@ def test_scripts_pass_bash_and_shellcheck(golden: Path) -> None:
         subprocess.run(["shellcheck", "--shell=bash", golden], check=True)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=LINES, arguments=st.lists(WORDS, max_size=4), values=st.lists(WORDS, max_size=3), folder=st.sampled_from(NASTY))
 def test_no_value_breaks_out_of_launch_sh(tmp_path: Path, name: str, arguments: list[str], values: list[str], folder: str) -> None:
     record = stub(tmp_path / "bin", "torchrun")
@@ -100,7 +100,7 @@ def test_no_value_breaks_out_of_launch_sh(tmp_path: Path, name: str, arguments: 
     assert not list(tmp_path.rglob("broken"))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=LINES, partition=LINES, extra=LINES, python=LINES)
 def test_no_value_breaks_out_of_job_sbatch(tmp_path: Path, name: str, partition: str, extra: str, python: str) -> None:
     """Run as the batch script would be; the `#SBATCH` lines must stay comments of one line each."""
