@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import settings
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration, datasheet
@@ -17,6 +18,10 @@ from orchestrator.strategy.capabilities import Behaviour, StateBytes
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import GB, GBIT, GIB, US
+
+settings.register_profile("cost", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("cost")
+"""Two cores are shared: no deadline; the same examples every time."""
 
 MEGATRON_MIXED = StateBytes(weight=2, gradient=4, master=4, moments=8)
 MEGATRON_FP32 = StateBytes(weight=4, gradient=4, master=0, moments=8)

@@ -78,7 +78,9 @@ def pipelines(draw: st.DrawFn) -> tuple[str, list[float], list[float], list[floa
 
 @given(pipelines())
 @settings(deadline=None, max_examples=150)
-def test_both_schedules_equal_the_walk_of_the_ranks_own_lists(pipeline: tuple[str, list[float], list[float], list[float], int, int]) -> None:
+def test_both_schedules_equal_the_walk_of_the_ranks_own_lists(
+    pipeline: tuple[str, list[float], list[float], list[float], int, int],
+) -> None:
     expected = walk(*pipeline)
     assert finish_times(*pipeline, jump=False) == pytest.approx(expected, rel=1e-12)
     assert finish_times(*pipeline) == pytest.approx(expected, rel=1e-9)

@@ -29,7 +29,7 @@ def cluster(num_gpus: int, *levels: tuple[int, float, float]) -> Cluster:
         gpu=GPUS["A100-SXM-80GB"],
         num_gpus=num_gpus,
         gpus_per_node=levels[0][0],
-        levels=tuple(Level(name=str(i), size=size, bandwidth=bandwidth, latency=latency) for i, (size, bandwidth, latency) in enumerate(levels)),
+        levels=tuple(Level(name=str(i), size=size, bandwidth=speed, latency=hop) for i, (size, speed, hop) in enumerate(levels)),
         host_bandwidth=1.0,
         host_memory=1,
     )

@@ -1,0 +1,181 @@
+"""Closed forms: Korthikanti's activations, bytes per parameter by engine, ZeRO's shares; and what a stage's peak is made of."""
+
+from __future__ import annotations
+
+import pytest
+from cost_cases import DEEPSPEED, GPT3_175B, MEGATRON, UNFUSED, a100, candidate, cost_model, gpt, stages
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from orchestrator.cost import memory
+from orchestrator.cost.calibration import Calibration, datasheet
+from orchestrator.model.families import describe
+from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.strategy.spec import Mesh, Recompute, Strategy
+from orchestrator.units import GIB, MIB
+
+S, H, A = 2048, 1024, 16
+
+
+def saved(recompute: Recompute, *, flash: bool = False, b: int = 4, **strategy: object) -> float:
+    model = cost_model(behaviour=MEGATRON if flash else UNFUSED)
+    return model.layer(candidate(micro_batch_size=b, **strategy), "decoder", recompute).saved_bytes
+
+
+@given(b=st.integers(1, 8), t=st.sampled_from([1, 2, 4, 8]))
+def test_activations_match_korthikanti_table_2(b: int, t: int) -> None:
+    """arXiv 2205.05198, table 2, bytes per layer."""
+    sbh, attention = S * b * H, 5 * A * S / H
+    assert saved("none", b=b) == sbh * (34 + attention)
+    assert saved("none", b=b, tp=t) == sbh * (10 + 24 / t + attention / t)
+    assert saved("none", b=b, tp=t, sequence_parallel=True) == sbh * (34 / t + attention / t)
+    assert saved("selective", b=b, tp=t, sequence_parallel=True) == sbh * 34 / t
+    assert saved("full", b=b, tp=t) == sbh * 2
+    assert saved("full", b=b, tp=t, sequence_parallel=True) == sbh * 2 / t
+
+
+def test_context_parallelism_divides_all_of_it() -> None:
+    for mode in ("none", "selective", "full"):
+        assert saved(mode, cp=4) == saved(mode) / 4
+
+
+def test_flash_attention_drops_the_quadratic_term() -> None:
+    """What stays beside 34 sbh is the logsumexp: 4 bytes a head and row (arXiv 2307.08691)."""
+    assert saved("none", flash=True, b=1) == S * H * 34 + 4 * A * S
+    assert saved("selective", flash=True, b=1) == S * H * 34
+
+
+def bytes_per_parameter(zero_stage: int, d: int, behaviour: object = MEGATRON, precision: str = "bf16", **strategy: object) -> float:
+    model = cost_model(behaviour=behaviour, precision=precision)  # type: ignore[arg-type]
+    cost = model.layer(candidate(dp=d, zero_stage=zero_stage, **strategy), "decoder", "none")
+    return cost.static_bytes / cost.parameters
+
+
+@given(d=st.integers(1, 1024))
+def test_megatron_holds_18_bytes_a_parameter_and_6_plus_12_over_d_with_its_distributed_optimizer(d: int) -> None:
+    """theoretical_memory_usage.py:182."""
+    assert bytes_per_parameter(0, d) == 18
+    assert bytes_per_parameter(1, d) == pytest.approx(6 + 12 / d)
+
+
+def test_the_optimizer_is_sharded_over_context_parallel_ranks_too() -> None:
+    assert bytes_per_parameter(1, 4, cp=2) == 6 + 12 / 8
+
+
+@given(d=st.integers(1, 1024))
+def test_full_precision_holds_16_bytes_a_parameter(d: int) -> None:
+    """4 weight, 4 gradient, 8 Adam: the weight is its own master."""
+    assert bytes_per_parameter(0, d, precision="fp32") == 16
+    assert bytes_per_parameter(1, d, precision="fp32") == pytest.approx(8 + 8 / d)
+
+
+@given(n=st.integers(1, 256))
+def test_deepspeed_holds_what_zero_promises(n: int) -> None:
+    """arXiv 1910.02054, figure 1, with K = 12 and fp32 gradient accumulation."""
+    assert bytes_per_parameter(0, n, DEEPSPEED) == 16
+    assert bytes_per_parameter(1, n, DEEPSPEED) == pytest.approx(2 + 4 + 12 / n)
+    assert bytes_per_parameter(2, n, DEEPSPEED) == pytest.approx(2 + (4 + 12) / n)
+    assert bytes_per_parameter(3, n, DEEPSPEED) == pytest.approx((2 + 4 + 12) / n)
+
+
+@given(n=st.integers(1, 256), b=st.tuples(*[st.integers(0, 8)] * 4))
+def test_a_higher_zero_stage_never_holds_more_states(n: int, b: tuple[int, int, int, int]) -> None:
+    per_parameter = StateBytes(weight=b[0], gradient=b[1], master=b[2], moments=b[3])
+    held = [memory.states(10**6, per_parameter, Strategy(mesh=Mesh(dp=n), zero_stage=stage)).resident for stage in (0, 1, 2, 3)]
+    assert held == sorted(held, reverse=True)
+
+
+def test_hpz_keeps_a_second_copy_of_the_weights_in_its_group() -> None:
+    assert bytes_per_parameter(3, 64, DEEPSPEED, zero_shard_size=8) == pytest.approx(18 / 64 + 2 / 8)
+
+
+def test_offload_takes_states_to_the_host() -> None:
+    assert bytes_per_parameter(2, 8, DEEPSPEED, offload_optimizer=True) == 2
+    assert bytes_per_parameter(3, 8, DEEPSPEED, offload_optimizer=True) == 2 / 8
+    assert bytes_per_parameter(1, 8, DEEPSPEED, offload_optimizer=True) == 2 + 4
+
+
+def test_logits_stand_on_the_last_stage_for_one_micro_batch() -> None:
+    """The padded vocabulary over tp, `logits_bytes` each (cross_entropy.py:28)."""
+    model = cost_model(gpt(vocab_size=50257))
+    head = model.layer(candidate(tp=2, pp=2, micro_batch_size=3), "head", "none")
+    padded = 50432  # 50257 up to a multiple of 128 x 2
+    assert head.transient_backward_bytes >= 3 * S * padded / 2 * 8
+    assert head.transient_backward_bytes < 1.1 * 3 * S * padded / 2 * 8
+
+
+def test_recomputed_layers_live_one_at_a_time() -> None:
+    model = cost_model(behaviour=UNFUSED)
+    plain, full = (model.layer(candidate(), "decoder", mode) for mode in ("none", "full"))
+    assert full.saved_bytes + full.transient_backward_bytes == pytest.approx(plain.saved_bytes + plain.transient_backward_bytes)
+    layers = [4]
+    peak = {mode: model.price(candidate(), stages(model.model, layers, mode)).peak_memory_bytes for mode in ("none", "full")}
+    assert peak["none"] - peak["full"] > 2 * plain.saved_bytes
+
+
+def test_stage_i_holds_pp_minus_i_micro_batches() -> None:
+    model = cost_model(gpt(num_layers=8))
+    cand = candidate(pp=4, num_microbatches=16)
+    held = [stage.memory_by_cause["activations"] for stage in model.price(cand, stages(model.model, [2, 2, 2, 2])).by_stage]
+    layer = model.layer(cand, "decoder", "none").saved_bytes
+    assert held[1:3] == [3 * 2 * layer, 2 * 2 * layer]
+    assert held[0] == 4 * (2 * layer + model.layer(cand, "embedding", "none").saved_bytes)
+
+
+def test_interleaving_holds_more_as_korthikanti_says() -> None:
+    """arXiv 2205.05198, section 4.2.3: 1 + (p-1)/(p v) of 1F1B's on the first stage."""
+    model = cost_model(gpt(num_layers=16, hidden_dropout=0.0))
+    plain, woven = candidate(pp=4, num_microbatches=16), candidate(pp=4, vpp=2, num_microbatches=16)
+    held = [
+        model.price(plain, stages(model.model, [4] * 4)).by_stage[0].memory_by_cause["activations"],
+        model.price(woven, stages(model.model, [2] * 8, vpp=2)).by_stage[0].memory_by_cause["activations"],
+    ]
+    assert held[1] / held[0] == pytest.approx(1 + 3 / (4 * 2))
+
+
+def test_causes_sum_to_the_peak_and_the_peak_is_the_fullest_phase() -> None:
+    model = cost_model(behaviour=DEEPSPEED)
+    for cand in (candidate(dp=4, zero_stage=3), candidate(dp=4, pp=2, zero_stage=1), candidate(tp=2, micro_batch_size=4, recompute="full")):
+        counts = [4] if cand.mesh.pp == 1 else [2, 2]
+        for stage in model.price(cand, stages(model.model, counts, cand.strategy.recompute)).by_stage:
+            assert sum(stage.memory_by_cause.values()) == pytest.approx(stage.peak_memory_bytes)
+            assert stage.peak_phase in ("forward", "backward", "step")
+
+
+def test_buckets_and_prefetched_weights_are_counted_but_never_more_than_there_are() -> None:
+    buckets = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, live_parameter_elements=10**7)
+    huge = replace(DEEPSPEED, bucket_elements=10**12, bucket_copies=1)
+    cand = candidate(dp=4, zero_stage=3)
+    counts = [4]
+
+    def buffers(behaviour: object, cand: object = cand) -> float:
+        model = cost_model(behaviour=behaviour)  # type: ignore[arg-type]
+        return model.price(cand, stages(model.model, counts)).by_stage[0].memory_by_cause["buffers"]  # type: ignore[arg-type]
+
+    assert buffers(buckets) - buffers(DEEPSPEED) == 2 * 2 * 10**6 + 2 * 10**7
+    parameters = describe(gpt(), S).parameters
+    assert buffers(huge) - buffers(DEEPSPEED) == pytest.approx(2 * parameters, rel=0.01)
+    assert buffers(huge, candidate(zero_stage=1)) == buffers(DEEPSPEED, candidate(zero_stage=1))
+
+
+def test_context_and_communicators_are_priced_not_reserved() -> None:
+    free = replace(datasheet(a100(), MEGATRON), context_bytes=0.0, communicator_bytes=0.0)
+    cand, counts = candidate(tp=2, pp=2, dp=2), [2, 2]
+    priced, without = cost_model(), cost_model(calibration=free)
+    difference = priced.price(cand, stages(priced.model, counts)).peak_memory_bytes - (
+        without.price(cand, stages(without.model, counts)).peak_memory_bytes
+    )
+    c: Calibration = datasheet(a100(), MEGATRON)
+    assert difference == pytest.approx(c.context_bytes + 4 * c.communicator_bytes, abs=MIB)  # tp, pp, dp, world
+
+
+def test_gpt3_175b_fits_selene_as_published() -> None:
+    """Korthikanti et al., table 5: 175B at tp 8, pp 8, micro-batch 1 runs with selective recompute on 80 GB A100s (figure 1 shows
+    about 60 GB a GPU with it, over 80 without recompute at batch 64)."""
+    model = cost_model(GPT3_175B, cluster=a100(), behaviour=UNFUSED, precision="fp16")
+    cand = candidate(tp=8, pp=8, num_microbatches=64, sequence_parallel=True)
+    peak = {m: model.price(cand, stages(model.model, [12] * 8, m)).peak_memory_bytes / GIB for m in ("none", "selective", "full")}
+    assert 55 < peak["selective"] < 79
+    assert peak["none"] > 80
+    assert peak["full"] < peak["selective"]

@@ -1,0 +1,288 @@
+"""Laws of the price: it sums up, it is deterministic, its floors are floors, more never costs less where it can't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cost_cases import DEEPSPEED, MEGATRON, UNFUSED, a100, candidate, cost_model, gpt, stages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from orchestrator.cost import calibration
+from orchestrator.cost.calibration import CPU, Calibration, datasheet
+from orchestrator.cost.price import CostModel
+from orchestrator.errors import InputError
+from orchestrator.hardware.collectives import Link
+from orchestrator.model.families import describe
+from orchestrator.strategy.axes import cp, dp, ep, tp
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Strategy
+from orchestrator.units import GB, GBIT
+
+MODEL = gpt(num_layers=12)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[dict[str, Any], list[int], list[Any], int]:
+    """A candidate's fields, layers by virtual stage, recompute by virtual stage, vpp."""
+    pp = draw(st.sampled_from([1, 1, 2, 3, 4]))
+    vpp = draw(st.sampled_from([1, 1, 2])) if pp > 1 else 1
+    chunks = pp * vpp
+    cuts = sorted(draw(st.lists(st.integers(0, MODEL.num_layers), min_size=chunks - 1, max_size=chunks - 1)))
+    counts = [b - a for a, b in zip([0, *cuts], [*cuts, MODEL.num_layers], strict=True)]
+    strongest = draw(st.sampled_from(RECOMPUTE_ORDER))
+    allowed = RECOMPUTE_ORDER[: RECOMPUTE_ORDER.index(strongest) + 1]
+    modes = [draw(st.sampled_from(allowed)) for _ in range(chunks)]
+    t = draw(st.sampled_from([1, 2, 4, 8]))
+    fields: dict[str, Any] = {
+        "tp": t,
+        "pp": pp,
+        "cp": draw(st.sampled_from([1, 1, 2])),
+        "dp": draw(st.sampled_from([1, 2, 3, 8])),
+        "zero_stage": draw(st.sampled_from([0, 1, 2, 3])),
+        "sequence_parallel": t > 1 and draw(st.booleans()),
+        "recompute": strongest,
+        "micro_batch_size": draw(st.sampled_from([1, 2, 4])),
+        "num_microbatches": pp * draw(st.integers(1, 6)),
+        "overlap_grad_reduce": draw(st.booleans()),
+        "vpp": vpp,
+    }
+    return fields, counts, modes, vpp
+
+
+BEHAVIOUR = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
+
+
+@given(cases())
+def test_causes_sum_to_the_step_and_the_score_is_the_price(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
+    fields, counts, modes, vpp = case
+    model = cost_model(MODEL, behaviour=BEHAVIOUR)
+    layers = stages(model.model, counts, modes, vpp)
+    prediction = model.price(candidate(**fields), layers)
+    assert sum(prediction.by_cause.values()) == pytest.approx(prediction.step_time_s)
+    assert min(prediction.by_cause.values()) >= -1e-9 * prediction.step_time_s
+    assert model.score(candidate(**fields), layers) == (prediction.step_time_s, prediction.peak_memory_bytes)
+    assert cost_model(MODEL, behaviour=BEHAVIOUR).price(candidate(**fields), layers) == prediction  # no cache changes a price
+
+
+@given(cases())
+@settings(max_examples=300)
+def test_floors_are_below_every_split_and_recompute(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
+    fields, counts, modes, vpp = case
+    model = cost_model(MODEL, behaviour=BEHAVIOUR)
+    cand = candidate(**fields)
+    seconds, nbytes = model.score(cand, stages(model.model, counts, modes, vpp))
+    assert model.time_floor(cand) <= seconds * (1 + 1e-9)
+    assert model.memory_floor(cand) <= nbytes * (1 + 1e-9)
+
+
+def test_floors_are_near_the_price_of_an_even_plan() -> None:
+    """A floor of 0 would be sound too: these prune."""
+    model = cost_model(gpt(num_layers=24, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=16384))
+    cand = candidate(tp=2, pp=4, dp=2, num_microbatches=64)
+    seconds, nbytes = model.score(cand, stages(model.model, [6, 6, 6, 6]))
+    assert model.time_floor(cand) > 0.75 * seconds
+    assert model.memory_floor(cand) > 0.7 * nbytes
+
+
+@given(cases(), st.floats(1, 20), st.sampled_from(["inner", "outer"]))
+def test_a_faster_link_is_never_slower(case: tuple[dict[str, Any], list[int], list[Any], int], faster: float, level: str) -> None:
+    fields, counts, modes, vpp = case
+    speeds = {"inner": 300 * GB, "outer": 200 * GBIT}
+    # Traffic that hides costs compute (overlap_slowdown < 1), so that hiding more is never worse.
+    before = cost_model(MODEL, behaviour=BEHAVIOUR, cluster=a100(**speeds))
+    speeds[level] *= faster
+    after = cost_model(MODEL, behaviour=BEHAVIOUR, cluster=a100(**speeds))
+    layers = stages(before.model, counts, modes, vpp)
+    assert after.score(candidate(**fields), layers)[0] <= before.score(candidate(**fields), layers)[0] * (1 + 1e-9)
+
+
+@given(cases(), st.integers(1, 4))
+def test_more_micro_batches_never_take_less_time(case: tuple[dict[str, Any], list[int], list[Any], int], more: int) -> None:
+    fields, counts, modes, vpp = case
+    model = cost_model(MODEL, behaviour=BEHAVIOUR)
+    layers = stages(model.model, counts, modes, vpp)
+    few = model.score(candidate(**fields), layers)[0]
+    fields["num_microbatches"] += more * fields["pp"]
+    assert model.score(candidate(**fields), layers)[0] > few
+
+
+@given(cases())
+def test_more_recompute_is_never_faster_and_never_saves_more(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
+    model = cost_model(MODEL, behaviour=UNFUSED)
+    fields = {**case[0], "zero_stage": 0}
+    none, selective, full = (model.layer(candidate(**fields), "decoder", mode) for mode in RECOMPUTE_ORDER)
+    assert none.backward_s <= selective.backward_s <= full.backward_s
+    assert none.forward_s == selective.forward_s == full.forward_s
+    assert none.saved_bytes >= selective.saved_bytes >= full.saved_bytes
+
+
+@given(cases())
+def test_a_higher_zero_stage_never_needs_more_state_memory(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
+    model = cost_model(MODEL, behaviour=DEEPSPEED)
+    held = [
+        model.layer(candidate(**{**case[0], "zero_stage": stage}), "decoder", "none").static_bytes for stage in (1, 2, 3)
+    ]  # stage 0 accumulates in bf16: another engine path with other bytes
+    assert held == sorted(held, reverse=True)
+
+
+class Volumes(CostModel):
+    """A cost model whose seconds of data-parallel traffic are bytes: free latency, one byte a second."""
+
+    def _link(self, size: int, stride: int, *, p2p: bool = False) -> Link:
+        return Link(bandwidth=1.0, latency=0.0)
+
+
+@pytest.mark.parametrize(("stage", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_zero_moves_2_psi_at_stages_0_to_2_and_3_psi_at_stage_3(stage: int, volume: int) -> None:
+    """arXiv 1910.02054, section 7: with one micro-batch and 16-bit gradients, in elements per rank, times (n-1)/n."""
+    n = 8
+    quiet = replace(datasheet(a100(), DEEPSPEED), collective_overhead_s=0.0, op_overhead_s=0.0)
+    alone = replace(DEEPSPEED, overlaps_grad_reduce=False)
+    plain = cost_model(behaviour=alone)
+    model = Volumes(plain.model, plain.training, plain.cluster, alone, quiet)
+    strategy = {"zero_stage": stage, "overlap_param_gather": False, "overlap_grad_reduce": False}
+    cost = model.layer(candidate(dp=n, **strategy), "decoder", "none")
+    moved = cost.sync_s + cost.gather_s + cost.by_cause["dp"]
+    assert moved == pytest.approx(volume * (n - 1) / n * cost.parameters * 2)
+
+
+def test_zero_2_reduces_and_zero_3_gathers_twice_in_every_micro_batch() -> None:
+    strategy = Strategy(mesh=Mesh(dp=8), zero_stage=2)
+    assert [(t.operation, t.when) for t in dp.traffic(1, 1, strategy, DEEPSPEED)] == [
+        ("reduce_scatter", "backward"),
+        ("all_gather", "step"),
+    ]
+    third = [(t.operation, t.when) for t in dp.traffic(1, 1, replace(strategy, zero_stage=3), DEEPSPEED)]
+    assert third == [("reduce_scatter", "backward"), ("all_gather", "forward"), ("all_gather", "backward")]
+    reduces = replace(DEEPSPEED, reduce_scatter_from_stage=2)
+    first = [(t.operation, t.when) for t in dp.traffic(1, 1, replace(strategy, zero_stage=1), reduces)]
+    assert first == [("all_reduce", "step"), ("all_gather", "step")]
+
+
+def test_hpz_gathers_in_backward_inside_its_group() -> None:
+    strategy = Strategy(mesh=Mesh(dp=64), zero_stage=3, zero_shard_size=8)
+    sizes = {t.when: t.size for t in dp.traffic(1, 1, strategy, DEEPSPEED) if t.operation == "all_gather"}
+    assert sizes == {"forward": 64, "backward": 8}
+
+
+def test_tensor_parallel_traffic_is_megatrons() -> None:
+    """Two all-reduces of s b h a pass, or with sequence parallelism two all-gathers and two reduce-scatters, and two more all-gathers in
+    backward for the weight gradients (layers.py:478-549): x = 2 s b h bytes."""
+    layer = describe(gpt(), 2048).kind("decoder")
+    x = 2048 * 1024 * 2 * 4
+    plain = list(tp.traffic(layer, Strategy(mesh=Mesh(tp=4)), 4, 2))
+    assert [(t.when, t.operation, t.nbytes) for t in plain if t.when == "forward"] == [("forward", "all_reduce", x)] * 2
+    assert [(t.when, t.operation, t.nbytes) for t in plain if t.when == "backward"] == [("backward", "all_reduce", x)] * 2
+    woven = [(t.when, t.operation) for t in tp.traffic(layer, Strategy(mesh=Mesh(tp=4), sequence_parallel=True), 4, 2)]
+    assert {kind: woven.count(kind) for kind in set(woven)} == {
+        ("forward", "all_gather"): 2,
+        ("forward", "reduce_scatter"): 2,
+        ("backward", "all_gather"): 4,
+        ("backward", "reduce_scatter"): 2,
+    }
+    assert list(tp.traffic(layer, Strategy(mesh=Mesh(dp=4)), 4, 2)) == []
+
+
+def test_context_parallel_rings_pass_keys_and_values() -> None:
+    """cp-1 steps of 2 s/cp b kv_heads head_dim elements, twice that in backward."""
+    layer = describe(gpt(num_query_groups=4), 2048).kind("decoder")
+    forward, backward = cp.traffic(layer, Strategy(mesh=Mesh(cp=4)), 2, 2)
+    assert (forward.count, forward.nbytes) == (3, 2 * 2048 / 4 * 4 * 64 * 2 * 2)
+    assert backward.nbytes == 2 * forward.nbytes
+
+
+def test_expert_tokens_go_out_and_back() -> None:
+    forward, backward = ep.traffic(2048 * 1024, 2, Strategy(mesh=Mesh(dp=8, ep=4, tp=2)), 1, 2)
+    assert (forward.count, forward.size, forward.nbytes) == (2, 4, 2048 * 1024 * 2 * 2 / 2)
+    assert backward.count == 2
+
+
+def test_an_all_reduce_engine_pays_more_than_a_reduce_scatter_one() -> None:
+    full = replace(MEGATRON, reduce_scatter_from_stage=2)
+    cand = candidate(dp=8, zero_stage=1, overlap_grad_reduce=False, overlap_param_gather=False)
+    costs = [cost_model(behaviour=behaviour).layer(cand, "decoder", "none") for behaviour in (MEGATRON, full)]
+    assert costs[0].sync_s < costs[1].sync_s
+    assert costs[0].gather_s == costs[1].gather_s
+
+
+def test_recompute_repeats_forward_traffic() -> None:
+    model = cost_model()
+    cand = candidate(tp=4)
+    none, full = (model.layer(cand, "decoder", mode) for mode in ("none", "full"))
+    assert full.by_cause["tp"] == pytest.approx(1.5 * none.by_cause["tp"])
+    assert full.backward_s == pytest.approx(none.backward_s + none.forward_s)
+
+
+def test_tied_embeddings_cost_an_all_reduce_only_with_a_pipeline() -> None:
+    tied, untied = cost_model(gpt()), cost_model(gpt(tie_embeddings=False))
+    counts = [2, 2]
+    one, two = candidate(dp=2), candidate(pp=2)
+    assert tied.price(one, stages(tied.model, [4])).by_cause.get("pp", 0.0) == 0.0
+    assert tied.price(two, stages(tied.model, counts)).by_cause["pp"] > untied.price(two, stages(untied.model, counts)).by_cause["pp"]
+
+
+def test_offload_trades_time_for_memory() -> None:
+    model = cost_model(behaviour=DEEPSPEED)
+    here, there = candidate(dp=8, zero_stage=2), candidate(dp=8, zero_stage=2, offload_optimizer=True)
+    layers = stages(model.model, [4])
+    assert model.score(here, layers)[0] < model.score(there, layers)[0]
+    assert model.score(here, layers)[1] > model.score(there, layers)[1]
+
+
+def test_small_work_is_bound_by_launches() -> None:
+    model = cost_model(gpt(hidden_size=64, num_attention_heads=4, ffn_hidden_size=256), seq_length=64)
+    cost = model.layer(candidate(), "decoder", "none")
+    layer = model.model.kind("decoder")
+    assert cost.forward_s == pytest.approx(len(layer.ops) * model.calibration.op_overhead_s)
+    assert cost.by_cause["overhead"] > 0.5 * (cost.forward_s + cost.backward_s)
+
+
+def test_a_stage_or_precision_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match=r"pin\.zero_stage=3: megatron does not have it"):
+        cost_model().layer(candidate(zero_stage=3), "decoder", "none")
+    with pytest.raises(InputError, match=r"train\.precision=fp8: A100-SXM-80GB has no peak"):
+        cost_model(precision="fp8").layer(candidate(), "decoder", "none")
+    with pytest.raises(KeyError):
+        cost_model().layer(candidate(), "swin", "none")
+
+
+def test_memory_pressure_only_slows_and_only_near_the_limit() -> None:
+    pressed = replace(datasheet(a100(), MEGATRON), pressure_start=0.1, pressure_slowdown=2.0)
+    free, slow = cost_model(), cost_model(calibration=pressed)
+    small, large = candidate(micro_batch_size=1), candidate(micro_batch_size=16)
+    layers = stages(free.model, [4])
+    assert slow.score(small, layers) == free.score(small, layers)
+    assert slow.score(large, layers)[0] > free.score(large, layers)[0]
+
+
+def test_throughput_counts_the_whole_batch() -> None:
+    model = cost_model()
+    prediction = model.price(candidate(dp=4, micro_batch_size=2, num_microbatches=8), stages(model.model, [4]))
+    assert prediction.tokens_per_s_per_gpu * prediction.step_time_s * 4 == pytest.approx(64 * 2048)
+
+
+def test_every_family_is_priced_in_full_precision_on_gloo_ranks() -> None:
+    cluster = replace(a100(4), gpu=replace(a100().gpu, name="cpu", peak_flops={"fp32": 1e11}))
+    assert datasheet(cluster, MEGATRON) == CPU
+    model = cost_model(gpt(num_layers=2, hidden_size=64, num_attention_heads=4, ffn_hidden_size=256), cluster=cluster, precision="fp32")
+    assert model.price(candidate(tp=2, dp=2), stages(model.model, [2])).step_time_s > 0
+
+
+def test_every_constant_has_its_reason() -> None:
+    """Each field of Calibration has a docstring line after it."""
+    source = Path(calibration.__file__).read_text()
+    body = source[source.index("class Calibration") : source.index("_BY_CAPABILITY")].splitlines()
+    fields = [i for i, line in enumerate(body) if line.startswith("    ") and ": " in line and " = " in line and '"""' not in line]
+    undocumented = [body[i].split(":")[0].strip() for i in fields if not body[i + 1].strip().startswith('"""')]
+    assert undocumented in ([], ["name"])
+    assert len(fields) == len(Calibration.__struct_fields__)
+
+
+def test_a_layer_is_priced_once_whatever_the_number_of_micro_batches() -> None:
+    model = cost_model()
+    cand: Candidate = candidate(tp=2)
+    first = model.layer(cand, "decoder", "none")
+    assert model.layer(replace(cand, num_microbatches=99), "decoder", "none") is first
