@@ -177,7 +177,12 @@ def sp_sequence(candidate: Candidate, situation: Situation) -> str | None:
 
 def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
     cluster, a = situation.cluster, situation.model.architecture
-    if not candidate.strategy.sequence_parallel or cluster.is_cpu or cluster.software.transformer_engine:
+    if not candidate.strategy.sequence_parallel or cluster.is_cpu:
+        return None
+    if a.family == "bert":
+        # Its head takes Apex' norm or torch's, never Transformer Engine's (models/bert/bert_lm_head.py:5-16).
+        return None if cluster.software.apex else "sequence_parallel with bert needs Apex for the norm of its head"
+    if cluster.software.transformer_engine:
         return None
     if a.normalization == "LayerNorm" and cluster.software.apex:
         return None
@@ -355,7 +360,12 @@ def mesh_rules() -> tuple[Rule, ...]:
         rule("world_filled", "world_div: dp is what is left, core/parallel_state.py:744", world_filled, "tp", "pp", "cp", "dp"),
         rule("sp_needs_tp", "sp_needs_tp: core/model_parallel_config.py:409", sp_needs_tp, "sequence_parallel", "tp"),
         rule("sp_seq_div", "sp_seq_div: core/tensor_parallel/mappings.py", sp_sequence, "sequence_parallel", "tp", "cp"),
-        rule("sp_norm_local", "sp_norm_local: core/transformer/torch_norm.py:28-33", sp_norm, "sequence_parallel"),
+        rule(
+            "sp_norm_local",
+            "sp_norm_local: core/transformer/torch_norm.py:28-33, core/models/bert/bert_lm_head.py:5-16",
+            sp_norm,
+            "sequence_parallel",
+        ),
         rule(
             "stages_have_layers",
             "ours: pp_layout allows empty stages (pipeline_parallel_layer_layout.py:24-151), which only wait",

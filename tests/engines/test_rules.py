@@ -68,6 +68,7 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("sp_seq_div", M, situation(seq_length=60), {"tp": 8, "dp": 1, "sequence_parallel": True}, "tp*cp=8 does not divide seq_length=60"),
     ("sp_norm_local", M, situation(LLAMA, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "RMSNorm needs Transformer"),
     ("sp_norm_local", D, situation(GPT, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "or Apex"),
+    ("sp_norm_local", M, situation(BERT, software=Software(apex=False)), {"tp": 2, "dp": 4, "sequence_parallel": True}, "its head"),
     ("stages_have_layers", M, situation(world=16), {"pp": 16, "dp": 1}, "pp*vpp=16"),
     ("gbs_div", M, situation(), {"micro_batch_size": 3}, "micro_batch_size*dp=24 does not divide global_batch_size=64"),
     ("gbs_filled", M, situation(), {"num_microbatches": 4}, "num_microbatches*micro_batch_size*dp=32"),

@@ -1,0 +1,211 @@
+"""The engines' own code as the judge: every plan builds from Megatron's classes at its world size, every ds_config is read by DeepSpeed,
+and what our rules refuse for a reason of the engine's does not build."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from covering_plans import ALL, DEEPSPEED
+from hand_plans import BARE, CPU, GPT, LLAMA, SMALL, make_plan, situation_of, training_for
+from msgspec.structs import replace
+
+from orchestrator.engines import ENGINES
+from orchestrator.engines.ds_config import by_hand
+from orchestrator.engines.transformer_config import engine_fields, layer_counts
+from orchestrator.model.families import describe
+from orchestrator.plan import Plan
+from orchestrator.strategy.tree import divisors
+
+pytestmark = pytest.mark.engines
+
+RANDOM_PLANS = 40
+SEED = 7
+
+
+def bare(plan: Plan) -> Plan:
+    """The same plan on a machine without GPU, Transformer Engine and Apex, as this one: only fused kernels differ."""
+    return replace(plan, cluster=replace(plan.cluster, gpu=CPU, software=BARE))
+
+
+def as_case(plan: Plan) -> dict[str, Any]:
+    plan = bare(plan)
+    job = ENGINES[plan.engine].translate(plan)
+    engine = json.loads(next(file.content for file in job.files if file.path == "engine.json"))
+    return {
+        "plan": json.loads(msgspec.json.encode(plan)),
+        "engine": engine,
+        "by_hand": by_hand(plan) if engine["ds_config"] is not None else None,
+    }
+
+
+def unchecked_case(plan: Plan) -> dict[str, Any]:
+    """Without the translation's own refusals."""
+    plan = bare(plan)
+    return {"plan": json.loads(msgspec.json.encode(plan)), "engine": engine_fields(plan) | {"ds_config": None}, "by_hand": None}
+
+
+def random_legal_plans() -> dict[str, Plan]:
+    """Plans that pass all rules, with stages and recompute of every shape that the values can say; the same ones in every run."""
+    rng = random.Random(SEED)
+    found: dict[str, Plan] = {}
+    while len(found) < RANDOM_PLANS:
+        engine = rng.choice(("megatron", "megatron_deepspeed"))
+        model = SMALL[rng.choice(ENGINES[engine].capabilities(BARE).families)]
+        world = rng.choice((1, 2, 4, 6, 8, 12, 16, 32))
+        tp, pp, vpp = rng.choice(divisors(world)), rng.choice(divisors(world)), rng.choice((1, 1, 2, 3))
+        training = training_for(model, global_batch_size=rng.choice((48, 64, 96)), precision=rng.choice(("bf16", "fp32")))
+        if world % (tp * pp) or (vpp > 1 and pp == 1):
+            continue
+        layers = model.num_layers + model.decoder_num_layers
+        cuts = sorted(rng.randint(0, layers) for _ in range(pp * vpp - 1))
+        sizes = [end - start for start, end in zip([0, *cuts], [*cuts, layers], strict=True)]
+        mode = rng.choice(("none", "selective", "full"))
+        micro_batch_size = rng.choice((1, 2))
+        dp = world // (tp * pp)
+        if training.global_batch_size % (dp * micro_batch_size):
+            continue
+        plan = make_plan(
+            engine,
+            model,
+            gpu="H100-SXM-80GB",
+            world=world,
+            training=training,
+            tp=tp,
+            pp=pp,
+            vpp=vpp,
+            zero_stage=rng.choice((0, 1, 2, 3)),
+            micro_batch_size=micro_batch_size,
+            sequence_parallel=rng.choice((True, False)),
+            sizes=sizes,
+            recompute=[(mode, layers if mode == "selective" else rng.randint(1, layers)) for _ in range(pp)],  # type: ignore[misc]
+        )
+        plan = replace(plan, cluster=replace(plan.cluster, gpus_per_node=world))
+        if ENGINES[engine].capabilities(plan.cluster.software).broken_rule(plan.candidate, situation_of(plan)) is None:
+            found[f"{len(found)}: {plan.candidate.label()} {model.family} {sizes}"] = plan
+    return found
+
+
+def with_degrees(plan: Plan, **degrees: int) -> Plan:
+    return replace(plan, **degrees)
+
+
+def illegal_plans() -> dict[str, tuple[Plan, str]]:
+    """What Megatron itself refuses (illegal_top15), beside the rule of ours that must refuse it before."""
+    four = make_plan(world=16, tp=2, pp=2)
+    grouped = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
+    vpp = make_plan(model=replace(GPT, num_layers=6), pp=2, vpp=3, training=training_for(GPT, global_batch_size=12))
+    return {
+        "world": (replace(make_plan(world=8, tp=4), world_size=10, cluster=replace(four.cluster, num_gpus=10)), "world_div"),
+        "heads": (make_plan(world=12, tp=3, training=training_for(GPT, global_batch_size=48)), "heads_tp"),
+        "groups": (make_plan(model=grouped, world=8, tp=4), "groups_tp"),
+        "ffn": (make_plan(model=replace(GPT, ffn_hidden_size=250), tp=4), "ffn_tp"),
+        "sp without tp": (make_plan(sequence_parallel=True), "sp_needs_tp"),
+        "batch": (replace(make_plan(), global_batch_size=100, training=training_for(GPT, global_batch_size=100)), "gbs_div"),
+        "cp without transformer engine": (make_plan(cp=2, software=BARE), "cp_te"),
+        "vpp without pp": (replace(make_plan(), vpp=2, schedule="interleaved"), "vpp_needs_pp"),
+        "micro-batches of an interleaved schedule": (replace(vpp, num_microbatches=3), "vpp_M"),
+    }
+
+
+RANDOM = random_legal_plans()
+ILLEGAL = illegal_plans()
+INTERLEAVED = [(pp, microbatches) for pp in (2, 3, 4) for microbatches in range(1, 10)]
+
+
+@cache
+def answers() -> dict[str, Any]:
+    """All plans judged in one process."""
+    cases = {name: as_case(plan) for name, plan in (ALL | RANDOM).items()}
+    cases |= {f"illegal {name}": unchecked_case(plan) for name, (plan, _) in ILLEGAL.items()}
+    cases |= {f"interleaved {pp} {microbatches}": {"pp": pp, "num_microbatches": microbatches} for pp, microbatches in INTERLEAVED}
+    program = Path(__file__).parent / "build_ranks.py"
+    done = subprocess.run(
+        [sys.executable, str(program)], input=json.dumps(list(cases.values())), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("ANSWERS "))
+    return dict(zip(cases, json.loads(line.removeprefix("ANSWERS ")), strict=True))
+
+
+def expected_chunks(plan: Plan) -> list[list[tuple[int, bool, bool]]]:
+    counts = layer_counts(plan)
+    last = (plan.vpp - 1, plan.pp - 1)
+    return [
+        [(counts[chunk][stage], (chunk, stage) == (0, 0), (chunk, stage) == last) for chunk in range(plan.vpp)] for stage in range(plan.pp)
+    ]
+
+
+@pytest.mark.parametrize("name", [*ALL, *RANDOM])
+def test_megatron_builds_the_stages_that_the_plan_says(name: str) -> None:
+    """A candidate that passes all rules builds."""
+    plan, answer = (ALL | RANDOM)[name], answers()[name]
+    assert "error" not in answer, answer
+    built = [[(chunk["layers"], chunk["embedding"], chunk["head"]) for chunk in chunks] for chunks in answer["stages"]]
+    assert built == expected_chunks(plan)
+    assert answer["num_microbatches"] == plan.num_microbatches
+
+
+@pytest.mark.parametrize("name", [*ALL, *RANDOM])
+def test_our_layers_have_as_many_parameters_as_megatrons(name: str) -> None:
+    """Per rank, tied copies included: what the planner counts is what is built."""
+    plan = (ALL | RANDOM)[name]
+    spec = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    for stage, chunks in zip(plan.stages, answers()[name]["stages"], strict=True):
+        kinds = {span.kind for span in stage.layers}
+        both = {"embedding", "head"} <= kinds and plan.pp == 1
+        ours = sum(spec.kind(span.kind).local_parameters(plan.tp, with_tied=not both) * span.count for span in stage.layers)
+        assert sum(chunk["parameters"] for chunk in chunks) == ours
+
+
+@pytest.mark.parametrize("name", [*DEEPSPEED, *(name for name, plan in RANDOM.items() if plan.engine == "megatron_deepspeed")])
+def test_deepspeed_reads_the_config_as_it_is_meant(name: str) -> None:
+    plan, answer = (ALL | RANDOM)[name], answers()[name]
+    assert "error" not in answer, answer
+    mixed = plan.training.precision != "fp32"
+    for read in (answer["deepspeed"], answer["by_hand"]):
+        assert read["world_size"] == plan.dp
+        assert read["train_batch_size"] == plan.global_batch_size
+        assert (read["micro_batch_size"], read["num_microbatches"]) == (plan.micro_batch_size, plan.num_microbatches)
+        assert (read["clip"], read["zero_stage"]) == (plan.training.clip, plan.zero_stage)
+        assert read["grad_accum_dtype"] == (plan.training.grad_accum_dtype if mixed and plan.zero_stage else None)
+        assert read["offload"] == plan.offload_optimizer
+        assert read["communication_data_type"] == {"fp32": "torch.float32", "bf16": "torch.bfloat16"}[plan.training.grad_reduce_dtype]
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_what_megatron_refuses_our_rules_refuse_before(name: str) -> None:
+    plan, rule = ILLEGAL[name]
+    rules = {rule.id: rule for rule in ENGINES["megatron"].capabilities(plan.cluster.software).rules}
+    assert rules[rule].check(plan.candidate, situation_of(plan)) is not None
+    if rule != "vpp_M":  # Megatron sees that only in the first step
+        assert "error" in answers()[f"illegal {name}"]
+
+
+@pytest.mark.parametrize(("pp", "microbatches"), INTERLEAVED)
+def test_the_interleaved_schedule_refuses_what_our_rule_refuses(pp: int, microbatches: int) -> None:
+    """Rule vpp_M against the schedule itself."""
+    plan = make_plan(
+        world=pp, pp=pp, vpp=2, sizes=[1] * (2 * pp - 1) + [9 - 2 * pp], training=training_for(GPT, global_batch_size=microbatches)
+    )
+    rules = {rule.id: rule for rule in ENGINES["megatron"].capabilities(BARE).rules}
+    refused = rules["vpp_M"].check(plan.candidate, situation_of(plan)) is not None
+    assert refused == answers()[f"interleaved {pp} {microbatches}"]
+
+
+def test_a_random_plan_is_not_one_shape() -> None:
+    """The property is worth something only if the draws cover what may differ."""
+    plans = list(RANDOM.values())
+    assert {plan.engine for plan in plans} == set(ENGINES)
+    assert {plan.model.family for plan in plans} == set(SMALL)
+    assert {plan.zero_stage for plan in plans} == {0, 1, 2, 3}
+    assert any(plan.vpp > 1 for plan in plans)
+    assert any(plan.sequence_parallel for plan in plans)
+    assert any(len({count for row in layer_counts(plan) for count in row}) > 1 for plan in plans)
