@@ -23,7 +23,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import loop, weights
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import initialise_groups
-from orchestrator.workers.models import FAMILIES, Batch, build_chunks, mean_loss, transformer_config
+from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config
 
 OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 """The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
@@ -36,8 +36,7 @@ class MegatronTrainer:
         self.plan, self.device = plan, device
         initialise_groups(plan)
         stage = parallel_state.get_pipeline_model_parallel_rank()
-        # What a stage has sent is freed but for its graph (Megatron's own loop does the same).
-        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=plan.pp > 1)
+        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
         chunks = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
         chunks = [chunk.to(device) for chunk in chunks]
         weights.initialise(chunks, config, plan.training.seed)

@@ -21,7 +21,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import loop, weights
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import initialise_groups
-from orchestrator.workers.models import FAMILIES, Batch, build_chunks, mean_loss, transformer_config
+from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config
 
 TAG = "state"
 """DeepSpeed's name for the folder inside a checkpoint."""
@@ -107,7 +107,7 @@ class MegatronDeepSpeedTrainer:
         deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
         initialise_groups(plan)
         stage = parallel_state.get_pipeline_model_parallel_rank()
-        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=plan.pp > 1)
+        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
         (model,) = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
         self.model = model = model.to(device)
         weights.initialise([model], config, plan.training.seed)

@@ -11,6 +11,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from orchestrator.errors import InputError
+from orchestrator.plan import Plan
 
 Batch = dict[str, torch.Tensor]
 
@@ -34,8 +35,15 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
     for name in ("params_dtype", "pipeline_dtype"):
         fields[name] = getattr(torch, fields[name])
     fields["activation_func"] = getattr(torch.nn.functional, fields["activation_func"])
-    # The weights are filled from the seed afterwards (weights.py).
-    return TransformerConfig(**fields, perform_initialization=False)
+    # perform_initialization stays on, though weights.py fills the weights afterwards: without it parameters lack `tensor_model_parallel`
+    # (tensor_parallel/layers.py:160-215), and every gradient norm with tp > 1 is silently too small.
+    return TransformerConfig(**fields)
+
+
+def frees_sent_outputs(plan: Plan, device: torch.device) -> bool:
+    """Whether a stage frees what it has sent, but for its graph, as Megatron's own loop does. On a GPU the stream keeps the memory until the send
+    is done; gloo still reads it, so that interleaved sends would carry garbage."""
+    return plan.pp > 1 and device.type == "cuda"
 
 
 def build_chunks(family: str, config: TransformerConfig, engine: dict[str, Any], vocab_size: int) -> list[torch.nn.Module]:

@@ -1,0 +1,133 @@
+"""Every plan computes what one process computes: losses, gradient norms and first gradients, through translate and the workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from orchestrator.plan import Plan, to_json
+from worker_plans import BERT, GPT, LLAMA, MODELS, T5, make_plan
+from worker_pool import Pool
+
+pytestmark = pytest.mark.engines
+
+TOLERANCE = 1e-4
+Result = dict[str, Any]
+
+DEEPSPEED = "megatron_deepspeed"
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "megatron gpt tp2": (GPT, {"tp": 2}),
+    "megatron gpt tp4 sp": (GPT, {"tp": 4, "sequence_parallel": True, "micro_batch_size": 2}),
+    "megatron gpt pp2 tied": (GPT, {"pp": 2}),
+    "megatron gpt dp4 zero1": (GPT, {"dp": 4, "zero_stage": 1}),
+    "megatron gpt dp2 mbs2": (GPT, {"dp": 2, "micro_batch_size": 2}),
+    "megatron gpt pp2 vpp2 tied": (GPT, {"pp": 2, "vpp": 2}),
+    "megatron gpt pp3 uneven recompute by stage": (GPT, {"pp": 3, "split": [[1], [2], [1]], "recompute": ["none", 1, "selective"]}),
+    "megatron gpt all": (
+        GPT,
+        {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1, "sequence_parallel": True, "split": [[3], [1]], "recompute": [2, "none"]},
+    ),
+    "megatron llama tp4 more ranks than groups": (LLAMA, {"tp": 4}),
+    "megatron llama tp2 sp zero1": (LLAMA, {"tp": 2, "dp": 2, "sequence_parallel": True, "zero_stage": 1}),
+    "megatron llama tp2 pp2 vpp2 dp2": (LLAMA, {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1, "recompute": ["full", "none"]}),
+    "megatron llama pp4": (LLAMA, {"pp": 4, "recompute": ["full", "selective", "none", "none"]}),
+    "megatron bert tp2 pp2": (BERT, {"tp": 2, "pp": 2, "sequence_parallel": True}),
+    "megatron t5 tp2 dp2": (T5, {"tp": 2, "dp": 2, "zero_stage": 1}),
+    "deepspeed gpt dp2 zero0": (GPT, {"engine": DEEPSPEED, "dp": 2}),
+    "deepspeed gpt tp2 dp2 zero0": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2}),
+    "deepspeed gpt tp2 dp2 zero1": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1}),
+    "deepspeed gpt tp2 dp2 zero2 sp": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 2, "sequence_parallel": True}),
+    "deepspeed llama dp4 zero3 recompute": (LLAMA, {"engine": DEEPSPEED, "dp": 4, "zero_stage": 3, "recompute": ["full"]}),
+    "deepspeed llama tp2 dp2 zero3 sp": (LLAMA, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True}),
+    "deepspeed llama dp2 zero2 offload": (LLAMA, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 2, "offload_optimizer": True}),
+    "deepspeed gpt pp2 dp2 zero1 tied": (GPT, {"engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 1}),
+    "deepspeed llama tp2 pp2 zero1": (LLAMA, {"engine": DEEPSPEED, "tp": 2, "pp": 2, "zero_stage": 1, "micro_batch_size": 2}),
+    "deepspeed gpt all": (
+        GPT,
+        {
+            "engine": DEEPSPEED,
+            "tp": 2,
+            "pp": 2,
+            "dp": 2,
+            "zero_stage": 1,
+            "sequence_parallel": True,
+            "split": [[1], [3]],
+            "recompute": ["none", 2],
+        },
+    ),
+}
+
+
+def plan_of(case: str) -> Plan:
+    model, fields = CASES[case]
+    # Clips in some steps and not in others: a wrong norm shows in the next loss.
+    return make_plan(model, clip=2.0, lr=3e-3, **fields)
+
+
+def measure(pool: Pool, corpus: str, plan: Plan, *, with_weights: bool = False) -> Result:
+    from worker_cases import whole
+
+    answers = pool.run("parity", plan.world_size, to_json(plan), corpus, with_weights)
+    result = {name: answers[0][name] for name in ("losses", "norms")}
+    for name in ("gradients", "weights") if with_weights else ("gradients",):
+        result[name] = whole(answers, name)
+    return result
+
+
+@pytest.fixture(scope="module")
+def references(pool: Pool, corpus: str) -> dict[str, Result]:
+    """One process, one micro-batch of the whole batch."""
+    return {
+        family: measure(pool, corpus, make_plan(model, clip=2.0, lr=3e-3, micro_batch_size=8), with_weights=True)
+        for family, model in MODELS.items()
+    }
+
+
+def assert_equal(found: Result, expected: Result, vocab_size: int) -> None:
+    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(found["norms"], expected["norms"], rtol=TOLERANCE, atol=TOLERANCE)
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
+        other = found["gradients"][name]
+        if name.endswith(("word_embeddings.weight", "output_layer.weight", "output_layer.bias")):
+            # The vocabulary is padded to another length; nothing flows into what pads it.
+            assert not other[vocab_size:].any()
+            gradient, other = gradient[:vocab_size], other[:vocab_size]
+        scale = np.abs(gradient).max()
+        assert scale > 0, name
+        np.testing.assert_allclose(other, gradient, rtol=0, atol=TOLERANCE * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_computes_what_one_process_computes(case: str, pool: Pool, corpus: str, references: dict[str, Result]) -> None:
+    plan = plan_of(case)
+    assert_equal(measure(pool, corpus, plan), references[plan.model.family], plan.model.vocab_size)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_one_process_computes_what_plain_torch_computes(family: str, corpus: str, references: dict[str, Result]) -> None:
+    import plain_torch
+    from orchestrator.workers import data
+
+    plan = make_plan(MODELS[family], clip=2.0, lr=3e-3, micro_batch_size=8)
+    tokens, specials = data.open_tokens(plan, Path(corpus), build=True, wait=lambda: None)
+    expected = plain_torch.train(plan, references[family]["weights"], data.Batches(plan, tokens, specials, dp_rank=0))
+    assert_equal(references[family], expected, plan.model.vocab_size)
+
+
+def test_clipping_happens_in_some_steps_and_not_in_others(references: dict[str, Result]) -> None:
+    """What makes the cases above see a wrong norm."""
+    norms = [norm for result in references.values() for norm in result["norms"]]
+    assert min(norms) < 2.0 < max(norms)
+
+
+def test_cases_cover_what_the_engines_offer() -> None:
+    plans = [plan_of(case) for case in CASES]
+    for engine, stages in (("megatron", {0, 1}), (DEEPSPEED, {0, 1, 2, 3})):
+        mine = [plan for plan in plans if plan.engine == engine]
+        assert {plan.zero_stage for plan in mine} == stages
+        assert all(any(getattr(plan, axis) > 1 for plan in mine) for axis in ("tp", "pp", "dp"))
+        assert any(plan.sequence_parallel for plan in mine)
+    assert max(plan.world_size for plan in plans) == 8

@@ -1,0 +1,148 @@
+"""What the pool's ranks run: whole cases through translate, engine.json and the workers' own functions."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
+from orchestrator.engines import megatron as megatron_engine
+from orchestrator.engines import megatron_deepspeed as deepspeed_engine
+from orchestrator.plan import Plan, from_json
+from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed
+from orchestrator.workers.schedule import learning_rate
+
+TRANSLATE = {"megatron": megatron_engine.translate, "megatron_deepspeed": deepspeed_engine.translate}
+BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build}
+Piece = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
+"""Key, global shape, global offset, local values."""
+
+
+@contextmanager
+def group(rank: int, world_size: int, store: str) -> Iterator[None]:
+    """A process group of its own for one case."""
+    distributed.quiet()
+    cpu_shims.apply()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=distributed.TIMEOUT)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+        _forget_deepspeed()
+        gc.collect()
+
+
+def _forget_deepspeed() -> None:
+    import deepspeed.comm.comm as deepspeed_comm
+
+    deepspeed_comm.cdb = None
+
+
+def make_trainer(plan: Plan) -> Any:
+    """A trainer from the files of the plan's job."""
+    job = TRANSLATE[plan.engine](plan)
+    engine = json.loads(next(file.content for file in job.files if file.path == "engine.json"))
+    return BUILD[plan.engine](plan, engine, distributed.prepare_device(plan))
+
+
+def make_batches(plan: Plan, cache: str) -> data.Batches:
+    tokens, specials = data.open_tokens(plan, Path(cache), build=dist.get_rank() == 0, wait=dist.barrier)
+    return data.Batches(plan, tokens, specials, parallel_state.get_data_parallel_rank())
+
+
+def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, Any]:
+    """Losses and gradient norms of all steps, gradients of the first (before clipping), weights before it where wanted."""
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    batches = make_batches(plan, cache)
+    found: dict[str, Any] = {"losses": [], "norms": []}
+    if with_weights:
+        found["weights"] = pieces(trainer, lambda parameter: parameter.detach())
+    for step in range(plan.training.steps):
+        microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+        local = trainer.forward_backward(microbatches)
+        if step == 0:
+            found["gradients"] = gradients(trainer)
+        norm = trainer.update(learning_rate(plan.training, step))
+        loss, _, _ = loop.agree(local, trainer.device, stop=False)
+        found["losses"].append(loss)
+        found["norms"].append(norm)
+    return found
+
+
+def gradients(trainer: Any) -> list[Piece]:
+    """This rank's whole gradients after the data-parallel reduction. A collective over the data-parallel group where they are sharded."""
+    if isinstance(trainer, megatron.MegatronTrainer):
+        if trainer.plan.zero_stage:
+            for chunk in trainer.chunks:
+                for buffer in chunk.buffers:
+                    for bucket in buffer.buckets:
+                        shards = bucket.grad_data.chunk(trainer.plan.dp)
+                        mine = shards[parallel_state.get_data_parallel_rank()].clone()
+                        dist.all_gather(list(shards), mine, group=parallel_state.get_data_parallel_group())
+        return pieces(trainer, lambda parameter: parameter.main_grad)
+    from deepspeed.utils import safe_get_full_grad
+
+    return pieces(trainer, safe_get_full_grad)
+
+
+def pieces(trainer: Any, value: Any) -> list[Piece]:
+    """value(parameter) of every parameter of this rank, placed in the whole model by megatron-core's own names and offsets."""
+    if isinstance(trainer, megatron.MegatronTrainer):
+        chunks, whole = [megatron._bare(chunk) for chunk in trainer.chunks], nullcontext()
+    else:
+        import deepspeed
+
+        chunks = [trainer.model]
+        whole = deepspeed.zero.GatheredParameters(list(trainer.model.parameters())) if trainer.plan.zero_stage == 3 else nullcontext()
+    found = []
+    with torch.no_grad():
+        parameters = {id(p): value(p) for chunk in chunks for p in chunk.parameters()}
+        with whole:
+            for chunk in chunks:
+                state = chunk.sharded_state_dict()
+                for base in nested_values(state):
+                    if isinstance(base, ShardedBase) and isinstance(getattr(base, "data", None), torch.Tensor):
+                        base.data = parameters[id(base.data)].float()
+                apply_factories(state)
+                for shard in nested_values(state):
+                    if isinstance(shard, ShardedTensor):
+                        found.append((shard.key, tuple(shard.global_shape), tuple(shard.global_offset), shard.data.clone().numpy()))
+    return found
+
+
+def train_and_save(plan_json: str, cache: str, out: str) -> list[float]:
+    """The real loop with its checkpoints; losses."""
+    from orchestrator.workers import checkpoint
+
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    batches = make_batches(plan, cache)
+    first_step = 0
+    if plan.run.resume:
+        saved = checkpoint.find(plan.run.resume)
+        trainer.load(saved)
+        first_step = saved.step
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return loop.train(trainer, batches, Path(out), first_step)
+
+
+def whole(answers: list[dict[str, Any]], name: str) -> dict[str, np.ndarray]:
+    """Whole tensors by name from all ranks' pieces; tensors of one kind of layer come stacked."""
+    tensors: dict[str, np.ndarray] = {}
+    for answer in answers:
+        for key, global_shape, offset, values in answer[name]:
+            target = tensors.setdefault(key, np.full(global_shape, np.nan, dtype=np.float32))
+            shape = (1,) * (len(global_shape) - values.ndim) + values.shape
+            target[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))] = values.reshape(shape)
+    return tensors

@@ -1,0 +1,83 @@
+"""Eight ranks that stay: imports are done once, in a fork server, and every case is one message to as many ranks as it needs."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+RANKS = 8
+PRELOAD = ["orchestrator.workers.megatron", "orchestrator.workers.megatron_deepspeed", "worker_cases"]
+TIMEOUT_S = 120.0
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _serve(rank: int, connection: Connection) -> None:
+    """One rank: run (function name, world size, store, arguments) messages until the pipe closes."""
+    while True:
+        try:
+            name, world_size, store, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            import torch.distributed as dist
+
+            cases = importlib.import_module("worker_cases")
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+            with cases.group(rank, world_size, store):
+                answer = getattr(cases, name)(*arguments)
+                dist.barrier()
+            connection.send((True, answer))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+
+
+class Pool:
+    """Start the ranks with the first use; `close` ends them."""
+
+    def __init__(self) -> None:
+        os.environ |= ENVIRONMENT
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self.folder = tempfile.TemporaryDirectory()
+        self.count = 0
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(RANKS):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def run(self, name: str, world_size: int, *arguments: Any) -> list[Any]:
+        """`worker_cases.<name>(*arguments)` on ranks 0..world_size-1; their answers. Raises AssertionError with the first traceback."""
+        self.count += 1
+        store = str(Path(self.folder.name) / f"store-{self.count}")
+        for pipe in self.pipes[:world_size]:
+            pipe.send((name, world_size, store, arguments))
+        failures, answers = [], []
+        for rank, pipe in enumerate(self.pipes[:world_size]):
+            if not pipe.poll(TIMEOUT_S if not failures else 5.0):
+                failures.append(f"rank {rank} does not answer")
+                continue
+            good, answer = pipe.recv()
+            (answers if good else failures).append(answer)
+        if failures:
+            # The others may wait for ever in a collective.
+            self.close()
+            self.__init__()
+            raise AssertionError("\n".join(failures))
+        return answers
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.folder.cleanup()
