@@ -33,6 +33,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Rows of a GEMM at which it reaches half of `gemm_efficiency`: tiles of 128 to 256 rows quantise, and 108 SMs fill in waves."""
     gemm_half_features: float = 80.0
     """The same for its columns, and for the inner dimension (prologue and epilogue of the main loop)."""
+    misaligned_gemm: float = 2.0
+    """Times as long for a 16-bit GEMM one of whose feature dimensions is no multiple of 8 elements, the 16 bytes that tensor cores load
+    at once (NVIDIA, "Matrix Multiplication Background", section 3.1; nanoGPT's vocabulary of 50257 against 50304)."""
     attention_efficiency: float = 0.60
     """Share of peak that flash attention's forward reaches on long sequences. A100: FlashAttention-2 190 of 312 (2307.08691, fig. 5)."""
     attention_backward_efficiency: float = 0.52
@@ -56,6 +59,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     op_overhead_s: float = 12 * US
     """Host seconds to launch one operation of the layer in forward (PyTorch's dispatch of a module and its kernels, 5 to 20 us); a
     stage is never faster than its launches. Backward: twice."""
+    collective_launch_s: float = 30 * US
+    """Host seconds to launch a collective of a layer (process group, stream and event), part of the same floor."""
     microbatch_overhead_s: float = 300 * US
     """Per micro-batch and stage: the schedule's Python, the data, the loss."""
     step_overhead_s: float = 5e-3
@@ -146,6 +151,7 @@ CPU: Final = Calibration(
     p2p_efficiency=1.0,
     latency_factor=1.0,
     collective_overhead_s=200 * US,
+    collective_launch_s=0.0,
     overlap_efficiency=0.0,
     overlap_slowdown=0.0,
     context_bytes=0.5 * GIB,

@@ -141,6 +141,7 @@ class CostModel:
         passes["backward"] += again
         available["backward"] += again
 
+        launch = {"forward": forward.launch, "backward": backward.launch}
         size = (layer, strategy, micro_batch_size, self._itemsize)
         for item in (*tp.traffic(*size), *cp.traffic(*size)):
             seconds_moved = self._seconds_of(item)
@@ -150,6 +151,7 @@ class CostModel:
             causes[item.axis] += exposed * times
             causes["overlap"] += slowed * times
             passes[item.when] += exposed + slowed
+            launch[item.when] += item.count * c.collective_launch_s
             if times == 2:
                 passes["backward"] += exposed + slowed
 
@@ -169,12 +171,14 @@ class CostModel:
             causes["dp"] += exposed
             causes["overlap"] += slowed
             passes[item.when] += exposed + slowed
+            launch[item.when] += c.collective_launch_s
 
-        launch_backward = backward.launch + (forward.launch if recompute == "full" else 0.0)
-        for when, launch in (("forward", forward.launch), ("backward", launch_backward)):
-            if launch > passes[when]:
-                causes["overhead"] += launch - passes[when]
-                passes[when] = launch
+        if recompute == "full":
+            launch["backward"] += launch["forward"]
+        for when, seconds_launched in launch.items():
+            if seconds_launched > passes[when]:
+                causes["overhead"] += seconds_launched - passes[when]
+                passes[when] = seconds_launched
 
         held = memory.states(parameters, per_parameter, strategy)
         kept = memory.activations(layer, recompute, strategy, micro_batch_size, self.training.precision, self.behaviour, c)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise
+from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Pointwise
 from orchestrator.strategy.axes import tp
 from orchestrator.strategy.capabilities import Behaviour, StateBytes
 from orchestrator.strategy.spec import Strategy
@@ -20,6 +20,8 @@ GEMM_BACKWARD_FLOPS = 2.0
 """Gradient of the input and of the weight: one product each of the forward's size."""
 BACKWARD_LAUNCHES = 2.0
 """Autograd launches about two kernels for each of the forward's."""
+TENSOR_CORE_ELEMENTS = 8
+"""16-bit elements in the 16 bytes that a tensor-core load wants aligned."""
 FULL_PRECISION_MOVED = 2
 """`Pointwise.moved` counts in a 2-byte dtype."""
 
@@ -54,13 +56,32 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
     return gpu.peak_flops[precision]
 
 
-def gemm_seconds(m: float, k: float, n: float, peak: float, bandwidth: float, itemsize: int, calibration: Calibration) -> float:
+class Rates(NamedTuple):
+    """FLOP/s of aligned GEMMs in the compute precision, of those that tensor cores can't load, and bytes/s."""
+
+    peak: float
+    unaligned: float
+    bandwidth: float
+    itemsize: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, precision: str) -> Rates:
+        peak = peak_flops(gpu, precision)
+        return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, activation_itemsize(precision))
+
+
+def gemm_seconds(m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, batched: bool = False) -> float:
     """(m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of bytes
-    (Williams et al., "Roofline", CACM 2009)."""
+    (Williams et al., "Roofline", CACM 2009). A feature dimension that is no multiple of 16 bytes slows tensor cores down, and keeps the
+    `batched` GEMMs of attention off them: they run at the fp32 rate (BigScience's heads of 108 and 150 show it within 15%)."""
     c = calibration
     shape = (1 + c.gemm_half_tokens / m) * (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
+    aligned = not (k % TENSOR_CORE_ELEMENTS or n % TENSOR_CORE_ELEMENTS)
+    peak = rates.peak
+    if not aligned:
+        peak = rates.unaligned if batched else max(rates.unaligned, rates.peak / c.misaligned_gemm)
     flops = 2 * m * k * n * shape / (peak * c.gemm_efficiency)
-    moved = (m * k + k * n + m * n) * itemsize / (bandwidth * c.memory_efficiency)
+    moved = (m * k + k * n + m * n) * rates.itemsize / (rates.bandwidth * c.memory_efficiency)
     return max(flops, moved)
 
 
@@ -95,14 +116,14 @@ def layer_seconds(
     """Forward and backward without traffic, recompute or ZeRO."""
     c, mesh = calibration, strategy.mesh
     itemsize = activation_itemsize(precision)
-    peak = peak_flops(gpu, precision)
-    half_peak = peak_flops(gpu, "bf16") if precision == "fp8" else peak
+    rates = Rates.of(gpu, precision)
+    attention_rates = Rates.of(gpu, "bf16") if precision == "fp8" else rates
     memory = gpu.memory_bandwidth * c.memory_efficiency
     f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
     for op in layer.ops:
         if isinstance(op, Gemm):
             m, k, n = local_gemm(op, strategy, micro_batch_size)
-            forward = gemm_seconds(m, k, n, peak, gpu.memory_bandwidth, itemsize, c)
+            forward = gemm_seconds(m, k, n, rates, c)
             f_gemm += forward
             b_gemm += GEMM_BACKWARD_FLOPS * forward
             # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
@@ -110,14 +131,14 @@ def layer_seconds(
             accumulate = 2 * states.gradient + (0 if behaviour.fp32_gradient_fusion else 2 * states.weight)
             b_memory += k * n * accumulate / memory
         elif isinstance(op, Attention):
-            seconds = _attention(op, strategy, micro_batch_size, half_peak, memory, gpu, itemsize, behaviour, c)
+            seconds = _attention(op, strategy, micro_batch_size, attention_rates, behaviour, c)
             f_attention += seconds[0]
             b_attention += seconds[1]
         elif isinstance(op, Pointwise):
             nbytes = op.elements * op.moved * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
             f_memory += nbytes / memory
             b_memory += nbytes * c.pointwise_backward / memory
-    launches = len(layer.ops) * c.op_overhead_s
+    launches = sum(not isinstance(op, Enter | Exit) for op in layer.ops) * c.op_overhead_s
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
     )
@@ -127,15 +148,13 @@ def _attention(
     op: Attention,
     strategy: Strategy,
     micro_batch_size: int,
-    peak: float,
-    memory: float,
-    gpu: Gpu,
-    itemsize: int,
+    rates: Rates,
     behaviour: Behaviour,
     c: Calibration,
 ) -> tuple[float, float]:
     """(forward, backward). Heads over tp, queries over cp; the ring visits all keys."""
-    mesh = strategy.mesh
+    mesh, itemsize = strategy.mesh, rates.itemsize
+    memory = rates.bandwidth * c.memory_efficiency
     heads = max(1.0, op.heads / mesh.tp) * micro_batch_size
     queries = op.query_len / mesh.cp
     pairs = queries * op.key_len * heads
@@ -143,13 +162,13 @@ def _attention(
     if behaviour.flash_attention:
         flops *= 0.5 if op.causal else 1.0
         saturation = 1 + c.attention_half_length / min(queries, op.key_len)
-        per_flop = saturation / peak
+        per_flop = saturation / rates.peak
         forward = flops * per_flop / c.attention_efficiency
         backward = FLASH_BACKWARD_FLOPS * flops * per_flop / c.attention_backward_efficiency
         moved = (2 * queries + 2 * op.key_len) * heads * op.head_dim * itemsize / memory
         return max(forward, moved), max(backward, 2 * moved)
-    scores = gemm_seconds(queries, op.head_dim, op.key_len, peak, gpu.memory_bandwidth, itemsize, c) * heads
-    values = gemm_seconds(queries, op.key_len, op.head_dim, peak, gpu.memory_bandwidth, itemsize, c) * heads
+    scores = gemm_seconds(queries, op.head_dim, op.key_len, rates, c, batched=True) * heads
+    values = gemm_seconds(queries, op.key_len, op.head_dim, rates, c, batched=True) * heads
     scale = itemsize / FULL_PRECISION_MOVED
     forward = scores + values + pairs * c.unfused_forward_bytes * scale / memory
     backward = GEMM_BACKWARD_FLOPS * (scores + values) + pairs * c.unfused_backward_bytes * scale / memory

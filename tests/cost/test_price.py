@@ -17,6 +17,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import Link
 from orchestrator.model.families import describe
+from orchestrator.model.spec import Enter, Exit
 from orchestrator.strategy.axes import cp, dp, ep, tp
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Strategy
 from orchestrator.units import GB, GBIT
@@ -235,8 +236,8 @@ def test_offload_trades_time_for_memory() -> None:
 def test_small_work_is_bound_by_launches() -> None:
     model = cost_model(gpt(hidden_size=64, num_attention_heads=4, ffn_hidden_size=256), seq_length=64)
     cost = model.layer(candidate(), "decoder", "none")
-    layer = model.model.kind("decoder")
-    assert cost.forward_s == pytest.approx(len(layer.ops) * model.calibration.op_overhead_s)
+    kernels = sum(not isinstance(op, Enter | Exit) for op in model.model.kind("decoder").ops)
+    assert cost.forward_s == pytest.approx(kernels * model.calibration.op_overhead_s)
     assert cost.by_cause["overhead"] > 0.5 * (cost.forward_s + cost.backward_s)
 
 
@@ -286,3 +287,12 @@ def test_a_layer_is_priced_once_whatever_the_number_of_micro_batches() -> None:
     cand: Candidate = candidate(tp=2)
     first = model.layer(cand, "decoder", "none")
     assert model.layer(replace(cand, num_microbatches=99), "decoder", "none") is first
+
+
+def test_a_shard_group_scatters_inside_and_reduces_between() -> None:
+    """Stage 1 over groups of 8 of 64 ranks: the states are divided by 8, what crosses between the groups is an eighth."""
+    strategy = Strategy(mesh=Mesh(dp=64), zero_stage=1, zero_shard_size=8)
+    traffic = [(t.operation, t.nbytes, t.size, t.stride) for t in dp.traffic(2.0, 4.0, strategy, MEGATRON)]
+    assert traffic == [("reduce_scatter", 4.0, 8, 1), ("all_reduce", 0.5, 8, 8), ("all_gather", 2.0, 8, 1)]
+    assert dp.share("optimizer", strategy) == 8
+    assert dp.share("optimizer", replace(strategy, zero_shard_size=None)) == 64

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.axes.traffic import Operation, Traffic
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour
 from orchestrator.strategy.spec import Strategy
 
@@ -28,7 +28,16 @@ def share(state: str, strategy: Strategy) -> int:
     >>> share("gradient", Strategy(mesh=Mesh(dp=8), zero_stage=2)), share("weight", Strategy(mesh=Mesh(dp=8), zero_stage=2))
     (8, 1)
     """
-    return group(strategy)[0] if strategy.zero_stage >= SHARDED_FROM_STAGE[state] else 1
+    if strategy.zero_stage < SHARDED_FROM_STAGE[state]:
+        return 1
+    return shard_size(strategy) if strategy.zero_stage < SHARDED_FROM_STAGE["weight"] else group(strategy)[0]
+
+
+def shard_size(strategy: Strategy) -> int:
+    """Ranks over which one copy of the states is divided: the group, or at stages 1 and 2 the part of it that `zero_shard_size` names
+    (Megatron's --num-distributed-optimizer-instances, InternEvo's zero1 size). At stage 3 that field is hpZ's second copy."""
+    size = group(strategy)[0]
+    return min(strategy.zero_shard_size or size, size)
 
 
 def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, behaviour: Behaviour) -> Iterator[Traffic]:
@@ -45,18 +54,25 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, beha
     scatters = stage >= behaviour.reduce_scatter_from_stage and stage > 0
     every = stage >= behaviour.reduces_every_microbatch_from_stage
     overlaps = strategy.overlap_grad_reduce and behaviour.overlaps_grad_reduce
-    yield Traffic(
-        axis=AXIS,
-        operation="reduce_scatter" if scatters else "all_reduce",
-        nbytes=gradient_bytes,
-        size=size,
-        stride=stride,
-        when="backward" if every else "step",
-        hidden="nothing" if not overlaps else "compute" if every else "last_backward",
-    )
+    inner = shard_size(strategy)
+    reductions: list[tuple[Operation, float, int, int]] = [("all_reduce", gradient_bytes, size, stride)]
+    if scatters and (inner == size or stage >= SHARDED_FROM_STAGE["weight"]):
+        reductions = [("reduce_scatter", gradient_bytes, size, stride)]
+    elif scatters:  # inside each shard group, then between the groups that hold the same shard
+        reductions = [("reduce_scatter", gradient_bytes, inner, stride)]
+        reductions.append(("all_reduce", gradient_bytes / inner, size // inner, stride * inner))
+    for operation, nbytes, ranks, apart in reductions:
+        yield Traffic(
+            axis=AXIS,
+            operation=operation,
+            nbytes=nbytes,
+            size=ranks,
+            stride=apart,
+            when="backward" if every else "step",
+            hidden="nothing" if not overlaps else "compute" if every else "last_backward",
+        )
     gathers = strategy.overlap_param_gather and behaviour.overlaps_param_gather
     if stage >= SHARDED_FROM_STAGE["weight"]:
-        inner = strategy.zero_shard_size or size
         whens = (("forward", size), ("backward", inner))[: behaviour.weight_gathers_per_microbatch]
         for when, ranks in whens:
             yield Traffic(
@@ -73,7 +89,7 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, beha
             axis=AXIS,
             operation="all_gather",
             nbytes=weight_bytes,
-            size=size,
+            size=inner,
             stride=stride,
             when="step",
             hidden="first_forward" if gathers else "nothing",

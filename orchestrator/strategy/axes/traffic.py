@@ -6,6 +6,7 @@ from typing import Literal
 
 from orchestrator.values import Value
 
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p"]
 When = Literal["forward", "backward", "step"]
 Hidden = Literal["nothing", "gemm", "attention", "compute", "first_forward", "last_backward"]
 """gemm: the share `Behaviour.tp_overlap`; attention, compute: that part of the same layer and pass; the others: that pass of the stage."""
@@ -19,7 +20,7 @@ class Traffic(Value, frozen=True, kw_only=True):
     """
 
     axis: str
-    operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p"]
+    operation: Operation
     nbytes: float
     size: int
     stride: int
