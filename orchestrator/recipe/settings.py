@@ -22,7 +22,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
 from orchestrator.recipe.clusters import cluster_from, read_named, to_tree
-from orchestrator.recipe.keys import CPU_RESERVE_GIB, GPU_RESERVE_GIB, KEYS, Launch, parse, shown
+from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, parse, shown
 from orchestrator.recipe.read import Tree, check_key, read_arguments, read_text
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import GB, GIB, US, format_bytes
@@ -357,15 +357,9 @@ def _limit(merged: Flat, cluster: Cluster) -> MemoryLimit:
     limit = has if "memory.limit_gib" not in merged else round(_value(merged, "memory.limit_gib", None) * GIB)
     if limit > has and not cluster.is_cpu:
         raise InputError("memory.limit_gib", merged["memory.limit_gib"], f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
-    reserve = round(_value(merged, "memory.reserve_gib", CPU_RESERVE_GIB if cluster.is_cpu else GPU_RESERVE_GIB) * GIB)
+    reserve = round(_value(merged, "memory.reserve_gib", limit / GIB * RESERVE_SHARE) * GIB)
     if reserve >= limit:
-        if "memory.reserve_gib" in merged:
-            raise InputError("memory.reserve_gib", merged["memory.reserve_gib"], f"leaves nothing of {format_bytes(limit)}")
-        raise InputError(
-            "memory.limit_gib",
-            merged["memory.limit_gib"],
-            f"leaves nothing beside memory.reserve_gib={reserve / GIB:g}; lower that one too",
-        )
+        raise InputError("memory.reserve_gib", merged["memory.reserve_gib"], f"leaves nothing of {format_bytes(limit)}")
     return MemoryLimit(limit=limit, reserve=reserve)
 
 
