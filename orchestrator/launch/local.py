@@ -70,11 +70,13 @@ class Outcome(Value, frozen=True, kw_only=True):
 
 
 class Metrics:
-    """Follows a file of JSON lines that another process appends to; what was there before is not reported."""
+    """Follows a file of JSON lines that another process appends to. Lines that were there before are not reported; a run that resumes in
+    its own folder first writes those that it keeps again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = path.stat().st_size if path.exists() else 0
+        self.before = frozenset(path.read_bytes().splitlines()) if path.exists() else frozenset()
+        self.offset = 0
 
     def new_rows(self) -> list[Row]:
         """The complete lines since the last call; lines that are no JSON object are passed over."""
@@ -84,13 +86,14 @@ class Metrics:
             file.seek(self.offset)
             text = file.read()
         end = text.rfind(b"\n") + 1
-        self.offset += end
         rows = []
         for line in text[:end].splitlines():
             with contextlib.suppress(ValueError):
                 row = json.loads(line)
-                if isinstance(row, dict):
+                if isinstance(row, dict) and line not in self.before:
                     rows.append(row)
+        if rows or not self.before:  # from its first new line on, the file only grows
+            self.offset += end
         return rows
 
 

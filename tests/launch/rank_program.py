@@ -31,8 +31,9 @@ def main() -> None:
     if behaviour in {"finish", "show"}:
         print(f"rank {RANK} is done")
         return
+    while not Path("up-0").exists():
+        time.sleep(0.02)
     if RANK == 1 and behaviour == "raise":
-        time.sleep(0.5)
         raise ValueError(f"the batch of rank {RANK} is empty")
     if RANK == 1 and behaviour == "exit":
         print("train.seq_length=7: is odd", file=sys.stderr)

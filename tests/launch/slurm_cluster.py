@@ -1,0 +1,104 @@
+"""A real Slurm of two nodes on this machine, for tests: Debian's slurm-wlm, loopback, no containers, no accounting. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+KillWait=5
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdSpoolDir={folder}/spool.%n
+StateSaveLocation={folder}/state
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SchedulerType=sched/backfill
+SlurmdParameters=config_overrides
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={port0} CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port1} CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1
+PartitionName=main Nodes=n[0-1] Default=YES MaxTime=INFINITE State=UP
+"""
+READY_S = 30.0
+
+
+def missing() -> str | None:
+    """Why no Slurm can be started here; None: it can."""
+    lacking = [program for program in PROGRAMS if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if lacking:
+        return f"no {', '.join(lacking)} here (apt-get install -y slurm-wlm munge)"
+    return None if os.geteuid() == 0 else "starting slurmd needs root"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def slurm(folder: Path) -> Iterator[dict[str, str]]:
+    """Yields the environment in which Slurm's commands reach it; ends its daemons afterwards."""
+    folder.mkdir()
+    folder.chmod(0o755)
+    (folder / "state").mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    conf = folder / "slurm.conf"
+    ports = {name: free_port() for name in ("port", "port0", "port1")}
+    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, **ports))
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}", f"--pid-file={folder}/munge.pid",
+             f"--seed-file={folder}/munge.seed", f"--log-file={folder}/munge.log"]  # fmt: skip
+    commands = [munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "n0"], ["slurmd", "-D", "-N", "n1"]]
+    daemons = []
+    try:
+        for command in commands:
+            daemons.append(
+                subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            )
+            time.sleep(0.5)
+        deadline = time.monotonic() + READY_S
+        while True:
+            shown = subprocess.run(["sinfo", "-h", "-o", "%T %D"], env=environment, capture_output=True, text=True, check=False).stdout
+            if shown.split() == ["idle", "2"]:
+                break
+            assert time.monotonic() < deadline, f"no Slurm after {READY_S} s: {shown}; logs in {folder}"
+            time.sleep(0.3)
+        yield environment
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(5)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(daemon.pid, signal.SIGKILL)
