@@ -117,13 +117,14 @@ def layer_seconds(
     c, mesh = calibration, strategy.mesh
     itemsize = activation_itemsize(precision)
     rates = Rates.of(gpu, precision)
-    attention_rates = Rates.of(gpu, "bf16") if precision == "fp8" else rates
+    # fp8 is for the layers' linears: attention and the vocabulary's projection stay in bf16 (Megatron's output layer is none of TE's).
+    wide_rates = Rates.of(gpu, "bf16") if precision == "fp8" else rates
     memory = gpu.memory_bandwidth * c.memory_efficiency
     f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
     for op in layer.ops:
         if isinstance(op, Gemm):
             m, k, n = local_gemm(op, strategy, micro_batch_size)
-            forward = gemm_seconds(m, k, n, rates, c)
+            forward = gemm_seconds(m, k, n, wide_rates if op.pad_to else rates, c)
             f_gemm += forward
             b_gemm += GEMM_BACKWARD_FLOPS * forward
             # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
@@ -131,13 +132,14 @@ def layer_seconds(
             accumulate = 2 * states.gradient + (0 if behaviour.fp32_gradient_fusion else 2 * states.weight)
             b_memory += k * n * accumulate / memory
         elif isinstance(op, Attention):
-            seconds = _attention(op, strategy, micro_batch_size, attention_rates, behaviour, c)
+            seconds = _attention(op, strategy, micro_batch_size, wide_rates, behaviour, c)
             f_attention += seconds[0]
             b_attention += seconds[1]
         elif isinstance(op, Pointwise):
-            nbytes = op.elements * op.moved * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
-            f_memory += nbytes / memory
-            b_memory += nbytes * c.pointwise_backward / memory
+            elements = op.elements * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
+            back = op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
+            f_memory += elements * op.moved / memory
+            b_memory += elements * back / memory
     launches = sum(not isinstance(op, Enter | Exit) for op in layer.ops) * c.op_overhead_s
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)

@@ -192,6 +192,8 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
     moved: float
     shard: Shard = "sequence"
     saves: tuple[Saved, ...] = ()
+    moved_backward: float | None = None
+    """The same in backward where it is known; None: the cost model's usual share of the forward's."""
 
 
 class Enter(Value, frozen=True, kw_only=True, tag="enter"):

@@ -29,6 +29,8 @@ LOGSUMEXP_BYTES: Final = 4
 READ: Final = 2.0
 WRITE: Final = 2.0
 """Bytes of one element in the 2-byte dtype that `Pointwise.moved` counts in."""
+CROSS_ENTROPY_MOVED_BACKWARD: Final = 14.0
+"""Its backward (cross_entropy.py:108-150): scale by the loss's gradient in place 4+4, cast to the logits' dtype 4+2."""
 CROSS_ENTROPY_MOVED: Final = 38.0
 """Bytes per logit of mcore's unfused loss (tensor_parallel/cross_entropy.py:21-93): to fp32 2+4, max 4, subtract 4+4, exp 4+4, sum 4,
 divide 4+4."""
@@ -264,7 +266,13 @@ def vocabulary_head(a: Architecture, tokens: int, *, prefix: str = "output_layer
         ops=(
             Enter(elements=tokens * h),
             Gemm(name=prefix, tokens=tokens, k=h, n=v, split="column", pad_to=pad_to, saves=(saved,)),
-            Pointwise(name="cross_entropy", elements=tokens * v, moved=CROSS_ENTROPY_MOVED, shard="tp"),
+            Pointwise(
+                name="cross_entropy",
+                elements=tokens * v,
+                moved=CROSS_ENTROPY_MOVED,
+                shard="tp",
+                moved_backward=CROSS_ENTROPY_MOVED_BACKWARD,
+            ),
         ),
     )
 
