@@ -208,7 +208,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
         "overlap_grad_reduce": overlap,
         "overlap_param_gather": overlap and sharded,
         "use_distributed_optimizer": sharded,
-        "check_for_nan_in_grad": True,
+        # Under dynamic loss scaling an overflow is a step to skip, not an error (Megatron-LM's arguments.py does the same).
+        "check_for_nan_in_grad": plan.training.precision != "fp16",
         "bucket_size": max(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK * plan.dp * plan.cp) if overlap else None,
         "average_in_collective": False,
     }

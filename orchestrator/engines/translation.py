@@ -17,8 +17,8 @@ ARGUMENTS: Final = ("--plan", "plan.json", "--out", ".")
 FIRST_WITHOUT_MAX_CONNECTIONS: Final = 10.0
 """Compute capability of Blackwell, from which kernels of several streams keep their order without it (arguments.py:927-953)."""
 
-TRAINED_FAMILIES: Final = ("gpt", "llama")
-"""What our workers train; the others are planned, checked and exported."""
+TRAINED_FAMILIES: Final = ("gpt", "llama", "bert", "t5")
+"""What our workers train (tests/workers/test_parity.py); a family that is not here is planned, checked and exported."""
 
 
 def environment(plan: Plan) -> dict[str, str]:
