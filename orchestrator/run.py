@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
@@ -32,12 +32,18 @@ from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.recipe import Settings
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.units import format_seconds
 from orchestrator.values import Value
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 DEBUG = "ORCHESTRATOR_DEBUG"
 INTERRUPTED = 130
 UNEXPECTED = 1
 SHOWN_ALTERNATIVES = 5
+SHOWN_AFTER_S = 1.0
+"""A search that is done by then needs no progress bar."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -107,20 +113,52 @@ def searched_plan(settings: Settings) -> Found:
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
-    result = search(
-        model,
-        training,
-        settings.cluster,
-        pairs,
-        settings.pins,
-        settings.limit,
-        [datasheet(settings.cluster, behaviour) for _, behaviour in pairs],
-        run=settings.run,
-        clock=time.monotonic,
-        budget_s=settings.budget_s,
-        top_k=SHOWN_ALTERNATIVES,
-    )
+    with SearchProgress() as progress:
+        result = search(
+            model,
+            training,
+            settings.cluster,
+            pairs,
+            settings.pins,
+            settings.limit,
+            [datasheet(settings.cluster, behaviour) for _, behaviour in pairs],
+            run=settings.run,
+            clock=time.monotonic,
+            progress=progress.show,
+            budget_s=settings.budget_s,
+            top_k=SHOWN_ALTERNATIVES,
+        )
+    if not result.complete:
+        print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     return Found(plan=result.plan, alternatives=result.alternatives, outcomes=result.outcomes)
+
+
+class SearchProgress:
+    """A bar on a terminal once a search has taken SHOWN_AFTER_S; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, done: int, total: int, best_s: float | None) -> None:
+        """What the search calls: outer choices done, in all, and seconds of the best plan so far."""
+        if self.bar is None:
+            if time.monotonic() - self.started < SHOWN_AFTER_S or not sys.stdout.isatty():
+                return
+            from rich.progress import Progress
+
+            self.bar = Progress(transient=True)
+            self.bar.add_task("searching", total=total)
+            self.bar.start()
+        found = "" if best_s is None else f", best {format_seconds(best_s)}"
+        self.bar.update(self.bar.task_ids[0], completed=done, description=f"searching{found}")
 
 
 def saved_plan(settings: Settings) -> Found:
@@ -201,7 +239,7 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
         print(f"Not started: {start.why}. To start it: {start_command(job, out)}")
         return 0
     if start.how == "slurm":
-        print(slurm.submit(out))
+        print(slurm.submit(out, render.slurm_options(settings.slurm)))
         return 0
     with TrainingProgress(console, plan.training.steps) as progress:
         starter = local.start if start.how == "local" else slurm.start_in_allocation
@@ -244,6 +282,8 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     console.print(price_table(plan, settings.limit))
     if found.outcomes:
         console.print(alternatives_table(plan, found.alternatives))
+        total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
+        print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")
     for note in job.notes:
         print(f"note: {note}")
