@@ -1,0 +1,198 @@
+"""Whether a plan that somebody wrote or edited is legal: every error names the key in plan.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.errors import InputError
+from orchestrator.model.families import describe
+from orchestrator.model.spec import ModelSpec
+from orchestrator.plan import Plan
+from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Situation
+from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.tree import FIXED_WITH, planner_rules, unsuited
+from orchestrator.units import format_bytes
+
+KEYS = frozenset(
+    {"tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches", "schedule"}
+    | {"sequence_parallel", "offload_optimizer", "rank_order"}
+)
+"""Keys of plan.json that a rule may be about."""
+
+
+def spec_of(plan: Plan) -> ModelSpec:
+    """The plan's model at the plan's sequence lengths."""
+    return describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+
+
+def check_plan(
+    plan: Plan, engines: Sequence[tuple[Capabilities, Behaviour]], limit: MemoryLimit | None = None, calibration: Calibration | None = None
+) -> None:
+    """Raises InputError for a plan that its engine can't run; with `limit` and `calibration` also for one that doesn't fit."""
+    known = {capabilities.engine: (capabilities, behaviour) for capabilities, behaviour in engines}
+    if plan.engine not in known:
+        raise InputError("engine", plan.engine, "is not known here", list(known))
+    capabilities, behaviour = known[plan.engine]
+    model = spec_of(plan)
+    _check_numbers(plan)
+    situation = Situation(model=model, training=plan.training, cluster=plan.cluster)
+    _check_rules(plan, capabilities, situation)
+    _check_stages(plan, model, capabilities)
+    for index, stage in enumerate(plan.stages):
+        _check_recompute(f"stages[{index}].layers", stage, model, capabilities)
+    if capabilities.recompute_varies == "never":
+        _check_same_recompute(plan, model)
+    if limit is not None and calibration is not None:
+        price = CostModel(model, plan.training, plan.cluster, behaviour, calibration).price(plan.candidate, plan.stages)
+        if price.peak_memory_bytes > limit.usable:
+            need, have = format_bytes(price.peak_memory_bytes), format_bytes(limit.usable)
+            raise InputError("plan", plan.candidate.label(), f"needs {need} of {have} ({format_bytes(limit.reserve)} kept free)")
+
+
+def _check_numbers(plan: Plan) -> None:
+    for key in ("world_size", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch_size", "num_microbatches", "global_batch_size"):
+        if getattr(plan, key) < 1:
+            raise InputError(key, getattr(plan, key), "must be at least 1")
+    product = plan.tp * plan.pp * plan.cp * plan.dp
+    if plan.world_size != product:
+        raise InputError(
+            "world_size", plan.world_size, f"is not tp x pp x cp x dp = {plan.tp} x {plan.pp} x {plan.cp} x {plan.dp} = {product}"
+        )
+    if plan.world_size != plan.cluster.num_gpus:
+        raise InputError("world_size", plan.world_size, f"is not cluster.num_gpus={plan.cluster.num_gpus}")
+    if plan.global_batch_size != plan.training.global_batch_size:
+        raise InputError(
+            "global_batch_size", plan.global_batch_size, f"is not training.global_batch_size={plan.training.global_batch_size}"
+        )
+    samples = plan.micro_batch_size * plan.num_microbatches * plan.dp
+    if samples != plan.global_batch_size:
+        parts = f"{plan.micro_batch_size} x {plan.num_microbatches} x {plan.dp}"
+        why = f"is not micro_batch_size x num_microbatches x dp = {parts} = {samples}"
+        raise InputError("global_batch_size", plan.global_batch_size, why)
+
+
+def _check_rules(plan: Plan, capabilities: Capabilities, situation: Situation) -> None:
+    why = unsuited(capabilities, situation)
+    if why is not None:
+        raise InputError("engine", plan.engine, why)
+    for rule in (*planner_rules(capabilities, situation), *capabilities.rules):
+        why = rule.check(plan.candidate, situation)
+        if why is not None:
+            key = _key(rule)
+            source = "" if rule.engine_rule == "planner" else f" (rule {rule.id}: {rule.engine_rule})"
+            raise InputError(key, getattr(plan, key), why + source)
+
+
+def _key(rule: Rule) -> str:
+    """The key of plan.json that a rule is about: the last one that it reads.
+
+    The engine where it reads none.
+    """
+    for name in reversed(rule.needs):
+        key = name if name in KEYS else FIXED_WITH.get(name, name)
+        if key in KEYS:
+            return key
+    return "engine"
+
+
+def _check_stages(plan: Plan, model: ModelSpec, capabilities: Capabilities) -> None:
+    if len(plan.stages) != plan.pp:
+        raise InputError("stages", len(plan.stages), f"is not pp={plan.pp} stages")
+    for index, stage in enumerate(plan.stages):
+        for j, span in enumerate(stage.layers):
+            where = f"stages[{index}].layers[{j}]"
+            if not 0 <= span.chunk < plan.vpp:
+                raise InputError(f"{where}.chunk", span.chunk, f"must be 0 to vpp-1={plan.vpp - 1}")
+            if span.count < 1:
+                raise InputError(f"{where}.count", span.count, "must be at least 1")
+            if j and span.chunk < stage.layers[j - 1].chunk:
+                raise InputError(f"{where}.chunk", span.chunk, "chunks must stand in order")
+    _check_order(plan, model)
+    inner = {run.layer.kind for run in model.runs[1:-1]}
+    sizes = {
+        (index, chunk): sum(span.count for span in stage.chunk(chunk) if span.kind in inner)
+        for index, stage in enumerate(plan.stages)
+        for chunk in range(plan.vpp)
+    }
+    if not capabilities.uneven_stages and len(set(sizes.values())) > 1:
+        raise InputError("stages", list(sizes.values()), f"{plan.engine} needs as many layers in every stage")
+
+
+def _check_order(plan: Plan, model: ModelSpec) -> None:
+    """Every layer once, in the model's order: embedding first, head last, each kind counted from 0."""
+    expected = [(run.layer.kind, run.count) for run in model.runs]
+    done = {kind: 0 for kind, _ in expected}
+    left = dict.fromkeys(done, 0)
+    for kind, count in expected:
+        left[kind] += count
+    position, used = 0, 0
+    for chunk in range(plan.vpp):
+        for index, stage in enumerate(plan.stages):
+            for j, span in enumerate(stage.layers):
+                if span.chunk != chunk:
+                    continue
+                where = f"stages[{index}].layers[{j}]"
+                if span.kind not in done:
+                    raise InputError(f"{where}.kind", span.kind, "is no layer of this model", list(done))
+                if position == len(expected):
+                    raise InputError(f"{where}.kind", span.kind, f"stands behind the model's last layer ({expected[-1][0]})")
+                kind, count = expected[position]
+                if span.kind != kind:
+                    raise InputError(f"{where}.kind", span.kind, f"{kind} layer {done[kind]} of {left[kind]} comes here")
+                if span.first != done[kind]:
+                    raise InputError(f"{where}.first", span.first, f"{kind} layer {done[kind]} comes here")
+                if used + span.count > count:
+                    raise InputError(
+                        f"{where}.count", span.count, f"the model has {left[kind]} {kind} layers, {left[kind] - done[kind]} left"
+                    )
+                done[kind] += span.count
+                used += span.count
+                if used == count:
+                    position, used = position + 1, 0
+    if position < len(expected):
+        kind = expected[position][0]
+        raise InputError("stages", None, f"{left[kind] - done[kind]} of the model's {left[kind]} {kind} layers are in no stage")
+
+
+def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: Capabilities) -> None:
+    """Modes that the engine has, where it has them."""
+    fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
+    for j, span in enumerate(stage.layers):
+        if span.kind in fixed and span.recompute != "none":
+            raise InputError(f"{where}[{j}].recompute", span.recompute, f"the {span.kind} is never recomputed", ["none"])
+        if span.kind not in fixed and span.recompute not in capabilities.recompute:
+            raise InputError(f"{where}[{j}].recompute", span.recompute, f"{capabilities.engine} has not", capabilities.recompute)
+    if capabilities.recompute_varies == "layer":
+        return
+    inside = [(j, span) for j, span in enumerate(stage.layers) if span.kind not in fixed]
+    modes = {span.recompute for _, span in inside}
+    if "selective" in modes and len(modes) > 1:
+        j = next(j for j, span in inside if span.recompute != inside[0][1].recompute)
+        why = "one stage is either selective as a whole or recomputes its first layers fully (--recompute-method block)"
+        raise InputError(f"{where}[{j}].recompute", stage.layers[j].recompute, why)
+    prefixes = []
+    for _, group in groupby(inside, key=lambda item: (item[1].chunk, item[1].kind)):
+        full = size = 0
+        for j, span in group:
+            if span.recompute == "full":
+                if full != size:
+                    raise InputError(f"{where}[{j}].recompute", "full", "the layers that are recomputed must be the chunk's first")
+                full += span.count
+            size += span.count
+        prefixes.append((full, size))
+    most = max((full for full, _ in prefixes), default=0)
+    for full, size in prefixes:
+        if full != min(most, size):
+            why = f"recomputes {full} layers of a chunk and {most} of another: the number is one for a stage (--recompute-num-layers)"
+            raise InputError(where, None, why)
+
+
+def _check_same_recompute(plan: Plan, model: ModelSpec) -> None:
+    fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
+    modes = {span.recompute for stage in plan.stages for span in stage.layers if span.kind not in fixed}
+    if len(modes) > 1:
+        raise InputError("stages", None, f"{plan.engine} recomputes all layers in the same way, not {' and '.join(sorted(modes))}")

@@ -1,0 +1,441 @@
+"""Inside an outer choice: which layers go to which stage and which of them are recomputed, at the least simulated step time.
+
+A run of identical layers is one state with a count. With one kind of transformer layer a stage is known by its number of layers, so that
+its ways to be computed (`Option`) are made once for each (place, count): of the recompute choices that fit the memory only those that no
+other beats in forward, backward, exposed synchronisation and optimizer time.
+
+Bounds. A stage i can't end before a micro-batch has come down to it through the stages before, it has worked m times, and the last
+gradient has gone back up: lead(j) summed over j < i, plus m * work(i). The least of the largest of these over all ways to complete a
+partial partition is an exact scalar dynamic program (`_to_go`), which then guides a depth-first enumeration: every branch that the bound
+does not exclude ends in a partition, and every partition is simulated. So what is returned is the optimum of the simulated score over
+
+* every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty), and
+* every recompute choice of every stage that the engine has,
+
+for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread over its chunks as evenly as they go (`spread`). The
+enumeration stops after `MOST_SIMULATED` partitions and says so (`proven`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from orchestrator.cost.price import CostModel, StageCost
+from orchestrator.cost.schedule import in_flight_by_chunk
+from orchestrator.model.spec import ModelSpec
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.spec import Candidate, Recompute
+from orchestrator.strategy.tree import Leaf
+
+MOST_SIMULATED = 10
+"""Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
+ROUNDING = 1e-12
+"""Relative slack of a bound against a simulated time: the same terms, added in another order."""
+INFINITE = float("inf")
+
+
+class Solution(NamedTuple):
+    """A partition with its score: what `CostModel.price` reports for it."""
+
+    candidate: Candidate
+    stages: tuple[Stage, ...]
+    step_time_s: float
+    peak_memory_bytes: float
+
+
+class Answer(NamedTuple):
+    """The best solution; or the bytes that the leanest one needs where none fits; or the bound that excluded all."""
+
+    solution: Solution | None
+    need: float | None
+    bound_s: float
+
+
+class Option(NamedTuple):
+    """One way to compute a stage. `work` is a micro-batch's forward and backward over all chunks, `lead` over the first chunk."""
+
+    sizes: tuple[int, ...]
+    recompute: tuple[Recompute, int]
+    cost: StageCost
+    work: float
+    lead: float
+    exposed: float
+
+
+Moves = list[dict[int, tuple[tuple[int, list[Option]], ...]]]
+"""For each stage: from a state (what the stages before hold) to the states behind the stage, each with the options that lead there."""
+
+
+def spread(layers: int, vpp: int, stage: int, pp: int) -> tuple[int, ...]:
+    """A stage's layers over its chunks, as even as they go. The first stage's first chunk has the embedding and gets no extra layer; in
+    the others the last chunk gets none, which has the head in the last stage.
+
+    >>> spread(7, 4, 0, 4), spread(7, 4, 3, 4)
+    ((1, 2, 2, 2), (2, 2, 2, 1))
+    """
+    base, extra = divmod(layers, vpp)
+    if stage == 0 and pp > 1:
+        return (base,) * (vpp - extra) + (base + 1,) * extra
+    return (base + 1,) * extra + (base,) * (vpp - extra)
+
+
+class Inner:
+    """The inner search of one outer choice."""
+
+    def __init__(
+        self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None
+    ) -> None:
+        self.costs, self.model, self.capabilities = costs, model, capabilities
+        self.candidate, self.modes = leaf
+        self.usable = limit.usable
+        self.pp, self.vpp = self.candidate.mesh.pp, self.candidate.vpp
+        self.layers = transformer_layers(model)
+        self.simulated = 0
+        self.proven = True
+        self._one_kind = len(model.runs) == 3
+        self._fixed = self._fixed_sizes(layout)
+        self._options: dict[tuple[object, ...], list[Option]] = {}
+        calibration = costs.calibration
+        self._pressure = calibration.pressure_slowdown > 0.0 and calibration.pressure_start < 1.0
+        m = self.candidate.num_microbatches
+        self._flights = [in_flight_by_chunk(self.candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
+
+    def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
+        """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
+        with several kinds of layers."""
+        count = self.pp * self.vpp
+        if layout is not None:
+            return chunk_sizes(layout, self.model, self.pp, self.vpp)
+        if self.pp == 1:
+            return (self.layers,)
+        if not self.capabilities.uneven_stages or (self.vpp > 1 and not self._one_kind):
+            base, extra = divmod(self.layers, count)
+            return tuple(base + (index < extra) for index in range(count))
+        return None
+
+    # ---- the ways to compute a stage
+
+    def options(self, p: int, start: int, sizes: tuple[int, ...]) -> list[Option]:
+        """The ways to compute stage p with these chunks that fit, no one beaten by another; fastest first.
+
+        `start`: transformer layers before its first chunk, which only matters with several kinds of layers.
+        """
+        kinds = self._one_kind
+        key = (sizes, p == 0, p == self.pp - 1, self._flights[p], 0 if kinds else start, 0 if self._fixed is None or kinds else p)
+        found = self._options.get(key)
+        if found is None:
+            found = self._options[key] = self._make_options(p, start, sizes)
+        return found
+
+    def _spans(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Stage:
+        """The stage as the plan would have it; layer numbers are only right where they matter."""
+        mode, first_n = recompute
+        if not self._one_kind:
+            whole = self._fixed if self._fixed is not None else (start, *sizes, self.layers - start - sum(sizes))
+            if self._fixed is not None:
+                return stages_of(self.model, whole, self.pp, [recompute] * self.pp)[p]
+            middle = stages_of(self.model, whole, 3, [recompute] * 3)[1].layers
+            first = (LayerSpan(kind=self.model.runs[0].layer.kind, first=0, count=1),) if p == 0 else ()
+            last = (LayerSpan(kind=self.model.runs[-1].layer.kind, first=0, count=1),) if p == self.pp - 1 else ()
+            return Stage(layers=(*first, *middle, *last))
+        spans: list[LayerSpan] = []
+        kind = self.model.runs[1].layer.kind
+        if p == 0:
+            spans.append(LayerSpan(kind=self.model.runs[0].layer.kind, first=0, count=1))
+        for chunk, size in enumerate(sizes):
+            inside = 0 if mode == "none" else min(first_n, size)
+            if inside:
+                spans.append(LayerSpan(kind=kind, first=0, count=inside, recompute=mode, chunk=chunk))
+            if size > inside:
+                spans.append(LayerSpan(kind=kind, first=0, count=size - inside, chunk=chunk))
+        if p == self.pp - 1:
+            spans.append(LayerSpan(kind=self.model.runs[-1].layer.kind, first=0, count=1, chunk=self.vpp - 1))
+        return Stage(layers=tuple(spans))
+
+    def _option(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Option:
+        cost = self.costs.stage(self.candidate, self._spans(p, start, sizes, recompute), p)
+        work = sum(cost.forward_s) + sum(cost.backward_s)
+        return Option(sizes, recompute, cost, work, cost.forward_s[0] + cost.backward_s[0], cost.exposed_s)
+
+    def _make_options(self, p: int, start: int, sizes: tuple[int, ...]) -> list[Option]:
+        made: list[Option] = []
+        whole = max(sizes)
+        for mode in self.modes:
+            if mode == "full" and whole and self.capabilities.recompute_varies != "never":
+                made += self._full_block(p, start, sizes)
+            else:
+                made.append(self._option(p, start, sizes, (mode, 0 if mode == "none" or not whole else self.layers)))
+        fitting = [option for option in made if option.cost.peak_bytes <= self.usable]
+        fitting.sort(key=lambda option: option.work)
+        kept: list[Option] = []
+        for option in fitting:
+            if not any(self._beats(other, option) for other in kept):
+                kept.append(option)
+        return kept
+
+    def _beats(self, a: Option, b: Option) -> bool:
+        """Whether `a` is at least as good in everything that the score reads."""
+        x, y = a.cost, b.cost
+        return (
+            x.exposed_s <= y.exposed_s
+            and x.optimizer_s <= y.optimizer_s
+            and all(s <= t for s, t in zip(x.forward_s, y.forward_s, strict=True))
+            and all(s <= t for s, t in zip(x.backward_s, y.backward_s, strict=True))
+            and (not self._pressure or x.peak_bytes <= y.peak_bytes)
+        )
+
+    def _full_block(self, p: int, start: int, sizes: tuple[int, ...]) -> list[Option]:
+        """The numbers of fully recomputed layers that matter: the least that fits, because each more costs time and saves bytes.
+
+        Both are monotone in the number, so it is found by bisection. Exposed synchronisation falls as backward grows, by less than
+        backward grows; with memory pressure priced, all numbers are kept.
+        """
+        most = max(sizes)
+        if self._pressure:
+            return [self._option(p, start, sizes, ("full", n)) for n in range(1, most + 1)]
+        leanest = self._option(p, start, sizes, ("full", most))
+        if leanest.cost.peak_bytes > self.usable or most == 1:
+            return [leanest]
+        low, high, best = 1, most, leanest
+        while low < high:
+            middle = (low + high) // 2
+            option = self._option(p, start, sizes, ("full", middle))
+            if option.cost.peak_bytes <= self.usable:
+                high, best = middle, option
+            else:
+                low = middle + 1
+        return [best]
+
+    # ---- the search
+
+    def solve(self, threshold: float = INFINITE) -> Answer:
+        """The best partition of at most `threshold` seconds; else why there is none."""
+        if self.capabilities.recompute_varies == "never" and len(self.modes) > 1:
+            return self._solve_each_mode(threshold)
+        if self._fixed is not None:
+            return self._solve_fixed(self._fixed, threshold)
+        return self._solve_free(threshold)
+
+    def _solve_each_mode(self, threshold: float) -> Answer:
+        """The same mode everywhere: one search for each."""
+        answers = []
+        modes = self.modes
+        for mode in modes:
+            self.modes = (mode,)
+            self._options.clear()
+            answers.append(self.solve(threshold))
+            found = answers[-1].solution
+            if found is not None:
+                threshold = min(threshold, found.step_time_s)
+        self.modes = modes
+        solved = [answer for answer in answers if answer.solution is not None]
+        if solved:
+            return min(solved, key=lambda answer: answer.bound_s)
+        if all(answer.need is not None for answer in answers):
+            return Answer(None, min(answer.need for answer in answers if answer.need is not None), INFINITE)
+        return Answer(None, None, min(answer.bound_s for answer in answers))
+
+    def _solve_fixed(self, sizes: tuple[int, ...], threshold: float) -> Answer:
+        """Only recompute is open."""
+        moves = self._fixed_moves(sizes)
+        if moves is None:
+            return Answer(None, self.need(sizes), INFINITE)
+        return _Walk(self, moves, self.pp).run(threshold)
+
+    def _fixed_moves(self, sizes: tuple[int, ...]) -> Moves | None:
+        """The one way through the stages of this split; None where a stage doesn't fit."""
+        moves: Moves = []
+        for p in range(self.pp):
+            options = self.options(p, sum(sizes[:p]), sizes[p :: self.pp])
+            if not options:
+                return None
+            moves.append({p: ((p + 1, options),)})
+        return moves
+
+    def need(self, sizes: tuple[int, ...]) -> float:
+        """Bytes of the fullest stage of this split at its leanest."""
+        worst = 0.0
+        tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in self.modes]
+        for p in range(self.pp):
+            start, chunks = sum(sizes[:p]), sizes[p :: self.pp]
+            worst = max(worst, min(self._option(p, start, chunks, recompute).cost.peak_bytes for recompute in tries))
+        return worst
+
+    def even_sizes(self) -> tuple[int, ...]:
+        """Chunks as even as they go, embedding and head counted as layers where that makes the split even."""
+        if self._fixed is not None:
+            return self._fixed
+        pp, vpp = self.pp, self.vpp
+        counted = self.layers + 2 if (self.layers + 2) % (pp * vpp) == 0 else self.layers
+        base, extra = divmod(counted, pp)
+        totals = [base + (0 < p <= extra) for p in range(pp)] if extra < pp - 1 else [base + (p < extra) for p in range(pp)]
+        if counted != self.layers:
+            totals[0] -= 1
+            totals[-1] -= 1
+        by_stage = [spread(total, vpp, p, pp) for p, total in enumerate(totals)]
+        return tuple(by_stage[p][v] for v in range(vpp) for p in range(pp))
+
+    def _solve_free(self, threshold: float) -> Answer:
+        """Every contiguous split.
+
+        First the even one, whose time narrows what a stage may hold; then all that its time does not exclude.
+        """
+        even_moves = self._fixed_moves(self.even_sizes())
+        even = _Walk(self, even_moves, self.pp).run(INFINITE) if even_moves is not None else None
+        incumbent = even.solution if even is not None else None
+        if incumbent is not None and incumbent.step_time_s > threshold:
+            incumbent = None
+        upper = threshold if incumbent is None else incumbent.step_time_s
+        moves = self._moves(upper)
+        if moves is not None:
+            answer = _Walk(self, moves, self.layers).run(upper, strictly=incumbent is not None)
+            if answer.solution is not None or incumbent is None:
+                return answer
+        if incumbent is not None:
+            return Answer(incumbent, None, incumbent.step_time_s)
+        if upper == INFINITE:
+            return Answer(None, self.need(self.even_sizes()), INFINITE)
+        return Answer(None, None, upper)
+
+    def _moves(self, upper: float) -> Moves | None:
+        """For each stage and number of layers before it: (layers before the next stage, options), of all stages that fit in memory and
+        whose work alone is not above `upper`. None where no split is left."""
+        pp = self.pp
+        least = [0 if p in (0, pp - 1) else 1 for p in range(pp)]
+        most = self._most_layers(upper)
+        low = [max(least[p], self.layers - sum(most) + most[p]) for p in range(pp)]
+        if any(a > b for a, b in zip(low, most, strict=True)):
+            return None
+        if self._one_kind:
+            for p in range(pp):  # memory grows with the layers
+                while most[p] >= low[p] and not self.options(p, 0, spread(most[p], self.vpp, p, pp)):
+                    most[p] -= 1
+                if most[p] < low[p]:
+                    return None
+            low = [max(low[p], self.layers - sum(most) + most[p]) for p in range(pp)]
+        rest_low, rest_high = [0] * (pp + 1), [0] * (pp + 1)
+        for p in range(pp - 1, -1, -1):
+            rest_low[p], rest_high[p] = rest_low[p + 1] + low[p], rest_high[p + 1] + most[p]
+        moves: Moves = []
+        reached = {0}
+        for p in range(pp):
+            here: dict[int, tuple[tuple[int, list[Option]], ...]] = {}
+            following: set[int] = set()
+            for start in sorted(reached):
+                steps = []
+                for n in range(low[p], most[p] + 1):
+                    if rest_low[p + 1] <= self.layers - start - n <= rest_high[p + 1]:
+                        options = self.options(p, start, spread(n, self.vpp, p, pp))
+                        if options:
+                            steps.append((start + n, options))
+                            following.add(start + n)
+                if steps:
+                    here[start] = tuple(steps)
+            moves.append(here)
+            reached = following
+        return moves if reached else None
+
+    def _most_layers(self, upper: float) -> list[int]:
+        """The most layers that each stage can work through m times within `upper`, nothing recomputed, embedding and head included."""
+        if upper == INFINITE:
+            return [self.layers] * self.pp
+        c, m = self.candidate, self.candidate.num_microbatches
+        first, *inner, last = (run.layer.kind for run in self.model.runs)
+
+        def work(kind: str) -> float:
+            costs = [self.costs.layer(c, kind, mode) for mode in self.modes]
+            return min(cost.forward_s for cost in costs) + min(cost.backward_s for cost in costs)
+
+        layer = min(work(kind) for kind in inner)
+        most = []
+        for p in range(self.pp):
+            room = upper * (1 + ROUNDING) / m - (work(first) if p == 0 else 0.0) - (work(last) if p == self.pp - 1 else 0.0)
+            most.append(max(-1, min(self.layers, int(room / layer))) if layer > 0 else self.layers)
+        return most
+
+
+class _Walk:
+    """Depth-first over the partitions that `moves` allows, guided by the exact bound of what is left; `end` is the state behind the last
+    stage. The first stage starts at the only state of `moves[0]`."""
+
+    def __init__(self, inner: Inner, moves: Moves, end: int) -> None:
+        self.inner, self.moves, self.end = inner, moves, end
+        self.pp, self.m = inner.pp, inner.candidate.num_microbatches
+        hops = inner.costs._boundary_seconds(inner.candidate) if self.pp > 1 else ()
+        self.back_and_forth = [*(2 * hop for hop in hops[: self.pp - 1]), 0.0]
+        self.fixed = inner.costs._once_seconds(inner.candidate)
+        self.path: list[Option] = []
+        self.best: tuple[float, float, tuple[Option, ...]] | None = None
+        self.togo = self._to_go()
+
+    def _to_go(self) -> list[dict[int, float]]:
+        """For each stage and state: the least, over the ways to complete the partition, of the largest lead + m * work."""
+        m = self.m
+        togo: list[dict[int, float]] = [{} for _ in range(self.pp)]
+        rest: dict[int, float] = {self.end: 0.0}
+        for p in range(self.pp - 1, -1, -1):
+            for state, steps in self.moves[p].items():
+                bounds = [
+                    max(m * option.work, option.lead + self.back_and_forth[p] + rest[end])
+                    for end, options in steps
+                    if end in rest
+                    for option in options
+                ]
+                if bounds:
+                    togo[p][state] = min(bounds)
+            rest = togo[p]
+        return togo
+
+    def run(self, upper: float, *, strictly: bool = False) -> Answer:
+        """The best partition of at most (`strictly`: less than) `upper` seconds."""
+        (start,) = self.moves[0]
+        bound = self.togo[0].get(start, INFINITE) + self.fixed
+        self.upper, self.strictly = upper, strictly
+        if not self._excluded(bound):
+            self._down(0, start, 0.0, 0.0)
+        if self.best is None:
+            return Answer(None, None, max(bound, upper) if strictly else bound)
+        seconds, peak, path = self.best
+        inner = self.inner
+        chunks = tuple(option.sizes[v] for v in range(inner.vpp) for option in path)
+        stages = stages_of(inner.model, chunks, inner.pp, [option.recompute for option in path])
+        return Answer(Solution(inner.candidate, stages, seconds, peak), None, seconds)
+
+    def _excluded(self, bound: float) -> bool:
+        return bound * (1 - ROUNDING) >= self.upper if self.strictly else bound > self.upper * (1 + ROUNDING)
+
+    def _down(self, p: int, state: int, lead: float, largest: float) -> None:
+        """Complete the partition whose first p stages are `path`; `lead` is their way down and up with the first stage's exposed time."""
+        if p == self.pp:
+            self._simulate()
+            return
+        rest = self.togo[p + 1] if p + 1 < self.pp else {self.end: 0.0}
+        steps = []
+        for end, options in self.moves[p].get(state, ()):
+            if end in rest:
+                for option in options:
+                    above = lead + (option.exposed if p == 0 else 0.0)
+                    here = max(largest, above + self.m * option.work, self.m * option.work + option.exposed)
+                    below = above + option.lead + self.back_and_forth[p]
+                    steps.append((max(here, below + rest[end]) + self.fixed, end, option, below, here))
+        steps.sort(key=lambda step: step[0])
+        for bound, end, option, below, here in steps:
+            if self._excluded(bound):
+                return
+            if self.inner.simulated >= MOST_SIMULATED:
+                self.inner.proven = False
+                return
+            self.path.append(option)
+            self._down(p + 1, end, below, here)
+            self.path.pop()
+
+    def _simulate(self) -> None:
+        inner = self.inner
+        inner.simulated += 1
+        seconds, peak = inner.costs.score_stages(inner.candidate, [option.cost for option in self.path])
+        if seconds < self.upper or (not self.strictly and seconds <= self.upper):
+            self.upper, self.strictly = seconds, True
+            self.best = (seconds, peak, tuple(self.path))

@@ -1,0 +1,144 @@
+"""Every plan of a small instance, priced one by one: what the planner is checked against.
+
+It shares nothing with the planner but the price and the rules: no decision tree, no bound, no table. Only for instances of a few GPUs and
+layers: the number of plans grows as compositions of the layers over the chunks times the recompute choices of every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.search.inner import spread
+from orchestrator.strategy.capabilities import Behaviour, Capabilities, Situation
+from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.megatron_layout import stages_of, transformer_layers
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.tree import planner_rules, unsuited, vpp_degrees
+
+
+def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[Candidate]:
+    """The whole product of the choices, filtered by all rules at once."""
+    world, batch = situation.cluster.num_gpus, situation.training.global_batch_size
+    layers = transformer_layers(situation.model)
+    if unsuited(capabilities, situation) is not None:
+        return
+    rules = (*planner_rules(capabilities, situation), *capabilities.rules)
+    degrees = range(1, world + 1)
+    flags = (False, True)
+    for pp, tp, cp, dp, zero, sp, size, offload, order in product(
+        degrees, degrees, degrees, degrees, capabilities.zero_stages, flags, range(1, batch + 1), flags, capabilities.rank_orders
+    ):
+        if pp * tp * cp * dp != world or batch % (dp * size):
+            continue
+        for vpp in vpp_degrees(layers, pp, uneven=capabilities.uneven_stages):
+            for schedule in capabilities.schedules:
+                if (vpp > 1) != (schedule == "interleaved"):
+                    continue
+                for recompute in capabilities.recompute:
+                    candidate = Candidate(
+                        engine=capabilities.engine,
+                        strategy=Strategy(
+                            mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, order=order),
+                            zero_stage=zero,
+                            sequence_parallel=sp,
+                            recompute=recompute,
+                            offload_optimizer=offload,
+                            grad_reduce_dtype=situation.training.grad_reduce_dtype,
+                        ),
+                        micro_batch_size=size,
+                        num_microbatches=batch // (dp * size),
+                        vpp=vpp,
+                        schedule=schedule,  # type: ignore[arg-type]
+                    )
+                    if all(rule.check(candidate, situation) is None for rule in rules):
+                        yield candidate
+
+
+def compositions(total: int, least: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every way to write `total` as ordered parts, part i at least `least[i]`.
+
+    >>> list(compositions(3, (0, 1)))
+    [(0, 3), (1, 2), (2, 1)]
+    """
+    free = total - sum(least)
+    if free < 0:
+        return
+    bars = len(least) - 1
+    for cut in combinations(range(free + bars), bars):
+        edges = (-1, *cut, free + bars)
+        yield tuple(low + b - a - 1 for low, a, b in zip(least, edges[:-1], edges[1:], strict=True))
+
+
+def splits(model: ModelSpec, capabilities: Capabilities, pp: int, vpp: int) -> Iterator[tuple[int, ...]]:
+    """Transformer layers of each chunk, vpp-major: every contiguous split with vpp=1; else a stage's layers are spread over its chunks
+    as evenly as they go."""
+    layers = transformer_layers(model)
+    if not capabilities.uneven_stages:
+        if layers % (pp * vpp) == 0:
+            yield (layers // (pp * vpp),) * (pp * vpp)
+        return
+    least = [1] * pp
+    least[0] = least[-1] = 0
+    if pp == 1:
+        least = [0]
+    for totals in compositions(layers, least):
+        by_stage = [spread(total, vpp, p, pp) for p, total in enumerate(totals)]
+        yield tuple(by_stage[p][v] for v in range(vpp) for p in range(pp))
+
+
+def recomputes(
+    capabilities: Capabilities, modes: Sequence[Recompute], sizes: Sequence[int], pp: int
+) -> Iterator[tuple[tuple[Recompute, int], ...]]:
+    """Every choice of (mode, first n layers of each chunk) by stage."""
+    layers = sum(sizes)
+
+    def of_stage(most: int) -> list[tuple[Recompute, int]]:
+        found: list[tuple[Recompute, int]] = []
+        for mode in modes:
+            counts = range(1, most + 1) if mode == "full" else [layers]
+            found += [(mode, 0)] if mode == "none" else [(mode, count) for count in counts]
+        return found
+
+    if capabilities.recompute_varies == "never":
+        yield from (((mode, 0 if mode == "none" else layers),) * pp for mode in modes)
+    else:
+        yield from product(*(of_stage(max(sizes[p::pp])) for p in range(pp)))
+
+
+def best(
+    model: ModelSpec,
+    training: Training,
+    cluster: Cluster,
+    engines: Sequence[tuple[Capabilities, Behaviour]],
+    limit: MemoryLimit,
+    calibration: Calibration,
+) -> tuple[float, Candidate, tuple[Stage, ...]] | None:
+    """The fastest plan that fits, by enumeration: (seconds, candidate, stages); None where none fits."""
+    found: tuple[float, Candidate, tuple[Stage, ...]] | None = None
+    situation = Situation(model=model, training=training, cluster=cluster)
+    for capabilities, behaviour in engines:
+        costs = CostModel(model, training, cluster, behaviour, calibration)
+        legal: dict[Candidate, list[Recompute]] = {}
+        for candidate in outer_choices(capabilities, situation):
+            key = replace(candidate, strategy=replace(candidate.strategy, recompute="none"))
+            legal.setdefault(key, []).append(candidate.strategy.recompute)
+        for key, allowed in legal.items():
+            modes = [mode for mode in RECOMPUTE_ORDER if mode in allowed]
+            candidate = replace(key, strategy=replace(key.strategy, recompute=modes[-1]))
+            pp = candidate.mesh.pp
+            for sizes in splits(model, capabilities, pp, candidate.vpp):
+                for recompute in recomputes(capabilities, modes, sizes, pp):
+                    stages = stages_of(model, sizes, pp, recompute)
+                    price = costs.price(candidate, stages)
+                    if price.peak_memory_bytes <= limit.usable and (found is None or price.step_time_s < found[0]):
+                        found = (price.step_time_s, candidate, stages)
+    return found

@@ -1,0 +1,288 @@
+"""From a model, a cluster and the engines' capabilities to the fastest plan that fits, with what became of every other choice.
+
+1. The decision tree (strategy/tree.py) gives the legal outer choices; each branch it cuts has its rule as a reason.
+2. Each outer choice is bounded: the least memory that any split of it needs against the limit, the least time against the best so far.
+3. What is left, most promising first, goes to the inner search (search/inner.py): stage partition and recompute, exact in the simulated
+   step time.
+4. The winner and the alternatives are priced again by `CostModel.price`, the one scoring function.
+
+Bounds never decide a tie: a choice is only dropped where its bound is above the threshold, or equal and later in declared order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappush, heappushpop
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.plan import Plan, Reason, RunSettings
+from orchestrator.search.check import check_plan, spec_of
+from orchestrator.search.inner import Inner, Solution
+from orchestrator.search.refuse import no_plan
+from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Situation
+from orchestrator.strategy.layout import Prediction
+from orchestrator.strategy.megatron_layout import chunk_sizes
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.tree import Leaf, Outcome, Tree
+from orchestrator.units import format_bytes
+from orchestrator.values import Value
+
+__all__ = ["Outcome", "SearchResult", "check_plan", "reprice", "search"]
+
+ROUNDING = 1e-9
+"""Relative slack of every bound: a bound and a price add the same terms in another order."""
+REJECTED_IN_PLAN = 40
+"""Reasons that plan.json keeps; candidates.csv has all."""
+
+Engines = Sequence[tuple[Capabilities, Behaviour]]
+Clock = Callable[[], float]
+Progress = Callable[[int, int, float | None], None]
+"""(outer choices done, outer choices in all, seconds of the best plan so far)."""
+
+
+class SearchResult(Value, frozen=True, kw_only=True):
+    """`outcomes` are in declared order; `alternatives` are the best plans of the next best outer choices, fastest first.
+
+    `complete`: False where `budget_s` ended the search early; the plan is then the best found.
+    """
+
+    plan: Plan
+    alternatives: tuple[Plan, ...]
+    outcomes: tuple[Outcome, ...]
+    complete: bool = True
+    proven: bool = True
+    """Whether the plan is the proven optimum of its space: nothing was left out for time or number."""
+    simulated: int = 0
+    """Partitions whose schedule was simulated."""
+
+
+class Choice(NamedTuple):
+    """An outer choice on its way through the search: `order` is its place in declared order."""
+
+    order: int
+    engine: int
+    leaf: Leaf
+    floor_s: float
+
+
+def search(
+    model: ModelSpec,
+    training: Training,
+    cluster: Cluster,
+    engines: Engines,
+    pins: Pins,
+    limit: MemoryLimit,
+    calibration: Calibration | Sequence[Calibration],
+    *,
+    run: RunSettings | None = None,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+    budget_s: float | None = None,
+    top_k: int = 5,
+    prunings: tuple[Rule, ...] = (),
+) -> SearchResult:
+    """The fastest plan under the pins and the memory limit.
+
+    `calibration`: one for all engines or one for each. `clock` (seconds, only differences count) is needed for `budget_s`.
+    Raises NoPlanError, with what was missing and what to relax, and InputError for a layout that is not the model's.
+    """
+    calibrations = [calibration] * len(engines) if isinstance(calibration, Calibration) else list(calibration)
+    started = clock() if clock else 0.0
+    situation = Situation(model=model, training=training, cluster=cluster)
+    costs = [CostModel(model, training, cluster, behaviour, c) for (_, behaviour), c in zip(engines, calibrations, strict=True)]
+    outcomes: dict[int, Outcome] = {}
+    cut: list[tuple[int, Outcome]] = []
+    choices: list[Choice] = []
+    order = 0
+    for index, (capabilities, _) in enumerate(engines):
+        tree = Tree(capabilities, situation, pins, prunings)
+        cuts: list[Outcome] = []
+        for leaf in tree.leaves(cuts.append):
+            cut += [(order, outcome) for outcome in cuts]
+            cuts.clear()
+            order += 1
+            if pins.layout is not None:
+                chunk_sizes(pins.layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
+            need = costs[index].memory_floor(leaf.candidate)
+            if need > limit.usable:
+                why = f"needs at least {format_bytes(need)} of {format_bytes(limit.usable)}"
+                outcomes[order] = Outcome(choice=leaf.candidate.label(), candidate=leaf.candidate, peak_memory_bytes=need, reason=why)
+            else:
+                choices.append(Choice(order, index, leaf, costs[index].time_floor(leaf.candidate)))
+        cut += [(order, outcome) for outcome in cuts]
+    choices.sort(key=lambda choice: (choice.floor_s, choice.order))
+    best = _Best(top_k)
+    complete = True
+    slower: list[tuple[Choice, float]] = []
+    for done, choice in enumerate(choices):
+        if progress is not None:
+            progress(done, len(choices), best.score)
+        if clock is not None and budget_s is not None and best.score is not None and clock() - started > budget_s:
+            complete = False
+            for late in choices[done:]:
+                name = late.leaf.candidate.label()
+                why = f"not looked at within search.budget_s={budget_s}"
+                outcomes[late.order] = Outcome(choice=name, candidate=late.leaf.candidate, reason=why)
+            break
+        if best.excludes(choice.floor_s, choice.order):
+            slower.append((choice, choice.floor_s))
+            continue
+        capabilities = engines[choice.engine][0]
+        inner = Inner(costs[choice.engine], model, capabilities, choice.leaf, limit, pins.layout)
+        answer = inner.solve(best.threshold)
+        best.simulated += inner.simulated
+        best.proven = best.proven and inner.proven
+        candidate = choice.leaf.candidate
+        if answer.solution is not None:
+            solution = answer.solution
+            outcomes[choice.order] = Outcome(
+                choice=candidate.label(),
+                candidate=candidate,
+                step_time_s=solution.step_time_s,
+                peak_memory_bytes=solution.peak_memory_bytes,
+            )
+            best.add(solution, choice)
+        elif answer.need is not None:
+            why = f"needs {format_bytes(answer.need)} of {format_bytes(limit.usable)}"
+            outcomes[choice.order] = Outcome(choice=candidate.label(), candidate=candidate, peak_memory_bytes=answer.need, reason=why)
+        else:
+            slower.append((choice, answer.bound_s))
+    if progress is not None:
+        progress(len(choices), len(choices), best.score)
+    ranked = best.ranked()
+    if not ranked:
+        missing = [outcome for _, outcome in sorted(outcomes.items())]
+        raise no_plan(model, training, cluster, engines, pins, limit, costs, [outcome for _, outcome in cut], missing)
+    plans: list[Plan] = []
+    for solution, choice in ranked:
+        name = calibrations[choice.engine].name
+        prediction = costs[choice.engine].price(solution.candidate, solution.stages)
+        plans.append(_plan(solution, prediction, model, training, cluster, run or RunSettings(), name))
+    winner = plans[0]
+    assert winner.predicted is not None
+    top = winner.predicted.step_time_s
+    for choice, bound in slower:
+        candidate = choice.leaf.candidate
+        why = f"slower than {winner.candidate.label()} by at least {_percent(bound, top)}"
+        outcomes[choice.order] = Outcome(choice=candidate.label(), candidate=candidate, reason=why)
+    everything = _in_order(cut, outcomes)
+    rejected = _rejected(plans, top, cut)
+    return SearchResult(
+        plan=replace(winner, rejected=rejected),
+        alternatives=tuple(plans[1:]),
+        outcomes=everything,
+        complete=complete,
+        proven=complete and best.proven,
+        simulated=best.simulated,
+    )
+
+
+class _Best:
+    """The best solutions so far, one for each outer choice; the k-th is what the others must beat."""
+
+    def __init__(self, k: int) -> None:
+        self.k = max(1, k)
+        self.simulated = 0
+        self.proven = True
+        self._heap: list[tuple[float, int, Solution, Choice]] = []  # worst first
+
+    @property
+    def score(self) -> float | None:
+        """Seconds of the best."""
+        return -max(self._heap)[0] if self._heap else None
+
+    @property
+    def threshold(self) -> float:
+        """Seconds of the k-th best; infinite while there are fewer."""
+        return -self._heap[0][0] if len(self._heap) == self.k else float("inf")
+
+    def excludes(self, bound: float, order: int) -> bool:
+        """Whether a choice with this lower bound and place can't be among the k best any more."""
+        if len(self._heap) < self.k:
+            return False
+        worst, last, *_ = self._heap[0]
+        slack = -worst * (1 + ROUNDING)
+        return bound > slack or (bound == -worst and order > -last)
+
+    def add(self, solution: Solution, choice: Choice) -> None:
+        item = (-solution.step_time_s, -choice.order, solution, choice)
+        if len(self._heap) < self.k:
+            heappush(self._heap, item)
+        else:
+            heappushpop(self._heap, item)
+
+    def ranked(self) -> list[tuple[Solution, Choice]]:
+        """Fastest first.
+
+        Ties go to the declared order.
+        """
+        return [(solution, choice) for _, _, solution, choice in sorted(self._heap, key=lambda item: (-item[0], -item[1]))]
+
+
+def _percent(bound: float, top: float) -> str:
+    return f"{100 * (bound / top - 1):.1f}%"
+
+
+def _plan(
+    solution: Solution, prediction: Prediction, model: ModelSpec, training: Training, cluster: Cluster, run: RunSettings, calibration: str
+) -> Plan:
+    candidate = solution.candidate
+    mesh, strategy = candidate.mesh, candidate.strategy
+    return Plan(
+        engine=candidate.engine,
+        world_size=mesh.world_size,
+        tp=mesh.tp,
+        pp=mesh.pp,
+        vpp=candidate.vpp,
+        cp=mesh.cp,
+        ep=mesh.ep,
+        etp=mesh.etp,
+        dp=mesh.dp,
+        zero_stage=strategy.zero_stage,
+        zero_shard_size=strategy.zero_shard_size,
+        sequence_parallel=strategy.sequence_parallel,
+        offload_optimizer=strategy.offload_optimizer,
+        micro_batch_size=candidate.micro_batch_size,
+        num_microbatches=candidate.num_microbatches,
+        global_batch_size=training.global_batch_size,
+        schedule=candidate.schedule,
+        rank_order=mesh.order,
+        stages=solution.stages,
+        predicted=prediction,
+        model=model.architecture,
+        training=training,
+        cluster=cluster,
+        run=run,
+        calibration=calibration,
+    )
+
+
+def _in_order(cut: list[tuple[int, Outcome]], outcomes: dict[int, Outcome]) -> tuple[Outcome, ...]:
+    """Cuts stand before the leaf that the tree reached next."""
+    keyed = [((place, 1, i), outcome) for i, (place, outcome) in enumerate(cut)]
+    keyed += [((place, 0, 0), outcome) for place, outcome in outcomes.items()]
+    return tuple(outcome for _, outcome in sorted(keyed, key=lambda item: item[0]))
+
+
+def _rejected(plans: list[Plan], top: float, cut: list[tuple[int, Outcome]]) -> tuple[Reason, ...]:
+    """The alternatives with what they lose, then the branches that were cut nearest to the root."""
+    reasons = []
+    for plan in plans[1:]:
+        assert plan.predicted is not None
+        reasons.append(Reason(choice=plan.candidate.label(), why=f"slower by {_percent(plan.predicted.step_time_s, top)}"))
+    broad = sorted((outcome for _, outcome in cut), key=lambda outcome: len(outcome.decided))
+    reasons += [Reason(choice=outcome.choice, why=outcome.reason or "") for outcome in broad]
+    return tuple(reasons[:REJECTED_IN_PLAN])
+
+
+def reprice(plan: Plan, behaviour: Behaviour, calibration: Calibration) -> Plan:
+    """The same plan with a fresh prediction."""
+    costs = CostModel(spec_of(plan), plan.training, plan.cluster, behaviour, calibration)
+    return replace(plan, predicted=costs.price(plan.candidate, plan.stages), calibration=calibration.name)

@@ -1,0 +1,152 @@
+"""When nothing fits: what was missing, the nearest plan, and what to relax. All of it computed, none of it guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from orchestrator.cost.price import CostModel
+from orchestrator.errors import NoPlanError
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.search.inner import Inner
+from orchestrator.strategy.capabilities import Behaviour, Capabilities, Situation
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.tree import Leaf, Outcome, Tree
+from orchestrator.units import format_bytes
+
+Engines = Sequence[tuple[Capabilities, Behaviour]]
+REASONS_SHOWN = 4
+LOOKED_AT = 40
+"""Choices of least memory whose need is computed exactly; the others are known by their floor."""
+MORE_GPUS = (2, 4, 8, 16, 32, 64)
+"""Multiples of the GPUs that are tried, to say how many would do."""
+
+
+def no_plan(
+    model: ModelSpec,
+    training: Training,
+    cluster: Cluster,
+    engines: Engines,
+    pins: Pins,
+    limit: MemoryLimit,
+    costs: Sequence[CostModel],
+    cuts: Sequence[Outcome],
+    outcomes: Sequence[Outcome],
+) -> NoPlanError:
+    """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid."""
+    who = f"{model.architecture.name} on {cluster.num_gpus} x {cluster.gpu.name}"
+    if not outcomes:
+        return NoPlanError(
+            f"no legal plan for {who}: {_why_illegal(cuts, pins)}{_relaxed(model, training, cluster, engines, pins, None, costs)}"
+        )
+    need, nearest = _nearest(model, engines, limit, costs, outcomes, pins)
+    have = format_bytes(limit.usable)
+    kept = f" ({format_bytes(limit.limit)} less {format_bytes(limit.reserve)} kept free)" if limit.reserve else ""
+    relax = _relaxed(model, training, cluster, engines, pins, limit, costs)
+    return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}")
+
+
+def _why_illegal(cuts: Sequence[Outcome], pins: Pins) -> str:
+    """The reasons, one a rule, those that were judged deepest in the tree first: they are what is between the pins and a plan."""
+    by_rule: dict[str | None, Outcome] = {}
+    for cut in sorted(cuts, key=lambda cut: -len(cut.decided)):
+        by_rule.setdefault(cut.rule, cut)
+    set_pins = {name for name in pins.__struct_fields__ if getattr(pins, name) is not None}
+    about_pins = [cut for cut in by_rule.values() if set_pins & set(cut.decided)]
+    shown = (about_pins or list(by_rule.values()))[:REASONS_SHOWN]
+    return "; ".join(f"{cut.choice}: {cut.reason}" for cut in shown) or "no combination of the pinned degrees uses all GPUs"
+
+
+def _leaves(model: ModelSpec, training: Training, cluster: Cluster, engines: Engines, pins: Pins) -> list[tuple[int, Leaf]]:
+    situation = Situation(model=model, training=training, cluster=cluster)
+    found = []
+    for index, (capabilities, _) in enumerate(engines):
+        found += [(index, leaf) for leaf in Tree(capabilities, situation, pins).leaves(lambda _: None)]
+    return found
+
+
+def _nearest(
+    model: ModelSpec, engines: Engines, limit: MemoryLimit, costs: Sequence[CostModel], outcomes: Sequence[Outcome], pins: Pins
+) -> tuple[float, str]:
+    """(bytes, choice) of the choice that lacks least, of those with the lowest floors."""
+    index = {capabilities.engine: i for i, (capabilities, _) in enumerate(engines)}
+    ranked = sorted(outcomes, key=lambda outcome: outcome.peak_memory_bytes or float("inf"))
+    best: tuple[float, str] | None = None
+    for outcome in ranked[:LOOKED_AT]:
+        if best is not None and (outcome.peak_memory_bytes or 0.0) >= best[0]:
+            break
+        i = index[outcome.candidate.engine]
+        strongest = outcome.candidate.strategy.recompute
+        inner = Inner(costs[i], model, engines[i][0], Leaf(outcome.candidate, (strongest,)), limit, pins.layout)
+        need = inner.need(inner.even_sizes())
+        if best is None or need < best[0]:
+            best = (need, f"{outcome.choice} recompute={strongest}")
+    assert best is not None
+    return best
+
+
+def _fits(
+    model: ModelSpec,
+    training: Training,
+    cluster: Cluster,
+    engines: Engines,
+    pins: Pins,
+    limit: MemoryLimit | None,
+    costs: Sequence[CostModel],
+) -> str | None:
+    """The name of a plan that would do; None: there is none. Without a limit any legal one."""
+    leaves = _leaves(model, training, cluster, engines, pins)
+    if limit is None:
+        return leaves[0][1].candidate.label() if leaves else None
+    for index, (capabilities, _) in enumerate(engines):
+        known = costs[index]
+        here = known if cluster is known.cluster else CostModel(model, training, cluster, known.behaviour, known.calibration)
+        floors = sorted(
+            ((here.memory_floor(leaf.candidate), order, leaf) for order, (i, leaf) in enumerate(leaves) if i == index), key=lambda x: x[:2]
+        )
+        for floor, _, leaf in floors[:LOOKED_AT]:
+            if floor > limit.usable:
+                break
+            inner = Inner(here, model, capabilities, leaf, limit, pins.layout)
+            if inner.need(inner.even_sizes()) <= limit.usable:
+                return f"{leaf.candidate.label()} recompute={leaf.recompute[-1]}"
+    return None
+
+
+def _relaxed(
+    model: ModelSpec,
+    training: Training,
+    cluster: Cluster,
+    engines: Engines,
+    pins: Pins,
+    limit: MemoryLimit | None,
+    costs: Sequence[CostModel],
+) -> str:
+    """What would help, each tried: leaving out one pin, leaving out all, more GPUs."""
+    help_: list[str] = []
+    names = [name for name in pins.__struct_fields__ if getattr(pins, name) is not None]
+    for name in names:
+        if name == "vpp" and pins.layout is not None:
+            continue
+        found = _fits(model, training, cluster, engines, replace(pins, **{name: None}), limit, costs)
+        if found is not None:
+            help_.append(f"leave out pin.{name} ({found})")
+    if not help_ and len(names) > 1:
+        found = _fits(model, training, cluster, engines, Pins(), limit, costs)
+        if found is not None:
+            help_.append(f"leave out the pins {', '.join(names)} ({found})")
+    if not help_ and limit is not None:
+        for times in MORE_GPUS:
+            more = replace(cluster, num_gpus=cluster.num_gpus * times)
+            if cluster.levels and more.num_gpus > cluster.levels[-1].size:
+                break
+            found = _fits(model, training, more, engines, pins, limit, costs)
+            if found is not None:
+                help_.append(f"gpus={more.num_gpus} ({found})")
+                break
+    if not help_:
+        return ""
+    return "; to relax: " + ", or ".join(help_)
