@@ -22,7 +22,11 @@ WIDTH = 100
 SHOWN_SHARE = 0.005
 """Causes below half a percent of the total are added up in one line."""
 CAUSES_IN_A_DIFFERENCE = 3
+NOISE = 1e-9
+"""A cause with less than this share of the total is the rounding of a difference."""
 NUMBER = re.compile(r"\d[\d.,]*")
+ENDS = ("embedding", "head")
+"""Kinds of which a model has one; engines recompute neither."""
 MESH_AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 
 
@@ -31,6 +35,12 @@ def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, highlight=False)
     console.print(renderable)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def console() -> Console:
+    """Standard output: as wide as the terminal; a log gets WIDTH columns (rich alone takes 80)."""
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(width=WIDTH, highlight=False)
 
 
 def _table(*columns: tuple[str, bool], title: str = "") -> Table:
@@ -60,18 +70,15 @@ def stage_layers(stage: Stage) -> str:
         parts = []
         for kind, members in groupby(spans, key=lambda span: span.kind):
             run = list(members)
-            alone = kind in ("embedding", "head")
+            alone = kind in ENDS
             parts.append(kind if alone else ranges(kind, run[0].first, sum(span.count for span in run)))
         chunks.append(", ".join(parts) or "-")
     return " | ".join(chunks)
 
 
 def stage_recompute(stage: Stage) -> str:
-    """"full", "none", or how many transformer layers of each: "full 2 of 9"; embedding and head don't count."""
-    counts: dict[str, int] = {}
-    for span in stage.layers:
-        if span.kind not in ("embedding", "head"):
-            counts[span.recompute] = counts.get(span.recompute, 0) + span.count
+    """"full", "none", or how many transformer layers of each: "full 2 of 9"."""
+    counts = recomputed([stage])
     total = sum(counts.values())
     if len(counts) <= 1:
         return next(iter(counts), "-")
@@ -91,11 +98,19 @@ def placement(plan: Plan) -> str:
     return ", ".join(found) or "one rank, no traffic"
 
 
-def choice(plan: Plan) -> str:
-    """The axes that are used, ZeRO, recompute: one line without the engine.
+def recomputed(stages: Sequence[Stage]) -> dict[str, int]:
+    """Transformer layers by recompute mode; embedding and head don't count."""
+    counts: dict[str, int] = {}
+    for stage in stages:
+        for span in stage.layers:
+            if span.kind not in ENDS:
+                counts[span.recompute] = counts.get(span.recompute, 0) + span.count
+    return counts
 
-    The micro-batch size is "mbs", as in the field's scripts.
-    """
+
+def choice(plan: Plan) -> str:
+    """The axes that are used, ZeRO, recompute: one line without the engine. The micro-batch size is "mbs", as in the field's scripts;
+    "recompute=full(3/80)": 3 of 80 layers."""
     parts = [f"{axis}={getattr(plan, axis)}" for axis in MESH_AXES if getattr(plan, axis) > 1 or axis in ("tp", "pp", "dp")]
     parts.append(f"zero_stage={plan.zero_stage}")
     if plan.zero_shard_size:
@@ -105,8 +120,11 @@ def choice(plan: Plan) -> str:
     if plan.offload_optimizer:
         parts.append("offload")
     parts.append(f"mbs={plan.micro_batch_size}")
-    if plan.strategy.recompute != "none":
-        parts.append(f"recompute={plan.strategy.recompute}")
+    counts = recomputed(plan.stages)
+    total = sum(counts.values())
+    for mode, count in counts.items():
+        if mode != "none":
+            parts.append(f"recompute={mode}" if count == total else f"recompute={mode}({count}/{total})")
     return " ".join(parts)
 
 
@@ -170,17 +188,25 @@ def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None) -
     return Group(facts, stages, Text(caption, style="dim")) if caption else Group(facts, stages)
 
 
+def cause_name(cause: str) -> str:
+    """
+    >>> cause_name("tp"), cause_name("memory_bound")
+    ('tp traffic', 'memory bound')
+    """
+    return f"{cause} traffic" if cause in MESH_AXES else cause.replace("_", " ")
+
+
 def _causes(heading: str, causes: dict[str, float], unit: str, total: float) -> Table:
     """Causes from the largest, each with its share; small ones as one line."""
     table = _table((heading, False), ("", True), ("", True))
     write = format_seconds if unit == "s" else format_bytes
-    ordered = sorted(causes.items(), key=lambda item: -item[1])
+    ordered = sorted(((name, value) for name, value in causes.items() if abs(value) > NOISE * total), key=lambda item: -item[1])
     large = [(name, value) for name, value in ordered if abs(value) >= SHOWN_SHARE * total]
-    small = [value for _, value in ordered if 0 < abs(value) < SHOWN_SHARE * total]
+    small = [value for _, value in ordered if abs(value) < SHOWN_SHARE * total]
     if len(small) == 1:
-        large, small = [(name, value) for name, value in ordered if value], []
+        large, small = ordered, []
     for name, value in large:
-        table.add_row(Text(name.replace("_", " ")), write(value), _percent(value / total))
+        table.add_row(Text(cause_name(name)), write(value), _percent(value / total))
     if small:
         table.add_row(f"{len(small)} more", write(sum(small)), _percent(sum(small) / total))
     table.add_section()
@@ -233,12 +259,12 @@ def difference(best: Prediction, other: Prediction) -> str:
     changes = {name: other.by_cause.get(name, 0.0) - best.by_cause.get(name, 0.0) for name in names}
     ordered = sorted(changes.items(), key=lambda item: -abs(item[1]))
     shown = [(name, change) for name, change in ordered if abs(change) >= SHOWN_SHARE * best.step_time_s][:CAUSES_IN_A_DIFFERENCE]
-    parts = [f"{name.replace('_', ' ')} {'+' if change > 0 else '-'}{format_seconds(abs(change))}" for name, change in shown]
+    parts = [f"{cause_name(name)} {'+' if change > 0 else '-'}{format_seconds(abs(change))}" for name, change in shown]
     return f"{100 * slower:+.1f}%" + (": " + ", ".join(parts) if parts else "")
 
 
 def _stage_sizes(plan: Plan) -> str:
-    counts = [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in plan.stages]
+    counts = [sum(span.count for span in stage.layers if span.kind not in ENDS) for stage in plan.stages]
     if len(counts) == 1:
         return ""
     runs = [(size, len(list(group))) for size, group in groupby(counts)]
