@@ -41,6 +41,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             states=_all_stages(NANOTRON),
             gradient_bytes_on_wire="grad_accum_dtype",
             reduce_scatter_from_stage=1,
+            overlaps_param_gather=False,
             fp32_gradient_fusion=False,
         ),
         Behaviour(

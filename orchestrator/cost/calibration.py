@@ -55,6 +55,17 @@ class Calibration(Value, frozen=True, kw_only=True):
     optimizer_efficiency: float = 0.70
     """Share of the memory bandwidth that the fused multi-tensor Adam reaches."""
 
+    pointwise_factor: float = 1.0
+    """Bytes that the engine's memory-bound operations move against the fused ones that the model counts (unfused activations, norms, casts:
+    above 1)."""
+    loss_factor: float = 1.0
+    """Bytes that the engine's loss moves against mcore's unfused cross-entropy (a fused kernel: a fifth)."""
+    fp8_efficiency: float = 0.80
+    """FP8 GEMMs' share of their peak, against `gemm_efficiency`: the scaling kernels, and a peak that power keeps out of reach (NVIDIA's
+    published pairs of bf16 and FP8 runs)."""
+    tp_overlap: float = -1.0
+    """Share of tensor-parallel traffic behind GEMMs; below 0: the engine's `Behaviour.tp_overlap`."""
+
     # Overheads
     op_overhead_s: float = 12 * US
     """Host seconds to launch one operation of the layer in forward (PyTorch's dispatch of a module and its kernels, 5 to 20 us); a
@@ -63,6 +74,10 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Host seconds to launch a collective of a layer (process group, stream and event), part of the same floor."""
     microbatch_overhead_s: float = 300 * US
     """Per micro-batch and stage: the schedule's Python, the data, the loss."""
+    layer_floor_s: float = 0.0
+    """Forward and backward of one transformer layer are never faster together: an engine whose Python is slower than its launches."""
+    pipeline_layer_floor_s: float = 0.0
+    """The same per tensor-parallel rank, added where the stages lie on different nodes and tp > 1 (nanotron; an engine's trait)."""
     step_overhead_s: float = 5e-3
     """Per step: clipping's global norm, learning rate, logging, timers."""
 

@@ -26,6 +26,8 @@ from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Recompute, St
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
+FORWARD_SHARE = 1 / 3
+"""Of the launches of a layer: its backward has twice as many."""
 COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
 CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer", "memory_pressure")
 """Keys of `Prediction.by_cause`, in the order of tables."""
@@ -76,6 +78,18 @@ class StageCost(Value, frozen=True, kw_only=True):
     peak_bytes: float
 
 
+class _Setting:
+    """What a strategy at a micro-batch size has been priced at."""
+
+    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers")
+
+    def __init__(self) -> None:
+        self.layers: dict[tuple[str, Recompute], LayerCost] = {}
+        self.hops: tuple[float, ...] | None = None
+        self.boundary_bytes: float | None = None
+        self.fixed_bytes: dict[str, float] | None = None
+
+
 class CostModel:
     """Prices candidates for one model, training, cluster and engine. Pure: the caches only save time."""
 
@@ -89,20 +103,30 @@ class CostModel:
         self._itemsize = activation_itemsize(training.precision)
         self._flops_per_sample = model_flops_per_sample(model)
         self._has_tied = any(weight.tied for layer in self._kinds.values() for weight in layer.weights)
-        self._links: dict[tuple[int, int, bool], Link] = {}
+        self._links: dict[tuple[int, int], Link] = {}
         self._seconds: dict[tuple[str, int, int, bool, int, int], LayerSeconds] = {}
-        self._layers: dict[tuple[str, Recompute, Strategy, int], LayerCost] = {}
-        self._hops: dict[tuple[Strategy, int], tuple[float, ...]] = {}
+        self._settings: dict[tuple[Strategy, int], _Setting] = {}
+        self._current: Candidate | None = None
+        self._setting = _Setting()
 
     # ---- layers
 
     def layer(self, candidate: Candidate, kind: str, recompute: Recompute) -> LayerCost:
         """One layer of this kind under the candidate, with this recompute. Raises KeyError for a kind that the model has not."""
-        key = (kind, recompute, candidate.strategy, candidate.micro_batch_size)
-        cost = self._layers.get(key)
+        layers = self._setting_of(candidate).layers
+        cost = layers.get((kind, recompute))
         if cost is None:
-            cost = self._layers[key] = self._layer(self._kinds[kind], recompute, candidate.strategy, candidate.micro_batch_size)
+            cost = self._layer(self._kinds[kind], recompute, candidate.strategy, candidate.micro_batch_size)
+            layers[kind, recompute] = cost
         return cost
+
+    def _setting_of(self, candidate: Candidate) -> _Setting:
+        """What is priced already for this strategy and micro-batch size. A search asks thousands of times in a row for one candidate:
+        only a new one is hashed."""
+        if candidate is not self._current:
+            self._setting = self._settings.setdefault((candidate.strategy, candidate.micro_batch_size), _Setting())
+            self._current = candidate
+        return self._setting
 
     def _states(self, strategy: Strategy) -> StateBytes:
         try:
@@ -173,6 +197,9 @@ class CostModel:
             passes[item.when] += exposed + slowed
             launch[item.when] += c.collective_launch_s
 
+        floor = self._floor_seconds(strategy) if layer.recomputable else 0.0
+        launch["forward"] = max(launch["forward"], FORWARD_SHARE * floor)
+        launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
         if recompute == "full":
             launch["backward"] += launch["forward"]
         for when, seconds_launched in launch.items():
@@ -206,6 +233,12 @@ class CostModel:
             by_cause=causes,
         )
 
+    def _floor_seconds(self, strategy: Strategy) -> float:
+        """Forward and backward of one transformer layer are never faster together in this engine."""
+        c, mesh = self.calibration, strategy.mesh
+        spread = mesh.tp > 1 and mesh.pp > 1 and mesh.stride("pp") * mesh.pp > self.cluster.levels[0].size
+        return c.layer_floor_s + (c.pipeline_layer_floor_s * mesh.tp if spread else 0.0)
+
     def _wire_itemsize(self, strategy: Strategy, weight_itemsize: int) -> int:
         """Bytes of a gradient element on the data-parallel network."""
         wire = self.behaviour.gradient_bytes_on_wire
@@ -230,15 +263,13 @@ class CostModel:
 
     # ---- traffic
 
-    def _link(self, size: int, stride: int, *, p2p: bool = False) -> Link:
-        key = (size, stride, p2p)
+    def _link(self, size: int, stride: int) -> Link:
+        key = (size, stride)
         link = self._links.get(key)
         if link is None:
             c = self.calibration
 
             def efficiency(level: int, domains: int) -> float:
-                if p2p:
-                    return c.p2p_efficiency
                 if level == 0:
                     return c.inner_efficiency
                 return c.outer_efficiency * float((max(domains, 2) / 2) ** -c.outer_scaling)
@@ -256,7 +287,8 @@ class CostModel:
         c = self.calibration
         if item.hidden == "nothing":
             return seconds, 0.0
-        hidden = seconds * self.behaviour.tp_overlap if item.hidden == "gemm" else min(seconds, c.overlap_efficiency * compute)
+        tp_overlap = self.behaviour.tp_overlap if c.tp_overlap < 0 else c.tp_overlap
+        hidden = seconds * tp_overlap if item.hidden == "gemm" else min(seconds, c.overlap_efficiency * compute)
         return seconds - hidden, hidden * c.overlap_slowdown
 
     def _boundary_seconds(self, candidate: Candidate) -> tuple[float, ...]:
@@ -265,21 +297,35 @@ class CostModel:
         All stages carry the same tensor: the hidden states, and in an encoder-decoder the encoder's output with them.
         """
         mesh = candidate.mesh
-        key = (candidate.strategy, candidate.micro_batch_size)
-        by_stage = self._hops.get(key)
-        if by_stage is None:
+        setting = self._setting_of(candidate)
+        if setting.hops is None:
             nbytes = self._boundary_bytes(candidate)
             stride = mesh.stride("pp")
             times = []
             for stage in range(mesh.pp):
-                first, second = stage * stride, (stage + 1) % mesh.pp * stride
-                inner = next((level.size for level in self.cluster.levels if first // level.size == second // level.size), 0)
-                link = self._link(2, 1 if inner == self.cluster.levels[0].size else max(stride, self.cluster.levels[0].size), p2p=True)
+                link = self._pair_link(stage * stride, (stage + 1) % mesh.pp * stride, stride)
                 times.append(COLLECTIVES["p2p"](nbytes, 2, link) + self.calibration.collective_overhead_s)
-            by_stage = self._hops[key] = tuple(times)
-        return by_stage * candidate.vpp
+            setting.hops = tuple(times)
+        return setting.hops * candidate.vpp
+
+    def _pair_link(self, first: int, second: int, width: int) -> Link:
+        """The link between ranks `first + i` and `second + i`, i < `width`: the innermost level that holds all these pairs."""
+        c, levels = self.calibration, self.cluster.levels
+        level = next(
+            (
+                level
+                for level in levels
+                if self.cluster.num_gpus <= level.size or (level.size % width == 0 and first // level.size == second // level.size)
+            ),
+            levels[-1],
+        )
+        return Link(bandwidth=level.bandwidth * c.p2p_efficiency, latency=level.latency * c.latency_factor)
 
     def _boundary_bytes(self, candidate: Candidate) -> float:
+        """Bytes of one transfer: the widest border between two kinds of layers, the same for all stages."""
+        setting = self._setting_of(candidate)
+        if setting.boundary_bytes is not None:
+            return setting.boundary_bytes
         kinds = list(self._kinds)
         widest = 0.0
         for index in range(1, len(kinds)):
@@ -293,6 +339,7 @@ class CostModel:
                 self._itemsize,
             )
             widest = max(widest, nbytes)
+        setting.boundary_bytes = widest
         return widest
 
     # ---- stages
@@ -301,10 +348,8 @@ class CostModel:
         """Seconds and peak bytes of one stage; `index` counts from 0."""
         forward, backward = self._chunk_seconds(candidate, stage.layers)
         exposed, optimizer = self._step_seconds(candidate, stage.layers, sum(forward), sum(backward))
-        peak = max(self._memory(candidate, stage.layers, index).values(), key=lambda by_cause: sum(by_cause.values()))
-        return StageCost(
-            forward_s=tuple(forward), backward_s=tuple(backward), exposed_s=exposed, optimizer_s=optimizer, peak_bytes=sum(peak.values())
-        )
+        peak = max(sum(by_cause.values()) for by_cause in self._memory(candidate, stage.layers, index).values())
+        return StageCost(forward_s=tuple(forward), backward_s=tuple(backward), exposed_s=exposed, optimizer_s=optimizer, peak_bytes=peak)
 
     def _chunk_seconds(self, candidate: Candidate, spans: Iterable[LayerSpan]) -> tuple[list[float], list[float]]:
         overhead = self.calibration.microbatch_overhead_s / 2
@@ -324,12 +369,18 @@ class CostModel:
             gather += span.count * cost.gather_s
             optimizer += span.count * cost.optimizer_s
         c, strategy = self.calibration, candidate.strategy
-        hidden = 0.0
+        hidden, windows = 0.0, self._windows(candidate)
         if strategy.overlap_grad_reduce and self.behaviour.overlaps_grad_reduce:
-            hidden += min(sync, c.overlap_efficiency * backward)
+            hidden += min(sync, c.overlap_efficiency * backward * windows)
         if strategy.overlap_param_gather and self.behaviour.overlaps_param_gather:
-            hidden += min(gather, c.overlap_efficiency * forward)
+            hidden += min(gather, c.overlap_efficiency * forward * windows)
         return sync + gather - hidden + hidden * c.overlap_slowdown, optimizer
+
+    def _windows(self, candidate: Candidate) -> float:
+        """Passes of the stage beside which its reduction and gathering can run: one, and when interleaved more. A chunk's gradients are
+        final while the stage still works on its last pp micro-batches of the chunks before, and its weights are not needed until the first
+        pp micro-batches have passed those (Megatron overlaps by chunk)."""
+        return 1 + (candidate.vpp - 1) / candidate.vpp * (candidate.mesh.pp - 1)
 
     def _memory(self, candidate: Candidate, spans: Iterable[LayerSpan], index: int) -> dict[str, dict[str, float]]:
         """Bytes by phase (forward, backward, step) and cause."""
@@ -351,9 +402,8 @@ class CostModel:
             transient_backward = max(transient_backward, cost.transient_backward_bytes)
         flights = schedule.in_flight_by_chunk(candidate.schedule, mesh.pp, index, candidate.num_microbatches, candidate.vpp)
         activations = max(sum(count * nbytes for count, nbytes in zip(counts, saved, strict=True)) for counts in flights)
-        fixed = self._fixed_bytes(candidate)
-        fixed["buffers"] += self._bucket_bytes(candidate, parameters)
-        always = {"weights": weights, "gradients": gradients, "optimizer": optimizer, **fixed}
+        always = {"weights": weights, "gradients": gradients, "optimizer": optimizer, **self._fixed_bytes(candidate)}
+        always["buffers"] += self._bucket_bytes(candidate, parameters)
         phases = {}
         for phase, kept, transient, extra in (
             ("forward", activations, transient_forward, 0.0),
@@ -371,13 +421,17 @@ class CostModel:
 
     def _fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
         """What every rank has whatever its layers: context, communicators, workspaces, the pipeline's buffers."""
+        setting = self._setting_of(candidate)
+        if setting.fixed_bytes is not None:
+            return setting.fixed_bytes
         c, mesh = self.calibration, candidate.mesh
         group = dp.group(candidate.strategy)[0]
         communicators = sum(degree > 1 for degree in (mesh.tp, mesh.cp, mesh.pp, group, mesh.world_size))
         buffers = c.workspace_bytes
         if mesh.pp > 1:
             buffers += 2 * self._boundary_bytes(candidate)  # one tensor on its way out, one gradient on its way in
-        return {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
+        setting.fixed_bytes = {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
+        return setting.fixed_bytes
 
     def _bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
         """Reduction buckets, and at stage 3 the weights that prefetching keeps beside the current layer; never more than there is."""
@@ -505,9 +559,9 @@ class CostModel:
         strategy, b = candidate.strategy, self.behaviour
         half = stages * overhead / 2
         if strategy.overlap_grad_reduce and b.overlaps_grad_reduce:
-            sync = max(0.0, sync - c.overlap_efficiency * (backward + half))
+            sync = max(0.0, sync - c.overlap_efficiency * (backward + half) * self._windows(candidate))
         if strategy.overlap_param_gather and b.overlaps_param_gather:
-            gather = max(0.0, gather - c.overlap_efficiency * (forward + half))
+            gather = max(0.0, gather - c.overlap_efficiency * (forward + half) * self._windows(candidate))
         mean = (m * busy + sync + gather + optimizer) / stages + m * overhead
         return max(mean, m * (slowest + overhead), busy + stages * overhead) + self._once_seconds(candidate)
 

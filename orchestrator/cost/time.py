@@ -65,8 +65,8 @@ class Rates(NamedTuple):
     itemsize: int
 
     @classmethod
-    def of(cls, gpu: Gpu, precision: str) -> Rates:
-        peak = peak_flops(gpu, precision)
+    def of(cls, gpu: Gpu, precision: str, calibration: Calibration) -> Rates:
+        peak = peak_flops(gpu, precision) * (calibration.fp8_efficiency if precision == "fp8" else 1.0)
         return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, activation_itemsize(precision))
 
 
@@ -116,9 +116,9 @@ def layer_seconds(
     """Forward and backward without traffic, recompute or ZeRO."""
     c, mesh = calibration, strategy.mesh
     itemsize = activation_itemsize(precision)
-    rates = Rates.of(gpu, precision)
+    rates = Rates.of(gpu, precision, c)
     # fp8 is for the layers' linears: attention and the vocabulary's projection stay in bf16 (Megatron's output layer is none of TE's).
-    wide_rates = Rates.of(gpu, "bf16") if precision == "fp8" else rates
+    wide_rates = Rates.of(gpu, "bf16", c) if precision == "fp8" else rates
     memory = gpu.memory_bandwidth * c.memory_efficiency
     f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
     for op in layer.ops:
@@ -138,8 +138,9 @@ def layer_seconds(
         elif isinstance(op, Pointwise):
             elements = op.elements * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
             back = op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
-            f_memory += elements * op.moved / memory
-            b_memory += elements * back / memory
+            factor = c.loss_factor if op.name == "cross_entropy" else c.pointwise_factor
+            f_memory += elements * op.moved * factor / memory
+            b_memory += elements * back * factor / memory
     launches = sum(not isinstance(op, Enter | Exit) for op in layer.ops) * c.op_overhead_s
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
