@@ -132,7 +132,7 @@ def test_a_higher_zero_stage_never_needs_more_state_memory(case: tuple[dict[str,
 class Volumes(CostModel):
     """A cost model whose seconds of data-parallel traffic are bytes: free latency, one byte a second."""
 
-    def _link(self, size: int, stride: int, *, p2p: bool = False) -> Link:
+    def _link(self, size: int, stride: int) -> Link:
         return Link(bandwidth=1.0, latency=0.0)
 
 
