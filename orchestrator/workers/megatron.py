@@ -15,6 +15,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
@@ -95,6 +96,24 @@ class MegatronTrainer:
         state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(OPTIMIZER_FORMAT))
         return state
 
+    def _torch_adams(self) -> list[DistributedOptimizer]:
+        """The distributed optimizers over torch's own AdamW."""
+        return [
+            wrapped
+            for wrapped in self.optimizer.chained_optimizers
+            if isinstance(wrapped, DistributedOptimizer) and isinstance(wrapped.optimizer, torch.optim.AdamW)
+        ]
+
+    def _prepare_torch_adam(self) -> None:
+        """What loading lacks where the distributed optimizer has torch's AdamW, without Transformer Engine and Apex: AdamW makes its state in the
+        first step, but the optimizer describes what it loads by that state (distrib_optimizer.py:642); and it puts the state back without the
+        step count, which it asks for all the same (distrib_optimizer.py:940)."""
+        for wrapped in self._torch_adams():
+            for parameter in (p for group in wrapped.optimizer.param_groups for p in group["params"]):
+                zeros = torch.zeros_like(parameter)
+                wrapped.optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+            wrapped._set_main_param_and_optimizer_states = partial(_set_with_step, wrapped, wrapped._set_main_param_and_optimizer_states)
+
     def _generators(self) -> ShardedObject:
         """Generator states, one set a rank."""
         states = {
@@ -118,6 +137,7 @@ class MegatronTrainer:
         """Any layout of this engine; the generators only in the same one."""
         if saved.layout["engine"] != self.plan.engine:
             raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+        self._prepare_torch_adam()
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)
         if same:
@@ -126,12 +146,23 @@ class MegatronTrainer:
         for index, chunk in enumerate(self.chunks):
             _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
+        for wrapped in self._torch_adams():
+            # One tensor for all parameters (distrib_optimizer.py:813): it would count every parameter's step.
+            for values in wrapped.optimizer.state.values():
+                values["step"] = values["step"].clone()
         if same:
             generators = state["generators"]
             torch.set_rng_state(generators["cpu"])
             if generators["device"] is not None:
                 torch.cuda.set_rng_state(generators["device"])
             tensor_parallel.get_cuda_rng_tracker().set_states(generators["tracker"])
+
+
+def _set_with_step(wrapped: Any, put: Any, model_parameter: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """`put(model_parameter, tensors)` with the step count that the state holds already."""
+    group, order = wrapped.model_param_group_index_map[model_parameter]
+    state = wrapped.optimizer.state[wrapped.optimizer.param_groups[group]["params"][order]]
+    put(model_parameter, {"step": state["step"], **tensors})
 
 
 def _bare(chunk: torch.nn.Module) -> torch.nn.Module:

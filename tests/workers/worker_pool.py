@@ -50,7 +50,7 @@ class Pool:
         self.processes = []
         for rank in range(RANKS):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, there))
             process.start()
             there.close()
             self.pipes.append(here)

@@ -1,0 +1,69 @@
+"""A resumed run continues the curve: exactly in the same layout, and for megatron in another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from orchestrator.plan import RunSettings, to_json
+from worker_plans import GPT, LLAMA, make_plan
+from worker_pool import Pool
+
+pytestmark = pytest.mark.engines
+
+DEEPSPEED = "megatron_deepspeed"
+
+
+def run(pool: Pool, corpus: str, out: Path, *, resume: Path | None = None, save_every: int = 0, **fields: Any) -> list[float]:
+    settings = RunSettings(save_every=save_every, resume=str(resume) if resume else None)
+    plan = make_plan(run=settings, steps=4, lr=3e-3, **fields)
+    return pool.run("train_and_save", plan.world_size, to_json(plan), corpus, str(out))[0]
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "megatron tp2 zero1 to the same": ({"tp": 2, "dp": 2, "zero_stage": 1}, {"tp": 2, "dp": 2, "zero_stage": 1}),
+    "megatron tp2 to tp1": ({"tp": 2}, {}),
+    "megatron tp2 zero1 to tp1 dp2": ({"tp": 2, "dp": 2, "zero_stage": 1}, {"dp": 2, "zero_stage": 1}),
+    "megatron pp2 vpp2 llama to pp1": ({"model": LLAMA, "pp": 2, "vpp": 2}, {"model": LLAMA}),
+    "deepspeed tp2 zero1": ({"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}),
+    "deepspeed dp2 zero3": ({"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}),
+    "deepspeed pp2 zero1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_continues_the_curve(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    before, after = CASES[case]
+    whole = run(pool, corpus, tmp_path / "first", save_every=2, **before)
+    # The run that resumes starts in the middle: its own losses are those of steps 3 and 4.
+    half = tmp_path / "first" / "checkpoints" / "step_000002"
+    resumed = run(pool, corpus, tmp_path / "second", resume=half, **after)
+    np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-6 if before == after else 1e-4)
+    lines = [json.loads(line) for line in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [3, 4]
+
+
+def test_the_marker_names_the_newest_checkpoint_and_a_run_continues_in_its_own_folder(pool: Pool, corpus: str, tmp_path: Path) -> None:
+    run(pool, corpus, tmp_path, save_every=3)
+    marker = json.loads((tmp_path / "checkpoints" / "latest.json").read_text())
+    assert (marker["step"], marker["folder"]) == (4, "step_000004")
+    assert run(pool, corpus, tmp_path, resume=tmp_path) == []
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_deepspeed_refuses_a_checkpoint_of_another_layout(pool: Pool, corpus: str, tmp_path: Path) -> None:
+    run(pool, corpus, tmp_path / "first", save_every=4, engine=DEEPSPEED, tp=2, zero_stage=1)
+    with pytest.raises(AssertionError, match=r"was written with tp=2 \(now 1\)"):
+        run(pool, corpus, tmp_path / "second", resume=tmp_path / "first", engine=DEEPSPEED, zero_stage=1)
+
+
+def test_dropout_continues_where_it_was(pool: Pool, corpus: str, tmp_path: Path) -> None:
+    from msgspec.structs import replace
+
+    noisy = replace(GPT, hidden_dropout=0.1, attention_dropout=0.1)
+    whole = run(pool, corpus, tmp_path / "first", save_every=2, model=noisy, tp=2)
+    resumed = run(pool, corpus, tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step_000002", model=noisy, tp=2)
+    np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-6)
