@@ -304,6 +304,8 @@ def offload(candidate: Candidate, situation: Situation) -> str | None:
     strategy = candidate.strategy
     if not strategy.offload_optimizer:
         return None
+    if situation.cluster.is_cpu:
+        return "offload_optimizer moves states out of a GPU's memory: here there is none"
     if strategy.zero_stage == 0:
         return "offload_optimizer needs zero_stage 1 or above"
     if strategy.mesh.pp > 1:

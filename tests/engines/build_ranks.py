@@ -15,10 +15,12 @@ from typing import Any
 warnings.filterwarnings("ignore")
 os.environ["DS_ACCELERATOR"] = "cpu"
 
+import deepspeed  # noqa: E402
 import deepspeed.comm.comm as ds_comm  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from deepspeed.runtime.config import DeepSpeedConfig  # noqa: E402
+from deepspeed.utils import groups as ds_groups  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallelConfig  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402
@@ -35,6 +37,13 @@ from megatron.core.transformer import TransformerConfig  # noqa: E402
 from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+SMALL_HIDDEN = 64
+"""Models that are built for real, with memory."""
+
+# Otherwise init_distributed compiles a shared-memory all-reduce, for a minute.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+deepspeed.logger.setLevel("ERROR")
 
 # Tied embeddings on two stages are moved to the GPU and summed while the model is built; a meta tensor stays where it is.
 torch.Tensor.cuda = lambda self, *args, **kwargs: self
@@ -233,6 +242,44 @@ def read_ds_config(plan: dict[str, Any], ds_config: dict[str, Any]) -> dict[str,
     }
 
 
+class AllGroups(Groups):
+    """What DeepSpeed's engine asks of an mpu; "model parallel" is TP x PP."""
+
+    get_model_parallel_group = staticmethod(parallel_state.get_model_parallel_group)
+    get_tensor_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
+    get_tensor_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
+    get_tensor_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
+    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
+
+    def get_model_parallel_rank(self) -> int:
+        return dist.get_rank(self.get_model_parallel_group())
+
+    def get_model_parallel_world_size(self) -> int:
+        return dist.get_world_size(self.get_model_parallel_group())
+
+
+def initialise_deepspeed(plan: dict[str, Any], engine: dict[str, Any], ds_config: dict[str, Any]) -> str:
+    """The name of the optimizer that DeepSpeed wraps around rank 0's stage: the engine itself takes model, groups and config."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(plan["world_size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    dist.init_process_group("fake", rank=0, world_size=plan["world_size"], store=FakeStore())
+    try:
+        parallel_state.initialize_model_parallel(plan["tp"], plan["pp"], create_gloo_process_groups=False)
+        deepspeed.init_distributed("gloo", verbose=False)
+        model = build(engine, 0, None)
+        wrapped, *_ = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), mpu=AllGroups(plan["dp"]), config=json.loads(json.dumps(ds_config))
+        )
+        name = type(wrapped.optimizer).__name__
+        wrapped.destroy()
+        return name
+    finally:
+        ds_comm.cdb = None
+        ds_groups._WORLD_GROUP = None
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     plan, engine = case["plan"], case["engine"]
     try:
@@ -245,6 +292,8 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
         if engine["ds_config"] is not None:
             found["deepspeed"] = read_ds_config(plan, engine["ds_config"])
             found["by_hand"] = read_ds_config(plan, case["by_hand"])
+            if plan["model"]["hidden_size"] <= SMALL_HIDDEN and plan["training"]["precision"] != "fp16":  # a CPU has no fp16
+                found["optimizer"] = initialise_deepspeed(plan, engine, engine["ds_config"])
     except (AssertionError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return found

@@ -126,6 +126,9 @@ def answers() -> dict[str, Any]:
     cases = {name: as_case(plan) for name, plan in (ALL | RANDOM).items()}
     cases |= {f"illegal {name}": unchecked_case(plan) for name, (plan, _) in ILLEGAL.items()}
     cases |= {f"interleaved {pp} {microbatches}": {"pp": pp, "num_microbatches": microbatches} for pp, microbatches in INTERLEAVED}
+    zero0 = as_case(make_plan("megatron_deepspeed", zero_stage=0))
+    zero0["engine"]["ds_config"]["data_types"] = {"grad_accum_dtype": "fp32"}
+    cases["illegal sums at stage 0"] = zero0
     program = Path(__file__).parent / "build_ranks.py"
     done = subprocess.run(
         [sys.executable, str(program)], input=json.dumps(list(cases.values())), capture_output=True, text=True, timeout=300, check=False
@@ -178,6 +181,34 @@ def test_deepspeed_reads_the_config_as_it_is_meant(name: str) -> None:
         assert read["grad_accum_dtype"] == (plan.training.grad_accum_dtype if mixed and plan.zero_stage else None)
         assert read["offload"] == plan.offload_optimizer
         assert read["communication_data_type"] == {"fp32": "torch.float32", "bf16": "torch.bfloat16"}[plan.training.grad_reduce_dtype]
+
+
+def deepspeed_plans() -> list[str]:
+    """Those that a CPU can initialise: small, and not in fp16."""
+    plans = {name: plan for name, plan in (DEEPSPEED | RANDOM).items() if plan.engine == "megatron_deepspeed"}
+    return [name for name, plan in plans.items() if plan.model.hidden_size <= 64 and plan.training.precision != "fp16"]
+
+
+@pytest.mark.parametrize("name", deepspeed_plans())
+def test_deepspeeds_engine_takes_model_groups_and_config(name: str) -> None:
+    """deepspeed.initialize on rank 0 of the planned world; the optimizer around the model is the one that the behaviour prices."""
+    plan, found = (ALL | RANDOM)[name], answers()[name]
+    assert "error" not in found, found
+    mixed = plan.training.precision != "fp32"
+    if plan.zero_stage == 3:
+        expected = "DeepSpeedZeroOptimizer_Stage3"
+    elif plan.zero_stage == 1 and mixed and plan.training.grad_accum_dtype == "fp32":
+        expected = "BF16_Optimizer"
+    elif plan.zero_stage:
+        expected = "DeepSpeedZeroOptimizer"
+    else:
+        expected = "FP16_UnfusedOptimizer" if mixed else "AdamW"
+    assert found["optimizer"] == expected
+
+
+def test_deepspeed_refuses_fp32_sums_at_stage_0_as_our_rule_does() -> None:
+    """Rule gad_mix."""
+    assert "unsupported mix" in answers()["illegal sums at stage 0"]["error"]
 
 
 @pytest.mark.parametrize("name", ILLEGAL)

@@ -91,7 +91,8 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("pp_zero", D, situation(), {"pp": 2, "dp": 4, "zero_stage": 3}, "zero_stage=3 with pp=2"),
     ("pp_zero", D, situation(), {"pp": 2, "dp": 4, "zero_stage": 0}, "zero_stage=0 with pp=2"),
     ("gad_mix", D, situation(), {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16"),
-    ("offload", D, situation(gpu="cpu"), {"offload_optimizer": True}, "zero_stage 1"),
+    ("offload", D, situation(), {"offload_optimizer": True}, "zero_stage 1"),
+    ("offload", D, situation(gpu="cpu"), {"offload_optimizer": True, "zero_stage": 2}, "here there is none"),
     ("offload", D, situation(optimizer="sgd"), {"offload_optimizer": True, "zero_stage": 2}, "Adam"),
     ("offload", D, situation(), {"offload_optimizer": True, "zero_stage": 1, "pp": 2, "dp": 4}, "pp=2"),
 ]  # fmt: skip
