@@ -30,10 +30,12 @@ NVLINK_BANDWIDTH = {
 }
 """Bytes/s per GPU and direction by the generation's datasheet (NVLink 2 to 5), the name's first word."""
 
-NVLINK_LATENCY = 3 * US
-INFINIBAND_LATENCY = 5 * US
-EFA_LATENCY = 30 * US
-"""Per ring step over EFA: what `collective_bandwidth_h100.csv` implies (256 MB all-gather: 9.6 ms on 256 GPUs, 24 ms on 512)."""
+NVLINK_LATENCY = 1.9 * US
+INFINIBAND_LATENCY = 4 * US
+"""NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
+EFA_LATENCY = 130 * US
+"""Half of what a ring's hop between nodes takes on AWS p5 by `collective_bandwidth_h100.csv`: 256 MB all-gathers on 2 to 64 nodes take
+240 to 360 us per node beyond their bandwidth's time, and `Calibration.latency_factor` is 2."""
 OMNIPATH_LATENCY = 10 * US
 
 OUTERMOST = 2**20

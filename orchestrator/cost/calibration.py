@@ -94,6 +94,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     """A hop in practice against the hop of NCCL's tables: launch, synchronisation and the slowest rank."""
     collective_overhead_s: float = 10 * US
     """Per collective, whatever its size: launch and rendezvous of the ranks."""
+    layers_per_message: float = 1.0
+    """Layers whose gradients or weights travel in one message of the once-a-step traffic (buckets), so that latency counts once."""
     overlap_efficiency: float = 0.80
     """Share of the compute beside which traffic can hide."""
     overlap_slowdown: float = 0.15
@@ -165,7 +167,7 @@ CPU: Final = Calibration(
     outer_efficiency=1.0,
     p2p_efficiency=1.0,
     latency_factor=1.0,
-    collective_overhead_s=200 * US,
+    collective_overhead_s=500 * US,
     collective_launch_s=0.0,
     overlap_efficiency=0.0,
     overlap_slowdown=0.0,
@@ -173,8 +175,8 @@ CPU: Final = Calibration(
     communicator_bytes=2.0 * MIB,
     workspace_bytes=0.0,
 )
-"""gloo ranks that share the cores of one machine: torch's Python and autograd cost about 60 us an operation, a gloo collective about
-200 us; traffic runs on the same cores, so nothing hides. The process with torch and an engine imported holds about 0.5 GiB."""
+"""gloo ranks that share the cores of one machine: torch's Python and autograd cost about 60 us an operation, a gloo collective 200 us
+to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides. The process with torch and an engine imported holds about 0.5 GiB."""
 
 
 def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:

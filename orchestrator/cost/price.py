@@ -279,8 +279,10 @@ class CostModel:
         return link
 
     def _seconds_of(self, item: Traffic) -> float:
-        link = self._link(item.size, item.stride)
-        return item.count * (COLLECTIVES[item.operation](item.nbytes, item.size, link) + self.calibration.collective_overhead_s)
+        link, c = self._link(item.size, item.stride), self.calibration
+        if item.when == "step":
+            link = Link(bandwidth=link.bandwidth, latency=link.latency / c.layers_per_message)
+        return item.count * (COLLECTIVES[item.operation](item.nbytes, item.size, link) + c.collective_overhead_s)
 
     def _exposed(self, seconds: float, item: Traffic, compute: float) -> tuple[float, float]:
         """(seconds that nothing hides, compute lost to what is hidden)."""
