@@ -18,6 +18,8 @@ enumeration stops after `MOST_SIMULATED` partitions and says so (`proven`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from orchestrator.cost.price import CostModel, StageCost
@@ -82,6 +84,18 @@ def spread(layers: int, vpp: int, stage: int, pp: int) -> tuple[int, ...]:
     return (base + 1,) * extra + (base,) * (vpp - extra)
 
 
+class _Table:
+    """What a stage's bytes are summed from, where all transformer layers are of one kind."""
+
+    def __init__(self, costs: CostModel, model: ModelSpec, candidate: Candidate, modes: Sequence[Recompute]) -> None:
+        kind = model.runs[1].layer.kind
+        self.modes = {mode: costs.layer(candidate, kind, mode) for mode in ("none", *modes)}
+        self.first = costs.layer(candidate, model.runs[0].layer.kind, "none")
+        self.last = costs.layer(candidate, model.runs[-1].layer.kind, "none")
+        self.fixed = sum(costs._fixed_bytes(candidate).values())
+        self.slack = 1 + costs.calibration.allocator_slack
+
+
 class Inner:
     """The inner search of one outer choice."""
 
@@ -101,6 +115,7 @@ class Inner:
         calibration = costs.calibration
         self._pressure = calibration.pressure_slowdown > 0.0 and calibration.pressure_start < 1.0
         m = self.candidate.num_microbatches
+        self._table = _Table(costs, model, self.candidate, self.modes)
         self._flights = [in_flight_by_chunk(self.candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
@@ -161,13 +176,18 @@ class Inner:
         return Option(sizes, recompute, cost, work, cost.forward_s[0] + cost.backward_s[0], cost.exposed_s)
 
     def _make_options(self, p: int, start: int, sizes: tuple[int, ...]) -> list[Option]:
-        made: list[Option] = []
         whole = max(sizes)
+        recomputes: list[tuple[Recompute, int]] = []
         for mode in self.modes:
-            if mode == "full" and whole and self.capabilities.recompute_varies != "never":
-                made += self._full_block(p, start, sizes)
+            if mode == "none" or not whole:
+                recomputes.append((mode, 0))
+                if not self._pressure and mode == "none" and self._peak(p, sizes, mode, 0) <= self.usable:
+                    break  # whatever is recomputed only costs time
+            elif mode == "full" and self.capabilities.recompute_varies != "never":
+                recomputes += [(mode, n) for n in self._full_block(p, start, sizes)]
             else:
-                made.append(self._option(p, start, sizes, (mode, 0 if mode == "none" or not whole else self.layers)))
+                recomputes.append((mode, self.layers))
+        made = [self._option(p, start, sizes, recompute) for recompute in recomputes]
         fitting = [option for option in made if option.cost.peak_bytes <= self.usable]
         fitting.sort(key=lambda option: option.work)
         kept: list[Option] = []
@@ -175,6 +195,35 @@ class Inner:
             if not any(self._beats(other, option) for other in kept):
                 kept.append(option)
         return kept
+
+    def _peak(self, p: int, sizes: tuple[int, ...], mode: Recompute, first_n: int) -> float:
+        """A stage's peak bytes as `CostModel.stage` has them, from sums over layers; infinite where only that can tell."""
+        if not self._one_kind:
+            return INFINITE
+        table = self._table
+        plain, first, last = table.modes["none"], table.first, table.last
+        again = table.modes[mode] if mode != "none" else plain
+        layers = sum(sizes)
+        inside = 0 if mode == "none" else sum(min(first_n, size) for size in sizes)
+        forward = backward = in_backward = in_step = static = 0.0
+        parameters = 0
+        for cost, count in ((again, inside), (plain, layers - inside), (first, int(p == 0)), (last, int(p == self.pp - 1))):
+            if count:
+                static += count * cost.static_bytes
+                in_backward += count * cost.backward_bytes
+                in_step += count * cost.step_bytes
+                parameters += count * cost.parameters
+                forward = max(forward, cost.transient_forward_bytes)
+                backward = max(backward, cost.transient_backward_bytes)
+        saved = [min(first_n, size) * again.saved_bytes + max(0, size - first_n) * plain.saved_bytes for size in sizes]
+        if p == 0:
+            saved[0] += first.saved_bytes
+        if p == self.pp - 1:
+            saved[-1] += last.saved_bytes
+        kept: float = max(sum(map(mul, counts, saved)) for counts in self._flights[p])
+        moving = max(kept + forward, kept + backward + in_backward, in_step)
+        buckets = self.costs._bucket_bytes(self.candidate, parameters)
+        return float(table.fixed + static + buckets + table.slack * moving)
 
     def _beats(self, a: Option, b: Option) -> bool:
         """Whether `a` is at least as good in everything that the score reads."""
@@ -187,27 +236,23 @@ class Inner:
             and (not self._pressure or x.peak_bytes <= y.peak_bytes)
         )
 
-    def _full_block(self, p: int, start: int, sizes: tuple[int, ...]) -> list[Option]:
-        """The numbers of fully recomputed layers that matter: the least that fits, because each more costs time and saves bytes.
-
-        Both are monotone in the number, so it is found by bisection. Exposed synchronisation falls as backward grows, by less than
-        backward grows; with memory pressure priced, all numbers are kept.
-        """
+    def _full_block(self, p: int, start: int, sizes: tuple[int, ...]) -> list[int]:
+        """The numbers of fully recomputed layers that matter: the least that fits, because each more costs time and saves bytes. Both are
+        monotone in the number, so it is found by bisection. With memory pressure priced, all numbers are kept."""
         most = max(sizes)
         if self._pressure:
-            return [self._option(p, start, sizes, ("full", n)) for n in range(1, most + 1)]
-        leanest = self._option(p, start, sizes, ("full", most))
-        if leanest.cost.peak_bytes > self.usable or most == 1:
-            return [leanest]
-        low, high, best = 1, most, leanest
+            return list(range(1, most + 1))
+        low, high = 1, most
         while low < high:
             middle = (low + high) // 2
-            option = self._option(p, start, sizes, ("full", middle))
-            if option.cost.peak_bytes <= self.usable:
-                high, best = middle, option
+            peak = self._peak(p, sizes, "full", middle)
+            if peak == INFINITE:
+                peak = self._option(p, start, sizes, ("full", middle)).cost.peak_bytes
+            if peak <= self.usable:
+                high = middle
             else:
                 low = middle + 1
-        return [best]
+        return [low]
 
     # ---- the search
 
@@ -300,6 +345,25 @@ class Inner:
             return Answer(None, self.need(self.even_sizes()), INFINITE)
         return Answer(None, None, upper)
 
+    def bound(self, threshold: float) -> Answer:
+        """A lower bound of `solve` that respects the memory limit, without simulating: the scalar program of all splits. The answer has no
+        solution; `need` where no split fits."""
+        if self.capabilities.recompute_varies == "never" and len(self.modes) > 1:
+            return Answer(None, None, 0.0)
+        even = self.even_sizes()
+        moves = self._fixed_moves(even)
+        if self._fixed is not None:
+            return Answer(None, self.need(even), INFINITE) if moves is None else Answer(None, None, _Walk(self, moves, self.pp).bound)
+        upper = threshold if moves is None else min(threshold, _Walk(self, moves, self.pp).bound)
+        found = self._moves(upper)
+        if found is not None:
+            walk = _Walk(self, found, self.layers)
+            if walk.bound < INFINITE:
+                return Answer(None, None, walk.bound)
+        if upper == INFINITE:
+            return Answer(None, self.need(even), INFINITE)
+        return Answer(None, None, upper)
+
     def _moves(self, upper: float) -> Moves | None:
         """For each stage and number of layers before it: (layers before the next stage, options), of all stages that fit in memory and
         whose work alone is not above `upper`. None where no split is left."""
@@ -370,6 +434,9 @@ class _Walk:
         self.path: list[Option] = []
         self.best: tuple[float, float, tuple[Option, ...]] | None = None
         self.togo = self._to_go()
+        (self.start,) = moves[0]
+        self.bound = self.togo[0].get(self.start, INFINITE) + self.fixed
+        """Seconds that no partition of these moves undercuts."""
 
     def _to_go(self) -> list[dict[int, float]]:
         """For each stage and state: the least, over the ways to complete the partition, of the largest lead + m * work."""
@@ -391,11 +458,10 @@ class _Walk:
 
     def run(self, upper: float, *, strictly: bool = False) -> Answer:
         """The best partition of at most (`strictly`: less than) `upper` seconds."""
-        (start,) = self.moves[0]
-        bound = self.togo[0].get(start, INFINITE) + self.fixed
+        bound = self.bound
         self.upper, self.strictly = upper, strictly
         if not self._excluded(bound):
-            self._down(0, start, 0.0, 0.0)
+            self._down(0, self.start, 0.0, 0.0)
         if self.best is None:
             return Answer(None, None, max(bound, upper) if strictly else bound)
         seconds, peak, path = self.best

@@ -1,9 +1,10 @@
 """From a model, a cluster and the engines' capabilities to the fastest plan that fits, with what became of every other choice.
 
 1. The decision tree (strategy/tree.py) gives the legal outer choices; each branch it cuts has its rule as a reason.
-2. Each outer choice is bounded: the least memory that any split of it needs against the limit, the least time against the best so far.
-3. What is left, most promising first, goes to the inner search (search/inner.py): stage partition and recompute, exact in the simulated
-   step time.
+2. A queue by lower bound: the time floor; when a choice comes to its head its memory floor against the limit and the bound of the inner
+   search, with which it queues again; when it comes to the head a second time the inner search itself (search/inner.py): stage partition
+   and recompute, exact in the simulated step time.
+3. Whatever is left when the head's bound is above the k-th best time found is slower: its bound says by how much at least.
 4. The winner and the alternatives are priced again by `CostModel.price`, the one scoring function.
 
 Bounds never decide a tie: a choice is only dropped where its bound is above the threshold, or equal and later in declared order.
@@ -12,7 +13,7 @@ Bounds never decide a tie: a choice is only dropped where its bound is above the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappush, heappushpop
+from heapq import heapify, heappop, heappush, heappushpop
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -69,7 +70,6 @@ class Choice(NamedTuple):
     order: int
     engine: int
     leaf: Leaf
-    floor_s: float
 
 
 def search(
@@ -110,50 +110,57 @@ def search(
             order += 1
             if pins.layout is not None:
                 chunk_sizes(pins.layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
-            need = costs[index].memory_floor(leaf.candidate)
-            if need > limit.usable:
-                why = f"needs at least {format_bytes(need)} of {format_bytes(limit.usable)}"
-                outcomes[order] = Outcome(choice=leaf.candidate.label(), candidate=leaf.candidate, peak_memory_bytes=need, reason=why)
-            else:
-                choices.append(Choice(order, index, leaf, costs[index].time_floor(leaf.candidate)))
+            choices.append(Choice(order, index, leaf))
         cut += [(order, outcome) for outcome in cuts]
-    choices.sort(key=lambda choice: (choice.floor_s, choice.order))
     best = _Best(top_k)
     complete = True
     slower: list[tuple[Choice, float]] = []
-    for done, choice in enumerate(choices):
+    queue: list[tuple[float, int, int, Choice, Inner | None]] = [
+        (costs[choice.engine].time_floor(choice.leaf.candidate), choice.order, 0, choice, None) for choice in choices
+    ]
+    heapify(queue)
+    while queue:
+        bound, order, step, choice, inner = heappop(queue)
+        candidate = choice.leaf.candidate
         if progress is not None:
-            progress(done, len(choices), best.score)
+            progress(len(choices) - len(queue) - 1, len(choices), best.score)
         if clock is not None and budget_s is not None and best.score is not None and clock() - started > budget_s:
             complete = False
-            for late in choices[done:]:
-                name = late.leaf.candidate.label()
+            for late in (choice, *(item[3] for item in queue)):
                 why = f"not looked at within search.budget_s={budget_s}"
-                outcomes[late.order] = Outcome(choice=name, candidate=late.leaf.candidate, reason=why)
+                outcomes[late.order] = Outcome(choice=late.leaf.candidate.label(), candidate=late.leaf.candidate, reason=why)
             break
-        if best.excludes(choice.floor_s, choice.order):
-            slower.append((choice, choice.floor_s))
+        if best.excludes(bound, order):
+            slower.append((choice, bound))
             continue
-        capabilities = engines[choice.engine][0]
-        inner = Inner(costs[choice.engine], model, capabilities, choice.leaf, limit, pins.layout)
-        answer = inner.solve(best.threshold)
-        best.simulated += inner.simulated
-        best.proven = best.proven and inner.proven
-        candidate = choice.leaf.candidate
-        if answer.solution is not None:
-            solution = answer.solution
-            outcomes[choice.order] = Outcome(
-                choice=candidate.label(),
-                candidate=candidate,
-                step_time_s=solution.step_time_s,
-                peak_memory_bytes=solution.peak_memory_bytes,
-            )
-            best.add(solution, choice)
-        elif answer.need is not None:
-            why = f"needs {format_bytes(answer.need)} of {format_bytes(limit.usable)}"
-            outcomes[choice.order] = Outcome(choice=candidate.label(), candidate=candidate, peak_memory_bytes=answer.need, reason=why)
+        need: float | None = None
+        at_least = ""
+        if inner is None:
+            floor = costs[choice.engine].memory_floor(candidate)
+            if floor > limit.usable:
+                need, at_least = floor, "at least "
+            else:
+                inner = Inner(costs[choice.engine], model, engines[choice.engine][0], choice.leaf, limit, pins.layout)
+                answer = inner.bound(best.threshold)
+                need = answer.need
+                if need is None:
+                    heappush(queue, (max(bound, answer.bound_s), order, 1, choice, inner))
+                    continue
         else:
-            slower.append((choice, answer.bound_s))
+            answer = inner.solve(best.threshold)
+            best.simulated += inner.simulated
+            best.proven = best.proven and inner.proven
+            if answer.solution is not None:
+                seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
+                outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
+                best.add(answer.solution, choice)
+                continue
+            need = answer.need
+        if need is not None:
+            why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limit.usable)}"
+            outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, peak_memory_bytes=need, reason=why)
+        else:
+            slower.append((choice, max(bound, answer.bound_s)))
     if progress is not None:
         progress(len(choices), len(choices), best.score)
     ranked = best.ranked()

@@ -15,6 +15,7 @@ from orchestrator.strategy.tree import Leaf, Outcome, Tree, divisors, vpp_degree
 
 def grow(
     capabilities: Capabilities,
+    *,
     gpus: int = 8,
     layers: int = 8,
     batch: int = 16,
