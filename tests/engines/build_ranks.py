@@ -259,20 +259,20 @@ class AllGroups(Groups):
         return dist.get_world_size(self.get_model_parallel_group())
 
 
-def initialise_deepspeed(plan: dict[str, Any], engine: dict[str, Any], ds_config: dict[str, Any]) -> str:
-    """The name of the optimizer that DeepSpeed wraps around rank 0's stage: the engine itself takes model, groups and config."""
+def initialise_deepspeed(plan: dict[str, Any], engine: dict[str, Any], ds_config: dict[str, Any]) -> tuple[str, str]:
+    """The names of the optimizer and the schedule that DeepSpeed wraps around rank 0's stage: it takes model, groups and config."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(plan["world_size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     dist.init_process_group("fake", rank=0, world_size=plan["world_size"], store=FakeStore())
     try:
         parallel_state.initialize_model_parallel(plan["tp"], plan["pp"], create_gloo_process_groups=False)
         deepspeed.init_distributed("gloo", verbose=False)
         model = build(engine, 0, None)
-        wrapped, *_ = deepspeed.initialize(
+        wrapped, _, _, schedule = deepspeed.initialize(
             model=model, model_parameters=list(model.parameters()), mpu=AllGroups(plan["dp"]), config=json.loads(json.dumps(ds_config))
         )
-        name = type(wrapped.optimizer).__name__
+        names = type(wrapped.optimizer).__name__, type(schedule).__name__
         wrapped.destroy()
-        return name
+        return names
     finally:
         ds_comm.cdb = None
         ds_groups._WORLD_GROUP = None
@@ -293,7 +293,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             found["deepspeed"] = read_ds_config(plan, engine["ds_config"])
             found["by_hand"] = read_ds_config(plan, case["by_hand"])
             if plan["model"]["hidden_size"] <= SMALL_HIDDEN and plan["training"]["precision"] != "fp16":  # a CPU has no fp16
-                found["optimizer"] = initialise_deepspeed(plan, engine, engine["ds_config"])
+                found["optimizer"], found["schedule"] = initialise_deepspeed(plan, engine, case["by_hand"])
     except (AssertionError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return found

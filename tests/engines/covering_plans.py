@@ -61,6 +61,9 @@ DEEPSPEED: dict[str, Plan] = {
         zero_stage=3,
         training=training_for(GPT, precision="fp16", schedule="linear", min_lr=1e-5),
     ),
+    "ds_bf16_linear": make_plan(
+        "megatron_deepspeed", LLAMA, tp=2, zero_stage=2, training=training_for(LLAMA, schedule="linear", warmup=5, grad_reduce_dtype="bf16")
+    ),
     "ds_bf16_zero0": make_plan("megatron_deepspeed", zero_stage=0, training=training_for(GPT, grad_accum_dtype="bf16")),
     "ds_cpu_zero0": make_plan("megatron_deepspeed", LLAMA, gpu="cpu", world=4, tp=2, zero_stage=0, sequence_parallel=True),
     "ds_cpu_zero1_pp": make_plan("megatron_deepspeed", GPT, gpu="cpu", world=4, pp=2, zero_stage=1),

@@ -127,7 +127,7 @@ def answers() -> dict[str, Any]:
     cases |= {f"illegal {name}": unchecked_case(plan) for name, (plan, _) in ILLEGAL.items()}
     cases |= {f"interleaved {pp} {microbatches}": {"pp": pp, "num_microbatches": microbatches} for pp, microbatches in INTERLEAVED}
     zero0 = as_case(make_plan("megatron_deepspeed", zero_stage=0))
-    zero0["engine"]["ds_config"]["data_types"] = {"grad_accum_dtype": "fp32"}
+    zero0["by_hand"]["data_types"] = {"grad_accum_dtype": "fp32"}
     cases["illegal sums at stage 0"] = zero0
     program = Path(__file__).parent / "build_ranks.py"
     done = subprocess.run(
@@ -204,6 +204,8 @@ def test_deepspeeds_engine_takes_model_groups_and_config(name: str) -> None:
     else:
         expected = "FP16_UnfusedOptimizer" if mixed else "AdamW"
     assert found["optimizer"] == expected
+    schedules = {"cosine": "WarmupCosineLR", "linear": "WarmupDecayLR", "constant": "NoneType"}
+    assert found["schedule"] == schedules[plan.training.schedule]
 
 
 def test_deepspeed_refuses_fp32_sums_at_stage_0_as_our_rule_does() -> None:
