@@ -176,7 +176,8 @@ CPU: Final = Calibration(
     workspace_bytes=0.0,
 )
 """gloo ranks that share the cores of one machine: torch's Python and autograd cost about 60 us an operation, a gloo collective 200 us
-to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides. The process with torch and an engine imported holds about 0.5 GiB."""
+to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides. The process with torch and an engine imported holds
+about 0.5 GiB."""
 
 
 def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import ceil
+from operator import mul
 
 from orchestrator.cost import memory, schedule
 from orchestrator.cost.calibration import Calibration
@@ -88,6 +89,36 @@ class _Setting:
         self.hops: tuple[float, ...] | None = None
         self.boundary_bytes: float | None = None
         self.fixed_bytes: dict[str, float] | None = None
+
+
+class _Sums:
+    """A stage's layers added up."""
+
+    __slots__ = (
+        "backward_s",
+        "forward_s",
+        "gather_s",
+        "gradients",
+        "in_backward",
+        "in_step",
+        "optimizer",
+        "optimizer_s",
+        "parameters",
+        "saved",
+        "sync_s",
+        "transient_backward",
+        "transient_forward",
+        "weights",
+    )
+
+    def __init__(self, vpp: int, overhead_s: float) -> None:
+        self.forward_s = [overhead_s] * vpp
+        self.backward_s = [overhead_s] * vpp
+        self.saved = [0.0] * vpp
+        self.weights = self.gradients = self.optimizer = self.in_backward = self.in_step = 0.0
+        self.transient_forward = self.transient_backward = 0.0
+        self.sync_s = self.gather_s = self.optimizer_s = 0.0
+        self.parameters = 0
 
 
 class CostModel:
@@ -348,35 +379,53 @@ class CostModel:
 
     def stage(self, candidate: Candidate, stage: Stage, index: int) -> StageCost:
         """Seconds and peak bytes of one stage; `index` counts from 0."""
-        forward, backward = self._chunk_seconds(candidate, stage.layers)
-        exposed, optimizer = self._step_seconds(candidate, stage.layers, sum(forward), sum(backward))
-        peak = max(sum(by_cause.values()) for by_cause in self._memory(candidate, stage.layers, index).values())
-        return StageCost(forward_s=tuple(forward), backward_s=tuple(backward), exposed_s=exposed, optimizer_s=optimizer, peak_bytes=peak)
+        sums = self._sum(candidate, stage.layers)
+        fixed = sum(self._fixed_bytes(candidate).values())
+        (_, kept, forward), (_, _, backward), (_, _, step) = self._phases(candidate, sums, index)
+        moving = max(kept + forward, kept + backward, step)
+        peak = sums.weights + sums.gradients + sums.optimizer + fixed + self._bucket_bytes(candidate, sums.parameters)
+        return StageCost(
+            forward_s=tuple(sums.forward_s),
+            backward_s=tuple(sums.backward_s),
+            exposed_s=self._exposed_step_seconds(candidate, sums),
+            optimizer_s=sums.optimizer_s,
+            peak_bytes=peak + moving * (1 + self.calibration.allocator_slack),
+        )
 
-    def _chunk_seconds(self, candidate: Candidate, spans: Iterable[LayerSpan]) -> tuple[list[float], list[float]]:
-        overhead = self.calibration.microbatch_overhead_s / 2
-        forward, backward = [overhead] * candidate.vpp, [overhead] * candidate.vpp
+    def _sum(self, candidate: Candidate, spans: Iterable[LayerSpan]) -> _Sums:
+        """A stage's layers added up: seconds and saved bytes by chunk, the rest in one."""
+        sums = _Sums(candidate.vpp, self.calibration.microbatch_overhead_s / 2)
+        layers = self._setting_of(candidate).layers
         for span in spans:
-            cost = self.layer(candidate, span.kind, span.recompute)
-            forward[span.chunk] += span.count * cost.forward_s
-            backward[span.chunk] += span.count * cost.backward_s
-        return forward, backward
+            count, chunk = span.count, span.chunk
+            cost = layers.get((span.kind, span.recompute)) or self.layer(candidate, span.kind, span.recompute)
+            sums.forward_s[chunk] += count * cost.forward_s
+            sums.backward_s[chunk] += count * cost.backward_s
+            sums.saved[chunk] += count * cost.saved_bytes
+            sums.weights += count * cost.weight_bytes
+            sums.gradients += count * cost.gradient_bytes
+            sums.optimizer += count * cost.optimizer_bytes
+            sums.in_backward += count * cost.backward_bytes
+            sums.in_step += count * cost.step_bytes
+            sums.parameters += count * cost.parameters
+            sums.sync_s += count * cost.sync_s
+            sums.gather_s += count * cost.gather_s
+            sums.optimizer_s += count * cost.optimizer_s
+            if cost.transient_forward_bytes > sums.transient_forward:  # noqa: PLR1730 - a search adds up millions of spans
+                sums.transient_forward = cost.transient_forward_bytes
+            if cost.transient_backward_bytes > sums.transient_backward:  # noqa: PLR1730
+                sums.transient_backward = cost.transient_backward_bytes
+        return sums
 
-    def _step_seconds(self, candidate: Candidate, spans: Iterable[LayerSpan], forward: float, backward: float) -> tuple[float, float]:
-        """(exposed gradient reduction and weight gathering, optimizer), once a step."""
-        sync = gather = optimizer = 0.0
-        for span in spans:
-            cost = self.layer(candidate, span.kind, span.recompute)
-            sync += span.count * cost.sync_s
-            gather += span.count * cost.gather_s
-            optimizer += span.count * cost.optimizer_s
+    def _exposed_step_seconds(self, candidate: Candidate, sums: _Sums) -> float:
+        """Gradient reduction and weight gathering that nothing hides, and what hiding the rest costs: once a step."""
         c, strategy = self.calibration, candidate.strategy
-        hidden, windows = 0.0, self._windows(candidate)
-        if strategy.overlap_grad_reduce and self.behaviour.overlaps_grad_reduce:
-            hidden += min(sync, c.overlap_efficiency * backward * windows)
-        if strategy.overlap_param_gather and self.behaviour.overlaps_param_gather:
-            hidden += min(gather, c.overlap_efficiency * forward * windows)
-        return sync + gather - hidden + hidden * c.overlap_slowdown, optimizer
+        hidden = 0.0
+        if sums.sync_s and strategy.overlap_grad_reduce and self.behaviour.overlaps_grad_reduce:
+            hidden += min(sums.sync_s, c.overlap_efficiency * sum(sums.backward_s) * self._windows(candidate))
+        if sums.gather_s and strategy.overlap_param_gather and self.behaviour.overlaps_param_gather:
+            hidden += min(sums.gather_s, c.overlap_efficiency * sum(sums.forward_s) * self._windows(candidate))
+        return sums.sync_s + sums.gather_s - hidden + hidden * c.overlap_slowdown
 
     def _windows(self, candidate: Candidate) -> float:
         """Passes of the stage beside which its reduction and gathering can run: one, and when interleaved more. A chunk's gradients are
@@ -384,42 +433,24 @@ class CostModel:
         pp micro-batches have passed those (Megatron overlaps by chunk)."""
         return 1 + (candidate.vpp - 1) / candidate.vpp * (candidate.mesh.pp - 1)
 
-    def _memory(self, candidate: Candidate, spans: Iterable[LayerSpan], index: int) -> dict[str, dict[str, float]]:
-        """Bytes by phase (forward, backward, step) and cause."""
-        c, mesh = self.calibration, candidate.mesh
-        saved = [0.0] * candidate.vpp
-        weights = gradients = optimizer = in_backward = in_step = 0.0
-        transient_forward = transient_backward = 0.0
-        parameters = 0
-        for span in spans:
-            cost = self.layer(candidate, span.kind, span.recompute)
-            saved[span.chunk] += span.count * cost.saved_bytes
-            weights += span.count * cost.weight_bytes
-            gradients += span.count * cost.gradient_bytes
-            optimizer += span.count * cost.optimizer_bytes
-            in_backward += span.count * cost.backward_bytes
-            in_step += span.count * cost.step_bytes
-            parameters += span.count * cost.parameters
-            transient_forward = max(transient_forward, cost.transient_forward_bytes)
-            transient_backward = max(transient_backward, cost.transient_backward_bytes)
-        flights = schedule.in_flight_by_chunk(candidate.schedule, mesh.pp, index, candidate.num_microbatches, candidate.vpp)
-        activations = max(sum(count * nbytes for count, nbytes in zip(counts, saved, strict=True)) for counts in flights)
-        always = {"weights": weights, "gradients": gradients, "optimizer": optimizer, **self._fixed_bytes(candidate)}
-        always["buffers"] += self._bucket_bytes(candidate, parameters)
-        phases = {}
-        for phase, kept, transient, extra in (
-            ("forward", activations, transient_forward, 0.0),
-            ("backward", activations, transient_backward, in_backward),
-            ("step", 0.0, in_step, 0.0),
-        ):
-            moving = kept + transient + extra
-            phases[phase] = {
-                **always,
-                "activations": kept,
-                "transient": transient + extra,
-                "fragmentation": c.allocator_slack * moving,
-            }
-        return phases
+    def _phases(self, candidate: Candidate, sums: _Sums, index: int) -> tuple[tuple[str, float, float], ...]:
+        """(phase, activations kept, what is there besides) in bytes."""
+        flights = schedule.in_flight_by_chunk(candidate.schedule, candidate.mesh.pp, index, candidate.num_microbatches, candidate.vpp)
+        activations = max(sum(map(mul, counts, sums.saved)) for counts in flights)
+        return (
+            ("forward", activations, sums.transient_forward),
+            ("backward", activations, sums.transient_backward + sums.in_backward),
+            ("step", 0.0, sums.in_step),
+        )
+
+    def _memory(self, candidate: Candidate, spans: Iterable[LayerSpan], index: int) -> tuple[str, dict[str, float]]:
+        """The phase in which the stage needs most, and its bytes by cause."""
+        sums = self._sum(candidate, spans)
+        phase, kept, transient = max(self._phases(candidate, sums, index), key=lambda entry: entry[1] + entry[2])
+        causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self._fixed_bytes(candidate)}
+        causes["buffers"] += self._bucket_bytes(candidate, sums.parameters)
+        slack = self.calibration.allocator_slack * (kept + transient)
+        return phase, {**causes, "activations": kept, "transient": transient, "fragmentation": slack}
 
     def _fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
         """What every rank has whatever its layers: context, communicators, workspaces, the pipeline's buffers."""
@@ -438,7 +469,7 @@ class CostModel:
     def _bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
         """Reduction buckets, and at stage 3 the weights that prefetching keeps beside the current layer; never more than there is."""
         b = self.behaviour
-        if dp.group(candidate.strategy)[0] == 1:
+        if candidate.mesh.dp * candidate.mesh.cp == 1 or not (b.bucket_elements or b.live_parameter_elements):
             return 0.0
         nbytes = float(min(b.bucket_elements, parameters) * b.bucket_copies * b.bucket_itemsize)
         if candidate.strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
@@ -510,14 +541,13 @@ class CostModel:
         causes["bubble"] = total - sum(causes.values())
         by_stage = []
         for index, (stage, cost) in enumerate(zip(stages, costs, strict=True)):
-            phases = self._memory(candidate, stage.layers, index)
-            phase = max(phases, key=lambda name: sum(phases[name].values()))
+            phase, memory_by_cause = self._memory(candidate, stage.layers, index)
             by_stage.append(
                 StagePrediction(
                     forward_s=sum(cost.forward_s),
                     backward_s=sum(cost.backward_s),
                     peak_memory_bytes=cost.peak_bytes,
-                    memory_by_cause=phases[phase],
+                    memory_by_cause=memory_by_cause,
                     peak_phase=phase,
                 )
             )
