@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workers": {"plan", "strategy", "model", "hardware"},
     "recipe": PURE | {"detect"},
     "detect": PURE,
+    "finish": {"launch", "report"},
     "run": PURE | {"recipe", "detect", "launch"},
     "data": {"recipe"},
 }

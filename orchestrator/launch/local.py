@@ -26,11 +26,11 @@ from typing import Any, Literal
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
+from orchestrator.launch.render import RUN_VARIABLE
 from orchestrator.values import Value
 
 Row = dict[str, Any]
 
-RUN_VARIABLE = "ORCHESTRATOR_RUN"
 POLL_S = 0.1
 """As often as torchrun looks at its ranks (its --monitor-interval)."""
 GRACE_S = 10.0
@@ -142,8 +142,8 @@ def _first_failure(out: Path, report: str) -> tuple[int, int] | None:
     return None if first is None else (first, failures[first])
 
 
-def _describe_failure(out: Path, launch_log: Path, returncode: int) -> tuple[int, str, Path, int | None]:
-    """(exit status, what happened, log, rank)."""
+def describe_failure(out: Path, launch_log: Path, returncode: int) -> tuple[int, str, Path, int | None]:
+    """(exit status, what happened, log, rank) from torchrun's report in `launch_log` and the ranks' logs; `returncode` is torchrun's."""
     failure = _first_failure(out, _tail(launch_log))
     if failure is None:
         status = 128 - returncode if returncode < 0 else returncode
@@ -152,8 +152,8 @@ def _describe_failure(out: Path, launch_log: Path, returncode: int) -> tuple[int
     rank, code = failure
     if code < 0:
         hint = " (out of memory, or killed by someone)" if code == -signal.SIGKILL else ""
-        return 128 - code, f"rank {rank} was ended by {signal.Signals(-code).name}{hint}", _log(out, rank), rank
-    return code, last_line(_tail(_log(out, rank))) or f"rank {rank} ended with status {code} and said nothing", _log(out, rank), rank
+        return 128 - code, f"ended by {signal.Signals(-code).name}{hint}", _log(out, rank), rank
+    return code, last_line(_tail(_log(out, rank))) or f"ended with status {code} and said nothing", _log(out, rank), rank
 
 
 def processes_of(run: str) -> list[int]:
@@ -285,7 +285,7 @@ def run_script(
         )  # fmt: skip
     if returncode == 0:
         return Outcome(status="finished", exit_status=0, started=started, ended=ended, log=str(_log(out, 0)), rows=tuple(rows))
-    status, said, where, rank = _describe_failure(out, launch_log, returncode)
+    status, said, where, rank = describe_failure(out, launch_log, returncode)
     return Outcome(
         status="failed", exit_status=status, started=started, ended=ended, last_line=said, log=str(where), rank=rank, rows=tuple(rows)
     )

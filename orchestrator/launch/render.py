@@ -15,6 +15,8 @@ from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.values import Value
 
+RUN_VARIABLE = "ORCHESTRATOR_RUN"
+"""Set, to a name of its own, in every process of a run that this package supervises."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """What neither bash nor sbatch gives a meaning to, as in shlex."""
@@ -162,8 +164,28 @@ options=(--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task="$
 if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
   options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
 fi
+started=$(date -u +%FT%T+00:00)
+finish() {{  # status.json, unless a supervisor of this script writes it
+  if [[ -z "${{{run_variable}:-}}" ]]; then
+    "${{PYTHON:-python3}}" -m orchestrator.finish "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" || true
+  fi
+}}
 # shellcheck disable=SC2016  # expanded on each node
-exec srun "${{options[@]}}" bash -c 'NODE_RANK=$SLURM_NODEID exec bash launch.sh'
+srun "${{options[@]}}" bash -c 'NODE_RANK=$SLURM_NODEID exec bash launch.sh' &
+ranks=$!
+# shellcheck disable=SC2317,SC2329  # called by the trap
+ended() {{  # cancelled, or out of time: Slurm kills this script soon, so the status comes first
+  trap '' INT TERM
+  kill -TERM "$ranks" 2>/dev/null || true
+  finish 143
+  wait "$ranks" || true
+  exit 143
+}}
+trap ended INT TERM
+status=0
+wait "$ranks" || status=$?
+finish "$status"
+exit "$status"
 """
 
 
@@ -248,6 +270,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions) -> str:
         ranks_per_node=ranks_per_node,
         first_port=FIRST_PORT,
         ports=PORTS,
+        run_variable=RUN_VARIABLE,
     )
 
 

@@ -95,7 +95,7 @@ def test_a_run_finishes_and_its_steps_are_followed(tmp_path: Path) -> None:
     [
         (["raise"], 1, "ValueError: the batch of rank 1 is empty"),
         (["exit", "7"], 7, "train.seq_length=7: is odd"),
-        (["killed"], 137, "rank 1 was ended by SIGKILL (out of memory, or killed by someone)"),
+        (["killed"], 137, "ended by SIGKILL (out of memory, or killed by someone)"),
     ],
 )
 def test_a_dead_rank_ends_the_others_and_its_last_words_come_back(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
@@ -189,7 +189,7 @@ def test_the_rank_that_failed_first_is_named_not_the_one_that_lost_its_peer(tmp_
     launch_log = tmp_path / "logs" / "launch.log"
     os.utime(tmp_path / "logs" / "rank-3.log", (1, 1))
     launch_log.write_text("W1120 api.py:1028] Sending process 53 closing signal SIGTERM\n" + report)
-    status, line, log, failed = local._describe_failure(tmp_path, launch_log, 1)
+    status, line, log, failed = local.describe_failure(tmp_path, launch_log, 1)
     assert (status, line, log.name, failed) == (1, said[1].removeprefix("[rank1]: "), "rank-1.log", 1)
 
 

@@ -126,6 +126,9 @@ class TestRealSlurm:
         assert all(one["env"]["T_PLAN"] == "needs" and "T_SECRET" not in one["env"] for one in shown)
         assert (out / "logs" / "rank-3.log").read_text() == "rank 3 is done\n"
         assert "job " in Path(submitted.log).read_text()
+        written = json.loads((out / "status.json").read_text())
+        assert (written["status"], written["exit_status"], written["steps"], written["error"]) == ("finished", 0, 3, None)
+        assert written["measured_step_time_s"] == 0.01
 
     def test_a_dead_rank_ends_the_job_on_both_nodes(self, tmp_path: Path, inside: dict[str, str]) -> None:
         two_nodes(tmp_path, "killed")
@@ -136,6 +139,19 @@ class TestRealSlurm:
         assert state == "FAILED"
         assert status != 0
         assert time.monotonic() - begin < 30
+        written = json.loads((tmp_path / "status.json").read_text())
+        assert (written["status"], written["exit_status"], written["failed_rank"]) == ("failed", 137, 1)
+        assert written["error"] == "ended by SIGKILL (out of memory, or killed by someone)"
+
+    def test_a_cancelled_job_says_so(self, tmp_path: Path, inside: dict[str, str]) -> None:
+        two_nodes(tmp_path, "sleep")
+        submitted = slurm.submit(tmp_path)
+        wait_for((tmp_path / "up-3").exists)
+        subprocess.run(["scancel", submitted.job_id], check=True)
+        assert slurm.wait(submitted, poll_s=0.3)[0] == "CANCELLED"
+        wait_for((tmp_path / "status.json").exists, 20)
+        written = json.loads((tmp_path / "status.json").read_text())
+        assert (written["status"], written["exit_status"], written["steps"]) == ("interrupted", 143, 3)
 
     def test_slurms_refusal_is_the_message(self, tmp_path: Path, inside: dict[str, str]) -> None:
         two_nodes(tmp_path, partition="no such")
