@@ -21,7 +21,11 @@ def folder(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "status", "error", "rank"),
-    [(0, "finished", None, None), (1, "failed", "ValueError: no", 9), (143, "interrupted", "ended by SIGTERM: cancelled, or out of time", None)],
+    [
+        (0, "finished", None, None),
+        (1, "failed", "ValueError: no", 9),
+        (143, "interrupted", "ended by SIGTERM: cancelled, or out of time", None),
+    ],
 )
 def test_the_folder_says_what_happened(tmp_path: Path, code: int, status: str, error: str | None, rank: int | None) -> None:
     folder(tmp_path)
