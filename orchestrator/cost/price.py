@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import ceil
 from operator import mul
+from typing import NamedTuple
 
 from orchestrator.cost import memory, schedule
 from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.time import LayerSeconds, activation_itemsize, layer_seconds
+from orchestrator.cost.time import activation_itemsize, layer_seconds
 from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
 from orchestrator.hardware.spec import Cluster
@@ -79,6 +80,19 @@ class StageCost(Value, frozen=True, kw_only=True):
     peak_bytes: float
 
 
+class _Local(NamedTuple):
+    """A layer on one rank before data parallelism. Seconds; `launch_*`: what the host needs to launch the pass."""
+
+    forward_s: float
+    backward_s: float
+    compute_forward_s: float
+    compute_backward_s: float
+    launch_forward_s: float
+    launch_backward_s: float
+    causes: dict[str, float]
+    kept: memory.Activations
+
+
 class _Setting:
     """What a strategy at a micro-batch size has been priced at."""
 
@@ -135,7 +149,8 @@ class CostModel:
         self._flops_per_sample = model_flops_per_sample(model)
         self._has_tied = any(weight.tied for layer in self._kinds.values() for weight in layer.weights)
         self._links: dict[tuple[int, int], Link] = {}
-        self._seconds: dict[tuple[str, int, int, bool, int, int], LayerSeconds] = {}
+        self._locals: dict[tuple[object, ...], _Local] = {}
+        self._counted: dict[tuple[str, int, bool], int] = {}
         self._settings: dict[tuple[Strategy, int], _Setting] = {}
         self._current: Candidate | None = None
         self._setting = _Setting()
@@ -166,49 +181,17 @@ class CostModel:
             raise InputError("pin.zero_stage", strategy.zero_stage, f"{self.behaviour.engine} does not have it", ()) from None
 
     def _layer(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
-        mesh, c, gpu = strategy.mesh, self.calibration, self.cluster.gpu
+        mesh, c = strategy.mesh, self.calibration
         per_parameter = self._states(strategy)
         if not layer.recomputable:
             recompute = "none"
-        seconds_key = (layer.kind, mesh.tp, mesh.cp, strategy.sequence_parallel, strategy.zero_stage, micro_batch_size)
-        seconds = self._seconds.get(seconds_key)
-        if seconds is None:
-            seconds = self._seconds[seconds_key] = layer_seconds(
-                layer, strategy, micro_batch_size, self.training.precision, gpu, self.behaviour, per_parameter, c
-            )
-        parameters = layer.local_parameters(mesh.tp, with_tied=mesh.pp > 1)
+        local = self._local(layer, recompute, strategy, micro_batch_size, per_parameter)
+        parameters = self._parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
         weight_itemsize = ITEMSIZE["fp32"] if self.training.precision == "fp32" else ITEMSIZE["bf16"]
-
-        causes = dict.fromkeys(("gemm", "attention", "memory_bound", "recompute", "overhead", "tp", "cp", "ep", "dp", "overlap"), 0.0)
-        forward, backward = seconds
-        for part in (forward, backward):
-            causes["gemm"] += part.gemm
-            causes["attention"] += part.attention
-            causes["memory_bound"] += part.memory_bound
-        passes = {"forward": forward.compute, "backward": backward.compute}
-        available = {"forward": forward.compute, "backward": backward.compute}  # compute that ZeRO's traffic may hide behind
-        again = 0.0
-        if recompute == "selective":
-            again = forward.attention
-        elif recompute == "full":
-            again = forward.compute
-        causes["recompute"] = again
-        passes["backward"] += again
-        available["backward"] += again
-
-        launch = {"forward": forward.launch, "backward": backward.launch}
-        size = (layer, strategy, micro_batch_size, self._itemsize)
-        for item in (*tp.traffic(*size), *cp.traffic(*size)):
-            seconds_moved = self._seconds_of(item)
-            attention = (forward if item.when == "forward" else backward).attention
-            exposed, slowed = self._exposed(seconds_moved, item, attention)
-            times = 2 if item.repeats_with_recompute and recompute == "full" else 1
-            causes[item.axis] += exposed * times
-            causes["overlap"] += slowed * times
-            passes[item.when] += exposed + slowed
-            launch[item.when] += item.count * c.collective_launch_s
-            if times == 2:
-                passes["backward"] += exposed + slowed
+        causes = dict(local.causes)
+        passes = {"forward": local.forward_s, "backward": local.backward_s}
+        launch = {"forward": local.launch_forward_s, "backward": local.launch_backward_s}
+        available = {"forward": local.compute_forward_s, "backward": local.compute_backward_s}  # what ZeRO's traffic may hide behind
 
         sync = gather = 0.0
         weight_bytes = parameters * weight_itemsize
@@ -239,7 +222,7 @@ class CostModel:
                 passes[when] = seconds_launched
 
         held = memory.states(parameters, per_parameter, strategy)
-        kept = memory.activations(layer, recompute, strategy, micro_batch_size, self.training.precision, self.behaviour, c)
+        kept = local.kept
         live_forward = live_backward = 0.0
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             live_forward = float(weight_bytes)
@@ -263,6 +246,64 @@ class CostModel:
             parameters=parameters,
             by_cause=causes,
         )
+
+    def _parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
+        key = (layer.kind, tensor_parallel, with_tied)
+        count = self._counted.get(key)
+        if count is None:
+            count = self._counted[key] = layer.local_parameters(tensor_parallel, with_tied=with_tied)
+        return count
+
+    def _local(
+        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, per_parameter: StateBytes
+    ) -> _Local:
+        """What data parallelism does not change: compute, recompute, traffic of tp and cp, activations."""
+        mesh, c = strategy.mesh, self.calibration
+        key = (
+            *(layer.kind, recompute, mesh.tp, mesh.cp, strategy.sequence_parallel, micro_batch_size),
+            *(mesh.stride("tp") if mesh.tp > 1 else 1, mesh.stride("cp") if mesh.cp > 1 else 1),
+            *(per_parameter.weight, per_parameter.gradient),
+        )
+        local = self._locals.get(key)
+        if local is not None:
+            return local
+        precision, behaviour = self.training.precision, self.behaviour
+        forward, backward = layer_seconds(layer, strategy, micro_batch_size, precision, self.cluster.gpu, behaviour, per_parameter, c)
+        causes = dict.fromkeys(("gemm", "attention", "memory_bound", "recompute", "overhead", "tp", "cp", "ep", "dp", "overlap"), 0.0)
+        for part in (forward, backward):
+            causes["gemm"] += part.gemm
+            causes["attention"] += part.attention
+            causes["memory_bound"] += part.memory_bound
+        again = 0.0
+        if recompute == "selective":
+            again = forward.attention
+        elif recompute == "full":
+            again = forward.compute
+        causes["recompute"] = again
+        passes = {"forward": forward.compute, "backward": backward.compute + again}
+        launch = {"forward": forward.launch, "backward": backward.launch}
+        size = (layer, strategy, micro_batch_size, self._itemsize)
+        for item in (*tp.traffic(*size), *cp.traffic(*size)):
+            attention = (forward if item.when == "forward" else backward).attention
+            exposed, slowed = self._exposed(self._seconds_of(item), item, attention)
+            times = 2 if item.repeats_with_recompute and recompute == "full" else 1
+            causes[item.axis] += exposed * times
+            causes["overlap"] += slowed * times
+            passes[item.when] += exposed + slowed
+            launch[item.when] += item.count * c.collective_launch_s
+            if times == 2:
+                passes["backward"] += exposed + slowed
+        local = self._locals[key] = _Local(
+            forward_s=passes["forward"],
+            backward_s=passes["backward"],
+            compute_forward_s=forward.compute,
+            compute_backward_s=backward.compute + again,
+            launch_forward_s=launch["forward"],
+            launch_backward_s=launch["backward"],
+            causes=causes,
+            kept=memory.activations(layer, recompute, strategy, micro_batch_size, precision, behaviour, c),
+        )
+        return local
 
     def _floor_seconds(self, strategy: Strategy) -> float:
         """Forward and backward of one transformer layer are never faster together in this engine."""
