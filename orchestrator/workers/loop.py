@@ -28,7 +28,7 @@ from orchestrator.workers.schedule import learning_rate
 
 METRICS = "metrics.jsonl"
 NON_FINITE_STATUS = 3
-"""Exit status of every rank when the loss is no number: to try again gives the same."""
+"""Exit status of every rank when loss or gradient norm is no number: to try again gives the same."""
 
 
 class Trainer(Protocol):
@@ -52,7 +52,7 @@ class Trainer(Protocol):
 
 
 class NonFiniteLossError(Exception):
-    """The loss is NaN or infinite."""
+    """Loss or gradient norm is NaN or infinite."""
 
 
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
@@ -87,6 +87,12 @@ def agree(loss: torch.Tensor | None, device: torch.device, stop: bool) -> tuple[
 def synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def norm_is_usable(grad_norm: float | None, precision: str) -> bool:
+    """Whether training can go on from this gradient norm; DeepSpeed says -1 for one that is no number. In fp16 such steps are left out, and
+    the loss scale is lowered: they belong to it."""
+    return precision == "fp16" or grad_norm is None or (math.isfinite(grad_norm) and grad_norm >= 0)
 
 
 class Metrics:
@@ -129,15 +135,14 @@ def train(trainer: Trainer, batches: data.Batches, out: Path, first_step: int = 
         synchronise(device)
         loss, peak, stop = agree(local_loss, device, bool(warned))
         seconds = time.perf_counter() - begin
-        if not math.isfinite(loss):
-            raise NonFiniteLossError(
-                f"step {step + 1}: the loss is not a finite number (lr {lr:g}, gradient norm {grad_norm}); nothing was saved"
-            )
+        if not (math.isfinite(loss) and norm_is_usable(grad_norm, training.precision)):
+            numbers = f"loss {loss:g}, gradient norm {grad_norm}, lr {lr:g}"
+            raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
         losses.append(loss)
         metrics.write(
             step=step + 1,
             loss=loss,
-            grad_norm=grad_norm if grad_norm is None or math.isfinite(grad_norm) else None,
+            grad_norm=grad_norm if grad_norm is None or math.isfinite(grad_norm) else None,  # JSON has no infinity
             lr=lr,
             step_time_s=seconds,
             tokens_per_s=tokens / seconds,

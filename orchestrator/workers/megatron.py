@@ -43,7 +43,8 @@ class MegatronTrainer:
         weights.initialise(chunks, config, plan.training.seed)
         if config.bf16 or config.fp16:
             chunks = [Float16Module(config, chunk) for chunk in chunks]
-        ddp = DistributedDataParallelConfig(**engine["ddp"])
+        # The loop looks at loss and norm, agreed by all ranks; this check would raise on some and leave the others waiting.
+        ddp = DistributedDataParallelConfig(**engine["ddp"] | {"check_for_nan_in_grad": False})
         # Only the first chunk's gradients are cut into buckets: those of the others are ready before it, and overlap as a whole.
         self.chunks = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)]
         fields = dict(engine["optimizer"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,17 @@ def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
             parameter.register_hook(hook)
 
 
+def clear_after_accumulation(model: torch.nn.Module) -> None:
+    """Drop each bf16 gradient once BF16_Optimizer's hook, registered before, has added it to the fp32 sum; DeepSpeed's own pipeline clears them before
+    every backward pass (pipe/engine.py:861). Otherwise the next micro-batch would add it again."""
+
+    def hook(parameter: torch.nn.Parameter) -> None:
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+
+
 class MegatronDeepSpeedTrainer:
     """One rank: its pipeline stage as a module of a DeepSpeed engine."""
 
@@ -116,14 +128,21 @@ class MegatronDeepSpeedTrainer:
             sum_sequence_parallel_gradients(model)
         # Float16Module casts what enters the first stage and leaves the last, as under megatron-core's own optimizer.
         self.module = Float16Module(config, model) if config.bf16 or config.fp16 else model
-        self.engine, *_ = deepspeed.initialize(
-            model=self.module, model_parameters=parameter_groups(self.module), mpu=Groups(), config=self._ds_config(engine["ds_config"])
-        )
+        # BF16_Optimizer prints its memory, stage after stage.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.engine, *_ = deepspeed.initialize(
+                model=self.module,
+                model_parameters=parameter_groups(self.module),
+                mpu=Groups(),
+                config=self._ds_config(engine["ds_config"]),
+            )
         self.losses = FAMILIES[plan.model.family].losses
         if plan.pp > 1:
-            config.no_sync_func = nullcontext
+            config.no_sync_func = contextlib.nullcontext
             config.finalize_model_grads_func = self._finalise
             self.schedule = get_forward_backward_func()
+            if config.bf16:
+                clear_after_accumulation(self.module)
 
     def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
         """The file's content, with what depends on this machine."""
@@ -132,6 +151,10 @@ class MegatronDeepSpeedTrainer:
         if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
             # Stage 0 computes no norm unless it clips.
             ds_config = ds_config | {"gradient_clipping": 1e30}
+        if self.plan.pp > 1 and self.config.bf16:
+            # BF16_Optimizer adds a micro-batch's gradient to its fp32 sum at the end of engine.backward (bf16_optimizer.py:503), which
+            # megatron-core's schedule never calls: add it as soon as it is there.
+            ds_config = ds_config | {"bf16": ds_config["bf16"] | {"immediate_grad_update": True}}
         if self.device.type == "cpu":
             optimizer = ds_config["optimizer"]
             if optimizer["type"].lower().startswith("adam"):

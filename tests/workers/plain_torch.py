@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.workers.schedule import learning_rate

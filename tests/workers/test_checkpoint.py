@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from orchestrator.plan import RunSettings, to_json
 from worker_plans import GPT, LLAMA, make_plan
 from worker_pool import Pool
+
+from orchestrator.plan import RunSettings, to_json
 
 pytestmark = pytest.mark.engines
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from worker_plans import BERT, GPT, LLAMA, T5, make_plan
+
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, RunSettings
 from orchestrator.workers import data
-from worker_plans import BERT, GPT, LLAMA, T5, make_plan
 
 pytestmark = pytest.mark.engines
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from orchestrator.plan import Plan, to_json
 from worker_plans import BERT, GPT, LLAMA, MODELS, T5, make_plan
 from worker_pool import Pool
+
+from orchestrator.plan import Plan, to_json
 
 pytestmark = pytest.mark.engines
 
@@ -18,8 +19,8 @@ Result = dict[str, Any]
 
 DEEPSPEED = "megatron_deepspeed"
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "megatron gpt tp2": (GPT, {"tp": 2}),
-    "megatron gpt tp4 sp": (GPT, {"tp": 4, "sequence_parallel": True, "micro_batch_size": 2}),
+    "megatron gpt tp2": (GPT, {"tp": 2, "micro_batch_size": 4}),
+    "megatron gpt tp4 sp": (GPT, {"tp": 4, "sequence_parallel": True, "micro_batch_size": 4}),
     "megatron gpt pp2 tied": (GPT, {"pp": 2}),
     "megatron gpt dp4 zero1": (GPT, {"dp": 4, "zero_stage": 1}),
     "megatron gpt dp2 mbs2": (GPT, {"dp": 2, "micro_batch_size": 2}),
@@ -29,18 +30,24 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         GPT,
         {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1, "sequence_parallel": True, "split": [[3], [1]], "recompute": [2, "none"]},
     ),
-    "megatron llama tp4 more ranks than groups": (LLAMA, {"tp": 4}),
+    "megatron llama tp4 more ranks than groups": (LLAMA, {"tp": 4, "micro_batch_size": 4}),
     "megatron llama tp2 sp zero1": (LLAMA, {"tp": 2, "dp": 2, "sequence_parallel": True, "zero_stage": 1}),
     "megatron llama tp2 pp2 vpp2 dp2": (LLAMA, {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1, "recompute": ["full", "none"]}),
     "megatron llama pp4": (LLAMA, {"pp": 4, "recompute": ["full", "selective", "none", "none"]}),
-    "megatron bert tp2 pp2": (BERT, {"tp": 2, "pp": 2, "sequence_parallel": True}),
-    "megatron t5 tp2 dp2": (T5, {"tp": 2, "dp": 2, "zero_stage": 1}),
+    "megatron bert tp2 pp2": (BERT, {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batch_size": 2}),
+    "megatron t5 tp2 dp2": (T5, {"tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),
     "deepspeed gpt dp2 zero0": (GPT, {"engine": DEEPSPEED, "dp": 2}),
     "deepspeed gpt tp2 dp2 zero0": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2}),
-    "deepspeed gpt tp2 dp2 zero1": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1}),
-    "deepspeed gpt tp2 dp2 zero2 sp": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 2, "sequence_parallel": True}),
+    "deepspeed gpt tp2 dp2 zero1": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),
+    "deepspeed gpt tp2 dp2 zero2 sp": (
+        GPT,
+        {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 2, "sequence_parallel": True, "micro_batch_size": 2},
+    ),
     "deepspeed llama dp4 zero3 recompute": (LLAMA, {"engine": DEEPSPEED, "dp": 4, "zero_stage": 3, "recompute": ["full"]}),
-    "deepspeed llama tp2 dp2 zero3 sp": (LLAMA, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True}),
+    "deepspeed llama tp2 dp2 zero3 sp": (
+        LLAMA,
+        {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True, "micro_batch_size": 2},
+    ),
     "deepspeed llama dp2 zero2 offload": (LLAMA, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 2, "offload_optimizer": True}),
     "deepspeed gpt pp2 dp2 zero1 tied": (GPT, {"engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 1}),
     "deepspeed llama tp2 pp2 zero1": (LLAMA, {"engine": DEEPSPEED, "tp": 2, "pp": 2, "zero_stage": 1, "micro_batch_size": 2}),
@@ -109,6 +116,7 @@ def test_a_plan_computes_what_one_process_computes(case: str, pool: Pool, corpus
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_one_process_computes_what_plain_torch_computes(family: str, corpus: str, references: dict[str, Result]) -> None:
     import plain_torch
+
     from orchestrator.workers import data
 
     plan = make_plan(MODELS[family], clip=2.0, lr=3e-3, micro_batch_size=8)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
+
 from orchestrator.engines import megatron as megatron_engine
 from orchestrator.engines import megatron_deepspeed as deepspeed_engine
 from orchestrator.plan import Plan, from_json

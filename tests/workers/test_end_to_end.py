@@ -1,0 +1,141 @@
+"""The programs as the launcher starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_plans import GPT, make_plan
+
+from orchestrator.engines import megatron, megatron_deepspeed
+from orchestrator.plan import Plan, RunSettings, to_json
+
+pytestmark = pytest.mark.engines
+
+TRANSLATE = {"megatron": megatron.translate, "megatron_deepspeed": megatron_deepspeed.translate}
+FIELDS = {"step", "loss", "grad_norm", "lr", "step_time_s", "tokens_per_s", "peak_memory_bytes"}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def write_job(plan: Plan, out: Path) -> tuple[list[str], dict[str, str]]:
+    """The run folder as the main path writes it; what to start in it, by torchrun."""
+    job = TRANSLATE[plan.engine](plan)
+    out.mkdir()
+    (out / "plan.json").write_text(to_json(plan))
+    for file in job.files:
+        (out / file.path).write_text(file.content)
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", str(plan.world_size), "--master-port", str(free_port())]
+    return [sys.executable, *start, "-m", job.module, *job.arguments], dict(os.environ) | job.environment
+
+
+def read_metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def start(plan: Plan, out: Path) -> list[dict[str, Any]]:
+    """Run the job to its end; its metrics."""
+    command, environment = write_job(plan, out)
+    done = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert not done.stdout.strip()
+    return read_metrics(out)
+
+
+def test_two_ranks_train_and_a_resumed_run_continues(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"tp": 2, "zero_stage": 1, "steps": 4, "lr": 3e-3}
+    metrics = start(make_plan(GPT, run=RunSettings(save_every=2), **fields), tmp_path / "first")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert all(set(line) == FIELDS for line in metrics)
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.2
+    resume = RunSettings(save_every=2, resume=str(tmp_path / "first" / "checkpoints" / "step_000002"))
+    resumed = start(make_plan(GPT, run=resume, **fields), tmp_path / "a second")
+    for before, after in zip(metrics[2:], resumed, strict=True):
+        assert after["step"] == before["step"]
+        assert after["loss"] == pytest.approx(before["loss"], abs=1e-6)
+        assert after["grad_norm"] == pytest.approx(before["grad_norm"], rel=1e-5)
+
+
+def test_two_ranks_train_under_deepspeed(tmp_path: Path) -> None:
+    plan = make_plan(GPT, "megatron_deepspeed", dp=2, zero_stage=2, steps=4, lr=3e-3, run=RunSettings(save_every=4))
+    metrics = start(plan, tmp_path / "run")
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.2
+    assert json.loads((tmp_path / "run" / "checkpoints" / "latest.json").read_text())["step"] == 4
+
+
+def one_rank(plan: Plan, out: Path) -> tuple[list[str], dict[str, str]]:
+    """The same program without torchrun around it, so that its own exit status is seen."""
+    command, environment = write_job(plan, out)
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [sys.executable, *command[command.index("-m", 3) :]], environment | place
+
+
+def test_a_loss_that_is_no_number_ends_with_status_3_and_one_line(tmp_path: Path) -> None:
+    plan = make_plan(GPT, lr=1e30, warmup=0, schedule="constant", clip=0.0, steps=20)
+    command, environment = one_rank(plan, tmp_path / "run")
+    done = subprocess.run(command, cwd=tmp_path / "run", env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 3, done.stderr[-3000:]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("NonFiniteLossError: step ")
+    assert "nothing was saved" in last
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_refused_vocabulary_is_the_last_line_with_status_1(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\N{SNOWMAN}" * 1000)
+    from msgspec.structs import replace
+
+    plan = make_plan(replace(GPT, vocab_size=200, make_vocab_size_divisible_by=8), run=RunSettings(data=str(text)))
+    command, environment = one_rank(plan, tmp_path / "run")
+    done = subprocess.run(command, cwd=tmp_path / "run", env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "model.vocab_size=200" in done.stderr.strip().splitlines()[-1]
+
+
+def test_sigterm_ends_a_rank_at_once(tmp_path: Path) -> None:
+    plan = make_plan(GPT, steps=100_000)
+    command, environment = one_rank(plan, tmp_path / "run")
+    process = subprocess.Popen(command, cwd=tmp_path / "run", env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text()):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=3) == -signal.SIGTERM
+    finally:
+        process.kill()
+
+
+def test_sigusr1_saves_and_ends_well(tmp_path: Path) -> None:
+    plan = make_plan(GPT, steps=100_000)
+    command, environment = one_rank(plan, tmp_path / "run")
+    process = subprocess.Popen(command, cwd=tmp_path / "run", env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text()):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(timeout=30) == 0
+        marker = json.loads((tmp_path / "run" / "checkpoints" / "latest.json").read_text())
+        assert marker["step"] == read_metrics(tmp_path / "run")[-1]["step"]
+    finally:
+        process.kill()
