@@ -21,7 +21,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.engines.ds_config import by_hand
 from orchestrator.engines.transformer_config import engine_fields, layer_counts
 from orchestrator.model.families import describe
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, from_json
 from orchestrator.strategy.tree import divisors
 
 pytestmark = pytest.mark.engines
@@ -129,6 +129,11 @@ def answers() -> dict[str, Any]:
     zero0 = as_case(make_plan("megatron_deepspeed", zero_stage=0))
     zero0["by_hand"]["data_types"] = {"grad_accum_dtype": "fp32"}
     cases["illegal sums at stage 0"] = zero0
+    return judge(cases)
+
+
+def judge(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The engines' answer to each case, by its name."""
     program = Path(__file__).parent / "build_ranks.py"
     done = subprocess.run(
         [sys.executable, str(program)], input=json.dumps(list(cases.values())), capture_output=True, text=True, timeout=300, check=False
@@ -136,6 +141,29 @@ def answers() -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("ANSWERS "))
     return dict(zip(cases, json.loads(line.removeprefix("ANSWERS ")), strict=True))
+
+
+RECIPES = {"t5_large": 16, "llama3_70b": 64, "gpt3_175b": 1024}
+
+
+def test_what_the_search_chooses_for_large_models_builds(tmp_path: Path) -> None:
+    """From the shell to Megatron's own classes: the plans of issue 2."""
+    plans = {}
+    for recipe, gpus in RECIPES.items():
+        out = tmp_path / recipe
+        command = ["-m", "orchestrator.run", f"recipe={recipe}", f"gpus={gpus}", "launch=none", f"out={out}"]
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        plans[recipe] = from_json((out / "plan.json").read_text())
+    judged = judge({recipe: as_case(plan) for recipe, plan in plans.items()})
+    for recipe, plan in plans.items():
+        assert "error" not in judged[recipe], judged[recipe]
+        assert built_chunks(judged[recipe]) == expected_chunks(plan)
+        assert plan.world_size == RECIPES[recipe]
+
+
+def built_chunks(answer: dict[str, Any]) -> list[list[tuple[int, bool, bool]]]:
+    return [[(chunk["layers"], chunk["embedding"], chunk["head"]) for chunk in chunks] for chunks in answer["stages"]]
 
 
 def expected_chunks(plan: Plan) -> list[list[tuple[int, bool, bool]]]:
@@ -151,8 +179,7 @@ def test_megatron_builds_the_stages_that_the_plan_says(name: str) -> None:
     """A candidate that passes all rules builds."""
     plan, answer = (ALL | RANDOM)[name], answers()[name]
     assert "error" not in answer, answer
-    built = [[(chunk["layers"], chunk["embedding"], chunk["head"]) for chunk in chunks] for chunks in answer["stages"]]
-    assert built == expected_chunks(plan)
+    assert built_chunks(answer) == expected_chunks(plan)
     assert answer["num_microbatches"] == plan.num_microbatches
 
 
