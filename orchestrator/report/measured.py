@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.plan import Plan
-from orchestrator.report.text import _table
+from orchestrator.report.text import _table, rank_name
 from orchestrator.units import format_bytes, format_seconds
 
 Row = Mapping[str, Any]
@@ -57,7 +57,7 @@ def comparison_table(plan: Plan, rows: Iterable[Row]) -> RenderableType:
     table = _table(("", False), ("predicted", True), ("measured", True), ("measured / predicted", True))
     entries = [
         ("step time", predicted and predicted.step_time_s, step_time, format_seconds),
-        ("tokens/s/GPU", predicted and predicted.tokens_per_s_per_gpu, speed, "{:,.0f}".format),
+        (f"tokens/s/{rank_name(plan)}", predicted and predicted.tokens_per_s_per_gpu, speed, "{:,.0f}".format),
         ("peak memory", predicted and predicted.peak_memory_bytes, memory, format_bytes),
     ]
     for name, expected, found, write in entries:

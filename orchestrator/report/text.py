@@ -24,6 +24,7 @@ SHOWN_SHARE = 0.005
 CAUSES_IN_A_DIFFERENCE = 3
 NOISE = 1e-9
 """A cause with less than this share of the total is the rounding of a difference."""
+GFLOPS = TFLOPS / 1000
 NUMBER = re.compile(r"\d[\d.,]*")
 ENDS = ("embedding", "head")
 """Kinds of which a model has one; engines recompute neither."""
@@ -132,7 +133,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     training, cluster = plan.training, plan.cluster
     lengths = f"{training.seq_length}" + (f" + {training.decoder_seq_length}" if training.decoder_seq_length else "")
     nodes = -(-plan.world_size // cluster.gpus_per_node)
-    where = f"{plan.world_size} x {cluster.gpu.name}"
+    where = f"{plan.world_size} gloo ranks" if cluster.is_cpu else f"{plan.world_size} x {cluster.gpu.name}"
     if nodes > 1:
         where += f", {nodes} nodes of {cluster.gpus_per_node}"
     mesh = "  ".join(f"{axis} {getattr(plan, axis)}" for axis in MESH_AXES if getattr(plan, axis) > 1 or axis in ("tp", "pp", "dp"))
@@ -188,6 +189,19 @@ def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None) -
     return Group(facts, stages, Text(caption, style="dim")) if caption else Group(facts, stages)
 
 
+def rank_name(plan: Plan) -> str:
+    """What one rank is: a GPU, or just a rank where there are none."""
+    return "rank" if plan.cluster.is_cpu else "GPU"
+
+
+def format_flops(flops: float) -> str:
+    """
+    >>> format_flops(432.1e12), format_flops(8.89e9)
+    ('432 TFLOP/s', '8.89 GFLOP/s')
+    """
+    return f"{flops / TFLOPS:.3g} TFLOP/s" if flops >= TFLOPS else f"{flops / GFLOPS:.3g} GFLOP/s"
+
+
 def cause_name(cause: str) -> str:
     """
     >>> cause_name("tp"), cause_name("memory_bound")
@@ -223,10 +237,11 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     if predicted.interval:
         low, high = predicted.interval
         speed += f" (90%: {format_seconds(low)} to {format_seconds(high)})"
-    speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    rank = rank_name(plan)
+    speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank}"
     peak = plan.cluster.gpu.peak_flops.get(plan.training.precision)
     if predicted.model_flops_per_gpu:
-        speed += f", {predicted.model_flops_per_gpu / TFLOPS:.3g} TFLOP/s/GPU"
+        speed += f", {format_flops(predicted.model_flops_per_gpu)}/{rank}"
         if peak:
             speed += f" (MFU {_percent(predicted.model_flops_per_gpu / peak)})"
     lines = Table.grid(padding=(0, 2))

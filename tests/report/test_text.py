@@ -11,6 +11,7 @@ from report_plans import CLUSTER, PLAN, PREDICTED, SLOWER, llama
 from rich.console import Group
 
 from orchestrator.plan import LayerSpan, Reason, Stage
+from orchestrator.report.measured import comparison_table
 from orchestrator.report.text import (
     WIDTH,
     alternatives_table,
@@ -64,6 +65,14 @@ def test_facts_are_the_plans() -> None:
     assert "batch 512 = dp 4 x 128 micro-batches of 1, 1f1b pipeline" in text
     assert "0 embedding, decoder 0-19 full 4 of 20 25.1 ms 50.2 ms 70.0 GiB (89.7%)" in text
     assert "1-2 decoder 20-39 to decoder 40-59 none 25.1 ms 50.2 ms 60.0 GiB (76.9%)" in text
+
+
+def test_a_rank_without_a_gpu_is_not_called_one() -> None:
+    cpu = replace(PLAN, cluster=replace(CLUSTER, gpu=replace(CLUSTER.gpu, name="cpu")))
+    text = as_text(Group(plan_table(cpu, llama()), price_table(cpu), comparison_table(cpu, [{"step_time_s": 1.0, "tokens_per_s": 64.0}])))
+    assert "64 gloo ranks" in text
+    assert "tokens/s/rank" in text
+    assert "GPU" not in text
 
 
 def test_axes_lie_on_the_level_that_holds_their_group() -> None:
