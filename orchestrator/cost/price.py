@@ -11,6 +11,8 @@ from math import ceil
 from operator import mul
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.cost import memory, schedule
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.time import activation_itemsize, layer_seconds
@@ -175,10 +177,12 @@ class CostModel:
         return self._setting
 
     def _states(self, strategy: Strategy) -> StateBytes:
+        """Bytes per parameter; plain SGD (the engines are given momentum 0) keeps no moments."""
         try:
-            return self.behaviour.state_bytes(self.training.precision, strategy.zero_stage)
+            states = self.behaviour.state_bytes(self.training.precision, strategy.zero_stage)
         except KeyError:
             raise InputError("pin.zero_stage", strategy.zero_stage, f"{self.behaviour.engine} does not have it", ()) from None
+        return replace(states, moments=0) if self.training.optimizer == "sgd" else states
 
     def _layer(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
         mesh, c = strategy.mesh, self.calibration

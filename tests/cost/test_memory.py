@@ -59,6 +59,11 @@ def test_megatron_holds_18_bytes_a_parameter_and_6_plus_12_over_d_with_its_distr
     assert bytes_per_parameter(1, d) == pytest.approx(6 + 12 / d)
 
 
+def test_plain_sgd_keeps_no_moments() -> None:
+    cost = cost_model(optimizer="sgd").layer(candidate(), "decoder", "none")
+    assert cost.static_bytes == 10 * cost.parameters
+
+
 def test_the_optimizer_is_sharded_over_context_parallel_ranks_too() -> None:
     assert bytes_per_parameter(1, 4, cp=2) == 6 + 12 / 8
 
