@@ -19,7 +19,7 @@ enumeration stops after `MOST_SIMULATED` partitions and says so (`proven`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import mul
+from operator import le, mul
 from typing import NamedTuple
 
 from orchestrator.cost.price import CostModel, StageCost
@@ -111,12 +111,15 @@ class Inner:
         self.proven = True
         self._one_kind = len(model.runs) == 3
         self._fixed = self._fixed_sizes(layout)
+        self._most_fitting: list[int] | None = None
         self._options: dict[tuple[object, ...], list[Option]] = {}
         calibration = costs.calibration
         self._pressure = calibration.pressure_slowdown > 0.0 and calibration.pressure_start < 1.0
         m = self.candidate.num_microbatches
         self._table = _Table(costs, model, self.candidate, self.modes)
         self._flights = [in_flight_by_chunk(self.candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
+        # (all chunks, the first, the last) in flight: what counts where the chunks are alike
+        self._flights_in_all = [tuple({(sum(counts), counts[0], counts[-1]) for counts in flights}) for flights in self._flights]
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -187,7 +190,7 @@ class Inner:
                 recomputes += [(mode, n) for n in self._full_block(p, start, sizes)]
             else:
                 recomputes.append((mode, self.layers))
-        made = [self._option(p, start, sizes, recompute) for recompute in recomputes]
+        made = [self._option(p, start, sizes, recompute) for recompute in self._promising(p, sizes, recomputes)]
         fitting = [option for option in made if option.cost.peak_bytes <= self.usable]
         fitting.sort(key=lambda option: option.work)
         kept: list[Option] = []
@@ -195,6 +198,26 @@ class Inner:
             if not any(self._beats(other, option) for other in kept):
                 kept.append(option)
         return kept
+
+    def _promising(self, p: int, sizes: tuple[int, ...], recomputes: list[tuple[Recompute, int]]) -> list[tuple[Recompute, int]]:
+        """Those that fit and that no other beats in every chunk's backward, by sums over layers; all where only `CostModel.stage` can
+        tell."""
+        if not self._one_kind or self._pressure or len(recomputes) == 1:
+            return recomputes
+        plain = self._table.modes["none"]
+        found: list[tuple[list[float], tuple[Recompute, int]]] = []
+        for mode, n in recomputes:
+            if self._peak(p, sizes, mode, n) <= self.usable * (1 + ROUNDING):
+                cost = self._table.modes[mode]
+                if cost.forward_s != plain.forward_s:
+                    return recomputes
+                more = cost.backward_s - plain.backward_s
+                found.append(([min(n, size) * more if mode != "none" else 0.0 for size in sizes], (mode, n)))
+        return [
+            recompute
+            for i, (backward, recompute) in enumerate(found)
+            if not any(all(map(le, other, backward)) and (other != backward or j < i) for j, (other, _) in enumerate(found) if j != i)
+        ]
 
     def _peak(self, p: int, sizes: tuple[int, ...], mode: Recompute, first_n: int) -> float:
         """A stage's peak bytes as `CostModel.stage` has them, from sums over layers; infinite where only that can tell."""
@@ -215,12 +238,15 @@ class Inner:
                 parameters += count * cost.parameters
                 forward = max(forward, cost.transient_forward_bytes)
                 backward = max(backward, cost.transient_backward_bytes)
-        saved = [min(first_n, size) * again.saved_bytes + max(0, size - first_n) * plain.saved_bytes for size in sizes]
-        if p == 0:
-            saved[0] += first.saved_bytes
-        if p == self.pp - 1:
-            saved[-1] += last.saved_bytes
-        kept: float = max(sum(map(mul, counts, saved)) for counts in self._flights[p])
+        before, after = first.saved_bytes if p == 0 else 0.0, last.saved_bytes if p == self.pp - 1 else 0.0
+        if sizes[0] == sizes[-1] and sizes.count(sizes[0]) == self.vpp:
+            chunk = (inside * again.saved_bytes + (layers - inside) * plain.saved_bytes) / self.vpp
+            kept = max(total * chunk + begin * before + end * after for total, begin, end in self._flights_in_all[p])
+        else:
+            saved = [min(first_n, size) * again.saved_bytes + max(0, size - first_n) * plain.saved_bytes for size in sizes]
+            saved[0] += before
+            saved[-1] += after
+            kept = max(sum(map(mul, counts, saved)) for counts in self._flights[p])
         moving = max(kept + forward, kept + backward + in_backward, in_step)
         buckets = self.costs._bucket_bytes(self.candidate, parameters)
         return float(table.fixed + static + buckets + table.slack * moving)
@@ -341,28 +367,47 @@ class Inner:
                 return answer
         if incumbent is not None:
             return Answer(incumbent, None, incumbent.step_time_s)
-        if upper == INFINITE:
+        if upper == INFINITE or not self._any_fits():
             return Answer(None, self.need(self.even_sizes()), INFINITE)
         return Answer(None, None, upper)
 
-    def bound(self, threshold: float) -> Answer:
-        """A lower bound of `solve` that respects the memory limit, without simulating: the scalar program of all splits. The answer has no
-        solution; `need` where no split fits."""
+    def bound(self, upper: float) -> Answer:
+        """A lower bound of `solve` that respects the memory limit, without simulating: the scalar program over all splits of which no
+        stage alone works longer than `upper`; or `upper`, where no split is that fast. No solution; `need` where no split fits."""
         if self.capabilities.recompute_varies == "never" and len(self.modes) > 1:
-            return Answer(None, None, 0.0)
-        even = self.even_sizes()
-        moves = self._fixed_moves(even)
+            return Answer(None, None, upper)
         if self._fixed is not None:
-            return Answer(None, self.need(even), INFINITE) if moves is None else Answer(None, None, _Walk(self, moves, self.pp).bound)
-        upper = threshold if moves is None else min(threshold, _Walk(self, moves, self.pp).bound)
+            moves = self._fixed_moves(self._fixed)
+            return (
+                Answer(None, self.need(self._fixed), INFINITE) if moves is None else Answer(None, None, _Walk(self, moves, self.pp).bound)
+            )
+        if not self._any_fits():
+            return Answer(None, self.need(self.even_sizes()), INFINITE)
         found = self._moves(upper)
-        if found is not None:
-            walk = _Walk(self, found, self.layers)
-            if walk.bound < INFINITE:
-                return Answer(None, None, walk.bound)
-        if upper == INFINITE:
-            return Answer(None, self.need(even), INFINITE)
-        return Answer(None, None, upper)
+        return Answer(None, None, upper if found is None else min(upper, _Walk(self, found, self.layers).bound))
+
+    def _any_fits(self) -> bool:
+        """Whether some split fits: the even one at its leanest, or else the most layers that fit in each stage are enough."""
+        if self._most_fitting is None and self._one_kind:
+            even = self.even_sizes()
+            if all(self._leanest(p, even[p :: self.pp]) <= self.usable for p in range(self.pp)):
+                return True
+            self._most_fitting = [self._fits_in(p) for p in range(self.pp)]
+        return self._most_fitting is None or sum(self._most_fitting) >= self.layers
+
+    def _leanest(self, p: int, sizes: tuple[int, ...]) -> float:
+        return min(self._peak(p, sizes, mode, self.layers) for mode in self.modes)
+
+    def _fits_in(self, p: int) -> int:
+        low, high = -1, self.layers
+        while low < high:
+            n = (low + high + 1) // 2
+            sizes = spread(n, self.vpp, p, self.pp)
+            if self._leanest(p, sizes) <= self.usable:
+                low = n
+            else:
+                high = n - 1
+        return low
 
     def _moves(self, upper: float) -> Moves | None:
         """For each stage and number of layers before it: (layers before the next stage, options), of all stages that fit in memory and
@@ -370,16 +415,11 @@ class Inner:
         pp = self.pp
         least = [0 if p in (0, pp - 1) else 1 for p in range(pp)]
         most = self._most_layers(upper)
+        if self._most_fitting is not None:
+            most = list(map(min, most, self._most_fitting))
         low = [max(least[p], self.layers - sum(most) + most[p]) for p in range(pp)]
         if any(a > b for a, b in zip(low, most, strict=True)):
             return None
-        if self._one_kind:
-            for p in range(pp):  # memory grows with the layers
-                while most[p] >= low[p] and not self.options(p, 0, spread(most[p], self.vpp, p, pp)):
-                    most[p] -= 1
-                if most[p] < low[p]:
-                    return None
-            low = [max(low[p], self.layers - sum(most) + most[p]) for p in range(pp)]
         rest_low, rest_high = [0] * (pp + 1), [0] * (pp + 1)
         for p in range(pp - 1, -1, -1):
             rest_low[p], rest_high[p] = rest_low[p + 1] + low[p], rest_high[p + 1] + most[p]
