@@ -88,7 +88,11 @@ def run(words: Sequence[str]) -> int:
     python = None if machine.missing else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
-    return follow(start, settings, found.plan, job, out)
+    try:
+        return follow(start, settings, found.plan, job, out)
+    except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
+        clear_folder(out)
+        raise
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan
@@ -371,6 +375,11 @@ def write_folder(out: Path, files: Sequence[File]) -> None:
         if isinstance(error, OSError):
             raise InputError("out", out, f"can't be written: {error.strerror or error}") from None
         raise
+
+
+def clear_folder(out: Path) -> None:
+    """Take back what `write_folder` wrote: `out` was new or empty before."""
+    shutil.rmtree(out, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -106,20 +106,25 @@ _GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capabi
 def cluster_from(tree: Tree, name: str, where: str, num_gpus: int, gpus_per_node: int | None = None) -> Cluster:
     """A cluster from its YAML's content; `where` names the file in messages. Raises InputError."""
     _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where)
-    stated = _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
-    node = gpus_per_node or stated
+    node = gpus_per_node or _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
+    gpu = _gpu(tree["gpu"], where)
+    host_bandwidth = quantity(f"{where}: host_bandwidth", tree["host_bandwidth"], RATES)
+    host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
+    software = _software(tree.get("software"), where)
+    levels = _levels(tree["levels"], where, num_gpus, node)
     if num_gpus > node and num_gpus % node:
         raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}; gpus_per_node=N says how many a node has")
-    gpu = _gpu(tree["gpu"], where)
+    if num_gpus > levels[-1].size:
+        raise InputError("gpus", num_gpus, f"is more than the outermost network level of {where} holds ({levels[-1].size})")
     return Cluster(
         name=str(tree.get("name") or name),
         gpu=gpu,
         num_gpus=num_gpus,
         gpus_per_node=node,
-        levels=_levels(tree["levels"], where, num_gpus, node),
-        host_bandwidth=quantity(f"{where}: host_bandwidth", tree["host_bandwidth"], RATES),
-        host_memory=round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES)),
-        software=_software(tree.get("software"), where),
+        levels=levels,
+        host_bandwidth=host_bandwidth,
+        host_memory=host_memory,
+        software=software,
     )
 
 
@@ -147,8 +152,6 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int) -> tuple[Level, ...]
             )
         )
         inner = size
-    if num_gpus > inner:
-        raise InputError("gpus", num_gpus, f"is more than the outermost network level of {where} holds ({inner})")
     return tuple(levels)
 
 

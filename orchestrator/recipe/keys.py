@@ -237,7 +237,7 @@ def _check_range(key: Key, text: Any, values: tuple[Any, ...]) -> None:
             raise InputError(key.name, shown(text), f"must be below {key.below:g}")
 
 
-LONGEST_SHOWN: Final = 60
+LONGEST_SHOWN: Final = 200
 
 
 def shown(value: Any) -> str:

@@ -56,10 +56,9 @@ def check_key(name: str, value: Any) -> None:
     if name in GROUPS:
         members = [key.partition(".")[2] for key in KEYS if key.startswith(f"{name}.")]
         raise InputError(name, shown(value), f"is a group of keys; write {name}.KEY=value", members)
-    close = nearest(name, [*KEYS, *GROUPS])
-    if close is None:
-        close = next((key for key in KEYS if "." in key and key.partition(".")[2] == name.rpartition(".")[2]), None)
-    group = name.partition(".")[0]
+    group, _, short = name.rpartition(".")
+    same = next((key for key in KEYS if "." in key and key.rpartition(".")[2] == short), None)
+    close = same if group not in GROUPS and same else nearest(name, [*KEYS, *GROUPS])
     members = [key for key in KEYS if key.startswith(f"{group}.")]
     choices = members or [key for key in KEYS if "." not in key] + [f"{name}.*" for name in GROUPS]
     raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else choices)
@@ -98,7 +97,9 @@ def read_yaml(path: Path) -> Tree:
 def read_text(path: Path, limit: int | None = MAX_FILE_BYTES) -> str:
     """The file's text. Raises InputError for one that is larger than `limit` bytes, unreadable, or no text."""
     try:
-        if limit is not None and path.is_file() and path.stat().st_size > limit:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InputError(str(path), None, "can't be read: is no regular file")
+        if limit is not None and path.exists() and path.stat().st_size > limit:
             raise InputError(str(path), None, f"is larger than {limit} bytes; it can't be a recipe")
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:

@@ -268,8 +268,10 @@ def _existing_data(data: str) -> str:
         raise InputError("data", shown(data), f"is a Megatron prefix, but {missing.name} is missing")
     if not path.exists() and not pair[0].is_file():
         raise InputError("data", shown(data), "no such file, nor DATA.bin and DATA.idx")
-    if path.is_dir():
+    if path.is_dir() and not pair[0].is_file():
         raise InputError("data", shown(data), "is a folder; give a text or jsonl file, or the prefix of .bin and .idx")
+    if not path.is_file() and not pair[0].is_file():
+        raise InputError("data", shown(data), "is no regular file")
     try:
         with (pair[0] if pair[0].is_file() else path).open("rb") as file:
             if not file.read(1):
