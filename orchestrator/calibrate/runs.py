@@ -539,8 +539,8 @@ def printed_flops(formula: str, architecture: Architecture, gbs: int, seq: int) 
 
 HELD_OUT: tuple[tuple[str, str], ...] = (
     ("nanotron_ultrascale_playbook", "3B"),
-    ("nanotron_ultrascale_playbook", "n16nodes"),
-    ("nanotron_ultrascale_playbook", "n32nodes"),
+    ("nanotron_ultrascale_playbook", "1B_n16nodes"),
+    ("nanotron_ultrascale_playbook", "80B_n32nodes"),
     ("nanotron_ultrascale_playbook", "n64nodes"),
     ("bigscience_bloom176b_prequel", "h12288"),
     ("bigscience_bloom176b_prequel", "h13312"),

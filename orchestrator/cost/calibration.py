@@ -78,6 +78,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Forward and backward of one transformer layer are never faster together: an engine whose Python is slower than its launches."""
     pipeline_layer_floor_s: float = 0.0
     """The same per tensor-parallel rank, added where the stages lie on different nodes and tp > 1 (nanotron; an engine's trait)."""
+    wide_tp_transfer_s: float = 0.0
+    """Seconds for which a micro-batch's transfers over one stage border block the stage where tensor parallelism spans more than two inner
+    domains (nanotron on EFA: about half a second; an engine's trait)."""
     step_overhead_s: float = 5e-3
     """Per step: clipping's global norm, learning rate, logging, timers."""
 
@@ -116,6 +119,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     """GEMM workspaces inside the allocator (cuBLASLt asks 32 MiB on Hopper; Transformer Engine as much)."""
     allocator_slack: float = 0.03
     """Share of activations and transients lost to fragmentation of the caching allocator's blocks."""
+    gathered_kept: float = 0.0
+    """Share of the inputs of tensor-parallel regions, as sequence parallelism gathers them, that stays allocated until their backward: an
+    engine whose asynchronous gathers are not made again in backward (nanotron). The allocator gives them back where memory ends."""
     pressure_start: float = 1.0
     """Share of the GPU's memory from which on the allocator slows the step down (it frees cached blocks and waits for the device)."""
     pressure_slowdown: float = 0.0
