@@ -31,7 +31,7 @@ def apply() -> None:
 
 
 def _devices() -> None:
-    """`device=torch.cuda.current_device()` in some 30 places, e.g. tensor_parallel/mappings.py:91, distributed/param_and_grad_buffer.py:783."""
+    """`device=torch.cuda.current_device()` in 30 places: tensor_parallel/mappings.py:91, distributed/param_and_grad_buffer.py:783."""
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None
 
@@ -56,7 +56,8 @@ def _factories() -> None:
 
 
 def _moves() -> None:
-    """`.cuda()` and `.to("cuda")` on tensors and modules: optimizer/optimizer.py:375,380, tensor_parallel/data.py:84, dist_checkpointing."""
+    """`.cuda()` and `.to("cuda")` of tensors and modules: optimizer/optimizer.py:375,380, tensor_parallel/data.py:84,
+    dist_checkpointing."""
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,return-value]
     move = torch.Tensor.to
@@ -165,8 +166,8 @@ def _checkpoint_without_output() -> None:
 
 
 def _result_queue() -> None:
-    """dist_checkpointing/strategies/filesystem_async.py:51 starts a server process in every rank for the result of an asynchronous save, which imports
-    all of torch and megatron-core again: ten seconds where ranks share cores. We save synchronously: a queue in the process does."""
+    """dist_checkpointing/strategies/filesystem_async.py:51 starts a server process in every rank for the result of an asynchronous
+    save, which imports torch and megatron-core again: ten seconds where ranks share cores. We save synchronously, so a queue does."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     filesystem_async._get_write_results_queue = queue.Queue

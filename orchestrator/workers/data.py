@@ -1,8 +1,8 @@
 """Real text as samples: the same seed gives the same global batches under every plan.
 
 A corpus is one long row of token ids, documents joined by an end-of-document token. Sample i is the i-th window of it; the order of
-samples is a permutation that depends on the seed and the epoch alone. Step s takes samples s * global_batch_size onwards; data-parallel rank
-r takes its micro-batches out of them, so neither the layout nor a resume changes what a step sees.
+samples is a permutation that depends on the seed and the epoch alone. Step s takes samples s * global_batch_size onwards; each
+data-parallel rank takes its micro-batches out of them, so neither the layout nor a resume changes what a step sees.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def quiet() -> None:
-    """The engines log and warn at import and at every build ("Apex is not installed", a page of configuration). Only errors of theirs pass."""
+    """The engines log and warn at import and at every build ("Apex is not installed", a page of configuration): only errors pass."""
     warnings.filterwarnings("ignore")
     for name in ("megatron", "megatron.core", "DeepSpeed", "torch.distributed", "torch.distributed.checkpoint", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -36,7 +36,10 @@ def end_at_once_on_signals() -> None:
 
 @contextmanager
 def joined(plan: Plan) -> Iterator[torch.device]:
-    """Join the job that torchrun describes in the environment; yields this rank's device. Raises InputError where the world is not the plan's."""
+    """Join the job that torchrun describes in the environment; yields this rank's device.
+
+    Raises InputError where the world is not the plan's.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != plan.world_size:
         raise InputError("gpus", world, f"the job has {world} ranks, the plan {plan.world_size}")

@@ -106,9 +106,9 @@ class MegatronTrainer:
         ]
 
     def _prepare_torch_adam(self) -> None:
-        """What loading lacks where the distributed optimizer has torch's AdamW, without Transformer Engine and Apex: AdamW makes its state in the
-        first step, but the optimizer describes what it loads by that state (distrib_optimizer.py:642); and it puts the state back without the
-        step count, which it asks for all the same (distrib_optimizer.py:940)."""
+        """What loading lacks where the distributed optimizer has torch's AdamW, without Transformer Engine and Apex: AdamW makes its state
+        in the first step, but what is loaded is described by that state (distrib_optimizer.py:642); and the state is put back without the
+        step count, which is asked for all the same (distrib_optimizer.py:940)."""
         for wrapped in self._torch_adams():
             for parameter in (p for group in wrapped.optimizer.param_groups for p in group["params"]):
                 zeros = torch.zeros_like(parameter)

@@ -84,8 +84,8 @@ def tag_parameters(model: torch.nn.Module) -> None:
 
 
 def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
-    """Under sequence parallelism each tensor-parallel rank sees a part of the sequence: the gradients of the parameters that all hold whole (norms, the
-    row-parallel biases) must be summed over the group. megatron-core does it in finalize_model_grads, which a DeepSpeed optimizer never calls."""
+    """Under sequence parallelism each tensor-parallel rank sees a part of the sequence: gradients of what all ranks hold whole (norms,
+    row-parallel biases) must be summed over the group. megatron-core does it in finalize_model_grads, which DeepSpeed never calls."""
     group = parallel_state.get_tensor_model_parallel_group()
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:
@@ -99,8 +99,8 @@ def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
 
 
 def clear_after_accumulation(model: torch.nn.Module) -> None:
-    """Drop each bf16 gradient once BF16_Optimizer's hook, registered before, has added it to the fp32 sum; DeepSpeed's own pipeline clears them before
-    every backward pass (pipe/engine.py:861). Otherwise the next micro-batch would add it again."""
+    """Drop each bf16 gradient once BF16_Optimizer's hook, registered before, has added it to the fp32 sum. Otherwise the next micro-batch
+    would add it again; DeepSpeed's own pipeline clears them before every backward pass (pipe/engine.py:861)."""
 
     def hook(parameter: torch.nn.Parameter) -> None:
         parameter.grad = None
@@ -136,6 +136,8 @@ class MegatronDeepSpeedTrainer:
                 mpu=Groups(),
                 config=self._ds_config(engine["ds_config"]),
             )
+        if self._steps_when_built():
+            self.engine.optimizer.optimizer.state.clear()
         self.losses = FAMILIES[plan.model.family].losses
         if plan.pp > 1:
             config.no_sync_func = contextlib.nullcontext
@@ -144,6 +146,12 @@ class MegatronDeepSpeedTrainer:
             if config.bf16:
                 clear_after_accumulation(self.module)
 
+    def _steps_when_built(self) -> bool:
+        """At stage 0 in bf16 or fp16 DeepSpeed allocates Adam's state by a step with gradients of zero (initialize_optimizer_states in
+        fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias correction is one step ahead for
+        ever. We give that step no learning rate, and forget its count."""
+        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
+
     def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
         """The file's content, with what depends on this machine."""
         if "gradient_clipping" not in ds_config:
@@ -151,6 +159,9 @@ class MegatronDeepSpeedTrainer:
         if not ds_config["gradient_clipping"] and self.plan.zero_stage == 0:
             # Stage 0 computes no norm unless it clips.
             ds_config = ds_config | {"gradient_clipping": 1e30}
+        if self._steps_when_built():
+            optimizer = ds_config["optimizer"]
+            ds_config = ds_config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": 0.0}}}
         if self.plan.pp > 1 and self.config.bf16:
             # BF16_Optimizer adds a micro-batch's gradient to its fp32 sum at the end of engine.backward (bf16_optimizer.py:503), which
             # megatron-core's schedule never calls: add it as soon as it is there.
@@ -181,8 +192,8 @@ class MegatronDeepSpeedTrainer:
         return torch.stack(logs).mean()
 
     def _pipeline(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        """megatron-core's 1F1B calls autograd itself. No micro-batch is a boundary for DeepSpeed, so that gradients add up locally; `_finalise`
-        reduces them once."""
+        """megatron-core's 1F1B calls autograd itself. No micro-batch is a boundary for DeepSpeed, so that gradients add up locally;
+        `_finalise` reduces them once."""
         self.engine.set_gradient_accumulation_boundary(False)
         logs = self.schedule(
             forward_step_func=self._forward_step,
@@ -219,7 +230,8 @@ class MegatronDeepSpeedTrainer:
         return None if grad_norm is None else float(grad_norm)
 
     def _plain_norm(self) -> float:
-        """The global gradient norm at stage 0 in fp32, which DeepSpeed clips by but doesn't tell. Parts of a tensor count on every rank, copies once."""
+        """The global gradient norm at stage 0 in fp32, which DeepSpeed clips by but doesn't tell. Parts of a tensor count on every rank,
+        copies once."""
         first = parallel_state.get_tensor_model_parallel_rank() == 0
         counted = [p.grad for p in self.model.parameters() if p.grad is not None and (first or p.model_parallel)]
         square = sum((gradient.double().square().sum() for gradient in counted), torch.zeros((), dtype=torch.float64, device=self.device))

@@ -16,14 +16,14 @@ from orchestrator.plan import Plan
 Batch = dict[str, torch.Tensor]
 
 PADDED_LOGIT = -1e4
-"""Logits of ids that exist only because the vocabulary is padded: their softmax is exactly zero in fp32, so that the loss does not depend on
-the padding, which grows with tp."""
+"""Logits of ids that exist only because the vocabulary is padded: their softmax is exactly zero in fp32, so that the loss does not
+depend on the padding, which grows with tp."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """`build(config, engine, pre_process, post_process, vp_stage)` makes one chunk; `losses(chunk, batch)` runs it: the loss by token [b, s] on the
-    last stage, hidden states before it."""
+    """`build(config, engine, pre_process, post_process, vp_stage)` makes one chunk; `losses(chunk, batch)` runs it: the loss by token
+    [b, s] on the last stage, hidden states before it."""
 
     build: Callable[..., torch.nn.Module]
     losses: Callable[[torch.nn.Module, Batch], torch.Tensor]
@@ -41,8 +41,8 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
 
 
 def frees_sent_outputs(plan: Plan, device: torch.device) -> bool:
-    """Whether a stage frees what it has sent, but for its graph, as Megatron's own loop does. On a GPU the stream keeps the memory until the send
-    is done; gloo still reads it, so that interleaved sends would carry garbage."""
+    """Whether a stage frees what it has sent, but for its graph, as Megatron's own loop does. On a GPU the stream keeps the memory until
+    the send is done; gloo still reads it, so that interleaved sends would carry garbage."""
     return plan.pp > 1 and device.type == "cuda"
 
 
@@ -143,7 +143,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def mean_loss(batch: Batch, losses: torch.Tensor) -> torch.Tensor:
-    """Mean over the predicted tokens of a micro-batch, in fp32; every sample has as many (data.py), so means of equal parts are the whole's."""
+    """Mean over the predicted tokens of a micro-batch, in fp32. Every sample has as many (data.py), so means of parts are the whole's."""
     losses = losses.float()
     if "loss_mask" not in batch:
         return losses.mean()

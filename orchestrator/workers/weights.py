@@ -1,6 +1,6 @@
 """Initial weights that depend on the seed alone, not on how the model is cut over ranks.
 
-megatron-core gives every parameter a global name, shape and offset (`sharded_state_dict`). Each block of rows of a global tensor has its own
+megatron-core gives every parameter a global name, shape and offset (`sharded_state_dict`). Each block of rows of such a tensor has its own
 generator, seeded by (seed, name, layer, block); a rank draws only the blocks that its shard touches, so no rank ever holds a whole
 tensor of a large model. The distribution is megatron-core's: normal with `init_method_std`, divided by sqrt(2 * layers) for the
 projections that write into the residual stream (transformer_config.py `output_layer_init_method`), ones for norms, zeros for biases.

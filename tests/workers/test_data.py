@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_the_order_of_samples_is_a_permutation(size: int) -> None:
 def test_the_order_looks_random() -> None:
     order = [data.permuted(i, 1000, seed=3) for i in range(1000)]
     assert abs(np.corrcoef(order, range(1000))[0, 1]) < 0.1
-    assert sum(b - a == 1 for a, b in zip(order, order[1:], strict=False)) < 20
+    assert sum(b - a == 1 for a, b in pairwise(order)) < 20
 
 
 def test_labels_are_the_next_tokens(tmp_path: Path) -> None:

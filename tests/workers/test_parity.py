@@ -66,6 +66,17 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }
 
+BF16_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "megatron gpt tp2 pp2 sp zero1": (GPT, {"tp": 2, "pp": 2, "sequence_parallel": True, "zero_stage": 1, "micro_batch_size": 2}),
+    "deepspeed llama zero0": (LLAMA, {"engine": DEEPSPEED, "dp": 2, "grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"}),
+    "deepspeed gpt zero1": (GPT, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1}),
+    "deepspeed gpt pp2 zero1 tied": (GPT, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
+    "deepspeed llama tp2 zero2": (LLAMA, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 2, "micro_batch_size": 2}),
+    "deepspeed gpt dp2 zero3": (GPT, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}),
+}
+BF16_TOLERANCE = 5e-3
+"""bf16 has 8 bits: losses near 5 and norms near 2 agree to a few times 2**-9 of what adds up; a wrong optimizer step shows as 2e-2."""
+
 
 def plan_of(case: str) -> Plan:
     model, fields = CASES[case]
@@ -111,6 +122,15 @@ def assert_equal(found: Result, expected: Result, vocab_size: int) -> None:
 def test_a_plan_computes_what_one_process_computes(case: str, pool: Pool, corpus: str, references: dict[str, Result]) -> None:
     plan = plan_of(case)
     assert_equal(measure(pool, corpus, plan), references[plan.model.family], plan.model.vocab_size)
+
+
+@pytest.mark.parametrize("case", BF16_CASES)
+def test_bf16_follows_the_curve_of_fp32(case: str, pool: Pool, corpus: str, references: dict[str, Result]) -> None:
+    model, fields = BF16_CASES[case]
+    found = measure(pool, corpus, make_plan(model, clip=2.0, lr=3e-3, precision="bf16", **fields))
+    expected = references[model.family]
+    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=BF16_TOLERANCE)
+    np.testing.assert_allclose(found["norms"], expected["norms"], rtol=2 * BF16_TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
