@@ -90,16 +90,16 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "beta of one": ((*TINY, "train.betas=0.9,1"), "train.betas=0.9,1: must be below 1"),
     "dropout of one": ((*TINY, "model.dropout=1"), "model.dropout=1: must be below 1"),
     "dropout said twice": ((*TINY, "model.dropout=0.1", "model.hidden_dropout=0"), "model.dropout=0.1: stands for"),
-    "garbage for a truth value": ((*TINY, "pin.sequence_parallel=maybe"), "pin.sequence_parallel=maybe: is neither; choose one of true, false"),
+    "garbage for a truth value": ((*TINY, "pin.sequence_parallel=maybe"), "=maybe: is neither; choose one of true, false"),
     "empty value": ((*TINY, "train.lr="), "train.lr='': is empty"),
     "empty text": ((*TINY, "out="), "out='': is empty"),
     "zero layers": ((*TINY, "model.num_layers=0"), "model.num_layers=0: must be at least 1"),
-    "heads that don't divide the width": ((*TINY, "model.num_attention_heads=3"), "model.num_attention_heads=3: does not divide hidden_size=128"),
+    "heads that don't divide the width": ((*TINY, "model.num_attention_heads=3"), "num_attention_heads=3: does not divide hidden_size=128"),
     "groups that don't divide the heads": (
         ("recipe=llama_tiny", "gpus=4", "model.num_query_groups=3"),
         "model.num_query_groups=3: does not divide num_attention_heads",
     ),
-    "a decoder for a family without": ((*TINY, "train.decoder_seq_length=64"), "train.decoder_seq_length=64: the gpt family has no decoder"),
+    "a decoder for a family without": ((*TINY, "train.decoder_seq_length=64"), "decoder_seq_length=64: the gpt family has no decoder"),
     "zero stage 5": ((*TINY, "pin.zero_stage=5"), "pin.zero_stage=5: is not known; choose one of 0, 1, 2, 3"),
     "unknown recompute": ((*TINY, "pin.recompute=some"), "pin.recompute=some: is not known; choose one of none, selective, full"),
     "pinned tp that doesn't divide the heads": ((*TINY, "pin.tp=3"), "tp=3"),
@@ -151,7 +151,22 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 GOOD = (MODELS / "gpt_tiny.yaml").read_text()
-CLUSTER = "gpu: H100-SXM-80GB\ngpus_per_node: 8\nlevels:\n- {name: a, size: node, bandwidth: 1 GB/s, latency: 1 us}\nhost_bandwidth: 1 GB/s\nhost_memory: 1 GB\n"
+CLUSTER = """\
+gpu: H100-SXM-80GB
+gpus_per_node: 8
+levels:
+- {name: a, size: node, bandwidth: 1 GB/s, latency: 1 us}
+host_bandwidth: 12 GB/s
+host_memory: 1 GB
+"""
+
+
+def cluster(old: str, new: str) -> str:
+    """The good one with a part replaced."""
+    assert old in CLUSTER
+    return CLUSTER.replace(old, new)
+
+
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
 
 FILES: dict[str, tuple[str, str | bytes, str, str]] = {
@@ -172,11 +187,11 @@ FILES: dict[str, tuple[str, str | bytes, str, str]] = {
     "an alias in YAML": ("a.yaml", GOOD + "seed: &x 1\nout: *x\n", "recipe", "aliases are not taken"),
     "a required field left out": ("a.yaml", GOOD.replace("  num_layers: 4\n", ""), "recipe", "model.num_layers: is missing"),
     "a cluster without levels": ("c.yaml", "gpu: H200\ngpus_per_node: 8\n", "cluster", "c.yaml: levels: is missing"),
-    "a cluster with an unknown GPU": ("c.yaml", CLUSTER.replace("H100-", "H101-"), "cluster", "gpu=H101-SXM-80GB: is not in the catalog; did you mean H100-SXM-80GB"),
-    "a bandwidth without a unit": ("c.yaml", CLUSTER.replace("host_bandwidth: 1 GB/s", "host_bandwidth: 12"), "cluster", "host_bandwidth=12: needs a number and a unit"),
-    "a bandwidth that is negative": ("c.yaml", CLUSTER.replace("bandwidth: 1 GB/s, ", "bandwidth: -1 GB/s, "), "cluster", "bandwidth=-1 GB/s: must be above 0"),
-    "a level with an unknown key": ("c.yaml", CLUSTER.replace("latency", "latencyy"), "cluster", "latencyy: is no key here; did you mean latency"),
-    "levels that are a number": ("c.yaml", CLUSTER.split("levels")[0] + "levels: 3\nhost_bandwidth: 1 GB/s\nhost_memory: 1 GB\n", "cluster", "levels: needs a list"),
+    "a cluster with an unknown GPU": ("c.yaml", cluster("H100-", "H101-"), "cluster", "not in the catalog; did you mean H100-SXM-80GB"),
+    "a bandwidth without a unit": ("c.yaml", cluster("12 GB/s", "12"), "cluster", "host_bandwidth=12: needs a number and a unit"),
+    "a bandwidth that is negative": ("c.yaml", cluster("1 GB/s", "-1 GB/s"), "cluster", "bandwidth=-1 GB/s: must be above 0"),
+    "a level with an unknown key": ("c.yaml", cluster("latency", "latencyy"), "cluster", "latencyy: is no key here; did you mean latency"),
+    "levels that are a number": ("c.yaml", cluster("\n- {name: a, size: node, bandwidth: 1 GB/s, latency: 1 us}", " 3"), "cluster", "needs a list"),
     "a cluster too small": ("c.yaml", CLUSTER, "cluster", "gpus=16: is more than the outermost network level"),
     "a Hugging Face config that is no JSON": ("h.json", "{'a': 1}", "model.hf_config", "h.json: is not JSON"),
     "a Hugging Face config that is a list": ("h.json", "[1]", "model.hf_config", "h.json: is not a JSON object"),
@@ -334,7 +349,9 @@ def test_words_that_contradict_the_plan(
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def test_impossible_memory_says_what_was_missing_the_nearest_plan_and_what_to_relax(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_memory_says_what_was_missing_the_nearest_plan_and_what_to_relax(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = refused(capsys, folder, ("recipe=llama3_70b", "cluster=dgx_h100", "gpus=2", "launch=none"))
     assert "GiB" in said
     assert "tp=" in said

@@ -23,7 +23,7 @@ def _gpu(name: str, memory_gib: float, bandwidth: float, capability: str, source
         name=name,
         memory=round(memory_gib * GIB),
         peak_flops=peaks,
-        memory_bandwidth=bandwidth,
+        memory_bandwidth=float(bandwidth),
         compute_capability=capability,
         source=source,
     )

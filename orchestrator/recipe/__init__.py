@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.recipe.clusters import load_cluster
+from orchestrator.recipe.clusters import load_cluster, stored
 from orchestrator.recipe.help import help_text
+from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.settings import Settings, load, resolved_yaml
 
-__all__ = ["Settings", "help_text", "load", "load_cluster", "resolved_yaml"]
+__all__ = ["KEYS", "Settings", "help_text", "load", "load_cluster", "resolved_yaml", "stored"]

@@ -1,0 +1,278 @@
+"""The main path: what it writes, what it starts and where, and what it says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from orchestrator import recipe, run
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, LaunchError
+from orchestrator.job import File
+from orchestrator.plan import Plan, from_json
+from orchestrator.recipe.read import read_yaml
+from orchestrator.recipe.settings import flatten
+from orchestrator.units import GIB
+
+TINY = ("recipe=gpt_tiny", "gpus=4")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan_of(out: Path) -> Plan:
+    return from_json((out / "plan.json").read_bytes())
+
+
+def without_cluster_note(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, predicted=None, rejected=())
+
+
+# -------------------------------------------------------------------------------------------------------- what it writes
+
+
+def test_everything_is_written_and_the_first_line_is_the_cluster(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main((*TINY, "launch=none", "out=a/b")) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].startswith("cluster cpu, 4 gloo ranks: ")
+    names = {path.name for path in (folder / "a" / "b").iterdir()}
+    assert {"config.yaml", "plan.json", "plan.schema.json", "candidates.csv", "engine.json", "launch.sh", "job.sbatch"} <= names
+    assert [path.name for path in (folder / "a").iterdir()] == ["b"]
+    assert f"Not started: launch=none. To start it: bash {folder}/a/b/launch.sh" in said
+    assert os.access(folder / "a" / "b" / "launch.sh", os.X_OK)
+
+
+def test_the_plan_is_what_its_schema_says(folder: Path) -> None:
+    assert run.main((*TINY, "launch=none", "out=a")) == 0
+    jsonschema.validate(json.loads((folder / "a/plan.json").read_text()), json.loads((folder / "a/plan.schema.json").read_text()))
+
+
+def test_every_candidate_has_a_price_or_a_reason(folder: Path) -> None:
+    assert run.main((*TINY, "launch=none", "out=a")) == 0
+    with (folder / "a/candidates.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 20
+    assert all(row["step_time_s"] or row["reason"] for row in rows)
+    best = plan_of(folder / "a")
+    assert best.predicted is not None
+    assert float(rows[0]["step_time_s"]) == pytest.approx(best.predicted.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("words", [TINY, ("recipe=t5_large", "gpus=16"), ("recipe=llama2_7b", "gpus=8", "cluster=dgx_h100", "pin.tp=2")])
+def test_the_resolved_configuration_gives_the_same_plan(words: tuple[str, ...], folder: Path) -> None:
+    assert run.main((*words, "launch=none", "out=a")) == 0
+    assert run.main(("recipe=a/config.yaml", "launch=none", "out=b")) == 0
+    assert (folder / "a/plan.json").read_text() == (folder / "b/plan.json").read_text()
+    assert flatten(read_yaml(folder / "a/config.yaml"), "") == flatten(read_yaml(folder / "b/config.yaml"), "")
+
+
+def test_the_same_words_give_the_same_bytes(folder: Path) -> None:
+    for out in ("a", "b"):
+        assert run.main((*TINY, "launch=none", f"out={out}")) == 0
+    for name in ("plan.json", "candidates.csv", "engine.json", "launch.sh"):
+        assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
+
+
+def test_a_saved_plan_is_priced_and_started_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main((*TINY, "launch=none", "out=a", "pin.tp=2", "pin.pp=2", "engine=megatron")) == 0
+    edited = json.loads((folder / "a/plan.json").read_text())
+    edited["predicted"] = None
+    (folder / "mine.json").write_text(json.dumps(edited))
+    capsys.readouterr()
+    assert run.main(("plan=mine.json", "launch=none", "out=b")) == 0
+    first, second = plan_of(folder / "a"), plan_of(folder / "b")
+    assert without_cluster_note(second) == without_cluster_note(first)
+    assert second.predicted == first.predicted
+    assert not (folder / "b/candidates.csv").exists()
+    assert "the plan's" in capsys.readouterr().out.splitlines()[0]
+    assert run.main(("recipe=b/config.yaml", "launch=none", "out=c")) == 0
+    assert plan_of(folder / "c") == second
+
+
+def test_a_saved_plan_agrees_with_the_recipe_that_made_it(folder: Path) -> None:
+    assert run.main((*TINY, "launch=none", "out=a")) == 0
+    assert run.main((*TINY, "plan=a/plan.json", "launch=none", "out=b", "train.save_every=5")) == 0
+    assert plan_of(folder / "b").run.save_every == 5
+
+
+def test_pins_are_kept(folder: Path) -> None:
+    assert run.main((*TINY, "launch=none", "out=a", "pin.tp=2", "pin.pp=2", "pin.micro_batch_size=2")) == 0
+    plan = plan_of(folder / "a")
+    assert (plan.tp, plan.pp, plan.dp, plan.micro_batch_size) == (2, 2, 1, 2)
+
+
+def test_what_decides_convergence_is_never_changed(folder: Path) -> None:
+    for name, gpus in (("gpt_tiny", 4), ("t5_large", 16), ("llama2_7b", 8), ("bert_large", 8)):
+        assert run.main((f"recipe={name}", f"gpus={gpus}", "launch=none", f"out={name}")) == 0
+        plan = plan_of(folder / name)
+        asked = recipe.load((f"recipe={name}", f"gpus={gpus}"), Machine(), list(ENGINES))
+        assert (plan.training, plan.model) == (asked.training, asked.architecture)
+        assert plan.micro_batch_size * plan.num_microbatches * plan.dp == plan.global_batch_size == asked.training.global_batch_size
+
+
+def test_an_empty_folder_may_be_written_to_and_a_default_name_is_made(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    assert run.main((*TINY, "launch=none", "out=empty")) == 0
+    assert (folder / "empty" / "plan.json").exists()
+    for _ in range(2):  # within a second: the second gets another name
+        assert run.main((*TINY, "launch=none")) == 0
+    made = sorted(path.name for path in (folder / "runs").iterdir())
+    assert len(made) == 2
+    assert all(name.startswith("gpt_tiny-2") for name in made)
+
+
+def test_a_write_that_fails_leaves_nothing(folder: Path) -> None:
+    files = [File(path="a.txt", content="x"), File(path="a.txt/b.txt", content="x")]
+    with pytest.raises(InputError, match="out"):
+        run.write_folder(folder / "deep" / "out", files)
+    assert list(folder.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------------ the other words
+
+
+def test_cfg_prints_a_recipe_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(("recipe=t5_large", "gpus=16", "train.lr=0.5", "--cfg")) == 0
+    printed = capsys.readouterr().out
+    (folder / "printed.yaml").write_text(printed)
+    assert flatten(read_yaml(folder / "printed.yaml"), "")["train.lr"] == "0.5"
+    assert [path.name for path in folder.iterdir()] == ["printed.yaml"]
+
+
+def test_help_names_every_key_recipe_cluster_and_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(("--help",)) == 0
+    text = capsys.readouterr().out
+    for name in (*recipe.KEYS, *recipe.stored("models"), *recipe.stored("clusters"), *ENGINES):
+        assert name in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(("--version",)) == 0
+    assert capsys.readouterr().out.strip()[0].isdigit()
+
+
+def test_planning_imports_no_engine_and_is_quick(tmp_path: Path) -> None:
+    """t5_large on 16 GPUs from the shell: under 3 CPU seconds, no torch on the way."""
+    code = (
+        "import sys, time; from orchestrator import run; "
+        f"status = run.main(['recipe=t5_large', 'gpus=16', 'launch=none', 'out={tmp_path}/o']); "
+        "print(status, sorted({'torch', 'megatron', 'deepspeed', 'transformers', 'numba'} & set(sys.modules)), time.process_time())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    status, loaded, seconds = done.stdout.splitlines()[-1].split(" ", 2)
+    assert (status, loaded) == ("0", "[]")
+    assert float(seconds) < 3
+
+
+# ------------------------------------------------------------------------------------------------------- where it starts
+
+READY = Machine(host_memory=16 * GIB)
+NO_TORCH = Machine(missing=("torch", "megatron"))
+H100 = Machine(num_gpus=8, gpu_name="NVIDIA H100 80GB HBM3", catalog_name="H100-SXM-80GB", nvlink=True, host_memory=2**40)
+IN_SLURM = Machine(slurm_job="1", slurm_nodes=2)
+CPU = ("recipe=gpt_tiny", "gpus=4")
+TWO_NODES = ("recipe=llama2_7b", "gpus=16", "cluster=dgx_h100")
+
+
+def start(machine: Machine, *words: str) -> run.Start:
+    return run.choose_start(recipe.load(words, machine, list(ENGINES)), machine)
+
+
+@pytest.mark.parametrize(
+    ("machine", "words", "how", "why"),
+    [
+        (READY, CPU, "local", ""),
+        (READY, (*CPU, "launch=none"), "none", "launch=none"),
+        (READY, (*CPU, "launch=local"), "local", ""),
+        (NO_TORCH, CPU, "none", "torch, megatron are not installed"),
+        (READY, TWO_NODES, "none", "the plan needs 16 x H100-SXM-80GB, and this machine has no GPU"),
+        (H100, ("recipe=llama2_7b", "gpus=8"), "local", ""),
+        (H100, ("recipe=llama2_7b", "gpus=4"), "local", ""),
+        (H100, TWO_NODES, "none", "the plan needs 16 x H100-SXM-80GB, and this machine has 8"),
+        (H100, ("recipe=llama2_7b", "gpus=8", "cluster=dgx_b200"), "none", "8 x B200, and this machine has NVIDIA H100"),
+        (H100, (*CPU, "cluster=cpu"), "none", "this one has some"),
+        (IN_SLURM, TWO_NODES, "allocation", ""),
+        (IN_SLURM, (*TWO_NODES, "launch=none"), "none", "launch=none"),
+        (IN_SLURM, ("recipe=llama2_7b", "gpus=32", "cluster=dgx_h100"), "none", "this Slurm allocation has 2 nodes of 4"),
+        (Machine(sbatch=True), (*TWO_NODES, "launch=slurm"), "slurm", ""),
+    ],
+)
+def test_where_a_job_is_started(machine: Machine, words: tuple[str, ...], how: str, why: str) -> None:
+    chosen = start(machine, *words)
+    assert chosen.how == how
+    assert why in chosen.why
+
+
+@pytest.mark.parametrize(
+    ("machine", "words", "why"),
+    [
+        (READY, TWO_NODES, "this machine has no GPU"),
+        (H100, TWO_NODES, "this machine has 8"),
+        (NO_TORCH, CPU, "torch, megatron are not installed"),
+    ],
+)
+def test_launch_local_where_it_can_not_is_an_error(machine: Machine, words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(LaunchError, match="launch=local: ") as caught:
+        start(machine, *words, "launch=local")
+    assert why in str(caught.value)
+    assert caught.value.status == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- for real
+
+
+def command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.run", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.engines
+def test_the_main_job_trains_on_four_ranks_with_a_falling_loss(folder: Path) -> None:
+    process = command(folder, *TINY, "train.steps=12", "train.warmup=2", "out=a")
+    said, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    rows = metrics(folder / "a")
+    losses = [row["loss"] for row in rows]
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert sum(losses[-3:]) / 3 < losses[0] - 0.5
+    status = json.loads((folder / "a/status.json").read_text())
+    assert (status["status"], status["exit_status"], status["steps"]) == ("finished", 0, 12)
+    assert "measured / predicted" in said
+    assert len(list((folder / "a/logs").glob("rank-*.log"))) == 4
+
+
+@pytest.mark.engines
+def test_ctrl_c_ends_all_ranks_with_status_130(folder: Path) -> None:
+    process = command(folder, *TINY, "train.steps=100000", "pin.tp=2", "pin.pp=2", "out=a")
+    deadline = time.monotonic() + 180
+    while not metrics(folder / "a") and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert metrics(folder / "a"), process.communicate(timeout=5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert json.loads((folder / "a/status.json").read_text())["status"] == "interrupted"
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in left
