@@ -79,6 +79,38 @@ def test_floors_are_below_every_split_and_recompute(case: tuple[dict[str, Any], 
     assert model.memory_floor(cand) <= nbytes * (1 + 1e-9)
 
 
+ODD = replace(
+    datasheet(a100(), MEGATRON),
+    layer_floor_s=2e-3,
+    pipeline_layer_floor_s=1e-4,
+    tp_overlap=0.3,
+    pressure_start=0.2,
+    pressure_slowdown=1.5,
+    gathered_kept=0.5,
+    wide_tp_transfer_s=1e-3,
+    overlap_efficiency=1.0,
+    overlap_slowdown=0.9,
+    outer_scaling=0.4,
+)
+"""Every term that the datasheet leaves out is in."""
+
+
+@given(cases())
+@settings(max_examples=150)
+def test_floors_and_sums_hold_under_fitted_constants_too(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
+    fields, counts, modes, vpp = case
+    model = cost_model(MODEL, behaviour=BEHAVIOUR, calibration=ODD)
+    cand, layers = candidate(**fields), stages(cost_model(MODEL).model, counts, modes, vpp)
+    prediction = model.price(cand, layers)
+    assert model.score(cand, layers) == (prediction.step_time_s, prediction.peak_memory_bytes)
+    assert model.time_floor(cand) <= prediction.step_time_s * (1 + 1e-9)
+    assert model.memory_floor(cand) <= prediction.peak_memory_bytes * (1 + 1e-9)
+    assert sum(prediction.by_cause.values()) == pytest.approx(prediction.step_time_s)
+    assert min(prediction.by_cause.values()) >= -1e-9 * prediction.step_time_s
+    for stage in prediction.by_stage:
+        assert sum(stage.memory_by_cause.values()) == pytest.approx(stage.peak_memory_bytes)
+
+
 def test_floors_are_near_the_price_of_an_even_plan() -> None:
     """A floor of 0 would be sound too: these prune."""
     model = cost_model(gpt(num_layers=24, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=16384))
@@ -296,3 +328,28 @@ def test_a_shard_group_scatters_inside_and_reduces_between() -> None:
     assert traffic == [("reduce_scatter", 4.0, 8, 1), ("all_reduce", 0.5, 8, 8), ("all_gather", 2.0, 8, 1)]
     assert dp.share("optimizer", strategy) == 8
     assert dp.share("optimizer", replace(strategy, zero_shard_size=None)) == 64
+
+
+def grids(gpus: int, batch: int) -> dict[int, float]:
+    """Seconds of a step by tensor-parallel degree, for every grid of data and tensor parallelism over the GPUs, at a fixed batch."""
+    cluster = a100(gpus, outer=25 * GBIT)
+    model = cost_model(gpt(num_layers=24, hidden_size=2048, ffn_hidden_size=8192), cluster=cluster, global_batch_size=batch)
+    seconds = {}
+    for degree in (1, 2, 4, 8, 16):
+        replicas = gpus // degree
+        if replicas and batch % replicas == 0:
+            shape = candidate(tp=degree, dp=replicas, sequence_parallel=degree > 1, num_microbatches=1, micro_batch_size=batch // replicas)
+            seconds[degree] = model.score(shape, stages(model.model, [24]))[0]
+    return seconds
+
+
+def test_the_cheapest_grid_is_often_neither_pure_model_nor_pure_batch() -> None:
+    """Gholami et al., "Integrated Model, Batch and Domain Parallelism" (arXiv 1712.04432): at a fixed batch, over a slow network
+    (25 Gbit/s a GPU here), the best grid moves inwards once the processes leave the node."""
+    best = {}
+    for gpus in (8, 16, 32, 64):
+        seconds = grids(gpus, 64)
+        assert 1 in seconds  # pure batch parallelism is possible
+        best[gpus] = min(seconds, key=seconds.__getitem__)
+    assert best[8] == 1
+    assert all(1 < best[gpus] < gpus for gpus in (16, 32, 64))
