@@ -151,11 +151,12 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 GOOD = (MODELS / "gpt_tiny.yaml").read_text()
-CLUSTER = """\
+LEVEL = "- {name: a, size: node, bandwidth: 1 GB/s, latency: 1 us}"
+CLUSTER = f"""\
 gpu: H100-SXM-80GB
 gpus_per_node: 8
 levels:
-- {name: a, size: node, bandwidth: 1 GB/s, latency: 1 us}
+{LEVEL}
 host_bandwidth: 12 GB/s
 host_memory: 1 GB
 """
@@ -191,7 +192,7 @@ FILES: dict[str, tuple[str, str | bytes, str, str]] = {
     "a bandwidth without a unit": ("c.yaml", cluster("12 GB/s", "12"), "cluster", "host_bandwidth=12: needs a number and a unit"),
     "a bandwidth that is negative": ("c.yaml", cluster("1 GB/s", "-1 GB/s"), "cluster", "bandwidth=-1 GB/s: must be above 0"),
     "a level with an unknown key": ("c.yaml", cluster("latency", "latencyy"), "cluster", "latencyy: is no key here; did you mean latency"),
-    "levels that are a number": ("c.yaml", cluster("\n- {name: a, size: node, bandwidth: 1 GB/s, latency: 1 us}", " 3"), "cluster", "needs a list"),
+    "levels that are a number": ("c.yaml", cluster(f"\n{LEVEL}", " 3"), "cluster", "levels: needs a list"),
     "a cluster too small": ("c.yaml", CLUSTER, "cluster", "gpus=16: is more than the outermost network level"),
     "a Hugging Face config that is no JSON": ("h.json", "{'a': 1}", "model.hf_config", "h.json: is not JSON"),
     "a Hugging Face config that is a list": ("h.json", "[1]", "model.hf_config", "h.json: is not a JSON object"),
