@@ -47,10 +47,12 @@ FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \
 """One entry of torchrun's closing report (torch/distributed/elastic/multiprocessing/errors/__init__.py)."""
 CLOSING = re.compile(r"Sending process (\d+) closing signal")
 """torchrun logs this for each rank that it ends after another one died (torch/distributed/elastic/multiprocessing/api.py)."""
+STARTED = re.compile(r"^=== rank \d+ on .* ===$\n?", re.MULTILINE)
+"""launch.sh puts this before the output of each start."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?: |$)")
 """torch.distributed puts this before each line of an uncaught traceback."""
 SECONDARY = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|remote process exited|recv .* timed? ?out|store|socket|ncclRemoteError", re.IGNORECASE
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|recv .* timed? ?out|TCPStore|ncclRemoteError", re.IGNORECASE
 )
 """What a rank says when another one has died before it."""
 
@@ -98,28 +100,38 @@ class Metrics:
 
 
 def _tail(path: Path) -> str:
+    """The end of a log, from the last start of a rank in it."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        return file.read().decode(errors="replace")
+        text = file.read().decode(errors="replace")
+    return STARTED.split(text)[-1]
+
+
+def _lines(log: str) -> list[str]:
+    return [RANK_PREFIX.sub("", line).rstrip() for line in log.splitlines()]
+
+
+def traceback_line(log: str) -> str | None:
+    """The end of the last traceback; None without one.
+
+    >>> traceback_line("start\\nTraceback (most recent call last):\\n  File ...\\nValueError: no\\nwarning: leaked semaphore\\n")
+    'ValueError: no'
+    """
+    lines = _lines(log)
+    starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    return next((line for line in lines[starts[-1] + 1 :] if line and not line.startswith(" ")), None) if starts else None
 
 
 def last_line(log: str) -> str | None:
     """The line that says what went wrong: the end of the last traceback, or the last line that says anything.
 
-    >>> last_line("start\\nTraceback (most recent call last):\\n  File ...\\nValueError: no\\nwarning: leaked semaphore\\n")
-    'ValueError: no'
     >>> last_line("Killed\\n\\n")
     'Killed'
     """
-    lines = [RANK_PREFIX.sub("", line).rstrip() for line in log.splitlines()]
-    starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    for line in lines[starts[-1] + 1 :] if starts else ():
-        if line and not line.startswith(" "):
-            return line
-    said = [line.strip() for line in lines if line.strip()]
-    return said[-1] if said else None
+    said = [line.strip() for line in _lines(log) if line.strip()]
+    return traceback_line(log) or (said[-1] if said else None)
 
 
 def _log(out: Path, rank: int) -> Path:
@@ -135,7 +147,8 @@ def _first_failure(out: Path, report: str) -> tuple[int, int] | None:
 
     def order(rank: int) -> tuple[bool, int]:
         log = _log(out, rank)
-        secondary = failures[rank] > 0 and bool(SECONDARY.search(last_line(_tail(log)) or ""))
+        killed = failures[rank] == -signal.SIGKILL
+        secondary = not killed and bool(SECONDARY.search(last_line(_tail(log)) or ""))
         return secondary, log.stat().st_mtime_ns if log.exists() else 0
 
     first = min(failures, key=order, default=None)
@@ -150,10 +163,12 @@ def describe_failure(out: Path, launch_log: Path, returncode: int) -> tuple[int,
         said = f"torchrun was ended by {signal.Signals(-returncode).name}" if returncode < 0 else last_line(_tail(launch_log))
         return status, said or f"launch.sh ended with status {status}", launch_log, None
     rank, code = failure
-    if code < 0:
+    raised = traceback_line(_tail(_log(out, rank)))
+    if code < 0 and (raised is None or code == -signal.SIGKILL):
         hint = " (out of memory, or killed by someone)" if code == -signal.SIGKILL else ""
         return 128 - code, f"ended by {signal.Signals(-code).name}{hint}", _log(out, rank), rank
-    return code, last_line(_tail(_log(out, rank))) or f"ended with status {code} and said nothing", _log(out, rank), rank
+    status = 128 - code if code < 0 else code  # gloo's threads abort a process that leaves with an exception
+    return status, raised or last_line(_tail(_log(out, rank))) or f"ended with status {code} and said nothing", _log(out, rank), rank
 
 
 def processes_of(run: str) -> list[int]:

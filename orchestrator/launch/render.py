@@ -92,13 +92,14 @@ def slurm_options(values: Mapping[str, str], python: str | None = None) -> Slurm
 
 
 RANK = """
+TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\\n" "$RANK" "$HOSTNAME" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
 exec "$@" >>"logs/rank-$RANK.log" 2>&1
 """
-"""What torchrun starts per rank: becomes the worker, its output in logs/rank-N.log, rank 0's on the screen too. `tee` outlives the
-SIGTERM with which torchrun ends the group, so that the last lines arrive."""
+"""What torchrun starts per rank: says in logs/rank-N.log where it runs, then becomes the worker, with its output in that file, rank 0's
+on the screen too. `tee` outlives the SIGTERM with which torchrun ends the group, so that the last lines arrive."""
 
 LAUNCH = """\
 #!/usr/bin/env bash

@@ -78,7 +78,9 @@ def test_a_run_finishes_and_its_steps_are_followed(tmp_path: Path) -> None:
     assert [row["step"] for row in seen] == [1, 2, 3]
     assert outcome.rows == tuple(seen)
     for rank in range(2):
-        assert (out / "logs" / f"rank-{rank}.log").read_text() == f"rank {rank} is done\n"
+        head, said = (out / "logs" / f"rank-{rank}.log").read_text().splitlines()
+        assert head.startswith(f"=== rank {rank} on ")
+        assert said == f"rank {rank} is done"
         shown = json.loads((out / f"shown-{rank}.json").read_text())
         assert shown["argv"] == ["show", "a 'b' $(c)"]
         assert shown["cwd"] == str(out)
@@ -205,6 +207,26 @@ def test_the_rank_that_failed_first_is_named_not_the_one_that_lost_its_peer(tmp_
 )  # fmt: skip
 def test_last_line_is_that_of_the_last_traceback(log: str, line: str | None) -> None:
     assert last_line(log) == line
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "log", "status", "said"),
+    [
+        (-6, "", "Traceback (most recent call last):\n  File\nValueError: bad\nFatal Python error: Aborted\n", 134, "ValueError: bad"),
+        (-9, "", "Traceback (most recent call last):\n  File\nValueError: caught\n", 137,
+         "ended by SIGKILL (out of memory, or killed by someone)"),
+        (-11, "Traceback (most recent call last):\n  File\nValueError: of the run before\n", "", 139, "ended by SIGSEGV"),
+        (3, "KeyError: of the run before\n", "", 3, "ended with status 3 and said nothing"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_the_exception_where_there_was_one_in_this_run(
+    tmp_path: Path, code: int, before: str, log: str, status: int, said: str
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text(f"{before}=== rank 0 on here, 2026-01-01T00:00:00Z ===\n{log}")
+    launch_log = tmp_path / "logs" / "launch.log"
+    launch_log.write_text(f"  rank      : 0 (local_rank: 0)\n  exitcode  : {code} (pid: 50)\n")
+    assert local.describe_failure(tmp_path, launch_log, 1)[:2] == (status, said)
 
 
 def test_half_written_metrics_wait_for_their_end(tmp_path: Path) -> None:

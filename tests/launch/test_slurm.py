@@ -124,7 +124,7 @@ class TestRealSlurm:
         assert [one["env"]["LOCAL_RANK"] for one in shown] == ["0", "1", "0", "1"]
         assert all(one["argv"] == ["show", "a 'b'"] and one["cwd"] == str(out) for one in shown)
         assert all(one["env"]["T_PLAN"] == "needs" and "T_SECRET" not in one["env"] for one in shown)
-        assert (out / "logs" / "rank-3.log").read_text() == "rank 3 is done\n"
+        assert (out / "logs" / "rank-3.log").read_text().endswith(" ===\nrank 3 is done\n")
         assert "job " in Path(submitted.log).read_text()
         written = json.loads((out / "status.json").read_text())
         assert (written["status"], written["exit_status"], written["steps"], written["error"]) == ("finished", 0, 3, None)

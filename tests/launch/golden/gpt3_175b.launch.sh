@@ -31,6 +31,7 @@ fi
 mkdir -p logs
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank='
+TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "$HOSTNAME" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
