@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.launch.local import Outcome, Row, describe_failure, write_status
+from orchestrator.launch.local import Outcome, Row, describe_failure, now, write_status
 from orchestrator.report.measured import measured_step_time
 
 SIGNALLED = {130: "ended by SIGINT", 143: "ended by SIGTERM: cancelled, or out of time"}
@@ -43,7 +42,6 @@ def _predicted(path: Path) -> float | None:
 def finish(out: Path, log: Path, exit_status: int, started: str) -> Outcome:
     """Write status.json from the logs and metrics; returns how the run ended."""
     rows = tuple(_json_lines(out / "metrics.jsonl"))
-    ended = datetime.now(UTC).isoformat(timespec="seconds")
     said: str | None = None
     where, rank = log, None
     how: Literal["finished", "failed", "interrupted"] = "finished"
@@ -53,7 +51,7 @@ def finish(out: Path, log: Path, exit_status: int, started: str) -> Outcome:
         how = "failed"
         exit_status, said, where, rank = describe_failure(out, log, exit_status)
     outcome = Outcome(
-        status=how, exit_status=exit_status, started=started, ended=ended, last_line=said, log=str(where), rank=rank, rows=rows
+        status=how, exit_status=exit_status, started=started, ended=now(), last_line=said, log=str(where), rank=rank, rows=rows
     )
     write_status(out, outcome, predicted_step_time_s=_predicted(out / "plan.json"), measured_step_time_s=measured_step_time(rows))
     return outcome

@@ -267,7 +267,7 @@ def run_script(
     launch_log = out / "logs" / "launch.log"
     metrics = Metrics(out / "metrics.jsonl")
     rows: list[Row] = []
-    started = _now()
+    started = now()
     signals: list[int] = []
 
     def follow() -> None:
@@ -291,7 +291,7 @@ def run_script(
     finally:
         _leave_none(run)
     follow()
-    ended = _now()
+    ended = now()
     if signals:
         name = signal.Signals(signals[0]).name
         return Outcome(
@@ -306,7 +306,8 @@ def run_script(
     )
 
 
-def _now() -> str:
+def now() -> str:
+    """ISO 8601 in UTC, whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -319,16 +320,16 @@ def _supervise(
     told = False
     while process.poll() is None:
         follow()
-        now = time.monotonic()
+        clock = time.monotonic()
         if (signals and not told) or CLOSING.search(_tail(launch_log)):
-            deadline = min(deadline, now + grace_s)
+            deadline = min(deadline, clock + grace_s)
         if signals and not told:
             process.terminate()
             told = True
         if len(signals) > 1:
-            deadline = min(deadline, now)
-        if now >= deadline:
-            _kill(run, spare=process.pid if now < deadline + REPORT_S else None)
+            deadline = min(deadline, clock)
+        if clock >= deadline:
+            _kill(run, spare=process.pid if clock < deadline + REPORT_S else None)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_S)
     return process.wait()

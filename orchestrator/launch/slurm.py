@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
@@ -10,10 +12,13 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
-from orchestrator.launch.local import GRACE_S, Outcome, Row, run_script
+from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, now, run_script
 from orchestrator.launch.render import SlurmOptions
 from orchestrator.values import Value
 
@@ -24,6 +29,7 @@ POLL_S = 2.0
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT",
         "SIGNALING", "STOPPED", "SPECIAL_EXIT"}  # fmt: skip
 """Job states that are not an end (squeue's manual, JOB STATE CODES)."""
+ENDED_FROM_OUTSIDE = {"CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE", "REVOKED"}
 STATE = re.compile(r"\bJobState=(\S+)")
 EXIT = re.compile(r"\bExitCode=(\d+):(\d+)")
 
@@ -112,6 +118,35 @@ def wait(submitted: Submitted, *, follow: Callable[[], None] = lambda: None, pol
         if now not in LIVE:
             return now, status if status or now == "COMPLETED" else 1
         time.sleep(poll_s)
+
+
+def follow(
+    submitted: Submitted, out: Path, *, on_step: Callable[[Row], None] = lambda row: None, poll_s: float = POLL_S
+) -> Outcome:
+    """Wait for a submitted job, with the steps of metrics.jsonl as they come; how it ended, by the status.json that it leaves or, without
+    one (it never started, its node is gone), by Slurm's word. Ctrl-C ends the following, not the job. Raises LaunchError."""
+    metrics = Metrics(out / "metrics.jsonl")
+    rows: list[Row] = []
+
+    def look() -> None:
+        for row in metrics.new_rows():
+            rows.append(row)
+            on_step(row)
+
+    started = now()
+    last, status = wait(submitted, follow=look, poll_s=poll_s)
+    look()
+    ended, log = now(), submitted.log
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        written = json.loads((out / "status.json").read_text())
+        if written["ended"] >= started:
+            fields = {name: written[name] for name in ("status", "exit_status", "started", "ended", "log")}
+            return msgspec.convert({**fields, "last_line": written["error"], "rank": written["failed_rank"], "rows": rows}, Outcome)
+    if last == "COMPLETED":
+        return Outcome(status="finished", exit_status=0, started=started, ended=ended, log=log, rows=tuple(rows))
+    how: Literal["failed", "interrupted"] = "interrupted" if last in ENDED_FROM_OUTSIDE else "failed"
+    said = f"Slurm: {last.lower().replace('_', ' ')}"
+    return Outcome(status=how, exit_status=status, started=started, ended=ended, last_line=said, log=log, rows=tuple(rows))
 
 
 def start_in_allocation(job: Job, out: Path, *, on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S) -> Outcome:

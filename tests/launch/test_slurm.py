@@ -18,6 +18,7 @@ from test_render import NASTY
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
 from orchestrator.launch import slurm
+from orchestrator.launch.local import Row
 from orchestrator.launch.render import SlurmOptions, files, slurm_options
 
 SBATCH = """#!/bin/sh
@@ -132,13 +133,12 @@ class TestRealSlurm:
 
     def test_a_dead_rank_ends_the_job_on_both_nodes(self, tmp_path: Path, inside: dict[str, str]) -> None:
         two_nodes(tmp_path, "killed")
-        submitted = slurm.submit(tmp_path)
-        wait_for((tmp_path / "up-1").exists)
+        seen: list[Row] = []
         begin = time.monotonic()
-        state, status = slurm.wait(submitted, poll_s=0.3)
-        assert state == "FAILED"
-        assert status != 0
-        assert time.monotonic() - begin < 30
+        outcome = slurm.follow(slurm.submit(tmp_path), tmp_path, on_step=seen.append, poll_s=0.3)
+        assert time.monotonic() - begin < 60
+        assert (outcome.status, outcome.exit_status, outcome.rank) == ("failed", 137, 1)
+        assert [row["step"] for row in seen] == [1, 2, 3]
         written = json.loads((tmp_path / "status.json").read_text())
         assert (written["status"], written["exit_status"], written["failed_rank"]) == ("failed", 137, 1)
         assert written["error"] == "ended by SIGKILL (out of memory, or killed by someone)"
@@ -148,7 +148,8 @@ class TestRealSlurm:
         submitted = slurm.submit(tmp_path)
         wait_for((tmp_path / "up-3").exists)
         subprocess.run(["scancel", submitted.job_id], check=True)
-        assert slurm.wait(submitted, poll_s=0.3)[0] == "CANCELLED"
+        outcome = slurm.follow(submitted, tmp_path, poll_s=0.3)
+        assert outcome.status == "interrupted"
         wait_for((tmp_path / "status.json").exists, 20)
         written = json.loads((tmp_path / "status.json").read_text())
         assert (written["status"], written["exit_status"], written["steps"]) == ("interrupted", 143, 3)
