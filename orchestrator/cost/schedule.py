@@ -153,25 +153,26 @@ def _interleaved(forward: list[float], backward: list[float], hops: list[float],
     f_hop = [[incoming[i] for i in row] for row in forward_index]
     b_cost = [[backward[i] for i in row] for row in backward_index]
     b_hop = [[outgoing[i] for i in row] for row in backward_index]
-    first = [(pp - 1 - rank) + (pp - 1) + (vpp - 1) * pp for rank in range(pp)]
-    full = first[0]  # from this slot on all ranks run both
+    full = 2 * (pp - 1) + (vpp - 1) * pp  # first(0): from this slot on all ranks run both passes
     f_end, b_end = [0.0] * pp, [0.0] * pp
     history: dict[int, list[float]] = {}
     slot, end, skipped = 0, total, 0.0
-    while slot < end + first[0]:
+    while slot < end + full:
         phase = slot % period
-        fc, fh, bc, bh = f_cost[phase], f_hop[phase], b_cost[phase], b_hop[phase]
-        if not full <= slot < end:
-            runs_f = [0 <= slot - rank < end for rank in range(pp)]
-            runs_b = [0 <= slot - first[rank] < end for rank in range(pp)]
-            fc = [cost if run else 0.0 for cost, run in zip(fc, runs_f, strict=True)]
-            fh = [hop if run else never for hop, run in zip(fh, runs_f, strict=True)]
-            bc = [cost if run else 0.0 for cost, run in zip(bc, runs_b, strict=True)]
-            bh = [hop if run else never for hop, run in zip(bh, runs_b, strict=True)]
+        # The ranks that have a forward, and a backward, in this slot: both ranges are contiguous. The others stay where they are.
+        low, high = max(0, slot - end + 1), min(pp, slot + 1)
         moved = [f_end[-1], *f_end[:-1]]
-        f_end = [(own if own > came + hop else came + hop) + cost for own, came, hop, cost in zip(b_end, moved, fh, fc, strict=True)]
-        moved = [*b_end[1:], b_end[0]]
-        b_end = [(own if own > came + hop else came + hop) + cost for own, came, hop, cost in zip(f_end, moved, bh, bc, strict=True)]
+        rows = zip(b_end[low:high], moved[low:high], f_hop[phase][low:high], f_cost[phase][low:high], strict=True)
+        f_end = b_end[:]
+        f_end[low:high] = [(own if own > came + hop else came + hop) + cost for own, came, hop, cost in rows]
+        low, high = max(0, full - slot), min(pp, full - slot + end)
+        if low < high:
+            moved = [*b_end[1:], b_end[0]]
+            rows = zip(f_end[low:high], moved[low:high], b_hop[phase][low:high], b_cost[phase][low:high], strict=True)
+            b_end = f_end[:]
+            b_end[low:high] = [(own if own > came + hop else came + hop) + cost for own, came, hop, cost in rows]
+        else:
+            b_end = f_end[:]
         if jump and full <= slot < end:
             state = f_end + b_end
             for back in range(period, pp * period + 1, period):
