@@ -23,28 +23,45 @@ def even_counts(num_layers: int, parts: int) -> tuple[int, ...]:
     return tuple(low + (index < more) for index in range(parts))
 
 
-def nanotron_counts(num_layers: int, layer_cost: float, head_cost: float, parts: int) -> tuple[int, ...]:
-    """nanotron builds block after block; the block that takes the running cost over a stage's share still goes to that stage
-    (nanotron/models/base.py, build_model). Only decoder layers and the head have a cost. The last stage may get no layer.
+def nanotron_stages(num_layers: int, layer_cost: float, head_cost: float, parts: int) -> tuple[tuple[int, ...], int, bool]:
+    """(layers per stage, the head's stage, whether every stage holds something).
 
-    >>> nanotron_counts(16, 67.1, 268.4, 2)
-    (11, 5)
+    nanotron builds block after block; the block that takes the running cost over a stage's share still goes to that stage
+    (nanotron/models/base.py, build_model). Only decoder layers and the head have a cost; the embedding comes first, final norm and head
+    after the layers, then the cast to fp32 and the loss. A stage without any block can't be built.
+
+    >>> nanotron_stages(16, 67.1, 268.4, 2)
+    ((11, 5), 1, True)
+    >>> nanotron_stages(16, 67.1, 268.4, 16)[1:]
+    (12, False)
     """
+    blocks = [("embedding", 0.0), *[("layer", layer_cost)] * num_layers, ("norm", 0.0), ("head", head_cost), ("cast", 0.0), ("loss", 0.0)]
     total = num_layers * layer_cost + head_cost
-    counts = [0] * parts
-    stage, running = 0, 0.0
-    for _ in range(num_layers):
-        counts[stage] += 1
-        running += layer_cost
-        if running > total * (stage + 1) / parts and stage < parts - 1:
+    counts, held = [0] * parts, [0] * parts
+    stage, head, running = 0, 0, 0.0
+    for kind, cost in blocks:
+        held[stage] += 1
+        counts[stage] += kind == "layer"
+        if kind == "head":
+            head = stage
+        running += cost
+        if stage < parts - 1 and running > total * (stage + 1) / parts:
             stage += 1
-    return tuple(counts)
+    return tuple(counts), head, all(held)
 
 
 def stages_of(
-    model: ModelSpec, counts: Sequence[int], *, pp: int, vpp: int, recompute: Recompute, full_layers: float = 1.0
+    model: ModelSpec,
+    counts: Sequence[int],
+    *,
+    pp: int,
+    vpp: int,
+    recompute: Recompute,
+    full_layers: float = 1.0,
+    head: int | None = None,
 ) -> tuple[Stage, ...]:
-    """Stages whose chunks hold `counts` transformer layers, chunk after chunk over the stages; embedding first, head last.
+    """Stages whose chunks hold `counts` transformer layers, chunk after chunk over the stages; embedding first, head on the chunk of that
+    index (None: the last).
 
     `full_layers`: the share of the layers that use `recompute`; the others keep everything (torchtitan's selective modes).
     """
@@ -67,7 +84,7 @@ def stages_of(
                 chunks[stage].append(LayerSpan(kind=kind, first=first + with_recompute, count=number - with_recompute, chunk=chunk))
             seen[kind] = first + number
         position += count
-        if index == len(counts) - 1:
+        if index == (len(counts) - 1 if head is None else head):
             chunks[stage].append(LayerSpan(kind="head", first=0, count=1, chunk=chunk))
     assert len(counts) == pp * vpp, (counts, pp, vpp)
     return tuple(Stage(layers=tuple(spans)) for spans in chunks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -76,7 +76,7 @@ class Unusable:
 class Run:
     """A measured run as the cost model prices it.
 
-    `time_s`, `memory_bytes`: measured, None where not printed or not to be trusted (`notes` says why). `memory_of`: the rank that was
+    `time_s`, `memory_bytes`: measured, None where not printed or not to be trusted. `memory_of`: the rank that was
     looked at; `memory_kind`: tensors alone, the allocator's reservation, or the whole process. `fits`: False for a run that went out of
     memory (or crashed, where the source can't tell), None where nothing is known.
     """
@@ -98,7 +98,8 @@ class Run:
     memory_of: MemoryOf = "max"
     memory_kind: MemoryKind = "process"
     fits: bool | None = None
-    notes: tuple[str, ...] = field(default=())
+    illegal: str = ""
+    """Why the engine can't run this at all, by its own rules; empty: it can."""
 
     @property
     def num_gpus(self) -> int:
@@ -297,8 +298,10 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     body = sum(run.count for run in model.runs if run.layer.recomputable)
     if body < pp * vpp and behaviour != "nanotron":
         raise _SkipError(f"{body} layers on {pp * vpp} pipeline chunks")
+    head, illegal = None, ""
     if behaviour == "nanotron":
-        counts = layout.nanotron_counts(body, *nanotron_costs(architecture), pp)
+        counts, head, complete = layout.nanotron_stages(body, *nanotron_costs(architecture), pp)
+        illegal = "" if complete else f"nanotron leaves a stage of pp={pp} without a block"
     else:
         counts = layout.even_counts(body, pp * vpp)
     time_s = measured_time(row, architecture, gbs, seq_length, num_gpus) if known_time else None
@@ -321,7 +324,8 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         training=_same_training(training),
         cluster=_same_cluster(networks.cluster(table, key, num_gpus, per_node, row.get("interconnect", ""))),
         candidate=candidate,
-        stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share),
+        stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share, head=head),
+        illegal=illegal,
         time_s=time_s,
         memory_bytes=memory * GIB if memory else None,
         memory_of="last" if "last rank" in kind else "first" if behaviour == "nanotron" or "embedding" in kind else "max",

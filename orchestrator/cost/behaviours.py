@@ -16,9 +16,10 @@ the distributed optimizer shards the last 12."""
 MEGATRON_FP32: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
 NEMO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 """NVIDIA's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 off): --grad-reduce-in-bf16, param_and_grad_buffer.py."""
-NANOTRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=0)
+NANOTRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2.2)
 """nanotron with accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
-(optim/gradient_accumulator.py); ZeRO-1 shards master and moments."""
+(optim/gradient_accumulator.py); ZeRO-1 shards master and moments. In backward the bf16 gradients, and copies of them in buckets: 2.0 to
+2.3 bytes by its published peaks."""
 FSDP: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
 """PyTorch FSDP under mixed precision: the shard is fp32 (it is the master copy), gathered in 16 bits (docs: MixedPrecision)."""
 INTERNEVO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
@@ -42,6 +43,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             gradient_bytes_on_wire="grad_accum_dtype",
             reduce_scatter_from_stage=1,
             overlaps_param_gather=False,
+            logits_bytes=13.4,
             fp32_gradient_fusion=False,
         ),
         Behaviour(

@@ -120,9 +120,14 @@ class Calibration(Value, frozen=True, kw_only=True):
     """GEMM workspaces inside the allocator (cuBLASLt asks 32 MiB on Hopper; Transformer Engine as much)."""
     allocator_slack: float = 0.03
     """Share of activations and transients lost to fragmentation of the caching allocator's blocks."""
+    tied_bytes: float = 0.0
+    """Bytes per element of tied embeddings, beside their gradient, where a pipeline separates them: the copy that is reduced between first
+    and last stage (nanotron: its fp32 and its bf16 gradient)."""
     gathered_kept: float = 0.0
     """Share of the inputs of tensor-parallel regions, as sequence parallelism gathers them, that stays allocated until their backward: an
-    engine whose asynchronous gathers are not made again in backward (nanotron). The allocator gives them back where memory ends."""
+    engine whose asynchronous gathers are not made again in backward (nanotron). Where memory ends the allocator gives some back."""
+    gathered_released: float = 0.7
+    """Share of those that it can give back: runs with more need than that went out of memory (nanotron's crashes)."""
     pressure_start: float = 1.0
     """Share of the GPU's memory from which on the allocator slows the step down (it frees cached blocks and waits for the device)."""
     pressure_slowdown: float = 0.0

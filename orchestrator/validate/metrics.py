@@ -33,7 +33,8 @@ class Priced:
 
     @property
     def said_to_fit(self) -> bool:
-        return self.needed_bytes <= self.limit_bytes
+        """Whether the run is predicted to run at all: the engine can build it, and it fits."""
+        return not self.run.illegal and self.needed_bytes <= self.limit_bytes
 
     @property
     def time_error(self) -> float | None:
@@ -132,7 +133,9 @@ def sweeps(rows: Sequence[Priced]) -> list[Sweep]:
             ordered = [measured[i] for i in sorted(range(len(members)), key=lambda i: keys[i])]
             for top in (1, 3):
                 regrets[f"{name}top{top}_regret"] = regret(ordered, top)
-        found.append(Sweep(spearman=spearman([member.time_s for member in members], measured) if len(members) > 2 else None, regrets=regrets))
+        found.append(
+            Sweep(spearman=spearman([member.time_s for member in members], measured) if len(members) > 2 else None, regrets=regrets)
+        )
     return found
 
 
