@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import sub
 
+MANY = 2**62
+"""More periods than any step has."""
 RELATIVE_TOLERANCE = 1e-12
 """Two shifts are the same period when they differ by less than this share of the time so far (rounding of sums)."""
 
@@ -156,24 +159,31 @@ def _interleaved(forward: list[float], backward: list[float], hops: list[float],
     full = 2 * (pp - 1) + (vpp - 1) * pp  # first(0): from this slot on all ranks run both passes
     f_end, b_end = [0.0] * pp, [0.0] * pp
     history: dict[int, list[float]] = {}
+    margins: list[float] = []  # by how much a rank waits for itself rather than for a transfer, in every pass of a period
+    blocks: list[tuple[list[float], list[float]]] = []  # (state, margins) at the ends of the latest periods
     slot, end, skipped = 0, total, 0.0
     while slot < end + full:
         phase = slot % period
+        watched = jump and full <= slot < end
         # The ranks that have a forward, and a backward, in this slot: both ranges are contiguous. The others stay where they are.
         low, high = max(0, slot - end + 1), min(pp, slot + 1)
-        moved = [f_end[-1], *f_end[:-1]]
-        rows = zip(b_end[low:high], moved[low:high], f_hop[phase][low:high], f_cost[phase][low:high], strict=True)
+        came = [time + hop for time, hop in zip([f_end[-1], *f_end[:-1]], f_hop[phase], strict=True)]
+        if watched:
+            margins.extend(map(sub, b_end, came))
+        rows = zip(b_end[low:high], came[low:high], f_cost[phase][low:high], strict=True)
         f_end = b_end[:]
-        f_end[low:high] = [(own if own > came + hop else came + hop) + cost for own, came, hop, cost in rows]
+        f_end[low:high] = [(own if own > other else other) + cost for own, other, cost in rows]
         low, high = max(0, full - slot), min(pp, full - slot + end)
         if low < high:
-            moved = [*b_end[1:], b_end[0]]
-            rows = zip(f_end[low:high], moved[low:high], b_hop[phase][low:high], b_cost[phase][low:high], strict=True)
+            came = [time + hop for time, hop in zip([*b_end[1:], b_end[0]], b_hop[phase], strict=True)]
+            if watched:
+                margins.extend(map(sub, f_end, came))
+            rows = zip(f_end[low:high], came[low:high], b_cost[phase][low:high], strict=True)
             b_end = f_end[:]
-            b_end[low:high] = [(own if own > came + hop else came + hop) + cost for own, came, hop, cost in rows]
+            b_end[low:high] = [(own if own > other else other) + cost for own, other, cost in rows]
         else:
             b_end = f_end[:]
-        if jump and full <= slot < end:
+        if watched:
             state = f_end + b_end
             for back in range(period, pp * period + 1, period):
                 old = history.get(slot - back)
@@ -182,13 +192,46 @@ def _interleaved(forward: list[float], backward: list[float], hops: list[float],
                 shift = _shift(state, old)
                 if shift is not None:
                     periods = (end - 1 - slot) // back
-                    skipped = periods * shift
+                    skipped += periods * shift
                     end -= periods * back
                     jump = False
                     break
             history[slot] = state
+            if len(margins) == 2 * pp * period:
+                blocks.append((state, margins))
+                margins = []
+                periods, steps = _drift(blocks)
+                periods = min(periods, (end - 1 - slot) // period) if jump else 0
+                if periods > 0:
+                    state = [time + periods * step for time, step in zip(state, steps, strict=True)]
+                    f_end, b_end = state[:pp], state[pp:]
+                    end -= periods * period
+                    history.clear()
+                    blocks.clear()
         slot += 1
     return [time + skipped for time in b_end]
+
+
+def _drift(blocks: list[tuple[list[float], list[float]]]) -> tuple[int, list[float]]:
+    """(periods that may be jumped over, by how much each rank's state moves in one) where the ranks move at different but constant speeds.
+
+    While every pass keeps waiting for the same thing, all times grow linearly: that lasts until the first margin changes its sign.
+    """
+    if len(blocks) < 3:
+        return 0, []
+    (s0, _), (s1, m1), (s2, m2) = blocks[-3:]
+    steps = list(map(sub, s2, s1))
+    tolerance = RELATIVE_TOLERANCE * s2[0]
+    if any(abs(new - old) > tolerance for new, old in zip(steps, map(sub, s1, s0), strict=True)):
+        return 0, []
+    periods = MANY
+    for before, now in zip(m1, m2, strict=True):
+        if before * now < 0:
+            return 0, []
+        change = now - before
+        if abs(change) > tolerance and change * now < 0:
+            periods = min(periods, int(-now / change) - 1)
+    return periods, steps
 
 
 def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> int:
