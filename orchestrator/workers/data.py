@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,10 +191,10 @@ def open_tokens(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None
     path = cache / f"tokens-{name.hexdigest()[:16]}.npy"
     if build and not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        with partial.open("wb") as file:
+        # Each node's first rank may do this in one shared folder: whoever is last replaces the same content.
+        with tempfile.NamedTemporaryFile(dir=cache, suffix=".tmp", delete=False) as file:
             np.save(file, encode(files, tokenizer, specials))
-        partial.replace(path)
+        Path(file.name).replace(path)
     wait()
     return ArrayTokens(np.load(path, mmap_mode="r")), specials
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,9 @@ class Family:
 
 def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> TransformerConfig:
     """The TransformerConfig of one pipeline stage from engine.json: names of types and functions become themselves."""
+    if engine["module"]["implementation"] == "transformer_engine" and importlib.util.find_spec("transformer_engine") is None:
+        why = "the plan counts on Transformer Engine, which is not installed here: install it, or plan with it set to false"
+        raise InputError("cluster.software.transformer_engine", "true", why)
     fields = engine["transformer_config"] | engine["per_stage"][stage] | more
     for name in ("params_dtype", "pipeline_dtype"):
         fields[name] = getattr(torch, fields[name])
