@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
-from orchestrator import __version__, detect, recipe
+import orchestrator
+from orchestrator import detect, recipe
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES, Engine
 from orchestrator.engines.translation import TRAINED_FAMILIES
@@ -36,12 +37,15 @@ from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 DEBUG = "ORCHESTRATOR_DEBUG"
 INTERRUPTED = 130
 UNEXPECTED = 1
 SHOWN_ALTERNATIVES = 5
+FILE_WIDTH = 120
+"""Columns where the output is no terminal: tables of plans want more than the usual 80."""
 SHOWN_AFTER_S = 1.0
 """A search that is done by then needs no progress bar."""
 
@@ -73,7 +77,7 @@ def run(words: Sequence[str]) -> int:
         print(recipe.help_text(list(ENGINES)))
         return 0
     if "--version" in words:
-        print(__version__)
+        print(orchestrator.__version__)
         return 0
     machine = detect.machine()
     settings = recipe.load([word for word in words if word != "--cfg"], machine, list(ENGINES))
@@ -232,13 +236,11 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
 
 def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:
     """Start, show progress, compare prediction and measurement; the exit status."""
-    from rich.console import Console
-
     from orchestrator.launch import local, slurm
     from orchestrator.report.measured import comparison_table, measured_step_time
     from orchestrator.report.progress import TrainingProgress
 
-    console = Console()
+    console = screen()
     if start.how == "none":
         print(f"Not started: {start.why}. To start it: {start_command(job, out)}")
         return 0
@@ -273,13 +275,18 @@ def start_command(job: Job, out: Path) -> str:
 # -------------------------------------------------------------------------------------------------------------- screen
 
 
-def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
-    """The plan, its price, the alternatives, and what the files are."""
+def screen() -> Console:
+    """The terminal at its own width; a file or pipe at a fixed one."""
     from rich.console import Console
 
+    return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+
+
+def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
+    """The plan, its price, the alternatives, and what the files are."""
     from orchestrator.report.text import alternatives_table, plan_table, price_table
 
-    console = Console()
+    console = screen()
     plan = found.plan
     model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
     console.print(plan_table(plan, model, settings.limit))

@@ -249,6 +249,24 @@ def test_a_pipe_is_no_recipe_and_is_not_waited_for(folder: Path, capsys: pytest.
     assert "p.yaml: can't be read: is no regular file" in refused(capsys, folder, ("recipe=p.yaml", "gpus=4"))
 
 
+@pytest.mark.parametrize(
+    ("marker", "words", "message"),
+    [
+        (None, (), "train.resume=old: holds no finished checkpoint"),
+        ("{", (), "old/checkpoints/latest.json is not a checkpoint's marker"),
+        ('{"layout": 5}', (), "old/checkpoints/latest.json is not a checkpoint's marker"),
+        ('{"layout": {"engine": "megatron"}}', ("engine=megatron_deepspeed",), "can't continue from train.resume=old"),
+    ],
+)
+def test_folders_to_resume_from(
+    marker: str | None, words: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "old" / "checkpoints").mkdir(parents=True)
+    if marker is not None:
+        write(folder / "old" / "checkpoints" / "latest.json", marker)
+    assert message in refused(capsys, folder, (*TINY, "train.resume=old", *words))
+
+
 # ------------------------------------------------------------------------------------------------------------------ out
 
 

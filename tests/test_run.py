@@ -110,6 +110,14 @@ def test_a_saved_plan_agrees_with_the_recipe_that_made_it(folder: Path) -> None:
     assert plan_of(folder / "b").run.save_every == 5
 
 
+def test_a_run_that_continues_takes_the_engine_of_its_checkpoint(folder: Path) -> None:
+    (folder / "old" / "checkpoints").mkdir(parents=True)
+    for engine in ("megatron", "megatron_deepspeed"):
+        (folder / "old/checkpoints/latest.json").write_text(json.dumps({"layout": {"engine": engine}}))
+        assert run.main((*TINY, "launch=none", "train.resume=old", f"out={engine}")) == 0
+        assert plan_of(folder / engine).engine == engine
+
+
 def test_pins_are_kept(folder: Path) -> None:
     assert run.main((*TINY, "launch=none", "out=a", "pin.tp=2", "pin.pp=2", "pin.micro_batch_size=2")) == 0
     plan = plan_of(folder / "a")

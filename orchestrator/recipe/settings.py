@@ -64,6 +64,10 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
     if engine not in ("auto", *engines):
         raise InputError("engine", shown(engine), "is not known", ["auto", *engines])
     plan = _plan(merged)
+    saved = _engine_of_checkpoint(_value(merged, "train.resume", None))
+    if saved is not None and engine not in ("auto", saved):
+        raise InputError("engine", engine, f"can't continue from train.resume={merged['train.resume']}, which engine={saved} wrote")
+    engine = saved or engine
     if plan is None:
         label = label or _label_of(merged)
         training = _training(merged)
@@ -257,6 +261,19 @@ def _run(merged: Flat, base: RunSettings) -> RunSettings:
         save_every=_value(merged, "train.save_every", base.save_every),
         resume=None if resume is None else str(Path(resume).resolve()),
     )
+
+
+def _engine_of_checkpoint(resume: str | None) -> str | None:
+    """Which engine wrote the checkpoint (its marker is written by workers/checkpoint.py); no other engine reads it. Raises InputError."""
+    if resume is None or not Path(resume).is_dir():
+        return None  # _run says what is wrong
+    for marker in (Path(resume) / "checkpoints" / "latest.json", Path(resume) / "latest.json"):
+        if marker.is_file():
+            try:
+                return str(json.loads(read_text(marker))["layout"]["engine"])
+            except (ValueError, KeyError, TypeError):
+                raise InputError("train.resume", shown(resume), f"{marker} is not a checkpoint's marker") from None
+    raise InputError("train.resume", shown(resume), "holds no finished checkpoint (checkpoints/latest.json)")
 
 
 def _existing_data(data: str) -> str:
