@@ -228,6 +228,10 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     precision, label = precision_of(row)
     if precision not in networks.gpu(key).peak_flops:
         raise _SkipError(f"{key} has no {precision}")
+    if behaviour == "megatron" and any(
+        word in notes for word in ("attention-backend=unfused", "attention-backend=local", "transformer-impl=local")
+    ):
+        behaviour = "megatron_unfused"
     architecture = architecture_of(table, row)
     seq_length = _int(row, "seq_length")
     decoder = T5_DECODER_LENGTH if architecture.family == "t5" else None
@@ -362,6 +366,7 @@ ZERO_DEFAULT: dict[str, ZeroStage] = {
     "megatron_deepspeed": 1,
     "megatron_lm": 0,
     "megatron": 0,
+    "megatron_unfused": 0,
     "megatron_fsdp": 3,
     "deepspeed": 3,
 }
@@ -490,7 +495,7 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
         ffn_hidden_size=_int(row, "ffn_hidden_size", 4 * hidden),
         vocab_size=vocab,
         max_position_embeddings=_int(row, "seq_length"),
-        activation="swiglu" if family == "llama" else "relu" if nemotron or "squared-relu" in notes else "gelu",
+        activation="swiglu" if family == "llama" else "gelu",  # squared ReLU keeps two tensors as GELU does
         normalization="RMSNorm" if family == "llama" else "LayerNorm",
         position_embedding="relative" if family == "t5" and "relative" in notes else "rope" if rope else "learned_absolute",
         add_bias_linear=family not in ("llama",) and not nemotron and not mpt,

@@ -59,6 +59,13 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             reduce_scatter_from_stage=1,
         ),
         Behaviour(
+            engine="megatron_unfused",
+            states=_all_stages(MEGATRON),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+            flash_attention=False,
+        ),
+        Behaviour(
             engine="megatron_lm",
             states=_all_stages(MEGATRON),
             gradient_bytes_on_wire="grad_reduce_dtype",
