@@ -47,10 +47,9 @@ def joined(plan: Plan) -> Iterator[torch.device]:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT, device_id=device if device.type == "cuda" else None
     )
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    yield device
+    # Not after an error: to leave the groups in order waits for ranks that may wait for this one.
+    dist.destroy_process_group()
 
 
 def prepare_device(plan: Plan) -> torch.device:

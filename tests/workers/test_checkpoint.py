@@ -31,6 +31,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "megatron pp2 vpp2 llama to pp1": ({"model": LLAMA, "pp": 2, "vpp": 2}, {"model": LLAMA}),
     "deepspeed tp2 zero1": ({"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}),
     "deepspeed dp2 zero3": ({"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}),
+    "megatron bf16 tp2": ({"tp": 2, "precision": "bf16"}, {"tp": 2, "precision": "bf16"}),
+    "megatron bf16 dp2 zero1": ({"dp": 2, "zero_stage": 1, "precision": "bf16"}, {"dp": 2, "zero_stage": 1, "precision": "bf16"}),
+    "deepspeed bf16 dp2 zero1": (
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1, "precision": "bf16"},
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1, "precision": "bf16"},
+    ),
+    "deepspeed bf16 pp2 zero1": (
+        {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1, "precision": "bf16"},
+        {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1, "precision": "bf16"},
+    ),
+    "deepspeed bf16 zero0": (
+        {"engine": DEEPSPEED, "precision": "bf16", "grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"},
+        {"engine": DEEPSPEED, "precision": "bf16", "grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"},
+    ),
     "deepspeed pp2 zero1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
 }
 

@@ -16,14 +16,12 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
 
-from orchestrator.engines import megatron as megatron_engine
-from orchestrator.engines import megatron_deepspeed as deepspeed_engine
+from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed
+from orchestrator.workers import cpu_shims, data, deepspeed, distributed, loop, megatron, megatron_deepspeed
 from orchestrator.workers.schedule import learning_rate
 
-TRANSLATE = {"megatron": megatron_engine.translate, "megatron_deepspeed": deepspeed_engine.translate}
-BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build}
+BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": deepspeed.build}
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
 """Key, global shape, global offset, local values."""
 
@@ -51,7 +49,7 @@ def _forget_deepspeed() -> None:
 
 def make_trainer(plan: Plan) -> Any:
     """A trainer from the files of the plan's job."""
-    job = TRANSLATE[plan.engine](plan)
+    job = ENGINES[plan.engine].translate(plan)
     engine = json.loads(next(file.content for file in job.files if file.path == "engine.json"))
     return BUILD[plan.engine](plan, engine, distributed.prepare_device(plan))
 

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 RANKS = 8
-PRELOAD = ["orchestrator.workers.megatron", "orchestrator.workers.megatron_deepspeed", "worker_cases"]
+PRELOAD = [
+    "orchestrator.workers.megatron",
+    "orchestrator.workers.megatron_deepspeed",
+    "orchestrator.workers.deepspeed",
+    "worker_cases",
+    "hf_cases",
+]
 TIMEOUT_S = 120.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -30,7 +36,8 @@ def _serve(rank: int, connection: Connection) -> None:
             cases = importlib.import_module("worker_cases")
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
             with cases.group(rank, world_size, store):
-                answer = getattr(cases, name)(*arguments)
+                module, _, function = name.rpartition(".")
+                answer = getattr(importlib.import_module(module) if module else cases, function)(*arguments)
                 dist.barrier()
             connection.send((True, answer))
         except BaseException:
@@ -57,7 +64,7 @@ class Pool:
             self.processes.append(process)
 
     def run(self, name: str, world_size: int, *arguments: Any) -> list[Any]:
-        """`worker_cases.<name>(*arguments)` on ranks 0..world_size-1; their answers. Raises AssertionError with the first traceback."""
+        """`worker_cases.<name>(*arguments)`, or `<module>.<function>`, on ranks 0..world_size-1; their answers. Raises AssertionError with the first traceback."""
         self.count += 1
         store = str(Path(self.folder.name) / f"store-{self.count}")
         for pipe in self.pipes[:world_size]:

@@ -1,0 +1,165 @@
+"""Hugging Face models from engine.json: built whole or in ZeRO-3 partitions, filled with weights that depend on the seed alone, and run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod, sqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from transformers.initialization import no_init_weights
+
+from orchestrator.workers.models import Batch
+from orchestrator.workers.weights import BLOCK_ELEMENTS
+
+STD = 0.02
+"""`initializer_range` of GPT-2, Llama and BERT."""
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters made inside have this type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build_model(fields: dict[str, Any]) -> torch.nn.Module:
+    """The model of `engine.json`'s "model", unfilled, on the default device: under `deepspeed.zero.Init` in partitions."""
+    config = getattr(transformers, fields["config_class"])(**fields["config"], attn_implementation=fields["attn_implementation"])
+    with default_dtype(getattr(torch, fields["dtype"])), no_init_weights():
+        model = getattr(transformers, fields["model_class"])(config)
+    # no_init_weights leaves out the ties as well.
+    model.tie_weights()
+    if fields["gradient_checkpointing"]:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def restore_rotary_frequencies(model: torch.nn.Module) -> None:
+    """DeepSpeed casts every buffer to the training dtype, and zero.Init makes them in it: bf16 has 8 bits for frequencies that are multiplied
+    by thousands of positions. Made anew in fp32; the layers compute cosine and sine in fp32 (modeling_llama.py, LlamaRotaryEmbedding.forward)."""
+    for module in model.modules():
+        if "inv_freq" in dict(module.named_buffers(recurse=False)):
+            with default_dtype(torch.float32):
+                fresh = type(module)(config=module.config)
+            for name in ("inv_freq", "original_inv_freq"):
+                if hasattr(module, name):
+                    setattr(module, name, getattr(fresh, name).to(getattr(module, name).device))
+
+
+# ---------------------------------------------------------------------------------------------------------------- weights
+
+
+def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
+    """Fill every parameter of a whole or partitioned model in place, before AutoTP cuts it.
+
+    A parameter's values depend on the seed and its name. A ZeRO-3 partition is a range of the flat parameter: each rank draws the blocks that
+    its range touches, so that nobody holds a whole weight. Drawn on `device`, which decides the numbers, wherever the model is. The
+    distribution is transformers' own (`_init_weights` of each model).
+    """
+    deviations = DEVIATIONS[model.config.model_type](model.config)
+    norms = {id(p) for module in model.modules() if "Norm" in type(module).__name__ for p in module.parameters(recurse=False)}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            for values, start in _local_ranges(parameter):
+                if name.endswith("bias"):
+                    values.zero_()
+                elif id(parameter) in norms:
+                    values.fill_(1.0)
+                else:
+                    total = prod(getattr(parameter, "ds_shape", parameter.shape))
+                    _fill_normal(values, start, total, deviations(name), (seed, name), device)
+
+
+def _local_ranges(parameter: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, int]]:
+    """(flat values held here, where they begin in the flat parameter), without the padding of the last partition. hpZ's second copy is made
+    from the first in the first forward pass; what was copied of the unfilled weights goes."""
+    partition = getattr(parameter, "ds_tensor", None)
+    if partition is None:
+        yield parameter.data.view(-1), 0
+        return
+    import torch.distributed as dist
+
+    start = partition.numel() * dist.get_rank(parameter.ds_process_group)
+    real = min(partition.numel(), max(0, prod(parameter.ds_shape) - start))
+    yield partition.data[:real], start
+    if getattr(parameter, "ds_secondary_tensor", None) is not None:
+        parameter.ds_secondary_tensor = None
+
+
+def _fill_normal(values: torch.Tensor, start: int, total: int, std: float, key: tuple[int, str], device: torch.device) -> None:
+    """Numbers `start` onwards of the `total` that belong to `key`. A block is always drawn whole: its numbers depend on its length."""
+    generator = torch.Generator(device=device)
+    end = start + values.numel()
+    for index in range(start // BLOCK_ELEMENTS, -(-end // BLOCK_ELEMENTS)):
+        generator.manual_seed(_block_seed(*key, index))
+        begin = index * BLOCK_ELEMENTS
+        block = torch.empty(min(BLOCK_ELEMENTS, total - begin), dtype=torch.float32, device=device)
+        block.normal_(0.0, std, generator=generator)
+        low, high = max(start, begin), min(end, begin + BLOCK_ELEMENTS)
+        values[low - start : high - start].copy_(block[low - begin : high - begin])
+
+
+def _block_seed(seed: int, name: str, block: int) -> int:
+    digest = hashlib.blake2b(repr((seed, name, block)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _gpt2(config: Any) -> Callable[[str], float]:
+    """modeling_gpt2.py: what writes into the residual stream is divided by sqrt(2 * layers)."""
+    return lambda name: STD / sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else STD
+
+
+def _t5(config: Any) -> Callable[[str], float]:
+    """modeling_t5.py: T5 does not scale its scores, the queries' weights do."""
+    by_name = {
+        "shared": 1.0,
+        "lm_head": 1.0,
+        "q": (config.d_model * config.d_kv) ** -0.5,
+        "k": config.d_model**-0.5,
+        "v": config.d_model**-0.5,
+        "o": (config.num_heads * config.d_kv) ** -0.5,
+        "wi": config.d_model**-0.5,
+        "wi_0": config.d_model**-0.5,
+        "wi_1": config.d_model**-0.5,
+        "wo": config.d_ff**-0.5,
+        "relative_attention_bias": config.d_model**-0.5,
+    }
+    return lambda name: by_name[name.split(".")[-2]]
+
+
+def _plain(config: Any) -> Callable[[str], float]:
+    return lambda name: STD
+
+
+DEVIATIONS: dict[str, Callable[[Any], Callable[[str], float]]] = {
+    "gpt2": _gpt2,
+    "llama": _plain,
+    "qwen2": _plain,
+    "bert": _plain,
+    "t5": _t5,
+}
+"""Standard deviation by parameter name, by `model_type`."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- running
+
+
+def losses(model: Callable[..., Any], family: str, batch: Batch) -> torch.Tensor:
+    """The loss by token [b, s], in fp32, of what this family's sampler makes."""
+    if family == "t5":
+        output = model(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], use_cache=False)
+    elif family == "bert":
+        output = model(input_ids=batch["tokens"])
+    else:
+        output = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False)
+    logits, labels = output.logits, batch["labels"]
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

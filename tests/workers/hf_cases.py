@@ -1,0 +1,151 @@
+"""What the pool's ranks run of the deepspeed worker: whole tensors by their names in transformers, and the bytes that a rank holds."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from orchestrator.plan import from_json
+from orchestrator.workers import loop
+from orchestrator.workers.schedule import learning_rate
+from worker_cases import make_batches, make_trainer
+
+Named = dict[str, np.ndarray]
+
+
+def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
+    """As worker_cases.parity, with whole gradients and weights by name."""
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    try:
+        batches = make_batches(plan, cache)
+        found: dict[str, Any] = {"losses": [], "norms": []}
+        found["weights"] = _whole(trainer, _weights(trainer))
+        for step in range(plan.training.steps):
+            microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+            local = trainer.forward_backward(microbatches)
+            if step == 0:
+                found["gradients"] = _whole(trainer, _gradients(trainer))
+            found["norms"].append(trainer.update(learning_rate(plan.training, step)))
+            loss, _, _ = loop.agree(local, trainer.device, stop=False)
+            found["losses"].append(loss)
+        found["buffers"] = {name: str(buffer.dtype) for name, buffer in trainer.model.named_buffers()}
+        return found if dist.get_rank() == 0 else {}
+    finally:
+        forget(trainer)
+
+
+def _weights(trainer: Any) -> dict[str, torch.Tensor]:
+    import deepspeed
+
+    found = {}
+    for name, parameter in trainer.model.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], enabled=trainer.plan.zero_stage == 3):
+            found[name] = parameter.detach().clone().float()
+    return found
+
+
+def _gradients(trainer: Any) -> dict[str, torch.Tensor]:
+    from deepspeed.utils import safe_get_full_grad
+
+    return {name: safe_get_full_grad(parameter).float() for name, parameter in trainer.model.named_parameters()}
+
+
+def _whole(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
+    """Tensor-parallel parts put together along the dimension that is smaller than the whole's."""
+    shapes = _shapes(trainer.plan)
+    whole = {}
+    for name, tensor in local.items():
+        cut = [d for d, size in enumerate(shapes[name]) if tensor.shape[d] != size]
+        if cut:
+            parts = [torch.empty_like(tensor) for _ in range(trainer.plan.tp)]
+            dist.all_gather(parts, tensor.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+            tensor = torch.cat(parts, dim=cut[0])
+        whole[name] = tensor.numpy().copy()
+    return whole
+
+
+def _shapes(plan: Any) -> dict[str, tuple[int, ...]]:
+    import json
+
+    from orchestrator.engines.deepspeed import translate
+    from orchestrator.workers import hugging_face
+
+    engine = json.loads(next(file.content for file in translate(plan).files if file.path == "engine.json"))
+    with torch.device("meta"):
+        model = hugging_face.build_model(engine["model"] | {"gradient_checkpointing": False})
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def state_bytes(plan_json: str, cache: str) -> dict[str, int]:
+    """Bytes of model states that this rank's tensors hold after two steps, by kind. Gradients are counted before the update."""
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    try:
+        batches = make_batches(plan, cache)
+        for step in range(2):
+            trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
+            gradients = _gradient_bytes(trainer)
+            trainer.update(1e-3)
+        return {"weights": _weight_bytes(trainer), "gradients": gradients, "optimizer": _optimizer_bytes(trainer)}
+    finally:
+        forget(trainer)
+
+
+def _weight_bytes(trainer: Any) -> int:
+    held = [getattr(parameter, "ds_tensor", parameter) for parameter in trainer.model.parameters()]
+    return _storage_bytes(held)
+
+
+def _gradient_bytes(trainer: Any) -> int:
+    """Every place where DeepSpeed keeps gradients between backward and update."""
+    optimizer, parameters = trainer.engine.optimizer, list(trainer.model.parameters())
+    held = [p.grad for p in parameters if p.grad is not None]
+    for name in ("averaged_gradients", "fp32_groups_gradients_flat", "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"):
+        held += list(_tensors(getattr(optimizer, name, None)))
+    held += [p.grad_accum for p in parameters if getattr(p, "grad_accum", None) is not None]
+    return _storage_bytes(held)
+
+
+def _optimizer_bytes(trainer: Any) -> int:
+    """Master weights and the moments; what torch's AdamW steps on, unless that is the model's own parameter."""
+    inner = trainer.engine.optimizer.optimizer if hasattr(trainer.engine.optimizer, "optimizer") else trainer.engine.optimizer
+    own = {id(p) for p in trainer.model.parameters()}
+    held = [p for group in inner.param_groups for p in group["params"] if id(p) not in own]
+    held += list(_tensors(list(inner.state.values())))
+    return _storage_bytes(held)
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _storage_bytes(tensors: Any) -> int:
+    """Each storage once: views of one flat buffer are one."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
+    return sum(storages.values())
+
+
+def forget(trainer: Any) -> None:
+    """DeepSpeed's and transformers' global state, so that the next case starts as a new process does."""
+    from deepspeed.module_inject.layers import set_autotp_mode
+    from deepspeed.utils import groups
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    trainer.engine.destroy()
+    for name in ("sdpa", "flash_attention_2"):
+        ALL_ATTENTION_FUNCTIONS._local_mapping.pop(name, None)
+    groups._release_process_group_references()
+    set_autotp_mode(training=False)
+    gc.collect()
