@@ -375,7 +375,7 @@ class Inner:
         """A lower bound of `solve` that respects the memory limit, without simulating: the scalar program over all splits of which no
         stage alone works longer than `upper`; or `upper`, where no split is that fast. No solution; `need` where no split fits."""
         if self.capabilities.recompute_varies == "never" and len(self.modes) > 1:
-            return Answer(None, None, upper)
+            return Answer(None, None, 0.0)  # nothing better than the floor is known: solve it
         if self._fixed is not None:
             moves = self._fixed_moves(self._fixed)
             return (

@@ -12,7 +12,7 @@ from itertools import combinations, product
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
@@ -136,9 +136,16 @@ def best(
             candidate = replace(key, strategy=replace(key.strategy, recompute=modes[-1]))
             pp = candidate.mesh.pp
             for sizes in splits(model, capabilities, pp, candidate.vpp):
+                priced: dict[tuple[int, tuple[Recompute, int]], StageCost] = {}
                 for recompute in recomputes(capabilities, modes, sizes, pp):
-                    stages = stages_of(model, sizes, pp, recompute)
-                    price = costs.price(candidate, stages)
-                    if price.peak_memory_bytes <= limit.usable and (found is None or price.step_time_s < found[0]):
-                        found = (price.step_time_s, candidate, stages)
+                    for p, choice in enumerate(recompute):
+                        if (p, choice) not in priced:
+                            stage = stages_of(model, sizes, pp, [choice] * pp)[p]
+                            priced[p, choice] = costs.stage(candidate, stage, p)
+                    parts = [priced[p, choice] for p, choice in enumerate(recompute)]
+                    if max(part.peak_bytes for part in parts) > limit.usable:
+                        continue
+                    seconds, _ = costs.score_stages(candidate, parts)
+                    if found is None or seconds < found[0]:
+                        found = (seconds, candidate, stages_of(model, sizes, pp, recompute))
     return found

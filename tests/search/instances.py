@@ -1,0 +1,73 @@
+"""Random small instances for the planner and its oracle, by seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from msgspec.structs import replace
+from small_engines import HEADS, INTERLEAVED, deepspeed_like, megatron_like
+from small_models import cluster, gpt, training
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.spec import Candidate, Mesh, Strategy
+from orchestrator.units import GB, MIB
+
+MIXED = StateBytes(weight=2, gradient=4, master=4, moments=8)
+BEHAVIOUR = Behaviour(
+    engine="megatron",
+    states={f"{precision}/{stage}": MIXED for precision in ("mixed", "fp32") for stage in range(4)},
+    gradient_bytes_on_wire="grad_reduce_dtype",
+    reduce_scatter_from_stage=1,
+)
+CALIBRATION = Calibration(context_bytes=0.0, communicator_bytes=0.0, workspace_bytes=0.0, step_overhead_s=1e-5, microbatch_overhead_s=1e-6)
+"""Without the fixed bytes and overheads that would drown a toy model's differences."""
+
+
+class Instance:
+    """A model, a training, a cluster, an engine and a memory limit that about half of the choices keep."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.seed = seed
+        layers = rng.choice([2, 3, 4, 5])
+        hidden = rng.choice([64, 128, 256])
+        seq = rng.choice([32, 128])
+        self.model: ModelSpec = gpt(layers, hidden=hidden, heads=4, seq=seq, vocab=rng.choice([128, 1024, 4096]))
+        self.training: Training = training(rng.choice([2, 4, 6, 8]), seq=seq)
+        gpus = rng.choice([1, 2, 2, 3, 4, 4])
+        node = gpus if gpus < 4 or rng.random() < 0.5 else gpus // 2
+        self.cluster: Cluster = cluster(gpus, gpus_per_node=node, bandwidth=rng.choice([5, 50, 300]) * GB)
+        self.capabilities: Capabilities = self._engine(rng)
+        self.behaviour: Behaviour = replace(BEHAVIOUR, engine=self.capabilities.engine, flash_attention=rng.random() < 0.5)
+        self.calibration = replace(CALIBRATION, op_overhead_s=rng.choice([0.0, 1e-6]), overlap_efficiency=rng.choice([0.0, 0.8]))
+        self.limit = self._limit(rng)
+
+    @property
+    def engines(self) -> list[tuple[Capabilities, Behaviour]]:
+        return [(self.capabilities, self.behaviour)]
+
+    def _engine(self, rng: random.Random) -> Capabilities:
+        changes: dict[str, Any] = {"recompute": rng.choice([("none",), ("none", "full"), ("none", "selective", "full")])}
+        if rng.random() < 0.3:
+            changes["zero_stages"] = (0, 1, 2, 3)
+            return deepspeed_like(**changes, recompute_varies=rng.choice(["never", "stage"]), uneven_stages=rng.random() < 0.5)
+        changes["rules"] = (HEADS, INTERLEAVED)
+        return megatron_like(**changes, uneven_stages=rng.random() < 0.8)
+
+    def _limit(self, rng: random.Random) -> MemoryLimit:
+        costs = CostModel(self.model, self.training, self.cluster, self.behaviour, self.calibration)
+        one = Candidate(
+            engine=self.capabilities.engine,
+            strategy=Strategy(mesh=Mesh(dp=self.cluster.num_gpus), recompute="full"),
+            micro_batch_size=1,
+            num_microbatches=1,
+        )
+        need = costs.memory_floor(one)
+        return MemoryLimit(limit=int(need * rng.choice([0.3, 0.6, 0.9, 1.2, 2.0, 50.0])) + MIB, reserve=0)

@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from instances import BEHAVIOUR, CALIBRATION, Instance
+from msgspec.structs import replace
+from small_engines import deepspeed_like, megatron_like
+from small_models import cluster, gpt, training
+
+from orchestrator.cost.price import CostModel
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.plan import Plan, from_json, to_json
+from orchestrator.search import inner, oracle
+from orchestrator.search.planner import SearchResult, check_plan, reprice, search
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.units import GB, GIB, MIB
+
+QUICK, FULL = range(60), range(60, 360)
+AMPLE = MemoryLimit(limit=80 * GIB, reserve=0)
+
+
+def planned(instance: Instance) -> SearchResult | None:
+    try:
+        return search(
+            instance.model,
+            instance.training,
+            instance.cluster,
+            instance.engines,
+            Pins(),
+            instance.limit,
+            instance.calibration,
+            top_k=1,
+        )
+    except NoPlanError:
+        return None
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.step_time_s
+
+
+def agrees(instance: Instance) -> bool:
+    expected = oracle.best(instance.model, instance.training, instance.cluster, instance.engines, instance.limit, instance.calibration)
+    found = planned(instance)
+    if expected is None or found is None:
+        return expected is None and found is None
+    return found.proven and math.isclose(seconds(found.plan), expected[0], rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_the_score_is_the_oracles(seed: int) -> None:
+    assert agrees(Instance(seed))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", FULL)
+def test_the_score_is_the_oracles_on_more_instances(seed: int) -> None:
+    assert agrees(Instance(seed))
+
+
+def test_instances_are_worth_their_name() -> None:
+    """Some have no plan, some need recompute, some a pipeline, some uneven stages, some virtual stages."""
+    results = [planned(Instance(seed)) for seed in QUICK]
+    plans = [result.plan for result in results if result is not None]
+    assert 3 <= results.count(None) <= 30
+    assert sum(plan.strategy.recompute != "none" for plan in plans) >= 3
+    assert sum(plan.pp > 1 for plan in plans) >= 3
+    assert sum(plan.tp > 1 for plan in plans) >= 3
+
+
+def test_a_planted_pruning_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time floor that is 2% too high for small micro-batches drops optima: the comparison with the oracle must fail."""
+    honest = CostModel.time_floor
+
+    def unsound(self: CostModel, candidate: object) -> float:
+        return honest(self, candidate) * (1.5 if candidate.mesh.pp > 1 or candidate.mesh.tp > 1 else 1.0)  # type: ignore[attr-defined, arg-type]
+
+    monkeypatch.setattr(CostModel, "time_floor", unsound)
+    assert not all(agrees(Instance(seed)) for seed in QUICK)
+
+
+def test_a_planted_bug_in_the_bound_of_what_is_left_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = inner._Walk._to_go
+
+    def unsound(self: inner._Walk) -> list[dict[int, float]]:
+        return [{state: bound * (1.3 if p == 0 else 1.0) for state, bound in row.items()} for p, row in enumerate(honest(self))]
+
+    monkeypatch.setattr(inner._Walk, "_to_go", unsound)
+    assert not all(agrees(Instance(seed)) for seed in QUICK)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 4))
+def test_sums_over_layers_are_the_cost_models_bytes(seed: int) -> None:
+    """The inner search's arithmetic against `CostModel.stage`, on every stage that it made an option of."""
+    instance = Instance(seed)
+    seen = 0
+    made = inner.Inner._option
+
+    def checked(self: inner.Inner, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[str, int]) -> inner.Option:
+        nonlocal seen
+        option = made(self, p, start, sizes, recompute)  # type: ignore[arg-type]
+        assert math.isclose(self._peak(p, sizes, *recompute), option.cost.peak_bytes, rel_tol=1e-12)  # type: ignore[arg-type]
+        seen += 1
+        return option
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inner.Inner, "_option", checked)
+        planned(instance)
+    assert seen
+
+
+# ---- laws
+
+
+def some_plan(capabilities: Capabilities | None = None, layers: int = 6, gpus: int = 8, **changes: object) -> SearchResult:
+    arguments: dict[str, object] = {
+        "model": gpt(layers, hidden=256, seq=128, vocab=1024),
+        "training": training(16, seq=128),
+        "cluster": cluster(gpus),
+        "engines": [(capabilities or megatron_like(), BEHAVIOUR)],
+        "pins": Pins(),
+        "limit": AMPLE,
+        "calibration": CALIBRATION,
+    }
+    return search(**(arguments | changes))  # type: ignore[arg-type]
+
+
+def test_more_memory_is_never_slower() -> None:
+    times = []
+    for size in (14, 18, 24, 32, 64, 256, 1024):
+        try:
+            times.append(seconds(some_plan(limit=MemoryLimit(limit=size * MIB, reserve=0), layers=12).plan))
+        except NoPlanError:
+            times.append(math.inf)
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+
+
+def test_a_reserve_is_memory_that_is_not_there() -> None:
+    a = some_plan(limit=MemoryLimit(limit=40 * MIB, reserve=10 * MIB))
+    b = some_plan(limit=MemoryLimit(limit=30 * MIB, reserve=0))
+    assert a.plan == b.plan
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"zero_stages": (0,), "zero_stages_with_pipeline": (0,)},
+        {"recompute": ("none",)},
+        {"sequence_parallel": False},
+        {"uneven_stages": False},
+        {"axes": ("tp", "pp", "dp"), "schedules": ("1f1b",)},
+        {"axes": ("tp", "dp")},
+    ],
+)
+def test_an_extra_capability_is_never_slower(less: dict[str, object]) -> None:
+    limit = MemoryLimit(limit=24 * MIB, reserve=0)
+    full = seconds(some_plan(layers=12, limit=limit).plan)
+    try:
+        poor = seconds(some_plan(megatron_like(**less), layers=12, limit=limit).plan)
+    except NoPlanError:
+        poor = math.inf
+    assert full <= poor
+
+
+def test_a_faster_link_is_never_slower() -> None:
+    times = [seconds(some_plan(cluster=cluster(8, gpus_per_node=4, bandwidth=b * GB)).plan) for b in (25, 50, 100, 400, 1600)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_a_plan_keeps_its_sums(seed: int) -> None:
+    """Micro-batches x dp x micro-batch size = global batch; the stages' layers are the model's; the plan is legal and fits."""
+    instance = Instance(seed)
+    result = planned(instance)
+    if result is None:
+        return
+    plan = result.plan
+    assert plan.micro_batch_size * plan.num_microbatches * plan.dp == instance.training.global_batch_size
+    assert sum(span.count for _, span in plan.spans()) == instance.model.num_layers
+    assert plan.predicted is not None
+    assert plan.predicted.peak_memory_bytes <= instance.limit.usable
+
+
+def test_the_winner_is_priced_by_the_scoring_function() -> None:
+    result = some_plan()
+    model, plan = gpt(6, hidden=256, seq=128, vocab=1024), result.plan
+    price = CostModel(model, plan.training, plan.cluster, BEHAVIOUR, CALIBRATION).price(plan.candidate, plan.stages)
+    assert plan.predicted == price
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert some_plan() == some_plan()
+
+
+def test_the_alternatives_are_the_next_best_outer_choices() -> None:
+    result = some_plan(top_k=4)
+    plans = [result.plan, *result.alternatives]
+    assert len({plan.candidate.label() for plan in plans}) == len(plans) == 4
+    assert [seconds(plan) for plan in plans] == sorted(seconds(plan) for plan in plans)
+    wider = some_plan(top_k=12)
+    assert [p.candidate for p in (wider.plan, *wider.alternatives)][:4] == [p.candidate for p in plans]
+
+
+def test_every_outer_choice_has_a_price_or_a_reason() -> None:
+    result = some_plan()
+    assert len(result.outcomes) > 50
+    assert all((outcome.step_time_s is None) != (outcome.reason is None) for outcome in result.outcomes)
+    assert len({outcome.choice for outcome in result.outcomes}) == len(result.outcomes)
+    assert any("slower than" in (outcome.reason or "") for outcome in result.outcomes)
+
+
+def test_slower_than_is_a_bound_that_holds() -> None:
+    """Each choice that was dropped by its bound, pinned and planned alone, loses at least what its reason says."""
+    result = some_plan(layers=4, gpus=4)
+    best = seconds(result.plan)
+    dropped = [outcome for outcome in result.outcomes if "slower than" in (outcome.reason or "")]
+    for outcome in dropped[::5]:
+        c = outcome.candidate
+        pins = Pins(
+            tp=c.mesh.tp,
+            pp=c.mesh.pp,
+            vpp=c.vpp,
+            zero_stage=c.strategy.zero_stage,
+            micro_batch_size=c.micro_batch_size,
+            sequence_parallel=c.strategy.sequence_parallel,
+        )
+        alone = seconds(some_plan(layers=4, gpus=4, pins=pins).plan)
+        stated = float((outcome.reason or "").rsplit("by at least ", 1)[1].rstrip("%"))
+        assert alone >= best * (1 + stated / 100) * (1 - 1e-3)
+
+
+# ---- pins, layouts, engines
+
+
+def test_a_pinned_layout_is_the_plans_layout() -> None:
+    model = gpt(6, hidden=256, seq=128, vocab=1024)
+    result = some_plan(pins=Pins(layout="Et|tt|t|ttL"))
+    assert layout_string(result.plan.stages, model) == "Et|tt|t|ttL"
+    assert result.plan.pp * result.plan.vpp == 4
+
+
+def test_a_layout_of_another_model_is_refused() -> None:
+    with pytest.raises(InputError, match="drops 1"):
+        some_plan(pins=Pins(layout="Et|tt|t|tL"))
+
+
+def test_a_pinned_choice_is_kept_and_never_faster() -> None:
+    free = seconds(some_plan().plan)
+    for pins in (Pins(tp=2, pp=2), Pins(zero_stage=1), Pins(micro_batch_size=1), Pins(vpp=2), Pins(recompute="full")):
+        plan = some_plan(pins=pins).plan
+        assert seconds(plan) >= free
+        for name in ("tp", "pp", "vpp", "zero_stage", "micro_batch_size"):
+            assert getattr(pins, name) in (None, getattr(plan, name))
+        if pins.recompute:
+            assert {span.recompute for _, span in plan.spans() if span.kind == "decoder"} == {"full"}
+
+
+def test_auto_takes_the_faster_engine_and_ties_go_to_the_first() -> None:
+    slow = replace(BEHAVIOUR, engine="slow", overlaps_grad_reduce=False, overlaps_param_gather=False)
+    engines = [(megatron_like(engine="slow"), slow), (megatron_like(), BEHAVIOUR)]
+    loaded = {"training": training(8, seq=128), "cluster": cluster(8, gpus_per_node=1), "pins": Pins(dp=8)}
+    assert some_plan(engines=engines, **loaded).plan.engine == "megatron"
+    twins = [(megatron_like(engine="a"), BEHAVIOUR), (megatron_like(engine="b"), BEHAVIOUR)]
+    assert some_plan(engines=twins).plan.engine == "a"
+    assert some_plan(engines=twins[::-1]).plan.engine == "b"
+
+
+# ---- no plan
+
+
+def test_impossible_memory_says_what_was_missing_and_what_to_relax() -> None:
+    limit = MemoryLimit(limit=12 * MIB, reserve=2 * MIB)
+    with pytest.raises(NoPlanError) as caught:
+        some_plan(layers=12, pins=Pins(tp=1, pp=1, recompute="none"), limit=limit)
+    text = str(caught.value)
+    assert "no plan fits" in text
+    assert "of 10.0 MiB (12.0 MiB less 2.0 MiB kept free)" in text
+    assert "nearest: megatron dp=8 zero_stage=1 mbs=1 recompute=none" in text
+    assert "leave out pin." in text or "leave out the pins" in text
+
+
+def test_the_need_that_is_stated_is_the_need() -> None:
+    """With a byte less than the nearest plan needs there is none, with that much there is."""
+    pins = Pins(tp=1, pp=1, recompute="none", zero_stage=1, micro_batch_size=1)
+    need = some_plan(pins=pins, layers=12).plan.predicted
+    assert need is not None
+    enough = MemoryLimit(limit=math.ceil(need.peak_memory_bytes), reserve=0)
+    assert some_plan(pins=pins, layers=12, limit=enough).plan
+    with pytest.raises(NoPlanError):
+        some_plan(pins=pins, layers=12, limit=replace(enough, reserve=2))
+
+
+def test_more_gpus_are_proposed_where_they_help() -> None:
+    capabilities = deepspeed_like(axes=("dp",), engine="megatron", zero_stages=(3,), recompute=("none",), offload_optimizer=False)
+    need = some_plan(capabilities, layers=12, gpus=4).plan.predicted
+    assert need is not None
+    with pytest.raises(NoPlanError, match=r"gpus=8 \(megatron dp=8"):
+        some_plan(capabilities, layers=12, gpus=4, limit=MemoryLimit(limit=int(need.peak_memory_bytes * 0.75), reserve=0))
+
+
+def test_pins_against_a_rule_name_the_rule() -> None:
+    with pytest.raises(NoPlanError) as caught:
+        some_plan(pins=Pins(tp=8))
+    assert "no legal plan" in str(caught.value)
+    assert "tp=8: illegal by rule heads_tp (transformer_config.py:924): 8 does not divide num_attention_heads=4" in str(caught.value)
+    assert "leave out pin.tp" in str(caught.value)
+
+
+# ---- budget and progress
+
+
+def test_a_budget_ends_the_search_early_and_says_so() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    result = some_plan(clock=clock, budget_s=0.5)
+    assert not result.complete
+    assert not result.proven
+    assert any("search.budget_s=0.5" in (outcome.reason or "") for outcome in result.outcomes)
+    assert some_plan(clock=clock, budget_s=1e9).complete
+
+
+def test_progress_goes_to_the_end() -> None:
+    calls: list[tuple[int, int, float | None]] = []
+    some_plan(progress=lambda done, total, best: calls.append((done, total, best)))
+    assert calls[-1][0] == calls[-1][1] > 10
+    assert calls[-1][2] is not None
+
+
+# ---- a given plan
+
+
+def test_a_found_plan_is_legal_and_survives_json() -> None:
+    capabilities = megatron_like()
+    plan = tiny_plan()
+    again = from_json(to_json(plan))
+    assert again == plan
+    check_plan(again, [(capabilities, BEHAVIOUR)], AMPLE, CALIBRATION)
+
+
+def tiny_plan(**pins: object) -> Plan:
+    """A plan of a model that the families room describes, so that a plan alone is enough to check it."""
+    from orchestrator.model.families import describe
+
+    architecture = gpt(8, hidden=256, seq=128, vocab=1024).architecture
+    model = describe(architecture, 128)
+    chosen = Pins(**({"tp": 2, "pp": 2, "recompute": None} | pins))  # type: ignore[arg-type]
+    return some_plan(model=model, pins=chosen).plan
+
+
+def test_repricing_a_plan_gives_its_price() -> None:
+    plan = tiny_plan()
+    assert reprice(replace(plan, predicted=None), BEHAVIOUR, CALIBRATION).predicted == plan.predicted
+
+
+def edited(plan: Plan, stage: int, layer: int, **changes: object) -> Plan:
+    spans = list(plan.stages[stage].layers)
+    spans[layer] = replace(spans[layer], **changes)
+    stages = list(plan.stages)
+    stages[stage] = replace(stages[stage], layers=tuple(spans))
+    return replace(plan, stages=tuple(stages))
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("engine", lambda p: replace(p, engine="foo")),
+        ("world_size", lambda p: replace(p, world_size=16)),
+        ("world_size", lambda p: replace(p, dp=4)),
+        ("global_batch_size", lambda p: replace(p, micro_batch_size=p.micro_batch_size + 1)),
+        ("global_batch_size", lambda p: replace(p, global_batch_size=32)),
+        ("num_microbatches", lambda p: replace(p, num_microbatches=0)),
+        ("zero_stage", lambda p: replace(p, zero_stage=3)),
+        ("stages", lambda p: replace(p, stages=p.stages[:1])),
+        ("stages", lambda p: replace(p, stages=(p.stages[0], replace(p.stages[1], layers=p.stages[1].layers[:-1])))),
+        ("stages[0].layers[1].count", lambda p: edited(p, 0, 1, count=0)),
+        ("stages[0].layers[1].count", lambda p: edited(p, 0, 1, count=99)),
+        ("stages[1].layers[0].first", lambda p: edited(p, 0, 1, count=2)),
+        ("stages[0].layers[1].kind", lambda p: edited(p, 0, 1, kind="conv")),
+        ("stages[0].layers[0].kind", lambda p: replace(p, stages=p.stages[::-1])),
+        ("stages[0].layers[1].chunk", lambda p: edited(p, 0, 1, chunk=1)),
+        ("stages[0].layers[0].recompute", lambda p: edited(p, 0, 0, recompute="full")),
+    ],
+)
+def test_an_illegal_plan_is_refused_by_its_key(key: str, change: object) -> None:
+    assert callable(change)
+    plan = change(tiny_plan(vpp=1, recompute="none"))
+    with pytest.raises(InputError) as caught:
+        check_plan(plan, [(megatron_like(), BEHAVIOUR)], AMPLE, CALIBRATION)
+    assert caught.value.key == key
+
+
+def test_a_plan_that_no_longer_fits_is_refused() -> None:
+    with pytest.raises(InputError, match=r"of 4\.0 MiB"):
+        check_plan(tiny_plan(), [(megatron_like(), BEHAVIOUR)], MemoryLimit(limit=4 * MIB, reserve=0), CALIBRATION)
+
+
+def test_recompute_beyond_the_engine_is_refused() -> None:
+    plan = tiny_plan(vpp=1, recompute="full")
+    check_plan(plan, [(megatron_like(), BEHAVIOUR)])
+    with pytest.raises(InputError, match="recompute"):
+        check_plan(plan, [(megatron_like(recompute=("none",)), BEHAVIOUR)])
+    one_stage = edited(plan, 0, 1, recompute="none")
+    check_plan(one_stage, [(megatron_like(), BEHAVIOUR)])
+    with pytest.raises(InputError, match="same way"):
+        check_plan(one_stage, [(megatron_like(recompute_varies="never"), BEHAVIOUR)])
+
+
+def test_uneven_stages_are_refused_where_the_engine_has_none() -> None:
+    plan = tiny_plan(layout="Et*3|t*5L", tp=None, pp=2)
+    check_plan(plan, [(megatron_like(), BEHAVIOUR)])
+    with pytest.raises(InputError, match="as many layers in every stage"):
+        check_plan(plan, [(megatron_like(uneven_stages=False), BEHAVIOUR)])
+
+
+def test_transformer_layers_are_those_between_embedding_and_head() -> None:
+    assert transformer_layers(gpt(6)) == 6
