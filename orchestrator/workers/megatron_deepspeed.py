@@ -264,6 +264,10 @@ def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronD
     """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json with "ds_config"."""
     if plan.pp > 1 and plan.zero_stage != 1:
         raise InputError("pin.zero_stage", plan.zero_stage, "a pipeline under DeepSpeed runs over ZeRO-1", ["1"])
+    if plan.pp > 1 and plan.training.precision == "fp16":
+        raise InputError(
+            "train.precision", "fp16", "DeepSpeed scales the loss in engine.backward, which the pipeline never calls", ["bf16", "fp32"]
+        )
     if plan.vpp > 1 or plan.cp > 1:
         raise InputError("pin.vpp" if plan.vpp > 1 else "pin.cp", max(plan.vpp, plan.cp), "this worker has neither vpp nor cp", ["1"])
     return MegatronDeepSpeedTrainer(plan, engine, device)
