@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,38 @@ def test_edited_plans(case: str, saved: dict[str, Any], folder: Path, capsys: py
     edit(plan)
     write(folder / "plan.json", json.dumps(plan))
     assert message in refused(capsys, folder, ("plan=plan.json", "launch=none"))
+
+
+ODD = (0, -1, 1, 2, 3, 7, 10**6, 10**19, 1.5, -0.5, 1e308, "", "x", "none", "full", None, True, [], {}, [1])
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something can be changed, as keys from the outside in."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*above, key)
+        yield from places(item, (*above, key))
+
+
+def test_no_edit_of_a_plan_is_met_with_a_traceback(saved: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """300 plans with one value changed or taken out: each is refused with a message, or is legal."""
+    chance = random.Random(2024)
+    everywhere = list(places({name: value for name, value in saved.items() if name != "rejected"}))
+    for number in range(300):
+        plan = json.loads(json.dumps(saved))
+        *above, last = chance.choice(everywhere)
+        inner = plan
+        for key in above:
+            inner = inner[key]
+        if chance.random() < 0.2:
+            del inner[last]
+        else:
+            inner[last] = chance.choice(ODD)
+        write(folder / "plan.json", json.dumps(plan))
+        status = run.main(("plan=plan.json", "launch=none", f"out=out{number}"))
+        said = capsys.readouterr().err
+        assert status in (0, 2), (above, last, said)
+        assert said.startswith("error: ") or not status
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"[]", b"\xff\xfe\x00", b"null", b'{"version": 1'])

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": {"plan", "job", "strategy", "model", "hardware"},
     "launch": {"job"},
     "report": {"plan", "strategy", "cost", "model", "hardware"},
-    "calibrate": {"cost", "model", "hardware", "strategy"},
+    "calibrate": {"cost", "model", "hardware", "strategy", "plan", "engines"},
     "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines", "calibrate"},
     "workers": {"plan", "strategy", "model", "hardware"},
     "recipe": PURE | {"detect"},

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
+from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.spec import Gpu
 from orchestrator.recipe.clusters import RATES, cluster_from, load_cluster, names, quantity, stored, to_tree
 from orchestrator.recipe.keys import KEYS, Key, parse
 from orchestrator.recipe.read import read_arguments, read_yaml
@@ -137,6 +139,15 @@ def test_gpus_of_this_machine_are_taken_where_they_are_enough() -> None:
     assert (settings.cluster.name, settings.cluster.num_gpus, settings.cluster.gpu.name) == ("here", 4, "H100-SXM-80GB")
     assert "this machine has 8" in settings.why_cluster
     assert settings.cluster.levels[0].bandwidth == 450e9
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if gpu.name != "cpu"], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("nvlink", [True, False])
+def test_every_gpu_of_the_catalog_makes_a_cluster_here(gpu: Gpu, nvlink: bool) -> None:
+    machine = msgspec.structs.replace(EIGHT, catalog_name=gpu.name, gpu_name=gpu.name, nvlink=nvlink)
+    cluster = load("recipe=gpt_tiny", "gpus=8", machine=machine).cluster
+    slots = any(part in gpu.name for part in ("PCIE", "RTX", "L40S"))
+    assert cluster.levels[0].name == ("pcie" if slots or not nvlink or gpu.name.startswith("GH") else "nvlink")
 
 
 @pytest.mark.parametrize(

@@ -253,3 +253,17 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
         "host_memory": f"{cluster.host_memory} B",
         "software": msgspec.structs.asdict(cluster.software),
     }
+
+
+def check_cluster(cluster: Cluster, where: str) -> None:
+    """Hold a cluster that did not come from YAML to the rules of one that did. Raises InputError."""
+    cluster_from(_texts(to_tree(cluster)), cluster.name, where, cluster.num_gpus)
+
+
+def _texts(value: Any) -> Any:
+    """The same content with every leaf as text, as read_yaml gives it."""
+    if isinstance(value, dict):
+        return {name: _texts(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_texts(item) for item in value]
+    return str(value).lower() if isinstance(value, bool) else str(value)

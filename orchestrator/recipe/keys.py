@@ -183,7 +183,7 @@ def parse(key: Key, text: Any) -> Any:
         raise InputError(key.name, "null", "needs a value")
     kind = next(option for option in options if option is not type(None))
     value = _parse_as(key, kind, text)
-    _check_range(key, text, value if isinstance(value, tuple) else (value,))
+    check_range(key, text, value if isinstance(value, tuple) else (value,))
     return value
 
 
@@ -225,7 +225,8 @@ def _parse_tuple(key: Key, kinds: tuple[Any, ...], text: Any) -> tuple[Any, ...]
     return tuple(_parse_as(key, kind, part) for kind, part in zip(kinds, parts, strict=True))
 
 
-def _check_range(key: Key, text: Any, values: tuple[Any, ...]) -> None:
+def check_range(key: Key, text: Any, values: tuple[Any, ...]) -> None:
+    """Raises InputError where one of the values is outside the key's range; `text` is what the message shows."""
     for value in values:
         if key.low is not None and value < key.low:
             raise InputError(key.name, shown(text), f"must be at least {key.low:g}")

@@ -21,8 +21,8 @@ from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
-from orchestrator.recipe.clusters import cluster_from, read_named, to_tree
-from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, parse, shown
+from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named, to_tree
+from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, check_range, parse, shown
 from orchestrator.recipe.read import Tree, check_key, read_arguments, read_text
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import GB, GIB, US, format_bytes
@@ -349,23 +349,45 @@ def _counted(cluster: Cluster) -> str:
     return f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} {what}"
 
 
-NVLINK: Final = {"7": 150 * GB, "8": 300 * GB, "9": 450 * GB, "10": 900 * GB}
-"""Bytes/s per GPU and direction by major compute capability: NVLink 2 to 5 of the SXM parts."""
-PCIE: Final = 31.5 * GB
-"""PCIe 4.0 x16, a direction; GPUs without NVLink, and offload to the host."""
+NVLINK: Final = {
+    "V100-SXM2": 150 * GB,
+    "A100-SXM": 300 * GB,
+    "A800-SXM": 200 * GB,
+    "H100-SXM": 450 * GB,
+    "H800-SXM": 200 * GB,
+    "H200": 450 * GB,
+}
+"""Bytes/s per GPU and direction by the start of the catalog's name: NVLink 2 to 4, NVIDIA's datasheets. Blackwell, below, has NVLink 5."""
+NVLINK_5: Final = 900 * GB
+PCIE: Final = {"7": 15.75 * GB, "8": 31.5 * GB, "9": 63 * GB, "10": 63 * GB}
+"""PCIe 3.0, 4.0 and 5.0 x16, a direction, by the major compute capability of the GPUs that have it."""
+
+
+def _links_here(gpu: Gpu, nvlink: bool) -> tuple[str, float, float]:
+    """(name, bandwidth, latency) of the link between the GPUs of this machine. Bridged pairs of PCIe cards count as PCIe: a job over
+    all cards crosses it."""
+    name = next((start for start in NVLINK if gpu.name.startswith(start)), None)
+    if nvlink and name:
+        return "nvlink", NVLINK[name], 1.9 * US
+    if nvlink and gpu.compute_capability.startswith("10."):
+        return "nvlink", NVLINK_5, 1.9 * US
+    return "pcie", _pcie(gpu), 2.5 * US
+
+
+def _pcie(gpu: Gpu) -> float:
+    return PCIE[gpu.compute_capability.partition(".")[0]]
 
 
 def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine) -> Cluster:
     """The GPUs of this machine as one node; the link between them from what the driver says of NVLink."""
-    major = gpu.compute_capability.partition(".")[0]
-    bandwidth, name = (NVLINK[major], "nvlink") if machine.nvlink and major in NVLINK else (PCIE, "pcie")
+    name, bandwidth, latency = _links_here(gpu, machine.nvlink)
     return Cluster(
         name="here",
         gpu=gpu,
         num_gpus=num_gpus,
         gpus_per_node=machine.num_gpus,
-        levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=1.9 * US, source="nvidia-smi, NVIDIA datasheets"),),
-        host_bandwidth=PCIE,
+        levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=latency, source="nvidia-smi, NVIDIA datasheets"),),
+        host_bandwidth=_pcie(gpu),
         host_memory=machine.host_memory // machine.num_gpus,
         software=Software(transformer_engine=machine.transformer_engine, flash_attention=machine.flash_attention, apex=machine.apex),
     )
@@ -378,7 +400,9 @@ def _limit(merged: Flat, cluster: Cluster) -> MemoryLimit:
         raise InputError("memory.limit_gib", merged["memory.limit_gib"], f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
     reserve = round(_value(merged, "memory.reserve_gib", limit / GIB * RESERVE_SHARE) * GIB)
     if reserve >= limit:
-        raise InputError("memory.reserve_gib", merged["memory.reserve_gib"], f"leaves nothing of {format_bytes(limit)}")
+        raise InputError(
+            "memory.reserve_gib", merged.get("memory.reserve_gib", f"{reserve / GIB:g}"), f"leaves nothing of {format_bytes(limit)}"
+        )
     return MemoryLimit(limit=limit, reserve=reserve)
 
 
@@ -398,10 +422,27 @@ def _plan(merged: Flat) -> Plan | None:
     except InputError as error:
         raise InputError("plan", shown(path), error.why) from None
     plan = from_json(text, shown(path))
+    try:
+        _check_values(plan)
+    except InputError as error:
+        raise InputError("plan", shown(path), str(error)) from None
+    return msgspec.structs.replace(plan, predicted=None)  # it is priced again; what a hand has changed there counts for nothing
+
+
+def _check_values(plan: Plan) -> None:
+    """What the search is given must be as sound as if it came from a recipe; search/check.py checks the layout. Raises InputError."""
     if plan.cluster.num_gpus != plan.world_size:
-        raise InputError("plan", shown(path), f"world_size={plan.world_size}, but its cluster has num_gpus={plan.cluster.num_gpus}")
+        raise InputError("world_size", plan.world_size, f"its cluster has num_gpus={plan.cluster.num_gpus}")
+    for group, values in (("model", plan.model), ("train", plan.training)):
+        for name, value in msgspec.structs.asdict(values).items():
+            key = KEYS.get(f"{group}.{name}", KEYS.get(name))
+            if key is not None and value is not None and not isinstance(value, str | bool):
+                check_range(key, str(value), value if isinstance(value, tuple) else (value,))
+    check_range(KEYS["gpus"], str(plan.world_size), (plan.world_size,))
+    check_range(KEYS["train.save_every"], str(plan.run.save_every), (plan.run.save_every,))
+    check_cluster(plan.cluster, "cluster")
+    _check_precision(plan.training, plan.cluster)
     families.describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
-    return plan
 
 
 def _check_agreement(merged: Flat, plan: Plan) -> None:

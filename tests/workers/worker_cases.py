@@ -18,10 +18,11 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor,
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import cpu_shims, data, deepspeed, distributed, loop, megatron, megatron_deepspeed
+from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed
+from orchestrator.workers import deepspeed as hugging_face_worker
 from orchestrator.workers.schedule import learning_rate
 
-BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": deepspeed.build}
+BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": hugging_face_worker.build}
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
 """Key, global shape, global offset, local values."""
 

@@ -64,7 +64,8 @@ class Pool:
             self.processes.append(process)
 
     def run(self, name: str, world_size: int, *arguments: Any) -> list[Any]:
-        """`worker_cases.<name>(*arguments)`, or `<module>.<function>`, on ranks 0..world_size-1; their answers. Raises AssertionError with the first traceback."""
+        """`worker_cases.<name>(*arguments)`, or `<module>.<function>`, on ranks 0..world_size-1; their answers. Raises AssertionError with
+        the first traceback."""
         self.count += 1
         store = str(Path(self.folder.name) / f"store-{self.count}")
         for pipe in self.pipes[:world_size]:
