@@ -10,7 +10,7 @@ partial partition is an exact scalar dynamic program (`_to_go`), which then guid
 does not exclude ends in a partition, and every partition is simulated. So what is returned is the optimum of the simulated score over
 
 * every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty), and
-* every recompute choice of every stage that the engine has,
+* every recompute choice of every stage that the engine has (a pinned mode is that of all layers),
 
 for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread over its chunks as evenly as they go (`spread`). The
 enumeration stops after `MOST_SIMULATED` partitions and says so (`proven`).
@@ -32,7 +32,7 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
-MOST_SIMULATED = 10
+MOST_SIMULATED = 200
 """Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
@@ -186,7 +186,7 @@ class Inner:
                 recomputes.append((mode, 0))
                 if not self._pressure and mode == "none" and self._peak(p, sizes, mode, 0) <= self.usable:
                     break  # whatever is recomputed only costs time
-            elif mode == "full" and self.capabilities.recompute_varies != "never":
+            elif mode == "full" and len(self.modes) > 1:
                 recomputes += [(mode, n) for n in self._full_block(p, start, sizes)]
             else:
                 recomputes.append((mode, self.layers))

@@ -108,7 +108,7 @@ def recomputes(
             found += [(mode, 0)] if mode == "none" else [(mode, count) for count in counts]
         return found
 
-    if capabilities.recompute_varies == "never":
+    if capabilities.recompute_varies == "never" or len(modes) == 1:
         yield from (((mode, 0 if mode == "none" else layers),) * pp for mode in modes)
     else:
         yield from product(*(of_stage(max(sizes[p::pp])) for p in range(pp)))

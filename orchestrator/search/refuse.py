@@ -116,6 +116,18 @@ def _fits(
     return None
 
 
+def _grown(cluster: Cluster, times: int) -> Cluster:
+    """The cluster with that many times its GPUs.
+
+    Its outermost network is taken to reach them.
+    """
+    gpus = cluster.num_gpus * times
+    *inner, outer = cluster.levels
+    if outer.size < gpus:
+        outer = replace(outer, size=-(-gpus // outer.size) * outer.size)
+    return replace(cluster, num_gpus=gpus, levels=(*inner, outer))
+
+
 def _relaxed(
     model: ModelSpec,
     training: Training,
@@ -140,9 +152,7 @@ def _relaxed(
             help_.append(f"leave out the pins {', '.join(names)} ({found})")
     if not help_ and limit is not None:
         for times in MORE_GPUS:
-            more = replace(cluster, num_gpus=cluster.num_gpus * times)
-            if cluster.levels and more.num_gpus > cluster.levels[-1].size:
-                break
+            more = _grown(cluster, times)
             found = _fits(model, training, more, engines, pins, limit, costs)
             if found is not None:
                 help_.append(f"gpus={more.num_gpus} ({found})")
