@@ -49,7 +49,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("megatron bf16 tp2", "deepspeed bf16 dp2 zero1", "deepspeed bf16 zero0", "deepspeed pp2 zero1")
+"""Left to .ci/full: their parts are in other cases."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.full if case in LONG else ()) for case in CASES])
 def test_a_resumed_run_continues_the_curve(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
     before, after = CASES[case]
     whole = run(pool, corpus, tmp_path / "first", save_every=2, **before)

@@ -93,6 +93,7 @@ def test_a_loss_that_is_no_number_ends_with_status_3_and_one_line(tmp_path: Path
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.full
 def test_a_refused_vocabulary_is_the_last_line_with_status_1(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\N{SNOWMAN}" * 1000)
