@@ -232,6 +232,10 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         word in notes for word in ("attention-backend=unfused", "attention-backend=local", "transformer-impl=local")
     ):
         behaviour = "megatron_unfused"
+    if behaviour == "deepspeed" and row.get("flash_attention", "").startswith("no"):
+        behaviour = "deepspeed_unfused"
+    if behaviour == "deepspeed" and "liger" in row.get("engine", "").lower():
+        behaviour = "deepspeed_tiled_loss"
     architecture = architecture_of(table, row)
     seq_length = _int(row, "seq_length")
     decoder = T5_DECODER_LENGTH if architecture.family == "t5" else None
@@ -313,6 +317,8 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         time_s = None
     memory = _float(row, "peak_memory_gib") if status == "ok" and "not a measured allocator peak" not in notes else None
     fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
+    if not row.get("recompute") and behaviour not in KEEPS_ALL:
+        memory = fits = None  # what is kept is not known
     if status == "ok" and time_s is None and memory is None:
         raise _SkipError("neither time nor memory can be compared")
     kind = row.get("peak_memory_kind", "")
@@ -349,6 +355,7 @@ DOUBTFUL: tuple[tuple[str, str], ...] = (
     ("_LORA", "LoRA: the base is frozen"),
     ("_lora", "LoRA: the base is frozen"),
     ("_SFT", "fine-tuning on packed sequences"),
+    ("assumed for 20B", "settings assumed, not printed"),
     ("grpo", "reinforcement learning, not pretraining"),
     ("mimo/", "vision-language model"),
     ("rowwise", "rowwise scaling"),
@@ -357,8 +364,10 @@ DOUBTFUL: tuple[tuple[str, str], ...] = (
 )
 """A word in notes, model or sweep, and why such a row is not priced."""
 
-SP_DEFAULT = frozenset({"nemo", "megatron_fsdp"})
+SP_DEFAULT = frozenset({"nemo", "megatron_fsdp", "fsdp_torchtitan", "fsdp_automodel"})
 """Engines whose recipes turn sequence parallelism on with tp > 1."""
+KEEPS_ALL = frozenset({"nemo", "megatron", "megatron_lm", "megatron_unfused"})
+"""Engines whose recipes say so where they recompute; elsewhere a blank leaves memory open."""
 BF16_REDUCE = frozenset({"nemo", "fsdp_torchtitan_bf16"})
 """Engines whose published recipes reduce gradients in bf16 (NeMo: grad_reduce_in_fp32=False)."""
 ZERO_DEFAULT: dict[str, ZeroStage] = {
@@ -369,6 +378,8 @@ ZERO_DEFAULT: dict[str, ZeroStage] = {
     "megatron_unfused": 0,
     "megatron_fsdp": 3,
     "deepspeed": 3,
+    "deepspeed_unfused": 3,
+    "deepspeed_tiled_loss": 3,
 }
 """What a blank zero_stage stands for."""
 

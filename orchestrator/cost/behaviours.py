@@ -26,8 +26,13 @@ INTERNEVO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 """InternEvo's HybridZeroOptimizer: 16-bit weights and gradients, fp32 master and Adam sharded over the zero1 group."""
 DEEPSPEED_FP16: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 """DeepSpeed ZeRO-1 in fp16: stage_1_and_2.py:557; gradients of the shard in fp32 at the step."""
-DEEPSPEED_BF16: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2)
-"""DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients (bf16_optimizer.py:163)."""
+DEEPSPEED_BF16: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=4)
+"""DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients (bf16_optimizer.py:163) and their flat copy
+(BLOOM's prequel: about 4 bytes beside the 6 resident ones)."""
+DEEPSPEED_BUCKET: Final = 500_000_000
+"""reduce_bucket_size and allgather_bucket_size by default (runtime/zero/config.py); two of each are alive with overlap."""
+TORCH_LOGITS: Final = 14.0
+"""torch's cross_entropy on `logits.float()`: bf16 2, fp32 4, log-softmax 4, gradient 4."""
 
 
 def _all_stages(mixed: StateBytes, fp32: StateBytes = MEGATRON_FP32) -> dict[str, StateBytes]:
@@ -77,6 +82,8 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             states=_all_stages(DEEPSPEED_FP16),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=2,
+            bucket_elements=DEEPSPEED_BUCKET,
+            bucket_copies=4,
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
@@ -85,6 +92,8 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             states=_all_stages(DEEPSPEED_BF16),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=2,
+            bucket_elements=DEEPSPEED_BUCKET,
+            bucket_copies=4,
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
@@ -106,6 +115,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
+            logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
         Behaviour(
@@ -113,6 +123,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
+            logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
         Behaviour(
@@ -134,7 +145,24 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             states=_all_stages(DEEPSPEED_FP16),
             gradient_bytes_on_wire="weight",
             reduce_scatter_from_stage=2,
+            logits_bytes=TORCH_LOGITS,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="deepspeed_unfused",
+            states=_all_stages(DEEPSPEED_FP16),
+            gradient_bytes_on_wire="weight",
+            reduce_scatter_from_stage=2,
             flash_attention=False,
+            logits_bytes=TORCH_LOGITS,
+            fp32_gradient_fusion=False,
+        ),
+        Behaviour(
+            engine="deepspeed_tiled_loss",
+            states=_all_stages(DEEPSPEED_FP16),
+            gradient_bytes_on_wire="weight",
+            reduce_scatter_from_stage=2,
+            logits_bytes=0.0,
             fp32_gradient_fusion=False,
         ),
     )

@@ -6,8 +6,11 @@ The defaults here come from datasheets and public measurements and price hardwar
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from orchestrator.hardware.spec import Cluster
@@ -25,6 +28,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     name: str = "datasheet"
     fitted_on: str = ""
     """What the constants were fitted on; empty: nothing, they are the defaults below."""
+    interval: tuple[float, float] | None = None
+    """Measured over predicted step time: 5% and 95% quantile of the runs that validated these constants; None: there are none."""
 
     # Matrix products
     gemm_efficiency: float = 0.77
@@ -197,3 +202,44 @@ def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:
     if cluster.is_cpu:
         return CPU
     return replace(Calibration(), **_BY_CAPABILITY.get(cluster.gpu.compute_capability.split(".")[0], {}))
+
+
+class Constant(Value, frozen=True, kw_only=True):
+    """A fitted constant as the file keeps it. `origin`: "fitted", or how it was read off the measurements."""
+
+    value: float
+    unit: str
+    origin: str
+
+
+class CalibrationFile(Value, frozen=True, kw_only=True):
+    """The constants of one engine's behaviour on one GPU, what they were fitted on, and their error there and on runs kept out."""
+
+    engine: str
+    gpu: str
+    fitted_on: str
+    constants: dict[str, Constant]
+    fitted_runs: int
+    fitted_median_error: float
+    held_out_runs: int
+    held_out_median_error: float | None
+    interval: tuple[float, float] | None
+
+    def calibration(self, base: Calibration) -> Calibration:
+        """`base` with these constants in place of its own."""
+        values = {name: constant.value for name, constant in self.constants.items()}
+        return replace(base, name=f"{self.engine}-{self.gpu}", fitted_on=self.fitted_on, interval=self.interval, **values)
+
+
+@cache
+def shipped(engine: str, gpu: str) -> CalibrationFile | None:
+    """The file of the package for this engine and GPU; None: there is none."""
+    file = files("orchestrator.cost").joinpath("calibrations", f"{engine}-{gpu}.json")
+    return msgspec.json.decode(file.read_bytes(), type=CalibrationFile) if file.is_file() else None
+
+
+def calibrated(cluster: Cluster, behaviour: Behaviour) -> Calibration:
+    """The constants that were fitted for this engine on this GPU, or the datasheet's."""
+    base = datasheet(cluster, behaviour)
+    file = shipped(behaviour.engine, cluster.gpu.name)
+    return base if file is None else file.calibration(base)

@@ -1,0 +1,155 @@
+"""`python -m orchestrator.calibrate runs=DIR_OR_CSV [out=FILE_OR_DIR] [all=true]`: fits the cost model's constants to measured runs.
+
+`runs`: a table in the schema of published measurements, a folder of them, or a folder of our own runs (plan.json, metrics.jsonl in each).
+`out`: where the calibration files go; without it they are printed. `all=true` also fits on the runs that are otherwise kept out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from orchestrator.calibrate import own
+from orchestrator.calibrate.fit import Fitted, chooser, fit
+from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitGroup, unit
+from orchestrator.calibrate.pricing import Pricer
+from orchestrator.calibrate.runs import Run, held_out, load
+from orchestrator.calibrate.words import arguments
+from orchestrator.cost.behaviours import BEHAVIOURS
+from orchestrator.cost.calibration import CalibrationFile, Constant
+from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.strategy.capabilities import Behaviour
+
+KEYS = ("runs", "out", "all")
+DOUBTED_GPUS = 512
+"""nanotron's runs on this many GPUs are not fitted on (measurements README)."""
+ENOUGH = 20
+"""Runs kept out from which on they alone make the interval; below it all runs do."""
+LOW, HIGH = 0.05, 0.95
+
+
+def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
+    """The published groups that these runs have, and one for every other (behaviour, GPU)."""
+    groups = [group for group in GROUPS if any(group.has(run) and run.time_s is not None for run in runs)]
+    for behaviour, gpu in sorted({(run.behaviour, run.gpu) for run in runs if run.time_s is not None}):
+        if not any(behaviour in group.behaviours and gpu in group.gpus for group in groups):
+            groups.append(FitGroup(behaviours=(behaviour,), gpus=(gpu,), names=CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES))
+    return groups
+
+
+def ratios(runs: Sequence[Run], constants: dict[str, float], behaviours: dict[str, Behaviour]) -> list[float]:
+    """Measured over predicted seconds."""
+    pricer = Pricer(chooser({(run.behaviour, run.gpu): constants for run in runs}), behaviours)
+    found = []
+    for run in runs:
+        score = pricer.score(run)
+        if score is not None and run.time_s is not None:
+            found.append(run.time_s / score[0])
+    return found
+
+
+def files_of(
+    group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequence[Run], behaviours: dict[str, Behaviour]
+) -> list[CalibrationFile]:
+    """A file for every (behaviour, GPU) of the group that has runs, and for the planner's engines that it stands for."""
+    on_train, on_kept = ratios(train, fitted.constants, behaviours), ratios(kept, fitted.constants, behaviours)
+    judged = on_kept if len(on_kept) >= ENOUGH else on_train + on_kept
+    interval = (float(np.quantile(judged, LOW)), float(np.quantile(judged, HIGH))) if len(judged) >= ENOUGH // 2 else None
+    constants = {
+        name: Constant(value=float(f"{value:.6g}"), unit=unit(name), origin=group.read[name][1] if name in group.read else "fitted")
+        for name, value in fitted.constants.items()
+    }
+    tables = ", ".join(sorted({run.table for run in train}))
+    made = []
+    for behaviour, gpu in sorted({(run.behaviour, run.gpu) for run in (*train, *kept)}):
+        made.append((behaviour, gpu, constants))
+        if behaviour == group.behaviours[0]:
+            taken = {name: constant for name, constant in constants.items() if name not in group.not_for_planner}
+            made += [(engine, gpu, taken) for engine in group.planner]
+    return [
+        CalibrationFile(
+            engine=engine,
+            gpu=gpu,
+            fitted_on=f"{len(train)} runs of {tables}",
+            constants=values,
+            fitted_runs=len(on_train),
+            fitted_median_error=float(f"{np.median([abs(1 / ratio - 1) for ratio in on_train]):.4g}"),
+            held_out_runs=len(on_kept),
+            held_out_median_error=float(f"{np.median([abs(1 / ratio - 1) for ratio in on_kept]):.4g}") if on_kept else None,
+            interval=None if interval is None else (float(f"{interval[0]:.4g}"), float(f"{interval[1]:.4g}")),
+        )
+        for engine, gpu, values in made
+    ]
+
+
+def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Console, *, everything: bool) -> list[CalibrationFile]:
+    """Fits every group and says how well."""
+    doubted = [run.behaviour == "nanotron" and run.num_gpus >= DOUBTED_GPUS for run in runs]
+    timed = [run for run, doubt in zip(runs, doubted, strict=True) if run.time_s is not None and not doubt]
+    made: list[CalibrationFile] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for group in groups_of(timed):
+            mine = [run for run in timed if group.has(run)]
+            train = [run for run in mine if everything or not held_out(run)] or mine
+            kept = [run for run in mine if held_out(run)]
+            task = progress.add_task(f"{'/'.join(group.behaviours)} on {'/'.join(group.gpus)}", total=None)
+            read = {name: value for name, (value, _) in group.read.items()}
+            fitted = fit(train, group.names, read, behaviours, lambda done, task=task: progress.update(task, completed=done))  # type: ignore[misc]
+            files = files_of(group, fitted, train, kept, behaviours)
+            progress.remove_task(task)
+            made += files
+            held = "" if files[0].held_out_median_error is None else f", {files[0].held_out_median_error:.1%} on {len(kept)} kept out"
+            console.print(f"{'/'.join(group.behaviours)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs, ", end="")
+            console.print(f"median error {files[0].fitted_median_error:.1%}{held}", highlight=False)
+    return made
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    try:
+        given = arguments(words, KEYS, required=("runs",))
+        where = Path(given["runs"])
+        behaviours = dict(BEHAVIOURS)
+        if own.is_run_folder(where):
+            runs, own_behaviours = own.load(where)
+            behaviours |= own_behaviours
+        else:
+            runs, unusable = load(where)
+            console.print(f"{len(runs)} runs, {len(unusable)} rows that can't be used (python -m orchestrator.validate says why)")
+        files = calibrate(runs, behaviours, console, everything=given.get("all") == "true")
+        if not files:
+            raise InputError("runs", where, "holds no run with a step time")
+        write(files, given.get("out"), console)
+    except OrchestratorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+def write(files: Sequence[CalibrationFile], out: str | None, console: Console) -> None:
+    """Into a folder, one file each; into a .json file where there is one only; or on the screen."""
+    for file in files:
+        text = msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n"
+        if out is None:
+            console.print(text, highlight=False, markup=False)
+            continue
+        single = out.endswith(".json")
+        if single and len(files) > 1:
+            raise InputError("out", out, f"must be a folder: there are {len(files)} calibrations")
+        path = Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError("out", out, f"can't be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

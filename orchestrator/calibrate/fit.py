@@ -1,0 +1,136 @@
+"""Least squares in the logarithm of step times: a few named constants of an (engine, GPU), from measured runs.
+
+The residual of a run is log(predicted / measured), with a soft loss so that runs with a cause of their own don't pull, beside a weak pull
+of every constant to where it started (its datasheet value): a constant that the runs say nothing about stays. Trust-region reflective
+(scipy.optimize.least_squares) within bounds, in the constants' logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import exp, log
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from orchestrator.calibrate.pricing import Choose, Pricer
+from orchestrator.calibrate.runs import Run
+from orchestrator.cost.behaviours import BEHAVIOURS
+from orchestrator.cost.calibration import Calibration, datasheet
+from orchestrator.errors import OrchestratorError
+from orchestrator.strategy.capabilities import Behaviour
+
+Group = tuple[str, str]
+"""(behaviour, GPU)."""
+SOFT: Final = 0.08
+"""Residuals beyond this (8%) count linearly, not squared."""
+PRIOR: Final = 0.15
+"""Weight of a constant's distance from its start against a run's residual: ten runs that ask for 10% outweigh it."""
+SPAN: Final = 5.0
+"""A constant may move this many times up or down unless `BOUNDS` says otherwise."""
+MAX_STEPS: Final = 25
+DIFFERENCE: Final = 0.02
+"""Relative step of the numeric derivatives, in the scaled constants."""
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "gemm_efficiency": (0.3, 1.0),
+    "fp8_efficiency": (0.5, 1.2),
+    "attention_efficiency": (0.05, 1.0),
+    "attention_backward_efficiency": (0.05, 1.0),
+    "tp_overlap": (0.05, 0.95),
+    "inner_efficiency": (0.2, 1.1),
+    "outer_efficiency": (0.2, 1.0),
+    "outer_scaling": (0.02, 1.0),
+    "overlap_efficiency": (0.2, 1.0),
+    "pointwise_factor": (0.6, 3.0),
+    "loss_factor": (0.1, 1.5),
+    "microbatch_overhead_s": (1e-5, 0.3),
+    "layer_floor_s": (1e-5, 0.05),
+}
+"""What a constant can be at all: shares below 1 (1.1 where a datasheet's figure is not the limit), overheads."""
+STARTS: Final[Mapping[str, float]] = {
+    "tp_overlap": 0.5,
+    "layer_floor_s": 4e-3,
+    "pipeline_layer_floor_s": 2e-3,
+    "wide_tp_transfer_s": 0.5,
+    "pressure_slowdown": 1.0,
+    "layers_per_message": 2.0,
+}
+"""Where the search starts for constants whose default is off."""
+
+
+class Fitted(NamedTuple):
+    """Constants by name, and the runs' median error with them."""
+
+    constants: dict[str, float]
+    median_error: float
+    runs: int
+
+
+def chooser(constants: Mapping[Group, Mapping[str, float]]) -> Choose:
+    """Datasheet constants, replaced for the groups that are given."""
+    made: dict[Group, Calibration] = {}
+
+    def choose(run: Run, behaviour: Behaviour) -> Calibration:
+        key = (run.behaviour, run.gpu)
+        if key not in made:
+            made[key] = replace(datasheet(run.cluster, behaviour), **constants.get(key, {}))
+        return made[key]
+
+    return choose
+
+
+def fit(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    fixed: Mapping[str, float] | None = None,
+    behaviours: Mapping[str, Behaviour] = BEHAVIOURS,
+    progress: Callable[[int], None] | None = None,
+) -> Fitted:
+    """One set of constants for all these runs' groups. Raises OrchestratorError where scipy is missing or no run has a time."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise OrchestratorError("calibrate needs scipy: pip install 'strategy-orchestrator[calibrate]'") from None
+    timed = [run for run in runs if run.time_s is not None]
+    if not timed:
+        raise OrchestratorError("no run with a step time to fit to")
+    groups = sorted({(run.behaviour, run.gpu) for run in timed})
+    fixed = dict(fixed or {})
+    base = replace(datasheet(timed[0].cluster, behaviours[timed[0].behaviour]), **fixed)
+    start = np.array([max(STARTS.get(name, 0.0), 0.0) or float(getattr(base, name)) for name in names])
+    low = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[0] for name, value in zip(names, start, strict=True)])
+    high = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[1] for name, value in zip(names, start, strict=True)])
+    start = np.clip(start, low * 1.001, high * 0.999)
+    evaluations = 0
+
+    def residuals(scaled: np.ndarray) -> np.ndarray:
+        nonlocal evaluations
+        evaluations += 1
+        if progress is not None:
+            progress(evaluations)
+        values = low * (high / low) ** scaled
+        constants = {**fixed, **{name: float(value) for name, value in zip(names, values, strict=True)}}
+        pricer = Pricer(chooser(dict.fromkeys(groups, constants)), dict(behaviours))
+        off = []
+        for run in timed:
+            score = pricer.score(run)
+            off.append(log(score[0] / run.time_s) if score is not None and run.time_s else 0.0)
+        return np.concatenate([np.array(off), PRIOR * np.log(values / start)])
+
+    if not names:
+        errors = residuals(np.zeros(0))
+        return Fitted(fixed, float(np.median([abs(exp(error) - 1) for error in errors])), len(timed))
+    found = least_squares(
+        residuals,
+        np.log(start / low) / np.log(high / low),
+        bounds=(0.0, 1.0),
+        loss="soft_l1",
+        f_scale=SOFT,
+        diff_step=DIFFERENCE,
+        max_nfev=MAX_STEPS,
+    )
+    values = low * (high / low) ** found.x
+    errors = residuals(found.x)[: len(timed)]
+    constants = {**fixed, **{name: float(value) for name, value in zip(names, values, strict=True)}}
+    return Fitted(constants, float(np.median([abs(exp(error) - 1) for error in errors])), len(timed))

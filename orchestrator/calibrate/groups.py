@@ -1,0 +1,161 @@
+"""Which constants of which engine on which GPU the published runs settle, and what is read off them without a fit.
+
+GEMM, attention and memory-bound operations are the GPU's and the kernels' of an engine's time; network constants its fabric's; overheads
+and floors the engine's. A group's runs share one set of constants; the files that come of it carry the planner's own engines too, where
+a group is that engine in another dress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.calibrate.runs import Run
+from orchestrator.units import GIB, MIB
+
+UNITS: Final[Mapping[str, str]] = {"_s": "s", "_bytes": "bytes", "_efficiency": "share", "_factor": "ratio", "_overlap": "share"}
+"""By the end of a constant's name."""
+OTHER_UNITS: Final[Mapping[str, str]] = {
+    "gemm_half_tokens": "rows",
+    "gemm_half_features": "columns",
+    "attention_half_length": "tokens",
+    "outer_scaling": "exponent",
+    "layers_per_message": "layers",
+    "gathered_kept": "share",
+    "gathered_released": "share",
+    "allocator_slack": "share",
+    "transient_activations": "tensors",
+    "tied_bytes": "bytes per element",
+    "pressure_start": "share",
+    "pressure_slowdown": "ratio",
+    "overlap_slowdown": "ratio",
+    "latency_factor": "ratio",
+    "pointwise_backward": "ratio",
+}
+
+
+def unit(name: str) -> str:
+    """The unit of a constant.
+
+    >>> unit("layer_floor_s"), unit("gemm_efficiency"), unit("tied_bytes")
+    ('s', 'share', 'bytes per element')
+    """
+    if name in OTHER_UNITS:
+        return OTHER_UNITS[name]
+    return next((text for end, text in UNITS.items() if name.endswith(end)), "ratio")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitGroup:
+    """`names`: fitted; `read`: set, with how it was read; `planner`: (planner's engine, GPU of the group, constants that are not taken)."""
+
+    behaviours: tuple[str, ...]
+    gpus: tuple[str, ...]
+    names: tuple[str, ...]
+    read: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    planner: tuple[str, ...] = ()
+    not_for_planner: tuple[str, ...] = ()
+
+    def has(self, run: Run) -> bool:
+        return run.behaviour in self.behaviours and run.gpu in self.gpus
+
+
+A100, A100_40, H100 = "A100-SXM-80GB", "A100-SXM-40GB", "H100-SXM-80GB"
+KERNELS = ("gemm_efficiency", "gemm_half_features", "attention_efficiency", "attention_backward_efficiency", "pointwise_factor")
+
+GROUPS: Final[tuple[FitGroup, ...]] = (
+    FitGroup(
+        behaviours=("nanotron",),
+        gpus=(H100,),
+        names=(
+            *("gemm_efficiency", "gemm_half_features", "gemm_half_tokens", "attention_efficiency", "pointwise_factor", "loss_factor"),
+            *("layer_floor_s", "pipeline_layer_floor_s", "inner_efficiency", "outer_efficiency", "outer_scaling", "overlap_efficiency"),
+            *("p2p_efficiency", "latency_factor", "overlap_slowdown", "layers_per_message", "wide_tp_transfer_s", "pressure_slowdown"),
+        ),
+        read={
+            "collective_launch_s": (0.0, "inside layer_floor_s"),
+            "gathered_kept": (1.0, "two gathered inputs a layer and micro-batch in published peaks with tp >= 8"),
+            "gathered_released": (0.7, "crashes and runs near the limit"),
+            "tied_bytes": (5.7, "peaks of 1B and 3B (tied) with a pipeline against 8B (untied)"),
+            "allocator_slack": (0.2, "peaks against saved tensors, median"),
+            "transient_activations": (0.0, "inside allocator_slack"),
+            "pressure_start": (0.9, "runs above it take longer"),
+        },
+    ),
+    FitGroup(
+        behaviours=("nemo",),
+        gpus=(H100,),
+        names=("gemm_efficiency", "fp8_efficiency", "tp_overlap", "pointwise_factor", "latency_factor", "attention_efficiency"),
+        planner=("megatron",),
+        not_for_planner=("tp_overlap",),
+    ),
+    FitGroup(
+        behaviours=("nemo", "megatron_fsdp"),
+        gpus=("B200", "GB200", "GB300", "B300"),
+        names=("gemm_efficiency", "fp8_efficiency", "attention_efficiency", "pointwise_factor", "overlap_efficiency"),
+        read={"tp_overlap": (0.9, "as on H100")},
+        planner=("megatron",),
+        not_for_planner=("tp_overlap",),
+    ),
+    FitGroup(behaviours=("megatron_fsdp",), gpus=(H100,), names=("gemm_efficiency", "attention_efficiency")),
+    FitGroup(
+        behaviours=("megatron_lm",),
+        gpus=(A100,),
+        names=("gemm_efficiency", "pointwise_factor", "inner_efficiency"),
+        planner=("megatron",),
+    ),
+    FitGroup(
+        behaviours=("megatron_deepspeed", "megatron_deepspeed_bf16"),
+        gpus=(A100,),
+        names=(
+            *("gemm_efficiency", "gemm_half_tokens", "microbatch_overhead_s", "inner_efficiency", "latency_factor", "p2p_efficiency"),
+            "overlap_efficiency",
+        ),
+        read={
+            "context_bytes": (2.5 * GIB, "nvidia-smi's figures against tensors"),
+            "communicator_bytes": (600 * MIB, "nvidia-smi's figures against tensors"),
+            "allocator_slack": (0.15, "peaks at micro-batch 1 to 8"),
+        },
+        not_for_planner=(),
+    ),
+    FitGroup(
+        behaviours=("megatron_deepspeed", "megatron_lm", "deepspeed_unfused"),
+        gpus=("V100-SXM2-32GB", "V100-SXM2-16GB"),
+        names=("gemm_efficiency", "microbatch_overhead_s", "outer_efficiency", "inner_efficiency"),
+        read={"allocator_slack": (0.15, "as on A100"), "context_bytes": (2.0 * GIB, "nvidia-smi's figures against tensors")},
+    ),
+    FitGroup(behaviours=("fsdp_composer",), gpus=(A100, A100_40), names=(*KERNELS, "loss_factor")),
+    FitGroup(behaviours=("fsdp_composer",), gpus=(H100,), names=(*KERNELS, "loss_factor", "fp8_efficiency")),
+    FitGroup(behaviours=("fsdp_torchtitan",), gpus=(A100,), names=("gemm_efficiency", "pointwise_factor")),
+    FitGroup(
+        behaviours=("fsdp_torchtitan",),
+        gpus=("H100-SXM-96GB",),
+        names=("gemm_efficiency", "attention_efficiency", "pointwise_factor", "fp8_efficiency"),
+    ),
+    FitGroup(
+        behaviours=("internevo",),
+        gpus=(A100,),
+        names=("gemm_efficiency", "pointwise_factor", "outer_efficiency", "overlap_efficiency", "outer_scaling"),
+    ),
+)
+"""What `python -m orchestrator.calibrate` fits from the published tables; other runs get `DEFAULT_NAMES`."""
+
+DEFAULT_NAMES: Final = (
+    "gemm_efficiency",
+    "pointwise_factor",
+    "inner_efficiency",
+    "outer_efficiency",
+    "op_overhead_s",
+    "microbatch_overhead_s",
+)
+"""For an (engine, GPU) of the user's own: few constants, so that ten runs settle them."""
+CPU_NAMES: Final = (
+    "gemm_efficiency",
+    "memory_efficiency",
+    "op_overhead_s",
+    "microbatch_overhead_s",
+    "collective_overhead_s",
+    "inner_efficiency",
+)
+"""The same for gloo ranks on the CPU."""

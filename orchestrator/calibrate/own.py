@@ -1,0 +1,74 @@
+"""Our own runs as measured runs: a run folder has its plan.json and, a line a step, metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from orchestrator.calibrate.runs import Run
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError
+from orchestrator.model.families import describe
+from orchestrator.plan import Plan, from_json
+from orchestrator.strategy.capabilities import Behaviour
+
+PLAN, METRICS = "plan.json", "metrics.jsonl"
+WARM_UP: Final = 2
+"""First steps that are left out: allocator, autotuning, file caches."""
+
+
+def run_folders(where: Path) -> list[Path]:
+    """The folder itself, or those in it, that hold a plan and its measurements."""
+    candidates = [where, *sorted(path for path in where.iterdir() if path.is_dir())] if where.is_dir() else []
+    return [path for path in candidates if (path / PLAN).is_file() and (path / METRICS).is_file()]
+
+
+def is_run_folder(where: Path) -> bool:
+    return bool(run_folders(where))
+
+
+def load(where: Path) -> tuple[list[Run], dict[str, Behaviour]]:
+    """Every run folder's run, and the behaviours of their engines. Raises InputError."""
+    runs, behaviours = [], {}
+    for folder in run_folders(where):
+        plan = from_json((folder / PLAN).read_bytes(), str(folder / PLAN))
+        if plan.engine not in ENGINES:
+            raise InputError("runs", folder, f"engine {plan.engine} is not known", ENGINES)
+        behaviours[plan.engine] = ENGINES[plan.engine].behaviour(plan.cluster.software)
+        run = run_of(plan, folder)
+        if run is not None:
+            runs.append(run)
+    return runs, behaviours
+
+
+def run_of(plan: Plan, folder: Path) -> Run | None:
+    """The median step after the warm-up; None: too few steps. Raises InputError for lines that are none."""
+    try:
+        lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines() if line.strip()]
+        seconds = [float(line["step_time_s"]) for line in lines][WARM_UP:]
+        peaks = [float(line["peak_memory_bytes"]) for line in lines if line.get("peak_memory_bytes")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("runs", folder / METRICS, f"is not what a run writes: {error}") from None
+    if not seconds:
+        return None
+    training = plan.training
+    return Run(
+        table="own",
+        run_id=folder.name,
+        sweep_id=f"{plan.model.name}-{plan.world_size}",
+        behaviour=plan.engine,
+        gpu=plan.cluster.gpu.name,
+        precision=training.precision,
+        kind="dense",
+        model=describe(plan.model, training.seq_length, training.decoder_seq_length),
+        training=training,
+        cluster=plan.cluster,
+        candidate=plan.candidate,
+        stages=plan.stages,
+        time_s=median(seconds),
+        memory_bytes=max(peaks) if peaks and plan.cluster.gpu.name != "cpu" else None,
+        memory_kind="allocated",
+        fits=True,
+    )

@@ -1,0 +1,103 @@
+"""`python -m orchestrator.validate runs=DIR_OR_CSV [report=FILE.json] [picture=FILE.svg] [calibration=NAME_OR_FILE] [recovery=true]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from orchestrator.calibrate.pricing import price_runs
+from orchestrator.calibrate.runs import Unusable, load
+from orchestrator.calibrate.words import arguments
+from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.validate import picture, recovery
+from orchestrator.validate.metrics import Priced
+from orchestrator.validate.report import measured_beside, report_of
+
+KEYS = ("runs", "report", "picture", "calibration", "recovery")
+COLUMNS = (
+    ("time_median_ape", "time", "{:.1%}"),
+    ("time_within_20", "within 20%", "{:.0%}"),
+    ("memory_median_ape", "memory", "{:.1%}"),
+    ("memory_p95_under", "mem p95 under", "{:.1%}"),
+    ("ran_but_refused", "refused", "{:.1%}"),
+    ("spearman", "Spearman", "{:.2f}"),
+    ("top1_regret", "top-1", "{:.1%}"),
+    ("top3_regret", "top-3", "{:.1%}"),
+    ("oom_precision", "oom prec.", "{:.2f}"),
+    ("oom_recall", "oom recall", "{:.2f}"),
+)
+
+
+def show(console: Console, title: str, parts: dict[str, dict[str, object]]) -> None:
+    """A table with a line a part."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    table.add_column("rows", justify="right")
+    for _, heading, _ in COLUMNS:
+        table.add_column(heading, justify="right")
+    for name, figures in parts.items():
+        cells = [form.format(figures[key]) if figures.get(key) is not None else "-" for key, _, form in COLUMNS]
+        table.add_row(name, str(figures["rows_used"]), *cells)
+    console.print(table)
+
+
+def show_unused(console: Console, unusable: Sequence[Unusable]) -> None:
+    """Why rows were not used, a line a reason."""
+    if not unusable:
+        return
+    console.print(f"{len(unusable)} rows not used:")
+    for (table, why), count in sorted(Counter((row.table, row.why) for row in unusable).items()):
+        console.print(f"  {count:4d}  {table}: {why}", highlight=False, markup=False)
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    try:
+        given = arguments(words, KEYS, required=("runs",))
+        runs, unusable = load(given["runs"])
+        rows: list[Priced] = []
+        failed: list[Unusable] = []
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("pricing", total=len(runs))
+            for run, prediction, why in price_runs(runs, given.get("calibration")):
+                if prediction is None:
+                    failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
+                else:
+                    rows.append(measured_beside(run, prediction))
+                progress.advance(task)
+        unusable += failed
+        report = report_of(rows, unusable)
+        if given.get("recovery", "false") == "true":
+            report["recovery"] = recovery.recover(rows, console)
+        show(console, "All rows", {**report["tables"], "all": report["all"]})
+        show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
+        show_unused(console, unusable)
+        if "report" in given:
+            write(given["report"], json.dumps(report, indent=1) + "\n", "report")
+        if "picture" in given:
+            points = [(row.run.table, row.run.time_s, row.time_s) for row in rows if row.run.time_s is not None]
+            write(given["picture"], picture.scatter(points, f"{len(points)} published runs"), "picture")
+    except OrchestratorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+def write(path: str, text: str, key: str) -> None:
+    """A file of the user's choice. Raises InputError."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(key, path, f"can't be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
