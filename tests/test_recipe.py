@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import recipe
@@ -46,6 +46,7 @@ def test_a_slurm_value_arrives_as_it_was_typed(value: str) -> None:
     assert load("recipe=gpt_tiny", f"slurm.account={value}").slurm == {"account": value}
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda value: "${" not in value and value.strip()))
 def test_no_text_is_changed_on_the_way_through_omegaconf(value: str) -> None:
     assert read_arguments([f"slurm.extra={value}"]) == {"slurm": {"extra": value}}
@@ -216,6 +217,7 @@ def read_yaml_text(content: str) -> Any:
         return read_yaml(path)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.floats(min_value=1e-12, max_value=1e18, allow_nan=False))
 def test_quantities_survive_in_base_units(value: float) -> None:
     assert quantity("x", f"{value!r} B/s", RATES) == value
@@ -305,6 +307,7 @@ def test_what_is_no_number(word: str) -> None:
         parse(KEYS["train.lr"], word)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(max_size=20))
 def test_any_text_for_any_key_parses_or_is_refused_by_name(word: str) -> None:
     for key in KEYS.values():
