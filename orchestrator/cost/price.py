@@ -30,9 +30,9 @@ from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Recompute, St
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
-FORWARD_SHARE = 1 / 3
 WIDE_DOMAINS = 2
 """Inner domains beyond which tensor parallelism is wide (`Calibration.wide_tp_transfer_s`)."""
+FORWARD_SHARE = 1 / 3
 """Of the launches of a layer: its backward has twice as many."""
 COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
 CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer", "memory_pressure")
@@ -71,9 +71,9 @@ class LayerCost(Value, frozen=True, kw_only=True):
     """On this rank, before ZeRO."""
     by_cause: dict[str, float]
     """Splits forward_s + backward_s."""
-
     cached_bytes: float = 0.0
     """Per micro-batch in flight: gathered inputs that stay allocated as long as there is room (`Calibration.gathered_kept`)."""
+
 
 class StageCost(Value, frozen=True, kw_only=True):
     """One stage: sums over its layers. `forward_s`, `backward_s` per chunk."""
@@ -116,8 +116,8 @@ class _Sums:
 
     __slots__ = (
         "backward_s",
-        "forward_s",
         "cached",
+        "forward_s",
         "gather_s",
         "gradients",
         "in_backward",
@@ -136,8 +136,8 @@ class _Sums:
         self.forward_s = [overhead_s] * vpp
         self.backward_s = [overhead_s] * vpp
         self.saved = [0.0] * vpp
-        self.weights = self.gradients = self.optimizer = self.in_backward = self.in_step = 0.0
         self.cached = [0.0] * vpp
+        self.weights = self.gradients = self.optimizer = self.in_backward = self.in_step = 0.0
         self.transient_forward = self.transient_backward = 0.0
         self.sync_s = self.gather_s = self.optimizer_s = 0.0
         self.parameters = 0
@@ -255,12 +255,12 @@ class CostModel:
             optimizer_s=self._optimizer_seconds(parameters, per_parameter, strategy),
             parameters=parameters,
             by_cause=causes,
+            cached_bytes=self._cached_bytes(layer, strategy, micro_batch_size, waits=floor > 0 and causes["overhead"] > 0),
         )
 
     def _parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
         key = (layer.kind, tensor_parallel, with_tied)
         count = self._counted.get(key)
-            cached_bytes=self._cached_bytes(layer, strategy, micro_batch_size, waits=floor > 0 and causes["overhead"] > 0),
         if count is None:
             count = self._counted[key] = layer.local_parameters(tensor_parallel, with_tied=with_tied)
         return count
@@ -316,10 +316,6 @@ class CostModel:
         )
         return local
 
-    def _floor_seconds(self, strategy: Strategy) -> float:
-        """Forward and backward of one transformer layer are never faster together in this engine."""
-        c, mesh = self.calibration, strategy.mesh
-        return c.layer_floor_s + (c.pipeline_layer_floor_s * mesh.tp if self._spreads(strategy) else 0.0)
     def _tied_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
         """Copies of the gradients of tied embeddings that are on different stages."""
         if not self.calibration.tied_bytes or strategy.mesh.pp == 1 or not self._has_tied:
@@ -348,6 +344,10 @@ class CostModel:
         mesh = strategy.mesh
         return mesh.tp > 1 and mesh.pp > 1 and mesh.stride("pp") * mesh.pp > self.cluster.levels[0].size
 
+    def _floor_seconds(self, strategy: Strategy) -> float:
+        """Forward and backward of one transformer layer are never faster together in this engine."""
+        c, mesh = self.calibration, strategy.mesh
+        return c.layer_floor_s + (c.pipeline_layer_floor_s * mesh.tp if self._spreads(strategy) else 0.0)
 
     def _wire_itemsize(self, strategy: Strategy, weight_itemsize: int) -> int:
         """Bytes of a gradient element on the data-parallel network."""
@@ -463,23 +463,18 @@ class CostModel:
         (_, kept, forward), (_, _, backward), (_, _, step) = self._phases(candidate, sums, index)
         moving = max(kept + forward, kept + backward, step)
         peak = sums.weights + sums.gradients + sums.optimizer + fixed + self._bucket_bytes(candidate, sums.parameters)
+        peak += moving * (1 + self.calibration.allocator_slack)
+        if self.calibration.gathered_kept:
+            peak += self._cached(candidate, sums, index, peak)
+        blocked = self._blocked_seconds(candidate, index)
         return StageCost(
             forward_s=tuple(seconds + blocked / 2 for seconds in sums.forward_s),
             backward_s=tuple(seconds + blocked / 2 for seconds in sums.backward_s),
             exposed_s=self._exposed_step_seconds(candidate, sums),
             optimizer_s=sums.optimizer_s,
-        peak += moving * (1 + self.calibration.allocator_slack)
-        if self.calibration.gathered_kept:
-            peak += self._cached(candidate, sums, index, peak)
-        blocked = self._blocked_seconds(candidate, index)
             peak_bytes=peak,
         )
 
-    def _sum(self, candidate: Candidate, spans: Iterable[LayerSpan]) -> _Sums:
-        """A stage's layers added up: seconds and saved bytes by chunk, the rest in one."""
-        sums = _Sums(candidate.vpp, self.calibration.microbatch_overhead_s / 2)
-        layers = self._setting_of(candidate).layers
-        for span in spans:
     def _cached(self, candidate: Candidate, sums: _Sums, index: int, stiff: float) -> float:
         """Bytes of gathered inputs beside the `stiff` ones: those that the allocator can give back only as far as there is room."""
         flights = schedule.in_flight_by_chunk(candidate.schedule, candidate.mesh.pp, index, candidate.num_microbatches, candidate.vpp)
@@ -495,18 +490,23 @@ class CostModel:
             return 0.0
         return c.wide_tp_transfer_s * ((index > 0) + (index < mesh.pp - 1))
 
+    def _sum(self, candidate: Candidate, spans: Iterable[LayerSpan]) -> _Sums:
+        """A stage's layers added up: seconds and saved bytes by chunk, the rest in one."""
+        sums = _Sums(candidate.vpp, self.calibration.microbatch_overhead_s / 2)
+        layers = self._setting_of(candidate).layers
+        for span in spans:
             count, chunk = span.count, span.chunk
             cost = layers.get((span.kind, span.recompute)) or self.layer(candidate, span.kind, span.recompute)
             sums.forward_s[chunk] += count * cost.forward_s
             sums.backward_s[chunk] += count * cost.backward_s
             sums.saved[chunk] += count * cost.saved_bytes
+            if cost.cached_bytes:
+                sums.cached[chunk] += count * cost.cached_bytes
             sums.weights += count * cost.weight_bytes
             sums.gradients += count * cost.gradient_bytes
             sums.optimizer += count * cost.optimizer_bytes
             sums.in_backward += count * cost.backward_bytes
             sums.in_step += count * cost.step_bytes
-            if cost.cached_bytes:
-                sums.cached[chunk] += count * cost.cached_bytes
             sums.parameters += count * cost.parameters
             sums.sync_s += count * cost.sync_s
             sums.gather_s += count * cost.gather_s
@@ -655,20 +655,20 @@ class CostModel:
                 )
             )
         samples = m * candidate.micro_batch_size * mesh.dp
+        interval = self.calibration.interval
         return Prediction(
             step_time_s=total,
             tokens_per_s_per_gpu=samples * self.model.tokens_per_sample / total / mesh.world_size,
             peak_memory_bytes=peak,
             by_stage=tuple(by_stage),
-        interval = self.calibration.interval
             by_cause={cause: seconds for cause, seconds in causes.items() if seconds},
             model_flops_per_gpu=samples * self._flops_per_sample / total / mesh.world_size,
+            interval=None if interval is None else (total * interval[0], total * interval[1]),
         )
 
     # ---- bounds
 
     def _modes(self, candidate: Candidate, kind: str) -> tuple[Recompute, ...]:
-            interval=None if interval is None else (total * interval[0], total * interval[1]),
         if not self._kinds[kind].recomputable:
             return ("none",)
         return RECOMPUTE_ORDER[: RECOMPUTE_ORDER.index(candidate.strategy.recompute) + 1]
