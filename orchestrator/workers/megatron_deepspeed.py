@@ -98,17 +98,6 @@ def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
             parameter.register_hook(hook)
 
 
-def clear_after_accumulation(model: torch.nn.Module) -> None:
-    """Drop each bf16 gradient once BF16_Optimizer's hook, registered before, has added it to the fp32 sum. Otherwise the next micro-batch
-    would add it again; DeepSpeed's own pipeline clears them before every backward pass (pipe/engine.py:861)."""
-
-    def hook(parameter: torch.nn.Parameter) -> None:
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(hook)
-
-
 class MegatronDeepSpeedTrainer:
     """One rank: its pipeline stage as a module of a DeepSpeed engine."""
 
@@ -143,8 +132,6 @@ class MegatronDeepSpeedTrainer:
             config.no_sync_func = contextlib.nullcontext
             config.finalize_model_grads_func = self._finalise
             self.schedule = get_forward_backward_func()
-            if config.bf16:
-                clear_after_accumulation(self.module)
 
     def _steps_when_built(self) -> bool:
         """At stage 0 in bf16 or fp16 DeepSpeed allocates Adam's state by a step with gradients of zero (initialize_optimizer_states in
@@ -164,7 +151,7 @@ class MegatronDeepSpeedTrainer:
             ds_config = ds_config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": 0.0}}}
         if self.plan.pp > 1 and self.config.bf16:
             # BF16_Optimizer adds a micro-batch's gradient to its fp32 sum at the end of engine.backward (bf16_optimizer.py:503), which
-            # megatron-core's schedule never calls: add it as soon as it is there.
+            # megatron-core's schedule never calls: add it as soon as it is there, and drop it (bf16_optimizer.py:706).
             ds_config = ds_config | {"bf16": ds_config["bf16"] | {"immediate_grad_update": True}}
         if self.device.type == "cpu":
             optimizer = ds_config["optimizer"]
