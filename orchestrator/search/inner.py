@@ -32,7 +32,7 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
-MOST_SIMULATED = 200
+MOST_SIMULATED = 60
 """Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
@@ -424,23 +424,26 @@ class Inner:
         for p in range(pp - 1, -1, -1):
             rest_low[p], rest_high[p] = rest_low[p + 1] + low[p], rest_high[p + 1] + most[p]
         moves: Moves = []
-        reached = {0}
+        reached = [0]
         for p in range(pp):
             here: dict[int, tuple[tuple[int, list[Option]], ...]] = {}
-            following: set[int] = set()
-            for start in sorted(reached):
-                steps = []
-                for n in range(low[p], most[p] + 1):
-                    if rest_low[p + 1] <= self.layers - start - n <= rest_high[p + 1]:
-                        options = self.options(p, start, spread(n, self.vpp, p, pp))
-                        if options:
-                            steps.append((start + n, options))
-                            following.add(start + n)
-                if steps:
-                    here[start] = tuple(steps)
+            rests = (self.layers - rest_high[p + 1], self.layers - rest_low[p + 1])
+            alike = self._steps(p, 0, low[p], most[p]) if self._one_kind else []
+            for start in reached:
+                steps = alike if self._one_kind else self._steps(p, start, low[p], most[p])
+                onwards = tuple([(start + n, options) for n, options in steps if rests[0] <= start + n <= rests[1]])
+                if onwards:
+                    here[start] = onwards
             moves.append(here)
-            reached = following
-        return moves if reached else None
+            reached = sorted({end for onwards in here.values() for end, _ in onwards})
+            if not reached:
+                return None
+        return moves
+
+    def _steps(self, p: int, start: int, low: int, most: int) -> list[tuple[int, list[Option]]]:
+        """(layers, options) of the numbers of layers from `low` to `most` that fit in stage p."""
+        made = [(n, self.options(p, start, spread(n, self.vpp, p, self.pp))) for n in range(low, most + 1)]
+        return [(n, options) for n, options in made if options]
 
     def _most_layers(self, upper: float) -> list[int]:
         """The most layers that each stage can work through m times within `upper`, nothing recomputed, embedding and head included."""
