@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from orchestrator.calibrate.runs import Run
 from orchestrator.cost.behaviours import BEHAVIOURS
-from orchestrator.cost.calibration import Calibration, datasheet
+from orchestrator.cost.calibration import Calibration, CalibrationFile, calibrated, datasheet
 from orchestrator.cost.price import CostModel
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.strategy.capabilities import Behaviour
 from orchestrator.strategy.layout import Prediction
 
@@ -30,7 +33,7 @@ class Pricer:
     def __init__(self, choose: Choose, behaviours: dict[str, Behaviour] = BEHAVIOURS) -> None:
         self._choose, self._behaviours = choose, behaviours
         self._models: dict[tuple[int, int, int, str, int], CostModel] = {}
-        self._kept: list[object] = []
+        self._kept: list[object] = []  # what the identities in the keys belong to
 
     def model(self, run: Run) -> CostModel:
         """The cost model of this run. Rows share the values that the loader interned, so identity is enough."""
@@ -57,17 +60,62 @@ class Pricer:
             return None
 
 
-def zero_shot() -> Choose:
-    """Datasheet constants for every GPU."""
-    known: dict[tuple[str, str], Calibration] = {}
+_DATASHEETS: dict[tuple[str, str], Calibration] = {}
+_SHIPPED: dict[tuple[str, str], Calibration] = {}
+"""One value for all rows of an engine on a GPU, so that they share a cost model."""
+
+
+def zero_shot(run: Run, behaviour: Behaviour) -> Calibration:
+    """Datasheet constants: no run of this GPU or engine was seen."""
+    key = (run.gpu, behaviour.engine)
+    if key not in _DATASHEETS:
+        _DATASHEETS[key] = datasheet(run.cluster, behaviour)
+    return _DATASHEETS[key]
+
+
+def shipped(run: Run, behaviour: Behaviour) -> Calibration:
+    """The constants that come with the package for this engine and GPU, else the datasheet's."""
+    key = (run.gpu, behaviour.engine)
+    if key not in _SHIPPED:
+        _SHIPPED[key] = calibrated(run.cluster, behaviour)
+    return _SHIPPED[key]
+
+
+def from_files(where: Path) -> Choose:
+    """Calibrations of a file or of a folder's .json files; what they don't have is the datasheet's. Raises InputError."""
+    paths = sorted(where.glob("*.json")) if where.is_dir() else [where]
+    found: dict[tuple[str, str], CalibrationFile] = {}
+    for path in paths:
+        try:
+            file = msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
+        except OSError as error:
+            raise InputError(
+                "calibration", path, f"can't be read: {error.strerror}", ("shipped", "datasheet", "a file", "a folder")
+            ) from None
+        except msgspec.MsgspecError as error:
+            raise InputError("calibration", path, f"is no calibration: {error}") from None
+        found[file.engine, file.gpu] = file
+    if not found:
+        raise InputError("calibration", where, "holds no calibration", ("shipped", "datasheet", "a file", "a folder"))
+    made: dict[tuple[str, str], Calibration] = {}
 
     def choose(run: Run, behaviour: Behaviour) -> Calibration:
-        key = (run.gpu, behaviour.engine)
-        if key not in known:
-            known[key] = datasheet(run.cluster, behaviour)
-        return known[key]
+        key = (behaviour.engine, run.cluster.gpu.name)
+        if key not in made:
+            base = datasheet(run.cluster, behaviour)
+            made[key] = found[key].calibration(base) if key in found else base
+        return made[key]
 
     return choose
+
+
+def named(calibration: str | None) -> Choose:
+    """What `calibration=` means: the package's constants, the datasheet's, or a file or folder. Raises InputError."""
+    if calibration in (None, "shipped"):
+        return shipped
+    if calibration == "datasheet":
+        return zero_shot
+    return from_files(Path(str(calibration)))
 
 
 def price_runs(runs: Iterable[Run], choose: Choose) -> Iterator[Outcome]:

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.calibrate.pricing import price_runs
-from orchestrator.calibrate.runs import Unusable, load
+from orchestrator.calibrate.pricing import Choose, named, price_runs, zero_shot
+from orchestrator.calibrate.runs import Run, Unusable, load
 from orchestrator.calibrate.words import arguments
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.validate import picture, recovery
 from orchestrator.validate.metrics import Priced
-from orchestrator.validate.report import measured_beside, report_of
+from orchestrator.validate.report import measured_beside, parts_of, report_of
 
 KEYS = ("runs", "report", "picture", "calibration", "recovery")
 COLUMNS = (
@@ -62,23 +62,17 @@ def main(words: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 200)
     try:
         given = arguments(words, KEYS, required=("runs",))
+        choose = named(given.get("calibration"))
         runs, unusable = load(given["runs"])
-        rows: list[Priced] = []
-        failed: list[Unusable] = []
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("pricing", total=len(runs))
-            for run, prediction, why in price_runs(runs, given.get("calibration")):
-                if prediction is None:
-                    failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
-                else:
-                    rows.append(measured_beside(run, prediction))
-                progress.advance(task)
+        rows, failed = price_all(runs, choose)
         unusable += failed
         report = report_of(rows, unusable)
-        if given.get("recovery", "false") == "true":
-            report["recovery"] = recovery.recover(rows, console)
+        report["zero_shot"] = parts_of(price_all(runs, zero_shot)[0])
         show(console, "All rows", {**report["tables"], "all": report["all"]})
         show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
+        show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
+        if given.get("recovery", "false") == "true":
+            report["recovery"] = show_recovery(console, runs, choose)
         show_unused(console, unusable)
         if "report" in given:
             write(given["report"], json.dumps(report, indent=1) + "\n", "report")
@@ -89,6 +83,35 @@ def main(words: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     return 0
+
+
+def price_all(runs: Sequence[Run], choose: Choose) -> tuple[list[Priced], list[Unusable]]:
+    """Every run beside its prediction; those that can't be priced with the reason."""
+    rows: list[Priced] = []
+    failed: list[Unusable] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("pricing", total=len(runs))
+        for run, prediction, why in price_runs(runs, choose):
+            if prediction is None:
+                failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
+            else:
+                rows.append(measured_beside(run, prediction))
+            progress.advance(task)
+    return rows, failed
+
+
+def show_recovery(console: Console, runs: Sequence[Run], choose: Choose) -> dict[str, float | int | None]:
+    """Plans every published production configuration anew."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("planning published configurations")
+        found = recovery.recover_all(runs, choose, lambda done, total: progress.update(task, completed=done, total=total))
+    for one in found:
+        ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
+        flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'}"
+        console.print(f"  {one.label}: {flags}, {ratio} of our best ({one.best})", highlight=False, markup=False)
+    figures = recovery.figures(found)
+    console.print(f"recovery: {figures}", highlight=False, markup=False)
+    return figures
 
 
 def write(path: str, text: str, key: str) -> None:

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from html import escape
 from math import ceil, floor, log10
 
-COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5a97", "#e08e45", "#4a4e69", "#00798c", "#b56576", "#6a994e", "#343a40", "#9c6644", "#5e60ce")
+COLOURS = (
+    "#1b6ca8",
+    "#d1495b",
+    "#3a7d44",
+    "#8d5a97",
+    "#e08e45",
+    "#4a4e69",
+    "#00798c",
+    "#b56576",
+    "#6a994e",
+    "#343a40",
+    "#9c6644",
+    "#5e60ce",
+)
 SIZE, MARGIN, LEGEND = 640, 60, 260
 BANDS = ((1.0, "#888"), (1.2, "#ccc"), (1 / 1.2, "#ccc"))
 """Lines: equal, and 20% off to either side."""
@@ -45,10 +58,13 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
     for name, measured, predicted in points:
         if measured > 0 and predicted > 0:
             colour = COLOURS[series.index(name) % len(COLOURS)]
-            out.append(f'<circle cx="{place(measured):.1f}" cy="{SIZE - place(predicted):.1f}" r="2.2" fill="{colour}" fill-opacity="0.55"/>')
+            out.append(
+                f'<circle cx="{place(measured):.1f}" cy="{SIZE - place(predicted):.1f}" r="2.2" fill="{colour}" fill-opacity="0.55"/>'
+            )
     for index, name in enumerate(series):
         y = MARGIN + 18 * index
-        out.append(f'<circle cx="{SIZE}" cy="{y}" r="4" fill="{COLOURS[index % len(COLOURS)]}"/><text x="{SIZE + 10}" y="{y + 4}">{escape(name)}</text>')
+        out.append(f'<circle cx="{SIZE}" cy="{y}" r="4" fill="{COLOURS[index % len(COLOURS)]}"/>')
+        out.append(f'<text x="{SIZE + 10}" y="{y + 4}">{escape(name)}</text>')
     out.append(f'<text x="{SIZE / 2}" y="{SIZE - 14}" text-anchor="middle">measured seconds a step</text>')
     out.append(f'<text transform="translate(16 {SIZE / 2}) rotate(-90)" text-anchor="middle">predicted seconds a step</text></svg>')
     return "\n".join(out) + "\n"

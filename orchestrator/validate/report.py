@@ -40,21 +40,23 @@ def table_of(priced: Priced) -> str:
     return f"{priced.run.table}:{DOUBTED_GPUS}_gpus" if doubted else priced.run.table
 
 
-def report_of(rows: Sequence[Priced], unusable: Sequence[Unusable]) -> dict[str, Any]:
-    """Everything but the recovery of experts' configurations."""
+def parts_of(rows: Sequence[Priced]) -> dict[str, Any]:
+    """tables.<name>, all, by.<split>.<value>."""
     trusted = [row for row in rows if ":" not in table_of(row)]
-    kept = [row for row in trusted if held_out(row.run)]
-    reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in unusable:
-        reasons[row.table][row.why] += 1
     return {
         "tables": {name: summary(part) for name, part in grouped(rows, table_of).items()},
         "all": summary(trusted),
         "by": {split: {name: summary(part) for name, part in grouped(trusted, key).items()} for split, key in SPLITS.items()},
-        "held_out": {
-            "tables": {name: summary(part) for name, part in grouped(kept, table_of).items()},
-            "all": summary(kept),
-            "by": {split: {name: summary(part) for name, part in grouped(kept, key).items()} for split, key in SPLITS.items()},
-        },
+    }
+
+
+def report_of(rows: Sequence[Priced], unusable: Sequence[Unusable]) -> dict[str, Any]:
+    """Everything but the recovery of experts' configurations."""
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in unusable:
+        reasons[row.table][row.why] += 1
+    return {
+        **parts_of(rows),
+        "held_out": parts_of([row for row in rows if held_out(row.run) and ":" not in table_of(row)]),
         "unused": {table: dict(sorted(counts.items())) for table, counts in sorted(reasons.items())},
     }

@@ -1,0 +1,112 @@
+"""Expert recovery: what do we plan where an expert's configuration was published?
+
+Given only model, GPUs, batch, sequence and precision of a production configuration (NVIDIA's tables and MLPerf's logs), the planner is
+asked for its plan. Is the published one legal for Megatron, does it fit by our memory, how far is its predicted time from our best?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from orchestrator.calibrate.pricing import Choose
+from orchestrator.calibrate.runs import Run
+from orchestrator.cost.behaviours import BEHAVIOURS
+from orchestrator.cost.price import CostModel
+from orchestrator.engines import ENGINES
+from orchestrator.errors import OrchestratorError
+from orchestrator.search.planner import search
+from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.pins import MemoryLimit, Pins
+
+TABLES = ("mlperf_training_logs", "nvidia_dgxc_benchmarking", "nvidia_megatron_bridge_perf", "nvidia_nemo_perf_docs")
+ENGINE = "megatron"
+CLOSE = 1.05
+"""`within_5`: the published configuration's predicted time over our best's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered:
+    """One published configuration. `ratio`: its predicted time over our best plan's; None where there is none."""
+
+    label: str
+    legal: bool
+    why: str
+    fits: bool
+    ratio: float | None
+    best: str
+
+
+def configurations(runs: Sequence[Run]) -> list[Run]:
+    """The published configurations of NeMo and Megatron, each once."""
+    seen: dict[object, Run] = {}
+    for run in runs:
+        if run.table in TABLES and run.behaviour == "nemo" and run.kind == "dense":
+            key = (
+                run.model.architecture,
+                run.model.seq_length,
+                run.gpu,
+                run.training.precision,
+                run.candidate,
+                run.training.global_batch_size,
+            )
+            seen.setdefault(key, run)
+    return list(seen.values())
+
+
+def recover(run: Run, choose: Choose) -> Recovered:
+    """Plans the model of this run anew, both priced by the same behaviour and constants."""
+    engine = ENGINES[ENGINE]
+    cluster = replace(run.cluster, num_gpus=run.num_gpus)
+    capabilities = engine.capabilities(cluster.software)
+    behaviour = BEHAVIOURS[run.behaviour]
+    calibration = choose(run, behaviour)
+    situation = Situation(model=run.model, training=run.training, cluster=cluster)
+    candidate = replace(run.candidate, engine=ENGINE)
+    broken = capabilities.broken_rule(candidate, situation)
+    model = CostModel(run.model, run.training, cluster, behaviour, calibration)
+    published = model.price(candidate, run.stages)
+    limit = MemoryLimit(limit=cluster.gpu.memory, reserve=0)
+    mesh = candidate.mesh
+    label = f"{run.model.architecture.name} on {run.num_gpus} {run.gpu} {run.precision} "
+    label += f"tp={mesh.tp} pp={mesh.pp} cp={mesh.cp} vpp={candidate.vpp} mbs={candidate.micro_batch_size}"
+    try:
+        found = search(run.model, run.training, cluster, [(capabilities, behaviour)], Pins(), limit, calibration, top_k=1)
+    except OrchestratorError as error:
+        best, ratio = f"no plan: {error}", None
+    else:
+        best = found.plan.candidate.label()
+        predicted = found.plan.predicted
+        ratio = published.step_time_s / predicted.step_time_s if predicted is not None else None
+    return Recovered(
+        label=label,
+        legal=broken is None,
+        why="" if broken is None else f"{broken[0].id}: {broken[1]}",
+        fits=published.peak_memory_bytes <= limit.usable,
+        ratio=ratio,
+        best=best,
+    )
+
+
+def figures(found: Sequence[Recovered]) -> dict[str, float | int | None]:
+    """`recovery` of the report."""
+    ratios = [one.ratio for one in found if one.ratio is not None]
+    return {
+        "configurations": len(found),
+        "legal": sum(one.legal for one in found) / len(found) if found else None,
+        "fits": sum(one.fits for one in found) / len(found) if found else None,
+        "within_5": sum(ratio <= CLOSE for ratio in ratios) / len(ratios) if ratios else None,
+        "median_ratio": sorted(ratios)[len(ratios) // 2] if ratios else None,
+    }
+
+
+def recover_all(runs: Sequence[Run], choose: Choose, progress: Callable[[int, int], None]) -> list[Recovered]:
+    """Every configuration in order."""
+    published = configurations(runs)
+    found = []
+    for index, run in enumerate(published):
+        found.append(recover(run, choose))
+        progress(index + 1, len(published))
+    return found
