@@ -390,20 +390,21 @@ class Inner:
         """Whether some split fits: the even one at its leanest, or else the most layers that fit in each stage are enough."""
         if self._most_fitting is None and self._one_kind:
             even = self.even_sizes()
-            if all(self._leanest(p, even[p :: self.pp]) <= self.usable for p in range(self.pp)):
+            if all(self._fits_leanest(p, even[p :: self.pp]) for p in range(self.pp)):
                 return True
             self._most_fitting = [self._fits_in(p) for p in range(self.pp)]
         return self._most_fitting is None or sum(self._most_fitting) >= self.layers
 
-    def _leanest(self, p: int, sizes: tuple[int, ...]) -> float:
-        return min(self._peak(p, sizes, mode, self.layers) for mode in self.modes)
+    def _fits_leanest(self, p: int, sizes: tuple[int, ...]) -> bool:
+        """Whether the stage fits with some mode throughout; the strongest is asked first, because it mostly does."""
+        return any(self._peak(p, sizes, mode, self.layers) <= self.usable for mode in reversed(self.modes))
 
     def _fits_in(self, p: int) -> int:
         low, high = -1, self.layers
         while low < high:
             n = (low + high + 1) // 2
             sizes = spread(n, self.vpp, p, self.pp)
-            if self._leanest(p, sizes) <= self.usable:
+            if self._fits_leanest(p, sizes):
                 low = n
             else:
                 high = n - 1
