@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from msgspec.structs import replace
 
@@ -40,7 +41,7 @@ def no_plan(
     who = f"{model.architecture.name} on {cluster.num_gpus} x {cluster.gpu.name}"
     if not outcomes:
         return NoPlanError(
-            f"no legal plan for {who}: {_why_illegal(cuts, pins)}{_relaxed(model, training, cluster, engines, pins, None, costs)}"
+            f"no legal plan for {who}: {_why_illegal(cuts, pins, cluster.num_gpus)}{_relaxed(model, training, cluster, engines, pins, None, costs)}"
         )
     need, nearest = _nearest(model, engines, limit, costs, outcomes, pins)
     have = format_bytes(limit.usable)
@@ -49,8 +50,12 @@ def no_plan(
     return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}")
 
 
-def _why_illegal(cuts: Sequence[Outcome], pins: Pins) -> str:
+def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
     """The reasons, one a rule, those that were judged deepest in the tree first: they are what is between the pins and a plan."""
+    degrees = {name: getattr(pins, name) for name in ("tp", "pp", "cp", "dp") if getattr(pins, name) is not None}
+    if len(degrees) > 1 and (world % prod(degrees.values()) or (len(degrees) == 4 and prod(degrees.values()) != world)):
+        pinned = " x ".join(f"pin.{name}={degree}" for name, degree in degrees.items())
+        return f"{pinned} = {prod(degrees.values())} does not divide the {world} GPUs"
     by_rule: dict[str | None, Outcome] = {}
     for cut in sorted(cuts, key=lambda cut: -len(cut.decided)):
         by_rule.setdefault(cut.rule, cut)
