@@ -40,9 +40,8 @@ def no_plan(
     """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid."""
     who = f"{model.architecture.name} on {cluster.num_gpus} x {cluster.gpu.name}"
     if not outcomes:
-        return NoPlanError(
-            f"no legal plan for {who}: {_why_illegal(cuts, pins, cluster.num_gpus)}{_relaxed(model, training, cluster, engines, pins, None, costs)}"
-        )
+        why = _why_illegal(cuts, pins, cluster.num_gpus)
+        return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(model, training, cluster, engines, pins, None, costs)}")
     need, nearest = _nearest(model, engines, limit, costs, outcomes, pins)
     have = format_bytes(limit.usable)
     kept = f" ({format_bytes(limit.limit)} less {format_bytes(limit.reserve)} kept free)" if limit.reserve else ""
