@@ -86,6 +86,8 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     behaviours: Mapping[str, Behaviour] = BEHAVIOURS,
     progress: Callable[[int], None] | None = None,
+    *,
+    prior: float = PRIOR,
 ) -> Fitted:
     """One set of constants for all these runs' groups. Raises OrchestratorError where scipy is missing or no run has a time."""
     try:
@@ -116,7 +118,7 @@ def fit(
         for run in timed:
             score = pricer.score(run)
             off.append(log(score[0] / run.time_s) if score is not None and run.time_s else 0.0)
-        return np.concatenate([np.array(off), PRIOR * np.log(values / start)])
+        return np.concatenate([np.array(off), prior * np.log(values / start)])
 
     if not names:
         errors = residuals(np.zeros(0))

@@ -276,7 +276,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         decoder_seq_length=decoder,
         precision=precision,
         grad_reduce_dtype=reduce_dtype,
-        grad_accum_dtype="fp32",
+        grad_accum_dtype="bf16" if reduce_dtype == "bf16" and behaviour == "nemo" else "fp32",  # one buffer of one type
     )
     shard = _int(row, "zero_shard_size", dp * cp)
     strategy = Strategy(

@@ -18,7 +18,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.search.planner import search
-from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.capabilities import Capabilities, Situation
 from orchestrator.strategy.pins import MemoryLimit, Pins
 
 TABLES = ("mlperf_training_logs", "nvidia_dgxc_benchmarking", "nvidia_megatron_bridge_perf", "nvidia_nemo_perf_docs")
@@ -56,11 +56,19 @@ def configurations(runs: Sequence[Run]) -> list[Run]:
     return list(seen.values())
 
 
+def with_fp8(capabilities: Capabilities) -> Capabilities:
+    """Megatron trains in FP8 where Transformer Engine is; our worker's capabilities may not offer it. Recovery asks for Megatron's."""
+    if "fp8" in capabilities.precisions:
+        return capabilities
+    rules = tuple(rule for rule in capabilities.rules if rule.id != "precision")
+    return replace(capabilities, precisions=(*capabilities.precisions, "fp8"), rules=rules)
+
+
 def recover(run: Run, choose: Choose) -> Recovered:
     """Plans the model of this run anew, both priced by the same behaviour and constants."""
     engine = ENGINES[ENGINE]
     cluster = replace(run.cluster, num_gpus=run.num_gpus)
-    capabilities = engine.capabilities(cluster.software)
+    capabilities = with_fp8(engine.capabilities(cluster.software))
     behaviour = BEHAVIOURS[run.behaviour]
     calibration = choose(run, behaviour)
     situation = Situation(model=run.model, training=run.training, cluster=cluster)

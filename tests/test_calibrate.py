@@ -1,0 +1,151 @@
+"""What fitting promises: planted constants come back, and it says what it can't do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchestrator.calibrate import own
+from orchestrator.calibrate.__main__ import main
+from orchestrator.calibrate.fit import chooser, fit
+from orchestrator.calibrate.groups import unit
+from orchestrator.calibrate.pricing import Pricer, named
+from orchestrator.calibrate.runs import Run, held_out
+from orchestrator.cost.calibration import Calibration, CalibrationFile
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.plan import Plan, to_json
+from tests.test_validate import only, rows_of, write_csv
+
+PLANTED = {"gemm_efficiency": 0.55, "pointwise_factor": 1.6}
+SPREAD = (
+    {},
+    {"hidden_size": "4096", "ffn_hidden_size": "16384", "micro_batch_size": "1"},
+    {"tp": "1", "pp": "1", "dp": "8", "micro_batch_size": "4"},
+    {"tp": "1", "pp": "1", "dp": "8", "seq_length": "8192", "micro_batch_size": "1"},
+    {"tp": "4", "pp": "1", "dp": "2", "micro_batch_size": "8"},
+    {"hidden_size": "1024", "num_attention_heads": "8", "ffn_hidden_size": "2816", "tp": "1", "pp": "2", "dp": "4"},
+)
+
+
+def planted_runs() -> list[Run]:
+    """Runs whose times are the model's own under the planted constants."""
+    runs = only(*SPREAD)
+    pricer = Pricer(chooser({(run.behaviour, run.gpu): PLANTED for run in runs}))
+    made = []
+    for run in runs:
+        score = pricer.score(run)
+        assert score is not None
+        made.append(replace(run, time_s=score[0]))
+    return made
+
+
+def test_planted_constants_are_recovered() -> None:
+    found = fit(planted_runs(), tuple(PLANTED), prior=0.01)
+    assert found.median_error < 0.005
+    for name, value in PLANTED.items():
+        assert found.constants[name] == pytest.approx(value, rel=0.05), name
+
+
+def test_a_constant_that_no_run_speaks_of_stays_where_it_was() -> None:
+    found = fit(planted_runs(), (*PLANTED, "host_efficiency"))
+    assert found.constants["host_efficiency"] == pytest.approx(Calibration().host_efficiency, rel=0.01)
+
+
+def test_runs_without_times_are_refused() -> None:
+    with pytest.raises(OrchestratorError, match="no run with a step time"):
+        fit([replace(run, time_s=None) for run in only({})], ("gemm_efficiency",))
+
+
+def test_the_command_writes_a_file_that_validation_takes(tmp_path: Path) -> None:
+    runs = planted_runs()
+    rows = [{**row, "step_time_s": repr(run.time_s)} for row, run in zip(rows_of(*SPREAD), runs, strict=True)]
+    table = write_csv(tmp_path / "mine.csv", [{**row, "gpu": "A100-SXM-80GB"} for row in rows])
+    assert main([f"runs={table}", f"out={tmp_path / 'out'}"]) == 0
+    (path,) = (tmp_path / "out").glob("*.json")
+    file = msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
+    assert (file.engine, file.gpu, file.fitted_runs) == ("nanotron", "A100-SXM-80GB", 6)
+    assert all(constant.unit for constant in file.constants.values())
+    run = only({"gpu": "A100-SXM-80GB"})[0]
+    from orchestrator.cost.behaviours import BEHAVIOURS
+
+    calibration = named(str(path))(run, BEHAVIOURS["nanotron"])
+    assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
+    assert calibration.name == "nanotron-A100-SXM-80GB"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "runs: is missing"), (["runs=/no/such"], "no such file or folder"), (["runs={here}", "out=/proc/no/x.json"], "can't be written")],
+)
+def test_bad_words_are_one_message_and_status_2(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = write_csv(
+        tmp_path / "runs.csv", rows_of({"engine": "deepspeed zero-3", "gpu": "A100-SXM-80GB", "tp": "1", "pp": "1", "dp": "8"})
+    )
+    assert main([word.format(here=here) for word in words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def own_run(folder: Path, run: Run, seconds: list[float]) -> Plan:
+    """A run folder as our workers leave it."""
+    candidate, mesh = run.candidate, run.candidate.mesh
+    plan = Plan(
+        engine="megatron",
+        world_size=run.num_gpus,
+        tp=mesh.tp,
+        pp=mesh.pp,
+        vpp=1,
+        cp=1,
+        ep=1,
+        etp=1,
+        dp=mesh.dp,
+        zero_stage=0,
+        sequence_parallel=False,
+        micro_batch_size=candidate.micro_batch_size,
+        num_microbatches=candidate.num_microbatches,
+        global_batch_size=run.training.global_batch_size,
+        schedule="1f1b",
+        rank_order=mesh.order,
+        stages=run.stages,
+        model=run.model.architecture,
+        training=run.training,
+        cluster=run.cluster,
+    )
+    folder.mkdir()
+    (folder / "plan.json").write_text(to_json(plan))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "step_time_s": s}) + "\n" for i, s in enumerate(seconds)))
+    return plan
+
+
+def test_our_own_runs_are_read_without_their_warm_up(tmp_path: Path) -> None:
+    run = only({})[0]
+    own_run(tmp_path / "a", run, [9.0, 5.0, 1.0, 1.1, 0.9])
+    own_run(tmp_path / "b", run, [9.0])
+    runs, behaviours = own.load(tmp_path)
+    (read,) = runs
+    assert read.time_s == 1.0
+    assert read.candidate.mesh == run.candidate.mesh
+    assert behaviours["megatron"] == ENGINES["megatron"].behaviour(run.cluster.software)
+
+
+def test_metrics_that_no_run_writes_are_refused(tmp_path: Path) -> None:
+    own_run(tmp_path / "a", only({})[0], [1.0])
+    (tmp_path / "a" / "metrics.jsonl").write_text("{broken\n")
+    with pytest.raises(InputError, match="is not what a run writes"):
+        own.load(tmp_path)
+
+
+def test_whole_sweeps_are_kept_out() -> None:
+    kept = only({"model_name": "llama-like-3B"}, table="nanotron_ultrascale_playbook")[0]
+    used = only({"model_name": "llama-like-8B"}, table="nanotron_ultrascale_playbook")[0]
+    assert held_out(kept)
+    assert not held_out(used)
+
+
+def test_units_are_known() -> None:
+    assert unit("outer_scaling") == "exponent"
+    assert unit("context_bytes") == "bytes"

@@ -1,0 +1,291 @@
+"""What the loader, the metrics and the command of validation promise."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.calibrate import layout
+from orchestrator.calibrate.pricing import Pricer, named, price_runs, shipped, zero_shot
+from orchestrator.calibrate.runs import Run, Unusable, load, read_rows
+from orchestrator.cost.behaviours import BEHAVIOURS
+from orchestrator.cost.calibration import calibrated, datasheet
+from orchestrator.cost.calibration import shipped as shipped_file
+from orchestrator.errors import InputError
+from orchestrator.validate.__main__ import main
+from orchestrator.validate.metrics import Priced, summary, sweeps
+from orchestrator.validate.report import measured_beside, report_of
+
+ROW = {
+    "run_id": "a",
+    "sweep_id": "s",
+    "model_name": "llama-like",
+    "num_layers": "8",
+    "hidden_size": "2048",
+    "num_attention_heads": "16",
+    "ffn_hidden_size": "8192",
+    "vocab_size": "32000",
+    "seq_length": "2048",
+    "gpu": "H100-SXM-80GB",
+    "gpus_per_node": "8",
+    "num_gpus": "8",
+    "engine": "nanotron",
+    "precision": "bf16",
+    "tp": "2",
+    "pp": "2",
+    "dp": "2",
+    "zero_stage": "1",
+    "recompute": "none",
+    "micro_batch_size": "2",
+    "global_batch_size": "32",
+    "status": "ok",
+    "step_time_s": "1.0",
+}
+
+
+def rows_of(*changes: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{**ROW, "run_id": f"row{index}", **change} for index, change in enumerate(changes)]
+
+
+def only(*changes: Mapping[str, str], table: str = "t") -> list[Run]:
+    runs = [run for run in read_rows(table, rows_of(*changes)) if isinstance(run, Run)]
+    assert len(runs) == len(changes)
+    return runs
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_row_is_priced_as_it_was_run() -> None:
+    run = only({})[0]
+    assert (run.candidate.mesh.tp, run.candidate.mesh.pp, run.candidate.mesh.dp) == (2, 2, 2)
+    assert run.candidate.num_microbatches == 8
+    assert run.time_s == 1.0
+    assert [sum(span.count for span in stage.layers) for stage in run.stages] == [6, 4]  # embedding and 5 layers; 3 layers and head
+    assert run.fits is True
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"seq_length": ""}, "seq_length is not stated"),
+        ({"tp": "two"}, "tp=two is no number"),
+        ({"num_gpus": "6", "dp": ""}, "tp x pp x cp = 4 does not divide num_gpus=6"),
+        ({"dp": "4"}, "dp=4 is not num_gpus / (tp x pp x cp) = 2"),
+        ({"global_batch_size": "30"}, "micro_batch_size x dp = 4 does not divide global_batch_size=30"),
+        ({"gpu": "Gaudi2"}, "GPU Gaudi2 is not known"),
+        ({"engine": "torch"}, "engine torch has no behaviour"),
+        ({"num_experts": "8"}, "MoE"),
+        ({"precision": "NVFP4"}, "NVFP4 is not priced"),
+        ({"status": "hang"}, "status hang"),
+        ({"num_attention_heads": "17", "hidden_size": "2176"}, "tp=2 does not divide num_attention_heads=17"),
+        ({"step_time_s": ""}, "neither time nor memory can be compared"),
+        ({"notes": "INCONSISTENT_BATCH"}, "batch is inconsistent (source's note)"),
+        ({"step_time_s": "-1"}, "step_time_s=-1 is not above zero"),
+        ({"recompute": "selective (mla_up_proj)"}, "recompute selective (mla_up_proj) is not priced"),
+    ],
+)
+def test_what_a_row_lacks_is_its_reason(change: dict[str, str], why: str) -> None:
+    (found,) = read_rows("t", rows_of(change))
+    assert isinstance(found, Unusable)
+    assert why in found.why
+
+
+def test_tflops_are_turned_into_seconds_by_the_printed_formula() -> None:
+    change = {
+        "engine": "megatron-lm",
+        "model_name": "GPT",
+        "gpu": "A100-SXM-80GB",
+        "precision": "fp16",
+        "vocab_size": "",
+        "zero_stage": "",
+        "step_time_s": "",
+        "tflops_per_gpu": "100",
+        "flop_formula": "hardware incl. recompute: 96BsLh^2(1+s/6h+V/16lh)",
+    }
+    run = only(change)[0]
+    flops = 96 * 32 * 2048 * 8 * 2048**2 * (1 + 2048 / (6 * 2048) + 51200 / (16 * 8 * 2048))
+    assert run.time_s == pytest.approx(flops / (100e12 * 8))
+
+
+def test_tokens_per_second_are_turned_into_seconds() -> None:
+    run = only({"step_time_s": "", "tokens_per_s_per_gpu": "4096"})[0]
+    assert run.time_s == pytest.approx(32 * 2048 / (4096 * 8))
+
+
+def test_stages_hold_all_layers_once_and_in_order() -> None:
+    run = only({"pp": "4", "dp": "1", "num_layers": "14", "engine": "NeMo megatron-core", "vpp": "2", "tp": "2"})[0]
+    seen = [(span.kind, span.first, span.count) for chunk in range(2) for stage in run.stages for span in stage.chunk(chunk)]
+    decoder = [(first, count) for kind, first, count in seen if kind == "decoder"]
+    assert seen[0][0] == "embedding"
+    assert seen[-1][0] == "head"
+    assert [first for first, _ in decoder] == [sum(count for _, count in decoder[:i]) for i in range(len(decoder))]
+    assert sum(count for _, count in decoder) == 14
+    assert [count for _, count in decoder] == [1, 2, 2, 2, 2, 2, 2, 1]  # embedding and head count as layers where that divides
+
+
+def test_nanotron_gives_the_head_its_share_and_can_not_build_an_empty_stage() -> None:
+    counts, head, complete = layout.nanotron_stages(16, 67.1, 268.4, 4)
+    assert (sum(counts), head, complete) == (16, 3, True)
+    assert "without a block" in only({"pp": "8", "tp": "1", "dp": "1", "num_layers": "2"})[0].illegal
+
+
+def test_our_own_predictions_have_no_error() -> None:
+    """Rows whose time and memory are what the model says are reproduced exactly: nothing is lost between table and price."""
+    plain = only({}, {"tp": "1", "dp": "4"}, {"pp": "1", "dp": "4"}, {"micro_batch_size": "4"})
+    rows = []
+    for run in plain:
+        prediction = Pricer(zero_shot).price(run).prediction
+        assert prediction is not None
+        stage = prediction.by_stage[0]
+        reserved = stage.peak_memory_bytes - stage.memory_by_cause["context"]
+        rows.append(measured_beside(replace_run(run, prediction.step_time_s, reserved), prediction))
+    figures = summary(rows)
+    assert figures["time_median_ape"] == pytest.approx(0, abs=1e-12)
+    assert figures["memory_median_ape"] == pytest.approx(0, abs=1e-12)
+    assert figures["spearman"] == 1.0
+    assert figures["top1_regret"] == 0.0
+
+
+def replace_run(run: Run, time_s: float, memory_bytes: float | None = None) -> Run:
+    from dataclasses import replace as copy
+
+    return copy(run, time_s=time_s, memory_bytes=memory_bytes, memory_kind="reserved", memory_of="first")
+
+
+def priced(run: Run, measured: float, predicted: float, *, needed: float = 1.0, fits: bool = True) -> Priced:
+    from dataclasses import replace as copy
+
+    run = copy(run, time_s=measured if fits else None, fits=fits)
+    return Priced(run=run, time_s=predicted, memory_bytes=1.0, needed_bytes=needed, limit_bytes=2.0)
+
+
+def test_regret_and_ranks_are_those_of_the_row_ranked_first() -> None:
+    runs = only({}, {"tp": "1", "dp": "4"}, {"micro_batch_size": "4"})
+    rows = [priced(runs[0], 1.0, 3.0), priced(runs[1], 2.0, 1.0), priced(runs[2], 4.0, 2.0)]
+    (sweep,) = sweeps(rows)
+    assert sweep.regrets["top1_regret"] == 0.5  # ranked first took 2 s where 1 s was possible
+    assert sweep.regrets["top3_regret"] == 0.0
+    assert sweep.spearman == -0.5
+    assert sweep.regrets["baseline_smallest_top1_regret"] == 0.5  # tp=1 pp=2 is the smallest
+
+
+def test_rows_of_another_batch_are_not_ranked_together() -> None:
+    runs = only({}, {"global_batch_size": "64", "tp": "1", "dp": "4"})
+    assert sweeps([priced(runs[0], 1.0, 1.0), priced(runs[1], 2.0, 2.0)]) == []
+
+
+def test_crashes_are_judged_by_what_was_said_to_fit() -> None:
+    runs = only({}, {"tp": "1", "dp": "4"}, {"micro_batch_size": "4"}, {"pp": "1", "dp": "4"})
+    rows = [
+        priced(runs[0], 1.0, 1.0),
+        priced(runs[1], 1.0, 1.0, needed=3.0),
+        priced(runs[2], 1.0, 1.0, needed=3.0, fits=False),
+        priced(runs[3], 1.0, 1.0, fits=False),
+    ]
+    figures = summary(rows)
+    assert (figures["oom_precision"], figures["oom_recall"], figures["ran_but_refused"]) == (0.5, 0.5, 0.5)
+
+
+def test_the_report_has_the_promised_keys() -> None:
+    runs = only({}, {"tp": "1", "dp": "4"})
+    report = report_of([priced(run, 1.0, 1.1) for run in runs], [Unusable(table="t", run_id="x", why="because")])
+    keys = {"rows_used", "time_median_ape", "time_within_20", "memory_median_ape", "memory_p95_under", "spearman", "top1_regret"}
+    keys |= {"top3_regret", "oom_precision", "oom_recall"}
+    assert keys <= report["tables"]["t"].keys()
+    assert keys <= report["all"].keys()
+    assert {"engine", "gpu", "precision", "kind"} == report["by"].keys()
+    assert keys <= report["by"]["engine"]["nanotron"].keys()
+    assert report["unused"] == {"t": {"because": 1}}
+    assert report["all"]["time_median_ape"] == pytest.approx(0.1)
+
+
+def test_the_command_writes_report_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_csv(tmp_path / "runs.csv", rows_of({}, {"tp": "1", "dp": "4", "step_time_s": "1.2"}, {"gpu": "Gaudi2"}))
+    status = main([f"runs={table}", f"report={tmp_path / 'r.json'}", f"picture={tmp_path / 'p.svg'}"])
+    assert status == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["tables"]["runs"]["rows_used"] == 2
+    assert (tmp_path / "p.svg").read_text().count("<circle") == 2 + 1  # a point a run, and the legend
+    assert "GPU Gaudi2 is not known" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "runs: is missing"),
+        (["runs=/no/such"], "no such file or folder"),
+        (["run=x"], "did you mean runs"),
+        (["runs=a", "runs=b"], "is given twice"),
+        (["runs"], "needs a value"),
+        (["runs={here}", "calibration=/no/such.json"], "calibration=/no/such.json: can't be read"),
+        (["runs={here}", "report=/no/such/folder/r.json"], "report=/no/such/folder/r.json: can't be written"),
+        (["runs={other}"], "is not a table of runs: it lacks"),
+        (["runs={binary}"], "can't be read"),
+    ],
+)
+def test_bad_words_are_one_message_and_status_2(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = {"here": write_csv(tmp_path / "runs.csv", rows_of({})), "other": tmp_path / "o.csv", "binary": tmp_path / "b.csv"}
+    places["other"].write_text("a,b\n1,2\n")
+    places["binary"].write_bytes(b"\xff\xfe\x00\x01")
+    assert main([word.format(**places) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no CSV of runs"):
+        load(tmp_path)
+
+
+def test_shipped_constants_are_found_by_engine_and_gpu() -> None:
+    run = only({})[0]
+    behaviour = BEHAVIOURS["nanotron"]
+    file = shipped_file("nanotron", "H100-SXM-80GB")
+    assert file is not None
+    calibration = calibrated(run.cluster, behaviour)
+    assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
+    assert calibration.interval == file.interval
+    assert shipped_file("nanotron", "B200") is None
+    unknown = replace(behaviour, engine="unheard-of")
+    assert calibrated(run.cluster, unknown) == datasheet(run.cluster, unknown)
+
+
+def test_a_prediction_has_the_interval_of_its_calibration() -> None:
+    run = only({})[0]
+    ((_, prediction, _),) = price_runs([run], shipped)
+    assert prediction is not None
+    assert prediction.interval is not None
+    low, high = prediction.interval
+    assert low < prediction.step_time_s < high
+    ((_, plain, _),) = price_runs([run], named("datasheet"))
+    assert plain is not None
+    assert plain.interval is None
+
+
+def test_every_shipped_calibration_says_what_it_is_of() -> None:
+    folder = Path(__file__).parent.parent / "orchestrator" / "cost" / "calibrations"
+    files = [path for path in folder.glob("*.json") if path.stem != "validation"]
+    assert len(files) > 10
+    for path in files:
+        text = json.loads(path.read_text())
+        file = shipped_file(text["engine"], text["gpu"])
+        assert file is not None
+        assert path.stem == f"{file.engine}-{file.gpu}"
+        assert file.fitted_runs > 0
+        assert file.fitted_on
+        for name, constant in file.constants.items():
+            assert constant.unit, name
+            assert constant.origin, name
