@@ -104,11 +104,13 @@ def activations(
 
 
 def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, behaviour: Behaviour) -> float:
-    """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28)."""
+    """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28); over
+    the whole one where the engine gathers them."""
     mesh = strategy.mesh
     total = 0.0
     for op in layer.ops:
         if isinstance(op, Gemm) and op.pad_to:
-            local = ceil(op.n / (op.pad_to * mesh.tp)) * op.pad_to
+            whole = op.split is None or behaviour.layers == "hugging_face"
+            local = op.n if whole else ceil(op.n / (op.pad_to * mesh.tp)) * op.pad_to
             total += op.tokens * micro_batch_size / mesh.cp * local * behaviour.logits_bytes
     return total

@@ -20,6 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.flops import model_flops_per_sample
+from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.spec import Enter, LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.axes import cp, dp, pp, tp
@@ -147,6 +148,10 @@ class CostModel:
     """Prices candidates for one model, training, cluster and engine. Pure: the caches only save time."""
 
     def __init__(self, model: ModelSpec, training: Training, cluster: Cluster, behaviour: Behaviour, calibration: Calibration) -> None:
+        if behaviour.layers == "hugging_face":
+            model = hugging_face(model)
+        if model.architecture.family in behaviour.unfused_attention:
+            behaviour = replace(behaviour, flash_attention=False)
         self.model, self.training, self.cluster = model, training, cluster
         self.behaviour, self.calibration = behaviour, calibration
         self._kinds: dict[str, LayerSpec] = {run.layer.kind: run.layer for run in model.runs}
@@ -294,7 +299,7 @@ class CostModel:
         passes = {"forward": forward.compute, "backward": backward.compute + again}
         launch = {"forward": forward.launch, "backward": backward.launch}
         size = (layer, strategy, micro_batch_size, self._itemsize)
-        for item in (*tp.traffic(*size), *cp.traffic(*size)):
+        for item in (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel)):
             attention = (forward if item.when == "forward" else backward).attention
             exposed, slowed = self._exposed(self._seconds_of(item), item, attention)
             times = 2 if item.repeats_with_recompute and recompute == "full" else 1

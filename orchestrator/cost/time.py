@@ -91,7 +91,7 @@ def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[flo
     mesh = strategy.mesh
     m = op.tokens * micro_batch_size / mesh.cp
     k, n = float(op.k), float(op.n)
-    if op.pad_to:
+    if op.pad_to and op.split == "column":
         unit = op.pad_to * mesh.tp
         n = ceil(n / unit) * unit
     if op.split == "column":

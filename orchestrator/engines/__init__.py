@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import megatron, megatron_deepspeed
+from orchestrator.engines import deepspeed, megatron, megatron_deepspeed
 from orchestrator.engines.engine import Engine
 
 __all__ = ["ENGINES", "Engine"]
 
-ENGINES: Final[dict[str, Engine]] = {engine.name: engine for engine in (megatron.ENGINE, megatron_deepspeed.ENGINE)}
+ENGINES: Final[dict[str, Engine]] = {engine.name: engine for engine in (megatron.ENGINE, megatron_deepspeed.ENGINE, deepspeed.ENGINE)}
 """A new engine is a file with an `ENGINE` and its name in this line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from orchestrator.job import File
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
@@ -125,6 +126,8 @@ def zero_optimization(plan: Plan) -> dict[str, Any]:
             "sub_group_size": 1_000_000_000,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
+        if plan.zero_shard_size is not None:
+            section["zero_hpz_partition_size"] = plan.zero_shard_size
     if plan.offload_optimizer:
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": not plan.cluster.is_cpu}
     return section
@@ -144,6 +147,11 @@ def _precision(plan: Plan) -> dict[str, Any]:
     return section
 
 
+def tensor_parallel(plan: Plan) -> dict[str, Any]:
+    """AutoTP. Divided logits need DeepSpeed's own loss, which would take the place of the model's (runtime/engine.py:1100-1120)."""
+    return {"autotp_size": plan.tp, "vocab_parallel_lm_head": False}
+
+
 def ds_config(plan: Plan) -> dict[str, Any]:
     """What the engine gets. With tp=1 all three batch fields; otherwise train_batch_size is left out: without Megatron's groups
     DeepSpeed would check it against the whole world (README "silently wrong" 5)."""
@@ -159,6 +167,8 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         "optimizer": optimizer(plan),
         "zero_optimization": zero_optimization(plan),
     }
+    if plan.engine == "deepspeed" and plan.tp > 1:
+        config["tensor_parallel"] = tensor_parallel(plan)
     if plan.training.optimizer == "sgd" and plan.zero_stage >= 1:
         config["zero_allow_untested_optimizer"] = True
     return config
@@ -191,9 +201,23 @@ def for_trainer(plan: Plan) -> dict[str, Any]:
         sized += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
     config["zero_optimization"] = zero | {name: "auto" for name in sized if name in zero}
     if plan.tp > 1:
-        config["tensor_parallel"] = {"autotp_size": plan.tp}
+        config["tensor_parallel"] = tensor_parallel(plan)
+        # The Trainer would fill it with micro * accumulation * world: tp times the samples that are there.
+        del config["train_batch_size"]
     return config
 
 
 def dumps(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
+
+
+def deepspeed_files(plan: Plan) -> tuple[list[File], list[str]]:
+    """ds_config.json and ds_config.auto.json, and what a user should know of them."""
+    files = [File(path="ds_config.json", content=dumps(by_hand(plan))), File(path="ds_config.auto.json", content=dumps(for_trainer(plan)))]
+    found = [f"ds_config.json assumes {plan.dp} data-parallel ranks of {plan.world_size}."]
+    if plan.pp > 1:
+        found.append("ds_config.auto.json: the HF Trainer has no pipeline; it would run these settings over data parallelism.")
+    training = plan.training
+    if training.schedule == "linear" and training.min_lr > 0:
+        found.append(f"ds_config.json: DeepSpeed's linear schedule ends at 0, not at min_lr={training.min_lr}; our worker's ends there.")
+    return files, found

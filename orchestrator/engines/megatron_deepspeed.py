@@ -19,6 +19,18 @@ NAME: Final = "megatron_deepspeed"
 FAMILIES: Final = ("gpt", "llama")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
+STATES: Final = {
+    "mixed/0": StateBytes(weight=2, gradient=2, master=4, moments=8, step=4),
+    "mixed/1": StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2),
+    "mixed/2": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
+    "mixed/3": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
+    "fp32/0": StateBytes(weight=4, gradient=4, master=0, moments=8),
+    "fp32/1": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
+    "fp32/2": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
+    "fp32/3": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
+}
+"""DeepSpeed's bytes per parameter by precision class and stage, whatever the model is made of; `behaviour` says where they come from."""
+
 
 def capabilities(software: Software) -> Capabilities:
     """What DeepSpeed 0.19.8 runs over megatron-core 0.16.1 models (engines README, column "DeepSpeed + mcore TP")."""
@@ -86,16 +98,7 @@ def behaviour(software: Software) -> Behaviour:
     """
     return Behaviour(
         engine=NAME,
-        states={
-            "mixed/0": StateBytes(weight=2, gradient=2, master=4, moments=8, step=4),
-            "mixed/1": StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2),
-            "mixed/2": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
-            "mixed/3": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
-            "fp32/0": StateBytes(weight=4, gradient=4, master=0, moments=8),
-            "fp32/1": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
-            "fp32/2": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
-            "fp32/3": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
-        },
+        states=STATES,
         gradient_bytes_on_wire="grad_reduce_dtype",
         reduce_scatter_from_stage=2,
         bucket_elements=BUCKET_ELEMENTS,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from orchestrator.engines.ds_config import by_hand, ds_config, dumps, for_trainer
+from orchestrator.engines.ds_config import deepspeed_files, ds_config, dumps
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, shape, why_not
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError
@@ -39,31 +40,16 @@ def environment(plan: Plan) -> dict[str, str]:
 
 
 def uses_deepspeed(plan: Plan) -> bool:
-    return plan.engine == "megatron_deepspeed"
-
-
-def _deepspeed_files(plan: Plan) -> tuple[list[File], list[str]]:
-    files = [File(path="ds_config.json", content=dumps(by_hand(plan))), File(path="ds_config.auto.json", content=dumps(for_trainer(plan)))]
-    found = [f"ds_config.json assumes {plan.dp} data-parallel ranks of {plan.world_size}."]
-    if plan.pp > 1:
-        found.append("ds_config.auto.json: the HF Trainer has no pipeline; it would run these settings over data parallelism.")
-    training = plan.training
-    if training.schedule == "linear" and training.min_lr > 0:
-        found.append(f"ds_config.json: DeepSpeed's linear schedule ends at 0, not at min_lr={training.min_lr}; our worker's ends there.")
-    return files, found
+    return plan.engine in ("megatron_deepspeed", "deepspeed")
 
 
 def translate(plan: Plan, module: str) -> Job:
-    """The job of this plan: files, arguments, environment. Pure. Raises InputError where the ranks don't fill the nodes evenly."""
-    nodes, ranks = shape(plan)
-    if nodes * ranks != plan.world_size:
-        per_node = plan.cluster.gpus_per_node
-        raise InputError("gpus", plan.world_size, f"does not divide evenly over {nodes} nodes of {per_node}")
+    """The job of a plan on megatron-core's layers. Pure. Raises InputError where the ranks don't fill the nodes evenly."""
     engine_json = engine_fields(plan) | {"ds_config": ds_config(plan) if uses_deepspeed(plan) else None}
     files = [File(path="engine.json", content=dumps(engine_json))]
     found: list[str] = []
     if uses_deepspeed(plan):
-        more, said = _deepspeed_files(plan)
+        more, said = deepspeed_files(plan)
         files, found = files + more, found + said
     reason = why_not(plan)
     if reason is None:
@@ -73,6 +59,15 @@ def translate(plan: Plan, module: str) -> Job:
         found.append(f"megatron_args.sh was not written: {reason}.")
     if plan.model.family not in TRAINED_FAMILIES:
         found.append(f"Our workers train {', '.join(TRAINED_FAMILIES)}; {plan.model.family} is planned, checked and exported.")
+    return assemble(plan, module, files, found)
+
+
+def assemble(plan: Plan, module: str, files: Sequence[File], found: Sequence[str]) -> Job:
+    """Arguments, environment and shape around these files and notes. Raises InputError where the ranks don't fill the nodes evenly."""
+    nodes, ranks = shape(plan)
+    if nodes * ranks != plan.world_size:
+        per_node = plan.cluster.gpus_per_node
+        raise InputError("gpus", plan.world_size, f"does not divide evenly over {nodes} nodes of {per_node}")
     return Job(
         name=f"{plan.model.name}-{plan.engine}",
         module=module,

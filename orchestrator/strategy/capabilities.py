@@ -107,6 +107,12 @@ class Behaviour(Value, frozen=True, kw_only=True):
     """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""
     moment_dtype_bytes: int = 4
     fp32_gradient_fusion: bool = True
+    layers: Literal["megatron", "hugging_face"] = "megatron"
+    """How the engine's layers compute: as families describe them, or as model.hugging_face changes that."""
+    unfused_attention: tuple[str, ...] = ()
+    """Families whose attention materialises the scores even where `flash_attention` is on."""
+    context_parallel: Literal["ring", "all_to_all"] = "ring"
+    """What cp is: keys and values around a ring, or Ulysses' exchange of sequence shards for heads (arXiv 2309.14509)."""
 
     def state_bytes(self, precision: str, zero_stage: int) -> StateBytes:
         """Bytes per parameter for this precision and ZeRO stage. Raises KeyError for one that the engine has not."""

@@ -29,7 +29,7 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 
 def tag_sliced_embeddings(model: torch.nn.Module, tp: int) -> None:
-    """AutoTP gives each rank its heads' columns of T5's relative bias but no tag for it: the gradient norm would count rank 0's columns only."""
+    """AutoTP gives each rank its heads' columns of T5's relative bias but no tag: the gradient norm would count rank 0's columns only."""
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) and hasattr(module, "weight"):
             width = getattr(module.weight, "ds_shape", module.weight.shape)[-1]
@@ -38,8 +38,8 @@ def tag_sliced_embeddings(model: torch.nn.Module, tp: int) -> None:
 
 
 class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
-    """One rank: a Hugging Face model as the module of a DeepSpeed engine. The groups are megatron-core's book-keeping of the plan's order, in
-    which DeepSpeed's own (neighbours first) are the same."""
+    """One rank: a Hugging Face model as the module of a DeepSpeed engine. megatron-core keeps the groups of the plan's order, in which
+    DeepSpeed's own (neighbours first) are the same."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device = plan, device
@@ -62,11 +62,12 @@ class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
             self.engine.optimizer.optimizer.state.clear()
 
     def _build(self, deepspeed: Any, fields: dict[str, Any], ds_config: dict[str, Any]) -> torch.nn.Module:
-        """At stage 3 each weight is divided as soon as its module is built; AutoTP cuts a whole model in host memory; else on the device."""
+        """At stage 3 a weight is divided as soon as its module is built; AutoTP cuts a whole model in host memory; else on the device."""
         if fields["zero_init"]:
             # Without the batch, which it would check against the whole world even under Ulysses.
             config = {key: value for key, value in ds_config.items() if key != "train_batch_size"}
-            with deepspeed.zero.Init(config_dict_or_path=config, dtype=getattr(torch, fields["dtype"])):
+            # And without dtype, which means bf16 wherever the device has no fp16, whatever it says (partition_parameters.py:409).
+            with deepspeed.zero.Init(config_dict_or_path=config):
                 return hugging_face.build_model(fields)
         with torch.device("cpu" if self.plan.tp > 1 else self.device):
             return hugging_face.build_model(fields)

@@ -44,8 +44,9 @@ def build_model(fields: dict[str, Any]) -> torch.nn.Module:
 
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:
-    """DeepSpeed casts every buffer to the training dtype, and zero.Init makes them in it: bf16 has 8 bits for frequencies that are multiplied
-    by thousands of positions. Made anew in fp32; the layers compute cosine and sine in fp32 (modeling_llama.py, LlamaRotaryEmbedding.forward)."""
+    """DeepSpeed casts every buffer to the training dtype, and zero.Init makes them in it: bf16 has 8 bits for frequencies that are
+    multiplied by thousands of positions. Made anew in fp32, in which the layers compute cosine and sine (modeling_llama.py,
+    LlamaRotaryEmbedding.forward)."""
     for module in model.modules():
         if "inv_freq" in dict(module.named_buffers(recurse=False)):
             with default_dtype(torch.float32):
@@ -61,8 +62,8 @@ def restore_rotary_frequencies(model: torch.nn.Module) -> None:
 def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
     """Fill every parameter of a whole or partitioned model in place, before AutoTP cuts it.
 
-    A parameter's values depend on the seed and its name. A ZeRO-3 partition is a range of the flat parameter: each rank draws the blocks that
-    its range touches, so that nobody holds a whole weight. Drawn on `device`, which decides the numbers, wherever the model is. The
+    A parameter's values depend on the seed and its name. A ZeRO-3 partition is a range of the flat parameter: each rank draws the blocks
+    that its range touches, so that nobody holds a whole weight. Drawn on `device`, which decides the numbers, wherever the model is. The
     distribution is transformers' own (`_init_weights` of each model).
     """
     deviations = DEVIATIONS[model.config.model_type](model.config)

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from worker_cases import make_batches, make_trainer
+
 from orchestrator.plan import from_json
 from orchestrator.workers import loop
 from orchestrator.workers.schedule import learning_rate
-from worker_cases import make_batches, make_trainer
 
 Named = dict[str, np.ndarray]
 
@@ -140,6 +141,7 @@ def _storage_bytes(tensors: Any) -> int:
 def forget(trainer: Any) -> None:
     """DeepSpeed's and transformers' global state, so that the next case starts as a new process does."""
     from deepspeed.module_inject.layers import set_autotp_mode
+    from deepspeed.runtime.zero.partition_parameters import Init, InsertPostInitMethodToModuleSubClasses
     from deepspeed.utils import groups
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -148,4 +150,7 @@ def forget(trainer: Any) -> None:
         ALL_ATTENTION_FUNCTIONS._local_mapping.pop(name, None)
     groups._release_process_group_references()
     set_autotp_mode(training=False)
+    # Ranks that ran other cases before would number their parameters otherwise, and ZeRO-3 compares the numbers.
+    Init.param_id = 0
+    torch.nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
     gc.collect()

@@ -1,0 +1,178 @@
+"""Hugging Face models under DeepSpeed alone: ZeRO 0 to 3, AutoTP, Ulysses, hpZ, optimizer offload."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines import deepspeed_rules, rules
+from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS, deepspeed_files, ds_config, dumps
+from orchestrator.engines.engine import Engine
+from orchestrator.engines.hf_config import hf_fields
+from orchestrator.engines.megatron_deepspeed import STATES
+from orchestrator.engines.rules import rule
+from orchestrator.engines.translation import assemble
+from orchestrator.hardware.spec import Software
+from orchestrator.job import File, Job
+from orchestrator.plan import Plan
+from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.spec import RANK_ORDER
+
+NAME: Final = "deepspeed"
+FAMILIES: Final = ("gpt", "llama", "bert", "t5")
+PRECISIONS: Final = ("bf16", "fp16", "fp32")
+
+LOGITS_BYTES: Final = 14.0
+"""Per logit at the loss's peak in backward: the 16-bit logits 2, log_softmax's saved fp32 output 4, its gradient 4, the fp32 logits' 4."""
+
+
+def capabilities(software: Software) -> Capabilities:
+    """What DeepSpeed 0.19.8 runs over transformers' models (engines README, "DeepSpeed + HF"; ds_zero, ds_autotp, ds_ulysses)."""
+    return Capabilities(
+        engine=NAME,
+        families=FAMILIES,
+        axes=("tp", "cp", "dp"),
+        zero_stages=(0, 1, 2, 3),
+        zero_stages_with_pipeline=(),
+        sequence_parallel=False,
+        recompute=("none", "full"),
+        recompute_varies="never",
+        uneven_stages=False,
+        schedules=("1f1b",),
+        offload_optimizer=True,
+        precisions=PRECISIONS,
+        optimizers=("adamw", "sgd"),
+        rank_orders=(RANK_ORDER,),
+        rules=(
+            rule("family", "transformers/models/{gpt2,llama,qwen2,bert,t5}", rules.offered(FAMILIES, NAME), "model"),
+            rule("precision", "fp16_bf16, runtime/engine.py:2000", rules.precision(NAME, PRECISIONS), "model"),
+            rule("seq_pos", "transformers: n_positions, max_position_embeddings of the model's config", rules.positions, "model"),
+            rule("hidden_heads", "transformers/models/gpt2/modeling_gpt2.py GPT2Attention", rules.head_width, "model"),
+            rule("head_groups", "transformers/models/llama/modeling_llama.py repeat_kv", rules.head_groups, "model"),
+            rule("hf_architecture", "transformers/models/*/configuration_*.py", deepspeed_rules.hf_architecture, "model"),
+            rule(
+                "grad_dtype",
+                "data_types and communication_data_type: deepspeed/runtime/engine.py:1719,1799",
+                rules.gradient_dtype,
+                "model",
+            ),
+            rule("rank_order", "autotp: deepspeed/utils/groups.py:150-230 (neighbours are one group)", rules.rank_order, "order"),
+            rule("no_experts", "ours: dense families only", rules.no_experts, "ep", "etp"),
+            rule("no_pipeline", "pp_misc: deepspeed/runtime/pipe/module.py", deepspeed_rules.no_pipeline, "pp", "vpp"),
+            rule("schedule", "ours: one stage", rules.schedule_fits, "vpp", "schedule"),
+            rule(
+                "no_sequence_parallel",
+                "mapping_deepspeed.md: no Megatron-style sequence parallelism",
+                deepspeed_rules.no_sequence_parallel,
+                "sequence_parallel",
+            ),
+            rule(
+                "autotp_family",
+                "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)",
+                deepspeed_rules.autotp_family,
+                "tp",
+            ),
+            rule(
+                "autotp_divides",
+                "autotp: deepspeed/module_inject/tp_shard.py (uneven shards)",
+                deepspeed_rules.autotp_divides,
+                "tp",
+            ),
+            rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", deepspeed_rules.autotp_host, "tp"),
+            rule("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", deepspeed_rules.autotp_without_ulysses, "tp", "cp"),
+            rule(
+                "ulysses_family",
+                "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:560",
+                deepspeed_rules.ulysses_family,
+                "cp",
+            ),
+            rule("ulysses", "ulysses: runtime/sequence_parallel/ulysses_sp.py:143-152", deepspeed_rules.ulysses_heads, "cp"),
+            rule(
+                "ulysses_seq",
+                "ulysses: runtime/sequence_parallel/ulysses_sp.py:707",
+                deepspeed_rules.ulysses_sequence,
+                "cp",
+            ),
+            rule("world_div", "autotp, ulysses: parallel_state_sp.py:28-40", rules.world_divides, "tp", "pp", "cp"),
+            rule("world_filled", "triangle: deepspeed/runtime/config.py:456-475", rules.world_filled, "tp", "pp", "cp", "dp"),
+            rule("gbs_div", "triangle: deepspeed/runtime/config.py:456-475", rules.batch_divides, "dp", "micro_batch_size"),
+            rule(
+                "gbs_filled",
+                "triangle: deepspeed/runtime/config.py:590-656",
+                rules.batch_filled,
+                "dp",
+                "micro_batch_size",
+                "num_microbatches",
+            ),
+            rule("zero_stage", "stage_range: deepspeed/runtime/zero/config.py:81", rules.zero_offered((0, 1, 2, 3)), "zero_stage"),
+            rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", rules.unsharded_accumulation, "zero_stage"),
+            rule(
+                "hpz",
+                "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py",
+                deepspeed_rules.hpz,
+                "zero_shard_size",
+                "zero_stage",
+                "tp",
+                "cp",
+            ),
+            rule(
+                "offload",
+                "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
+                rules.offload,
+                "offload_optimizer",
+                "zero_stage",
+                "pp",
+            ),
+            rule(
+                "offload_ulysses",
+                "ours: nobody has tried it",
+                deepspeed_rules.ulysses_offload,
+                "offload_optimizer",
+                "cp",
+            ),
+            rule(
+                "recompute_whole",
+                "transformers/modeling_utils.py gradient_checkpointing_enable",
+                deepspeed_rules.no_selective,
+                "recompute",
+            ),
+        ),
+    )
+
+
+def behaviour(software: Software) -> Behaviour:
+    """DeepSpeed's states and traffic under Hugging Face's layers.
+
+    The layers are torch's own operations one by one (model/hugging_face.py): slower than megatron-core's where those are fused. AutoTP's
+    all-reduces are waited for (module_inject/layers.py), and so are Ulysses' all-to-alls. Attention is torch's flash kernel or the
+    flash-attn package on any GPU, but for t5, whose relative bias no flash kernel takes (integrations/sdpa_attention.py).
+    """
+    return Behaviour(
+        engine=NAME,
+        states=STATES,
+        gradient_bytes_on_wire="grad_reduce_dtype",
+        reduce_scatter_from_stage=2,
+        bucket_elements=BUCKET_ELEMENTS,
+        bucket_copies=2,
+        live_parameter_elements=PREFETCH_ELEMENTS,
+        overlaps_grad_reduce=False,
+        overlaps_param_gather=False,
+        tp_overlap=0.0,
+        fp32_gradient_fusion=False,
+        logits_bytes=LOGITS_BYTES,
+        layers="hugging_face",
+        unfused_attention=("t5",),
+        context_parallel="all_to_all",
+    )
+
+
+def translate(plan: Plan) -> Job:
+    """The job of `orchestrator.workers.deepspeed`. Pure. Raises InputError where the ranks don't fill the nodes evenly."""
+    engine = {"engine": plan.engine, "model": hf_fields(plan), "ds_config": ds_config(plan)}
+    files, notes = deepspeed_files(plan)
+    notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    if plan.model.family == "bert":
+        notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
+    return assemble(plan, "orchestrator.workers.deepspeed", [File(path="engine.json", content=dumps(engine)), *files], notes)
+
+
+ENGINE: Final = Engine(name=NAME, capabilities=capabilities, behaviour=behaviour, translate=translate)

@@ -1,0 +1,126 @@
+"""What DeepSpeed refuses, or gets silently wrong, with Hugging Face models: AutoTP, Ulysses, hpZ."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.hf_config import inexpressible
+from orchestrator.engines.rules import sequence_lengths
+from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.spec import Candidate
+from orchestrator.units import ITEMSIZE, format_bytes
+
+AUTOTP_FAMILIES: Final = ("llama", "bert", "t5")
+ULYSSES_FAMILIES: Final = ("llama",)
+"""Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
+It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder. t5's bias is not of a shard's length."""
+
+
+def hf_architecture(_: Candidate, situation: Situation) -> str | None:
+    return inexpressible(situation.model.architecture)
+
+
+def no_pipeline(candidate: Candidate, _: Situation) -> str | None:
+    if candidate.mesh.pp == 1 and candidate.vpp == 1:
+        return None
+    return f"pp={candidate.mesh.pp}: Hugging Face models are no PipelineModule; engine=megatron_deepspeed has pipelines"
+
+
+def no_sequence_parallel(candidate: Candidate, _: Situation) -> str | None:
+    if not candidate.strategy.sequence_parallel:
+        return None
+    return "sequence_parallel: DeepSpeed has none of Megatron's; cp is its Ulysses"
+
+
+def no_selective(candidate: Candidate, _: Situation) -> str | None:
+    if candidate.strategy.recompute != "selective":
+        return None
+    return "recompute=selective: gradient checkpointing of Hugging Face models is for whole layers"
+
+
+def autotp_family(candidate: Candidate, situation: Situation) -> str | None:
+    family, tp = situation.model.architecture.family, candidate.mesh.tp
+    if tp == 1 or family in AUTOTP_FAMILIES:
+        return None
+    return f"tp={tp}: AutoTP refuses GPT-2, whose linears are Conv1D; it has {', '.join(AUTOTP_FAMILIES)}"
+
+
+def autotp_divides(candidate: Candidate, situation: Situation) -> str | None:
+    """AutoTP would cut unevenly; then ranks wait for the widest, and our cost model does not know it."""
+    tp, a = candidate.mesh.tp, situation.model.architecture
+    given = (
+        ("num_attention_heads", a.num_attention_heads),
+        ("num_query_groups", a.query_groups),
+        ("ffn_hidden_size", a.ffn_hidden_size),
+        *((("vocab_size", a.vocab_size),) if a.family == "llama" and not a.tie_embeddings else ()),
+    )
+    for name, value in given:
+        if value % tp:
+            return f"tp={tp} does not divide {name}={value}"
+    return None
+
+
+def autotp_without_ulysses(candidate: Candidate, _: Situation) -> str | None:
+    mesh = candidate.mesh
+    if mesh.tp == 1 or mesh.cp == 1:
+        return None
+    return f"tp={mesh.tp} cp={mesh.cp}: AutoTP takes the place of the mpu that Ulysses needs"
+
+
+def autotp_host(candidate: Candidate, situation: Situation) -> str | None:
+    """AutoTP cuts a model that each rank has built whole; without it the whole model must fit the GPU or zero.Init divides it at once."""
+    tp, cluster = candidate.mesh.tp, situation.cluster
+    if tp == 1:
+        return None
+    itemsize = ITEMSIZE["fp32" if situation.training.precision == "fp32" else "bf16"]
+    needed = situation.model.parameters * itemsize
+    if needed <= cluster.host_memory:
+        return None
+    have = format_bytes(cluster.host_memory)
+    return f"tp={tp}: AutoTP builds the whole model in host memory first: {format_bytes(needed)} a rank of {have} (cluster.host_memory)"
+
+
+def ulysses_family(candidate: Candidate, situation: Situation) -> str | None:
+    family, cp = situation.model.architecture.family, candidate.mesh.cp
+    if cp == 1 or family in ULYSSES_FAMILIES:
+        return None
+    return f"cp={cp}: transformers' {family} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_FAMILIES)} can"
+
+
+def ulysses_heads(candidate: Candidate, situation: Situation) -> str | None:
+    cp, a = candidate.mesh.cp, situation.model.architecture
+    if a.num_attention_heads % cp:
+        return f"cp={cp} does not divide num_attention_heads={a.num_attention_heads}"
+    if a.query_groups % cp and cp % a.query_groups:
+        return f"cp={cp} neither divides num_query_groups={a.query_groups} nor is a multiple of it"
+    return None
+
+
+def ulysses_sequence(candidate: Candidate, situation: Situation) -> str | None:
+    cp = candidate.mesh.cp
+    for name, length in sequence_lengths(situation).items():
+        if length % cp:
+            return f"cp={cp} does not divide {name}={length}"
+    return None
+
+
+def ulysses_offload(candidate: Candidate, _: Situation) -> str | None:
+    if candidate.mesh.cp == 1 or not candidate.strategy.offload_optimizer:
+        return None
+    return f"offload_optimizer with cp={candidate.mesh.cp}: never tried under Ulysses"
+
+
+def hpz(candidate: Candidate, _: Situation) -> str | None:
+    strategy = candidate.strategy
+    size, mesh = strategy.zero_shard_size, strategy.mesh
+    if size is None:
+        return None
+    if strategy.zero_stage != 3:
+        return f"zero_shard_size={size} with zero_stage={strategy.zero_stage}: hpZ is a second copy of ZeRO-3's weights"
+    if mesh.tp > 1:
+        return f"zero_shard_size={size} with tp={mesh.tp}: hpZ's groups are the whole world's, silently wrong with tensor parallelism"
+    if mesh.cp > 1:
+        return f"zero_shard_size={size} with cp={mesh.cp}: never tried under Ulysses"
+    if size < 2 or mesh.world_size % size:
+        return f"zero_shard_size={size} must be above 1 and divide the {mesh.world_size} ranks"
+    return None

@@ -1,0 +1,150 @@
+"""A model's layers as Hugging Face's modules compute them: torch's own operations one by one, no fused kernels, the vocabulary whole.
+
+Families describe layers as megatron-core builds them. Names of kinds, runs and edges stay; weights, bytes moved and tensors kept change
+where transformers 5 (models/{gpt2,llama,bert,t5}/modeling_*.py) and DeepSpeed's AutoTP differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from orchestrator.model.spec import Architecture, Attention, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
+
+RMS_NORM_MOVED: Final = 36.0
+"""Bytes per element of LlamaRMSNorm and T5LayerNorm in 16 bits: to fp32 2+4, square 4+4, mean 4, times rsqrt 4+4, back 4+2, weight 2+2; the
+statistics are small. A fused norm moves 4."""
+RMS_NORM_NORMALISED: Final = 2
+"""Bytes of the normalised 16-bit tensor that the product with the weight keeps; the fp32 copy of the input (4) is kept by the rest."""
+RMS_NORM_COPY: Final = 4
+ROTARY_MOVED: Final = 20.0
+"""apply_rotary_pos_emb: x*cos 2+2, rotate_half (negate one half, concatenate) 6, times sin 2+2, sum 4+2."""
+GATED_MOVED: Final = 10.0
+"""act(gate) 2+2, times up 4+2; a fused kernel moves 6."""
+SEPARATE_DROPOUT: Final = 4.0
+"""Dropout and residual addition are two kernels: the dropped tensor is written and read once more."""
+LOSS_MOVED: Final = 22.0
+"""torch's cross-entropy on fp32 logits: cast 2+4, log_softmax reads them three times and writes 4 (more ids than a block)."""
+LOSS_MOVED_BACKWARD: Final = 30.0
+"""The dense gradient of the chosen ids 4, log_softmax's backward reads both twice and writes 4, cast 4+2."""
+
+VOCABULARY: Final = 1
+"""`pad_to` of a vocabulary that is not padded: the mark by which the loss finds its GEMM."""
+
+RMS_NORM_KERNELS: Final = 8
+"""Cast, square, mean, plus epsilon, rsqrt, product, cast, product."""
+ROTARY_KERNELS: Final = 10
+"""Queries and keys: two products, negation, concatenation, sum."""
+GATED_KERNELS: Final = 2
+
+
+@dataclass(frozen=True)
+class _Context:
+    a: Architecture
+    untied: bool
+
+    @property
+    def splits_head(self) -> bool:
+        """AutoTP divides an untied head of a model with a plan of its own (llama: `lm_head: colwise_gather_output`), never a tied one."""
+        return self.untied and self.a.family == "llama"
+
+
+def hugging_face(model: ModelSpec) -> ModelSpec:
+    """The same model as transformers builds it."""
+    context = _Context(model.architecture, not model.architecture.tie_embeddings)
+    return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, context)) for run in model.runs))
+
+
+def _layer(layer: LayerSpec, context: _Context) -> LayerSpec:
+    weights = tuple(changed for weight in layer.weights for changed in _weight(weight, layer, context))
+    return replace(layer, weights=weights, ops=tuple(_ops(layer, context)))
+
+
+def _weight(weight: Weight, layer: LayerSpec, context: _Context) -> Iterator[Weight]:
+    if context.a.family == "t5" and weight.name.endswith("output_layer.bias"):
+        return  # T5ForConditionalGeneration's head has none
+    if weight.pad_to:
+        split = 0 if layer.kind == "head" and context.splits_head else None
+        yield replace(weight, split=split, pad_to=0)
+    else:
+        yield weight
+
+
+def _ops(layer: LayerSpec, context: _Context) -> Iterator[Op]:
+    pending: Enter | None = None
+    for op in layer.ops:
+        if isinstance(op, Enter):
+            pending = op
+        elif isinstance(op, Exit):
+            if layer.kind != "embedding":
+                yield op
+        elif isinstance(op, Gemm):
+            if op.pad_to:
+                yield from _head(op, pending, context)
+            else:
+                # Under AutoTP each linear all-reduces its input's gradient by itself (module_inject/layers.py).
+                for gemm in _linears(op, context.a):
+                    if pending is not None:
+                        yield pending
+                    yield gemm
+            pending = None
+        elif isinstance(op, Pointwise):
+            yield from _pointwise(op, context.a)
+        else:
+            assert isinstance(op, Attention)
+            yield op
+
+
+def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
+    """The linears that megatron-core fuses to one, all on the input that the first keeps."""
+    q, kv = a.num_attention_heads * a.head_dim, a.query_groups * a.head_dim
+    widths = [op.n]
+    if op.name == "self_attention.linear_qkv" and a.family != "gpt":  # GPT-2's c_attn is one
+        widths = [q, kv, kv]
+    elif op.name == "cross_attention.linear_kv":
+        widths = [kv, kv]
+    elif op.name == "mlp.linear_fc1" and a.gated:
+        widths = [a.ffn_hidden_size, a.ffn_hidden_size]
+    for index, n in enumerate(widths):
+        yield replace(op, n=n, saves=() if index else op.saves)
+
+
+def _kernels(op: Pointwise, count: int) -> Iterator[Pointwise]:
+    """An operation of `count` kernels: the first stands for the bytes of all, the others for their launches."""
+    yield op
+    for _ in range(count - 1):
+        yield Pointwise(name=op.name, elements=0, moved=0.0, shard=op.shard)
+
+
+def _head(op: Gemm, enter: Enter | None, context: _Context) -> Iterator[Op]:
+    """Logits of the whole vocabulary on every rank. Where AutoTP divides the head it gathers them: half the bytes of an all-reduce."""
+    if context.splits_head:
+        if enter is not None:
+            yield enter
+        yield replace(op, pad_to=VOCABULARY)
+        yield Exit(elements=op.tokens * op.n // 2)
+    else:
+        yield replace(op, pad_to=VOCABULARY, split=None)
+
+
+def _pointwise(op: Pointwise, a: Architecture) -> Iterator[Pointwise]:
+    if op.name == "cross_entropy":
+        yield replace(op, moved=LOSS_MOVED, moved_backward=LOSS_MOVED_BACKWARD, shard="none")
+    elif op.name.endswith("rotary"):
+        yield from _kernels(replace(op, moved=ROTARY_MOVED), ROTARY_KERNELS)
+    elif op.name == "mlp.activation" and a.gated:
+        activated = Saved(name="mlp.activation.output", elements=op.elements, shard="tp", group="mlp")
+        yield from _kernels(replace(op, moved=GATED_MOVED, saves=(*op.saves, activated)), GATED_KERNELS)
+    elif op.name.endswith("_bda") and a.hidden_dropout:
+        yield from _kernels(replace(op, moved=op.moved + SEPARATE_DROPOUT), 2)
+    elif a.normalization == "RMSNorm" and op.saves and op.saves[0].name == f"{op.name}.input":
+        kept = (
+            Saved(name=f"{op.name}.input", elements=op.elements, itemsize=RMS_NORM_COPY, group="residual"),
+            Saved(name=f"{op.name}.normalised", elements=op.elements, itemsize=RMS_NORM_NORMALISED, group="residual"),
+        )
+        yield from _kernels(replace(op, moved=RMS_NORM_MOVED, saves=kept), RMS_NORM_KERNELS)
+    else:
+        yield op
