@@ -1,21 +1,29 @@
 """What `job.sbatch` calls at its end, where no launcher of ours is watching: writes `status.json` of the run folder.
 
-    python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED
+    python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED]
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.launch.local import Outcome, Row, describe_failure, now, write_status
+from msgspec.structs import replace
+
+from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
+from orchestrator.launch.render import TRY_AGAIN
+from orchestrator.launch.slurm import ENDED_FROM_OUTSIDE, REASONS, why_ended
 from orchestrator.report.measured import measured_step_time
 
 SIGNALLED = {130: "ended by SIGINT", 143: "ended by SIGTERM: cancelled, or out of time"}
 """Exit statuses of a batch script that a signal ended: 128 + number."""
+SAME_AGAIN = {2, 3, 4}
+"""Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/loop.py), nodes that are not what
+the plan was made for (workers/preflight.py)."""
 
 
 def _json_lines(path: Path) -> list[Row]:
@@ -30,42 +38,74 @@ def _json_lines(path: Path) -> list[Row]:
     return rows
 
 
-def _predicted(path: Path) -> float | None:
-    """Seconds of a step as plan.json has them; read as plain JSON, so that a plan of another version still gets its status."""
+def _in_plan(path: Path, group: str, name: str) -> float | None:
+    """A number of plan.json; read as plain JSON, so that a plan of another version still gets its status."""
     try:
         plan: Any = json.loads(path.read_text())
-        return float(plan["predicted"]["step_time_s"])
+        return float(plan[group][name])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def finish(out: Path, log: Path, exit_status: int, started: str) -> Outcome:
-    """Write status.json from the logs and metrics; returns how the run ended."""
-    rows = tuple(_json_lines(out / "metrics.jsonl"))
-    said: str | None = None
-    where, rank = log, None
-    how: Literal["finished", "failed", "interrupted"] = "finished"
+def _saved_step(out: Path) -> int | None:
+    """Steps done in the newest whole checkpoint of the folder."""
+    try:
+        return int(json.loads((out / "checkpoints" / "latest.json").read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row]) -> Outcome:
+    """How the ranks ended, by exit status, logs, metrics and Slurm's own word."""
+    outcome = Outcome(status="finished", exit_status=exit_status, started="", ended=now(), log=str(log), rows=tuple(rows))
+    job = os.environ.get("SLURM_JOB_ID")
+    if exit_status == 0:
+        steps, done = _in_plan(out / "plan.json", "training", "steps"), _saved_step(out)
+        if steps is None or done is None or done >= steps or not rows or rows[-1].get("step", steps) >= steps:
+            return outcome
+        said = f"stopped as asked, saved after step {done} of {int(steps)}"
+        return replace(outcome, status="stopped", exit_status=TRY_AGAIN, last_line=said)
+    known = why_ended(job) if job and (exit_status in SIGNALLED or exit_status > 128 or hang(out) is None) else None
+    if known is not None:
+        name, said = known
+        how: Literal["failed", "interrupted"] = "interrupted" if name in ENDED_FROM_OUTSIDE else "failed"
+        return replace(outcome, status=how, last_line=said)
     if exit_status in SIGNALLED:
-        how, said = "interrupted", SIGNALLED[exit_status]
-    elif exit_status:
-        how = "failed"
-        exit_status, said, where, rank = describe_failure(out, log, exit_status)
-    outcome = Outcome(
-        status=how, exit_status=exit_status, started=started, ended=now(), last_line=said, log=str(where), rank=rank, rows=rows
-    )
-    write_status(out, outcome, predicted_step_time_s=_predicted(out / "plan.json"), measured_step_time_s=measured_step_time(rows))
+        return replace(outcome, status="interrupted", last_line=SIGNALLED[exit_status])
+    failure = describe_failure(out, log, exit_status)
+    return replace(outcome, status="failed", exit_status=failure.status, last_line=failure.said, log=str(failure.log), rank=failure.rank,
+                   host=failure.host)  # fmt: skip
+
+
+def _worth_a_restart(outcome: Outcome) -> bool:
+    """Whether to go on from the newest checkpoint may help. Not after scancel."""
+    if outcome.status == "interrupted":
+        return outcome.last_line in (REASONS["TIMEOUT"], REASONS["PREEMPTED"])
+    return outcome.status == "stopped" or (outcome.status == "failed" and outcome.exit_status not in SAME_AGAIN)
+
+
+def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int = 0, allowed: int = 0) -> Outcome:
+    """Write status.json from the logs and metrics; returns how the run ended: "requeued" where the caller is to requeue the job.
+    `restarts` of `allowed` have been used."""
+    rows = by_step(_json_lines(out / "metrics.jsonl"))
+    outcome = replace(_ended(out, log, exit_status, rows), started=started, restarts=restarts)
+    if restarts < allowed and _worth_a_restart(outcome):
+        outcome = replace(outcome, status="requeued", exit_status=TRY_AGAIN)
+    predicted = _in_plan(out / "plan.json", "predicted", "step_time_s")
+    write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured_step_time(rows))
     return outcome
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns 2 for a call that is not ours."""
-    if len(words) != 4 or not words[2].isdecimal():
-        print("usage: python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED", file=sys.stderr)
+    """0; TRY_AGAIN where the job stopped before its end or is to be requeued; 2 for a call that is not ours."""
+    if len(words) not in (4, 6) or not all(word.isdecimal() for word in (words[2], *words[4:])):
+        print("usage: python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED]", file=sys.stderr)
         return 2
     out = Path(words[0])
-    outcome = finish(out, out / words[1], int(words[2]), words[3])
-    print(f"{outcome.status}: {outcome.last_line or f'{len(outcome.rows)} steps'}")
-    return 0
+    restarts, allowed = (int(word) for word in words[4:]) if len(words) == 6 else (0, 0)
+    outcome = finish(out, out / words[1], int(words[2]), words[3], restarts, allowed)
+    print(f"{outcome.status}: {outcome.last_line or f'{len(outcome.rows)} steps'}", flush=True)
+    return TRY_AGAIN if outcome.status in ("stopped", "requeued") else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ class File(Value, frozen=True, kw_only=True):
 class Job(Value, frozen=True, kw_only=True):
     """What every rank runs: `python -m <module> <arguments>`, on `num_nodes` x `ranks_per_node` ranks.
 
+    `program`: a user's own script, run in place of the module.
     `environment` is what the plan needs (CUDA_DEVICE_MAX_CONNECTIONS and the like), nothing of the submitter's.
     `notes`: what a user should know of the files ("megatron_args.sh: no such file, because ...").
     """
@@ -30,6 +31,7 @@ class Job(Value, frozen=True, kw_only=True):
     backend: str
     """nccl or gloo."""
     notes: tuple[str, ...] = ()
+    program: str | None = None
 
     @property
     def world_size(self) -> int:

@@ -15,7 +15,7 @@ from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePred
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
-__all__ = ["LayerSpan", "Plan", "Prediction", "Reason", "RunSettings", "Stage", "StagePrediction", "from_json", "json_schema", "to_json"]
+__all__ = ["LayerSpan", "Plan", "Prediction", "Reason", "RunSettings", "Source", "Stage", "StagePrediction", "from_json", "json_schema", "to_json"]
 VERSION = 1
 
 
@@ -26,16 +26,37 @@ class Reason(Value, frozen=True, kw_only=True):
     why: str
 
 
+class Source(Value, frozen=True, kw_only=True):
+    """A part of a blend: its samples come `weight` / (sum of weights) of the time. `path` as `RunSettings.data`."""
+
+    weight: float
+    path: str
+
+
 class RunSettings(Value, frozen=True, kw_only=True):
-    """What a run does that changes neither plan nor convergence."""
+    """What a run does that changes no plan: its data, evaluation, checkpoints and monitors."""
 
     data: str | None = None
     """Text, jsonl or a Megatron .bin/.idx prefix; None: the byte corpus of the standard library's sources."""
+    blend: tuple[Source, ...] = ()
+    """Weighted sources in place of `data`."""
+    valid: str | None = None
+    """A source to evaluate on."""
+    split: tuple[float, ...] = ()
+    """Shares of each source, front to back, for training, evaluation and, left alone, a test; empty: all of it is trained on."""
+    eval_every: int = 0
+    """Steps between evaluations; 0: none."""
+    eval_steps: int = 10
+    """Global batches of an evaluation, at most: no sample is taken twice."""
     tokenizer: str | None = None
     """A folder with a Hugging Face tokenizer; None: bytes."""
     save_every: int = 0
     resume: str | None = None
     """A run folder or checkpoint folder to continue from."""
+    wandb: dict[str, str] = {}
+    """project, and as wanted entity and name, of Weights & Biases; empty: not used."""
+    step_timeout_s: float = 1800.0
+    """Seconds that a part of a step may last before the ranks are ended as hung; 0: for ever. By default what a collective may last."""
 
 
 class Plan(Value, frozen=True, kw_only=True):
@@ -68,6 +89,8 @@ class Plan(Value, frozen=True, kw_only=True):
     cluster: Cluster
     run: RunSettings = RunSettings()
     calibration: str = "datasheet"
+    extra: dict[str, dict[str, Any]] = {}
+    """What reaches the engine unchanged: "megatron": {field or flag: value}, "ds": {"zero_optimization.overlap_comm": value}."""
 
     @property
     def mesh(self) -> Mesh:

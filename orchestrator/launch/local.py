@@ -18,15 +18,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
-from orchestrator.launch.render import RUN_VARIABLE
+from orchestrator.launch.render import RUN_VARIABLE, SRUN_STYLE
 from orchestrator.values import Value
 
 Row = dict[str, Any]
@@ -48,7 +50,12 @@ FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \
 CLOSING = re.compile(r"Sending process (\d+) closing signal")
 """torchrun logs this for each rank that it ends after another one died (torch/distributed/elastic/multiprocessing/api.py)."""
 STARTED = re.compile(r"^=== rank \d+ on .* ===$\n?", re.MULTILINE)
+STARTED_ON = re.compile(r"^=== rank \d+ on (\S+), .* ===$", re.MULTILINE)
 """launch.sh puts this before the output of each start."""
+JOB_STARTED = re.compile(r"^job \d+ on .*, restart \d+ of \d+$", re.MULTILINE)
+"""job.sbatch says this at each start; the log of a job that was requeued has several."""
+TASK = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+"""One message of srun about tasks that ended badly (slurm/src/srun/libsrun/launch.c, task_state)."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?: |$)")
 """torch.distributed puts this before each line of an uncaught traceback."""
 SECONDARY = re.compile(
@@ -57,11 +64,18 @@ SECONDARY = re.compile(
 """What a rank says when another one has died before it."""
 
 
+HANG = Path("logs") / "hang.json"
+"""Written by the watchdog of the workers."""
+
+
 class Outcome(Value, frozen=True, kw_only=True):
     """How a run ended. `last_line` of the traceback of the rank that failed first, and that rank's `log`; `exit_status` is its own
-    (128 + signal where a signal ended it). `rows` are the lines of metrics.jsonl that this run wrote. Times are ISO 8601 in UTC."""
+    (128 + signal where a signal ended it). `rows` are the lines of metrics.jsonl that this run wrote. Times are ISO 8601 in UTC.
 
-    status: Literal["finished", "failed", "interrupted"]
+    "stopped": the ranks saved and ended before the last step, as they were asked to; "requeued": Slurm starts the job again, and it goes on
+    from its newest checkpoint. `host`: where the rank that failed ran, if known. `restarts`: how often Slurm had started the job again."""
+
+    status: Literal["finished", "failed", "interrupted", "stopped", "requeued"]
     exit_status: int
     started: str
     ended: str
@@ -69,34 +83,56 @@ class Outcome(Value, frozen=True, kw_only=True):
     log: str | None = None
     rank: int | None = None
     rows: tuple[Row, ...] = ()
+    host: str | None = None
+    restarts: int = 0
 
 
 class Metrics:
     """Follows a file of JSON lines that another process appends to. Lines that were there before are not reported; a run that resumes in
-    its own folder first writes those that it keeps again."""
+    its own folder first writes those that it keeps again, which are not reported again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.before = frozenset(path.read_bytes().splitlines()) if path.exists() else frozenset()
+        self.known = set(path.read_bytes().splitlines()) if path.exists() else set()
         self.offset = 0
+        self.last = b""
+        """The end of what was read: where it has changed, the file was written anew."""
 
     def new_rows(self) -> list[Row]:
         """The complete lines since the last call; lines that are no JSON object are passed over."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
-            file.seek(self.offset)
+            file.seek(self.offset - len(self.last))
             text = file.read()
+            if not text.startswith(self.last):
+                file.seek(0)
+                text, self.offset, self.last = file.read(), 0, b""
+        text = text[len(self.last) :]
         end = text.rfind(b"\n") + 1
         rows = []
         for line in text[:end].splitlines():
             with contextlib.suppress(ValueError):
                 row = json.loads(line)
-                if isinstance(row, dict) and line not in self.before:
+                if isinstance(row, dict) and line not in self.known:
                     rows.append(row)
-        if rows or not self.before:  # from its first new line on, the file only grows
+                    self.known.add(line)
+        if end:
             self.offset += end
+            self.last = text[:end].splitlines(keepends=True)[-1]
         return rows
+
+
+def by_step(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Steps that were taken again after a restart count once, as they were taken last.
+
+    >>> by_step([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}, {"step": 2, "loss": 2.0}])
+    ({'step': 1, 'loss': 3.0}, {'step': 2, 'loss': 2.0})
+    """
+    found: dict[Any, Row] = {}
+    for index, row in enumerate(rows):
+        found[row.get("step", f"row {index}")] = row
+    return tuple(found.values())
 
 
 def _tail(path: Path) -> str:
@@ -155,20 +191,76 @@ def _first_failure(out: Path, report: str) -> tuple[int, int] | None:
     return None if first is None else (first, failures[first])
 
 
-def describe_failure(out: Path, launch_log: Path, returncode: int) -> tuple[int, str, Path, int | None]:
-    """(exit status, what happened, log, rank) from torchrun's report in `launch_log` and the ranks' logs; `returncode` is torchrun's."""
-    failure = _first_failure(out, _tail(launch_log))
+class Failure(Value, frozen=True, kw_only=True):
+    """What ended a run: exit status, what happened, the log that tells, and where known the rank and its host."""
+
+    status: int
+    said: str
+    log: Path
+    rank: int | None = None
+    host: str | None = None
+
+
+def hang(out: Path) -> Failure | None:
+    """The watchdog's verdict (workers/watchdog.py); None where nothing hung."""
+    try:
+        written = json.loads((out / HANG).read_text())
+        rank, host = int(written["rank"]), str(written["host"])
+        return Failure(status=int(written["status"]), said=str(written["said"]), log=_log(out, rank), rank=rank, host=host)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
+    """From the watchdog's verdict, torchrun's or srun's report in `launch_log` and the ranks' logs; `returncode` is that of the script."""
+    hung = hang(out)
+    if hung is not None:
+        return hung
+    report = _tail(launch_log)
+    report = report[max((start.start() for start in JOB_STARTED.finditer(report)), default=0) :]
+    failure = _first_failure(out, report) or _first_task(out, report)
     if failure is None:
         status = 128 - returncode if returncode < 0 else returncode
-        said = f"torchrun was ended by {signal.Signals(-returncode).name}" if returncode < 0 else last_line(_tail(launch_log))
-        return status, said or f"launch.sh ended with status {status}", launch_log, None
+        said = f"torchrun was ended by {signal.Signals(-returncode).name}" if returncode < 0 else last_line(report)
+        return Failure(status=status, said=said or f"launch.sh ended with status {status}", log=launch_log)
     rank, code = failure
-    raised = traceback_line(_tail(_log(out, rank)))
+    log = _log(out, rank)
+    raised = traceback_line(_tail(log))
     if code < 0 and (raised is None or code == -signal.SIGKILL):
         hint = " (out of memory, or killed by someone)" if code == -signal.SIGKILL else ""
-        return 128 - code, f"ended by {signal.Signals(-code).name}{hint}", _log(out, rank), rank
+        return Failure(status=128 - code, said=f"ended by {signal.Signals(-code).name}{hint}", log=log, rank=rank, host=_host(log))
     status = 128 - code if code < 0 else code  # gloo's threads abort a process that leaves with an exception
-    return status, raised or last_line(_tail(_log(out, rank))) or f"ended with status {code} and said nothing", _log(out, rank), rank
+    said = raised or last_line(_tail(log)) or f"ended with status {code} and said nothing"
+    return Failure(status=status, said=said, log=log, rank=rank, host=_host(log))
+
+
+def _host(log: Path) -> str | None:
+    """Where the rank of this log was started last."""
+    if not log.exists():
+        return None
+    found = STARTED_ON.findall(log.read_text(errors="replace"))
+    return str(found[-1]) if found else None
+
+
+def _first_task(out: Path, report: str) -> tuple[int, int] | None:
+    """(rank, exit code) of the rank that failed first by srun's messages, where srun starts the ranks themselves. Tasks that srun ended
+    after it are Terminated or Killed in later lines."""
+    if SRUN_STYLE not in report:
+        return None
+    for tasks, what in TASK.findall(report.rsplit(SRUN_STYLE, 1)[-1]):
+        exited = re.match(r"Exited with exit code (\d+)", what)
+        number = next((n for n in signal.valid_signals() if what.startswith(str(signal.strsignal(n)))), None)
+        code = int(exited.group(1)) if exited else -int(number) if number else None
+        if code is None:
+            continue
+        ranks = [rank for part in tasks.split(",") for rank in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
+
+        def order(rank: int, killed: bool = code == -signal.SIGKILL) -> tuple[bool, int]:
+            log = _log(out, rank)
+            return not killed and bool(SECONDARY.search(last_line(_tail(log)) or "")), log.stat().st_mtime_ns if log.exists() else 0
+
+        return min(ranks, key=order), code
+    return None
 
 
 def processes_of(run: str) -> list[int]:
@@ -263,6 +355,7 @@ def run_script(
     if not (out / script).is_file():
         raise LaunchError(f"there is no {script} in {out}")
     (out / "logs").mkdir(exist_ok=True)
+    (out / HANG).unlink(missing_ok=True)
     run = uuid.uuid4().hex
     launch_log = out / "logs" / "launch.log"
     metrics = Metrics(out / "metrics.jsonl")
@@ -291,19 +384,15 @@ def run_script(
     finally:
         _leave_none(run)
     follow()
-    ended = now()
+    outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=str(_log(out, 0)), rows=by_step(rows))
     if signals:
-        name = signal.Signals(signals[0]).name
-        return Outcome(
-            status="interrupted", exit_status=128 + signals[0], started=started, ended=ended, last_line=f"ended by {name}",
-            log=str(launch_log), rows=tuple(rows),
-        )  # fmt: skip
+        said = f"ended by {signal.Signals(signals[0]).name}"
+        return replace(outcome, status="interrupted", exit_status=128 + signals[0], last_line=said, log=str(launch_log))
     if returncode == 0:
-        return Outcome(status="finished", exit_status=0, started=started, ended=ended, log=str(_log(out, 0)), rows=tuple(rows))
-    status, said, where, rank = describe_failure(out, launch_log, returncode)
-    return Outcome(
-        status="failed", exit_status=status, started=started, ended=ended, last_line=said, log=str(where), rank=rank, rows=tuple(rows)
-    )
+        return outcome
+    failure = describe_failure(out, launch_log, returncode)
+    return replace(outcome, status="failed", exit_status=failure.status, last_line=failure.said, log=str(failure.log), rank=failure.rank,
+                   host=failure.host)  # fmt: skip
 
 
 def now() -> str:
@@ -349,6 +438,8 @@ def write_status(
         "last_loss": last.get("loss"),
         "error": None if outcome.status == "finished" else outcome.last_line,
         "failed_rank": outcome.rank,
+        "failed_host": outcome.host,
+        "restarts": outcome.restarts,
         "log": outcome.log,
         "predicted_step_time_s": predicted_step_time_s,
         "measured_step_time_s": measured_step_time_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -28,8 +29,9 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
 
     `gres` None: `--gpus-per-node` for an nccl job; "" asks for no GPUs at all (sites that hand out whole nodes).
-    `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `python`: the nodes' interpreter (a shared environment);
-    None: what the PATH of the node offers.
+    `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
+    srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
+    time or a rank or node fails. `python`: the nodes' interpreter (a shared environment); None: what the PATH of the node offers.
     """
 
     partition: str | None = None
@@ -49,6 +51,8 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     switches: str | None = None
     segment: str | None = None
     extra: tuple[str, ...] = ()
+    style: Literal["torchrun", "srun"] = "torchrun"
+    requeue: int = 0
     python: str | None = None
 
 
@@ -73,10 +77,14 @@ def slurm_options(values: Mapping[str, str], python: str | None = None) -> Slurm
         key = f"slurm.{name}"
         if name not in SlurmOptions.__struct_fields__ or name == "python":
             raise InputError(key, text, "is not known", sorted({*SlurmOptions.__struct_fields__} - {"python"}))
-        if name in ("nodes", "cpus_per_task"):
-            if not text.isascii() or not text.isdecimal() or not int(text):
-                raise InputError(key, text, "must be a whole number above 0")
+        if name in ("nodes", "cpus_per_task", "requeue"):
+            if not text.isascii() or not text.isdecimal() or (name != "requeue" and not int(text)):
+                raise InputError(key, text, "must be a whole number" + (" above 0" if name != "requeue" else ""))
             fields[name] = int(text)
+        elif name == "style":
+            if text not in ("torchrun", "srun"):
+                raise InputError(key, text, "is not known", ["torchrun", "srun"])
+            fields[name] = text
         elif name == "exclusive":
             if text not in ("true", "false"):
                 raise InputError(key, text, "is not a truth value", ["true", "false"])
@@ -91,14 +99,82 @@ def slurm_options(values: Mapping[str, str], python: str | None = None) -> Slurm
     return msgspec.convert(fields, SlurmOptions)
 
 
+class ContainerOptions(Value, frozen=True, kw_only=True):
+    """The image that ranks run in under Slurm: by pyxis (flags of srun) or apptainer. `mounts` are HOST:CONTAINER[:MODE]; the run's folder
+    is always mounted, at its own path. `workdir` None: the run's folder."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    workdir: str | None = None
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+
+
+CONTAINER_KEYS = ("image", "mounts", "workdir", "runtime")
+
+
+def container_options(values: Mapping[str, str]) -> ContainerOptions | None:
+    """From texts by name, as `container.name=text` gives them; None without any. A `.sif` image is apptainer's unless
+    `container.runtime` says otherwise. Raises InputError that names the key.
+
+    >>> container_options({"image": "/images/mcore.sif", "mounts": "/data:/data:ro,/home"})
+    ContainerOptions(image='/images/mcore.sif', mounts=('/data:/data:ro', '/home'), workdir=None, runtime='apptainer')
+    """
+    for name, text in values.items():
+        checked(f"container.{name}", text)
+        if name not in CONTAINER_KEYS:
+            raise InputError(f"container.{name}", text, "is not known", CONTAINER_KEYS)
+    if not values:
+        return None
+    image = values.get("image")
+    if not image:
+        raise InputError(f"container.{next(iter(values))}", next(iter(values.values())), "needs container.image beside it")
+    runtime = values.get("runtime", "apptainer" if image.endswith(".sif") else "pyxis")
+    if runtime not in ("pyxis", "apptainer"):
+        raise InputError("container.runtime", runtime, "is not known", ["pyxis", "apptainer"])
+    mounts = tuple(part for part in values.get("mounts", "").split(",") if part)
+    return msgspec.convert(
+        {"image": image, "mounts": mounts, "workdir": values.get("workdir"), "runtime": runtime}, ContainerOptions
+    )
+
+
+NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
+"""What the plan can't do without: not to be changed by `env.*`."""
+PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "RANKS_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
+"""What launch.sh and torchrun say themselves."""
+SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+"""Names of variables that hold what must not be written to a folder that others read (WANDB_API_KEY, HF_TOKEN)."""
+
+
+def with_environment(job: Job, values: Mapping[str, str]) -> Job:
+    """The job with more variables. Raises InputError for a name that can't be one, for what the plan or the launcher decides, and for names
+    of secrets, which would be written to launch.sh.
+
+    >>> job = Job(name="t", module="m", arguments=(), environment={}, files=(), num_nodes=1, ranks_per_node=1, backend="gloo")
+    >>> with_environment(job, {"NCCL_DEBUG": "INFO"}).environment
+    {'NCCL_DEBUG': 'INFO'}
+    """
+    for name, value in values.items():
+        key = f"env.{name}"
+        if not VARIABLE.match(name):
+            raise InputError(key, value, "is not a name that an environment variable can have")
+        if name in PLACES or name == RUN_VARIABLE:
+            raise InputError(key, value, "is the launcher's own: it says where each rank runs")
+        if SECRET.search(name):
+            why = f"looks like a secret, and would be written to launch.sh; export {name} on the nodes, or keep it in a file of your home"
+            raise InputError(key, "...", why)
+        if name in NEEDED and job.environment.get(name, value) != value:
+            raise InputError(key, value, f"the plan needs {name}={job.environment[name]}")
+    return msgspec.structs.replace(job, environment={**job.environment, **values})
+
+
 RANK = """
-TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\\n" "$RANK" "$HOSTNAME" -1 >>"logs/rank-$RANK.log"
+TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
 exec "$@" >>"logs/rank-$RANK.log" 2>&1
 """
-"""What torchrun starts per rank: says in logs/rank-N.log where it runs, then becomes the worker, with its output in that file, rank 0's
+"""What is started per rank: says in logs/rank-N.log where it runs, then becomes the worker, with its output in that file, rank 0's
 on the screen too. `tee` outlives the SIGTERM with which torchrun ends the group, so that the last lines arrive."""
 
 LAUNCH = """\
@@ -107,6 +183,7 @@ LAUNCH = """\
 #   {how}
 # PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
 # NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
+# STARTER=srun: this is one rank, a task of srun, which numbers it. CONTINUE=1 goes on from the newest checkpoint in this folder.
 set -euo pipefail
 cd -- "$(dirname -- "$0")"
 
@@ -118,29 +195,54 @@ if (( nnodes * ranks_per_node != {world_size} )); then
 fi
 
 {environment}
-torchrun=(torchrun)
-if [[ -n "${{PYTHON:-}}" ]]; then
-  torchrun=("$PYTHON" -m torch.distributed.run)
-  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
-fi
-rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
-if (( nnodes > 1 )); then
-  rendezvous=(--nnodes "$nnodes" --node-rank "${{NODE_RANK:?is not set: the number of this node, from 0}}"
-    --master-addr "${{MASTER_ADDR:?is not set: the address of node 0}}" --master-port "${{MASTER_PORT:-29500}}")
-fi
-
+trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank={rank}
-exec "${{torchrun[@]}}" "${{rendezvous[@]}}" --nproc-per-node "$ranks_per_node" --no-python \\
-  bash -c "$rank" rank "${{PYTHON:-python}}" -m {command}
+if [[ -n "${{PYTHON:-}}" ]]; then
+  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
+fi
+{command}
+
+if [[ "${{STARTER:-torchrun}}" == srun ]]; then
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node
+  exec bash -c "$rank" rank "${{command[@]}}"
+fi
+torchrun=(torchrun)
+if [[ -n "${{PYTHON:-}}" ]]; then
+  torchrun=("$PYTHON" -m torch.distributed.run)
+fi
+rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
+if (( nnodes > 1 )); then
+  node_rank=${{NODE_RANK:-${{SLURM_NODEID:-}}}}
+  rendezvous=(--nnodes "$nnodes" --node-rank "${{node_rank:?NODE_RANK is not set: the number of this node, from 0}}"
+    --master-addr "${{MASTER_ADDR:?is not set: the address of node 0}}" --master-port "${{MASTER_PORT:-29500}}")
+fi
+exec "${{torchrun[@]}}" "${{rendezvous[@]}}" --nproc-per-node "$ranks_per_node" --no-python bash -c "$rank" rank "${{command[@]}}"
 """
+
+MODULE = """\
+command=("${{PYTHON:-python}}" -m {words})
+if [[ -n "${{CONTINUE:-}}" ]]; then
+  command+=(--continue)
+fi"""
+PROGRAM = """\
+command=("${{PYTHON:-python}}" {words})"""
 
 THREADS = """\
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( cores > ranks_per_node ? cores / ranks_per_node : 1 ))}"
 """
 """Ranks without a GPU compute with threads: share the cores (torchrun alone would give each rank one)."""
+
+WARNING_S = 120
+"""Seconds before the time limit at which Slurm warns the script: a checkpoint of a large model must fit into them."""
+REMIND_S = 15
+"""A rank that still imports its packages has no handler yet: the warning is repeated."""
+TRY_AGAIN = 75
+"""Exit status of a job that stopped before its end and can be continued (EX_TEMPFAIL, sysexits.h); finish.py asks for a requeue with it."""
+SRUN_STYLE = "one task of srun a rank"
+"""Printed by job.sbatch in slurm.style=srun: then srun's messages name ranks."""
 
 SBATCH = """\
 #!/usr/bin/env bash
@@ -155,38 +257,72 @@ fi
 {environment}
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 address=$(scontrol show node "${{hosts[0]}}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-export NNODES={nodes} RANKS_PER_NODE={ranks_per_node}
+export NNODES={nodes} RANKS_PER_NODE={ranks_per_node} STARTER={starter}
 export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + SLURM_JOB_ID % {ports} ))
-echo "job $SLURM_JOB_ID on ${{hosts[*]}}, rendezvous at $MASTER_ADDR:$MASTER_PORT"
+restarts=${{SLURM_RESTART_COUNT:-0}}
+if (( restarts > 0 )); then
+  export CONTINUE=1
+fi
+echo "job $SLURM_JOB_ID on ${{hosts[*]}}, rendezvous at $MASTER_ADDR:$MASTER_PORT, {how}, restart $restarts of {requeue}"
+for (( node = 0; node < NNODES; node++ )); do
+  echo "ranks $(( node * RANKS_PER_NODE )) to $(( (node + 1) * RANKS_PER_NODE - 1 )): ${{hosts[node]:-}}"
+done
+rm -f logs/hang.json
 
-# One task a node. The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
-cpus=${{SLURM_CPUS_PER_TASK:-${{SLURM_CPUS_ON_NODE:-${{SLURM_JOB_CPUS_PER_NODE%%[(,]*}}}}}}
-options=(--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task="$cpus" --kill-on-bad-exit=1 --export=ALL)
+# {tasks} The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
+cpus={cpus}
+options=(--nodes={nodes} --ntasks={ntasks} --ntasks-per-node={ntasks_per_node} --cpus-per-task="$cpus" --kill-on-bad-exit=1 --export=ALL)
 if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
   options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
 fi
 started=$(date -u +%FT%T+00:00)
-finish() {{  # status.json, unless a supervisor of this script writes it
+finish() {{  # status.json, unless a supervisor of this script writes it; {try_again}: the job is to be put back into the queue
   if [[ -z "${{{run_variable}:-}}" ]]; then
-    "${{PYTHON:-python3}}" -m orchestrator.finish "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" || true
+    "${{ORCHESTRATOR_PYTHON:-python3}}" -m orchestrator.finish "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" "$restarts" {requeue}
   fi
 }}
-# shellcheck disable=SC2016  # expanded on each node
-srun "${{options[@]}}" bash -c 'NODE_RANK=$SLURM_NODEID exec bash launch.sh' &
+conclude() {{  # exit status of the ranks
+  local again=0
+  finish "$1" || again=$?
+  if (( again == {try_again} )); then
+    trap '' INT TERM
+    if (( restarts < {requeue} )); then
+      scontrol requeue "$SLURM_JOB_ID" && sleep 60  # Slurm ends this script meanwhile
+    fi
+    exit {try_again}
+  fi
+  exit "$1"
+}}
+{run} &
 ranks=$!
+reminder=
 # shellcheck disable=SC2317,SC2329  # called by the trap
-ended() {{  # cancelled, or out of time: Slurm kills this script soon, so the status comes first
-  trap '' INT TERM
+warned() {{  # the time limit is near: ranks save after their step and end
+  echo "job.sbatch: the time limit is near, the ranks are asked to save and end"
+  kill -USR1 "$ranks" 2>/dev/null || true
+  if [[ -z "$reminder" ]]; then
+    while sleep {remind}; do kill -USR1 "$ranks" 2>/dev/null || exit 0; done &
+    reminder=$!
+  fi
+}}
+# shellcheck disable=SC2317,SC2329  # called by the trap
+ended() {{  # cancelled, out of time, or a node is gone: Slurm kills this script soon, so the status comes first
+  trap '' INT TERM USR1
   kill -TERM "$ranks" 2>/dev/null || true
-  finish 143
-  wait "$ranks" || true
-  exit 143
+  conclude 143
 }}
 trap ended INT TERM
+trap warned USR1
 status=0
 wait "$ranks" || status=$?
-finish "$status"
-exit "$status"
+while kill -0 "$ranks" 2>/dev/null; do  # a signal came while we waited
+  status=0
+  wait "$ranks" || status=$?
+done
+if [[ -n "$reminder" ]]; then
+  kill "$reminder" 2>/dev/null || true
+fi
+conclude "$status"
 """
 
 
@@ -225,7 +361,8 @@ def _exports(environment: dict[str, str]) -> str:
 
 def launch_sh(job: Job) -> str:
     """Starts this node's ranks through torchrun; they see the job's environment. Raises InputError for what no script can hold."""
-    for argument in (job.module, *job.arguments):
+    words = (job.module, *job.arguments) if job.program is None else (job.program, *job.arguments)
+    for argument in words:
         if "\0" in argument:
             raise InputError("arguments", repr(argument), "has a zero byte")
     several = f"on every node: NODE_RANK=<0..{job.num_nodes - 1}> MASTER_ADDR=<host of node 0> bash launch.sh"
@@ -239,17 +376,33 @@ def launch_sh(job: Job) -> str:
         how=how,
         environment=environment + (THREADS if job.backend == "gloo" else ""),
         rank=shlex.quote(RANK),
-        command=shlex.join((job.module, *job.arguments)),
+        command=(MODULE if job.program is None else PROGRAM).format(words=shlex.join(words)),
     )
 
 
-def job_sbatch(job: Job, slurm: SlurmOptions) -> str:
+def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:
+    """(flags of srun, words before `bash launch.sh`), as bash reads them."""
+    quoted = [shlex.quote(checked("container.mounts", mount)) for mount in container.mounts]
+    image = shlex.quote(checked("container.image", container.image))
+    workdir = '"$PWD"' if container.workdir is None else shlex.quote(checked("container.workdir", container.workdir))
+    if container.runtime == "pyxis":
+        mounts = ",".join(['"$PWD":"$PWD"', *(mount if ":" in mount else f"{mount}:{mount}" for mount in quoted)])
+        return [f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={workdir}"], []
+    binds = [word for mount in quoted for word in ("--bind", mount)]
+    return [], ["apptainer", "exec", "--nv", "--bind", '"$PWD"', *binds, "--pwd", workdir, image]
+
+
+CPUS_OF_NODE = "${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE%%[(,]*}}"
+
+
+def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None = None) -> str:
     """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). Raises InputError."""
     nodes = job.num_nodes if slurm.nodes is None else slurm.nodes
     if nodes < 1 or job.world_size % nodes:
         raise InputError("slurm.nodes", nodes, f"does not divide the {job.world_size} ranks of the plan")
     ranks_per_node = job.world_size // nodes
-    options = [f"--job-name={checked('recipe', job.name)}", f"--nodes={nodes}", "--ntasks-per-node=1"]
+    tasks = ranks_per_node if slurm.style == "srun" else 1
+    options = [f"--job-name={checked('recipe', job.name)}", f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
     if job.backend == "nccl" and slurm.gres is None:
         options.append(f"--gpus-per-node={ranks_per_node}")
     for name, value in msgspec.structs.asdict(slurm).items():
@@ -257,27 +410,41 @@ def job_sbatch(job: Job, slurm: SlurmOptions) -> str:
             options.append(f"--{name.replace('_', '-')}={checked(f'slurm.{name}', str(value))}")
     if slurm.exclusive:
         options.append("--exclusive")
-    options += ["--output=slurm-%j.log", "--export=NONE"]
+    options += ["--output=slurm-%j.log", "--open-mode=append", "--export=NONE", f"--signal=B:USR1@{WARNING_S}"]
+    options.append("--requeue" if slurm.requeue else "--no-requeue")
     lines = [sbatch_quote(option) for option in options]
     if slurm.extra:
         if not slurm.extra[0].startswith("-"):
             raise InputError("slurm.extra", slurm.extra[0], "must be an option of sbatch, such as --comment=text")
         lines.append(" ".join(sbatch_quote(checked("slurm.extra", word)) for word in slurm.extra))
-    python = _exports({"PYTHON": checked("slurm.python", slurm.python)}) if slurm.python else ""
+    flags, before = ([], []) if container is None else _in_container(container)
+    python = checked("slurm.python", slurm.python) if slurm.python else None
+    environment = _exports({"ORCHESTRATOR_PYTHON": python, **({} if container else {"PYTHON": python})}) if python else ""
+    cpus = f"${{SLURM_CPUS_PER_TASK:-{CPUS_OF_NODE}}}" if tasks == 1 else f"${{SLURM_CPUS_PER_TASK:-$(( {CPUS_OF_NODE} / {tasks} ))}}"
     return SBATCH.format(
         options="\n".join(f"#SBATCH {line}" for line in lines),
-        environment=python,
+        environment=environment,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
+        starter=slurm.style,
+        how=SRUN_STYLE if slurm.style == "srun" else "torchrun on each node",
+        tasks="One task a rank." if slurm.style == "srun" else "One task a node.",
+        ntasks=nodes * tasks,
+        ntasks_per_node=tasks,
+        cpus=cpus,
+        run=" ".join(["srun", '"${options[@]}"', *flags, *before, 'bash "$PWD/launch.sh"']),
+        requeue=slurm.requeue,
+        remind=REMIND_S,
+        try_again=TRY_AGAIN,
         first_port=FIRST_PORT,
         ports=PORTS,
         run_variable=RUN_VARIABLE,
     )
 
 
-def files(job: Job, *, slurm: SlurmOptions | None = None) -> tuple[File, ...]:
+def files(job: Job, *, slurm: SlurmOptions | None = None, container: ContainerOptions | None = None) -> tuple[File, ...]:
     """`launch.sh` and `job.sbatch`, to lie in the run's folder beside the job's own files."""
     return (
         File(path="launch.sh", content=launch_sh(job), executable=True),
-        File(path="job.sbatch", content=job_sbatch(job, slurm or SlurmOptions()), executable=True),
+        File(path="job.sbatch", content=job_sbatch(job, slurm or SlurmOptions(), container), executable=True),
     )

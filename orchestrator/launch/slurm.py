@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
-from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, now, run_script
+from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, by_step, now, run_script
 from orchestrator.launch.render import SlurmOptions
 from orchestrator.values import Value
 
@@ -26,12 +27,25 @@ TIMEOUT_S = 60.0
 """How long Slurm's commands may take: their own message timeout is 10 s and they retry."""
 POLL_S = 2.0
 """Between two questions to the controller about a job: sites ask for no more than one a second or so."""
+PATIENCE_S = 300.0
+"""A controller that restarts is away for minutes; a job that is over is forgotten after MinJobAge, by default 300 s."""
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT",
         "SIGNALING", "STOPPED", "SPECIAL_EXIT"}  # fmt: skip
 """Job states that are not an end (squeue's manual, JOB STATE CODES)."""
 ENDED_FROM_OUTSIDE = {"CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE", "REVOKED"}
+REASONS = {
+    "TIMEOUT": "Slurm: the time limit was reached",
+    "CANCELLED": "Slurm: cancelled",
+    "PREEMPTED": "Slurm: preempted",
+    "NODE_FAIL": "Slurm: a node failed",
+    "OUT_OF_MEMORY": "Slurm: out of host memory",
+    "DEADLINE": "Slurm: the deadline was reached",
+}
+"""Of states that say more than the ranks can."""
 STATE = re.compile(r"\bJobState=(\S+)")
 EXIT = re.compile(r"\bExitCode=(\d+):(\d+)")
+DOWN = re.compile(r"DOWN|FAIL|NO_RESPOND|NOT_RESPONDING|DRAIN")
+NODES = re.compile(r"\bNodeList=(\S+)")
 
 
 class Submitted(Value, frozen=True, kw_only=True):
@@ -110,10 +124,42 @@ def state(job_id: str) -> tuple[str, int]:
     return found.group(1), 128 + number if number else status
 
 
+def failed_nodes(job_id: str) -> list[str]:
+    """Nodes of the job that Slurm can't reach, by sinfo; empty where it can't be asked."""
+    with contextlib.suppress(LaunchError):
+        nodes = NODES.search(_ask("scontrol", "show", "job", job_id).stdout)
+        if nodes and nodes.group(1) not in ("(null)", "None"):
+            shown = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes.group(1)}", "--format=%N %T").stdout
+            lines = [line.split() for line in shown.splitlines() if len(line.split()) == 2]
+            return sorted({name for name, how in lines if how.endswith("*") or DOWN.search(how.upper())})
+    return []
+
+
+def why_ended(job_id: str) -> tuple[str, str] | None:
+    """(job state, what to say) where Slurm knows more than the ranks: out of time, cancelled, a node that failed. None otherwise."""
+    try:
+        name, _ = state(job_id)
+    except LaunchError:
+        return None
+    down = failed_nodes(job_id)
+    if down and name not in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
+        return "NODE_FAIL", f"{REASONS['NODE_FAIL']}: {', '.join(down)}"
+    return (name, REASONS[name]) if name in REASONS else None
+
+
 def wait(submitted: Submitted, *, follow: Callable[[], None] = lambda: None, poll_s: float = POLL_S) -> tuple[str, int]:
-    """Until the job has ended: its last state and exit status. `follow` is called at each look."""
+    """Until the job has ended: its last state and exit status. `follow` is called at each look. Raises LaunchError where the controller
+    gives no answer for PATIENCE_S."""
+    answered = time.monotonic()
     while True:
-        now, status = state(submitted.job_id)
+        try:
+            now, status = state(submitted.job_id)
+            answered = time.monotonic()
+        except LaunchError:
+            if time.monotonic() - answered > PATIENCE_S:
+                raise
+            time.sleep(poll_s)
+            continue
         follow()
         if now not in LIVE:
             return now, status if status or now == "COMPLETED" else 1
@@ -136,17 +182,18 @@ def follow(
     started = now()
     last, status = wait(submitted, follow=look, poll_s=poll_s)
     look()
-    ended, log = now(), submitted.log
+    outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=submitted.log, rows=by_step(rows))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         written = json.loads((out / "status.json").read_text())
-        if written["ended"] >= started:
-            fields = {name: written[name] for name in ("status", "exit_status", "started", "ended", "log")}
-            return msgspec.convert({**fields, "last_line": written["error"], "rank": written["failed_rank"], "rows": rows}, Outcome)
+        if written["ended"] >= started and written["status"] != "requeued":
+            fields = {name: written[name] for name in ("status", "exit_status", "started", "ended", "log", "restarts")}
+            names = {"last_line": written["error"], "rank": written["failed_rank"], "host": written["failed_host"]}
+            return msgspec.convert({**fields, **names, "rows": outcome.rows}, Outcome)
     if last == "COMPLETED":
-        return Outcome(status="finished", exit_status=0, started=started, ended=ended, log=log, rows=tuple(rows))
+        return outcome
     how: Literal["failed", "interrupted"] = "interrupted" if last in ENDED_FROM_OUTSIDE else "failed"
-    said = f"Slurm: {last.lower().replace('_', ' ')}"
-    return Outcome(status=how, exit_status=status, started=started, ended=ended, last_line=said, log=log, rows=tuple(rows))
+    said = REASONS.get(last, f"Slurm: {last.lower().replace('_', ' ')}")
+    return replace(outcome, status=how, exit_status=status, last_line=said)
 
 
 def start_in_allocation(job: Job, out: Path, *, on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S) -> Outcome:

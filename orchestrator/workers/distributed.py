@@ -6,12 +6,13 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
@@ -35,21 +36,32 @@ def end_at_once_on_signals() -> None:
 
 
 @contextmanager
-def joined(plan: Plan) -> Iterator[torch.device]:
-    """Join the job that torchrun describes in the environment; yields this rank's device.
+def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = None) -> Iterator[torch.device]:
+    """Join the job that torchrun or srun describes in the environment; yields this rank's device. `before(store, rank, world)` is called
+    once the ranks can talk over the store, before anything else.
 
     Raises InputError where the world is not the plan's.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != plan.world_size:
         raise InputError("gpus", world, f"the job has {world} ranks, the plan {plan.world_size}")
+    store, rank, world = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    store.set_timeout(TIMEOUT)
+    if before is not None:
+        before(store, rank, world)
     device = prepare_device(plan)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT, device_id=device if device.type == "cuda" else None
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
     )
-    yield device
-    # Not after an error: to leave the groups in order waits for ranks that may wait for this one.
-    dist.destroy_process_group()
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
 
 
 def prepare_device(plan: Plan) -> torch.device:

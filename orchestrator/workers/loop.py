@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import resource
@@ -22,13 +23,17 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from orchestrator import plan as plan_module
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import checkpoint, data, distributed
+from orchestrator.workers import checkpoint, data, distributed, preflight
 from orchestrator.workers.models import Batch
 from orchestrator.workers.schedule import learning_rate
+from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 METRICS = "metrics.jsonl"
 NON_FINITE_STATUS = 3
 """Exit status of every rank when loss or gradient norm is no number: to try again gives the same."""
+
+BUILD_S = 1800.0
+"""What building the model, loading and saving may last: a checkpoint of a large model takes minutes to write."""
 
 
 class Trainer(Protocol):
@@ -113,7 +118,9 @@ class Metrics:
             self.file.flush()
 
 
-def train(trainer: Trainer, batches: data.Batches, out: Path, first_step: int = 0) -> list[float]:
+def train(
+    trainer: Trainer, batches: data.Batches, out: Path, first_step: int = 0, watchdog: Watchdog | NoWatchdog | None = None
+) -> list[float]:
     """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError.
 
     SIGUSR1 on any rank (Slurm's warning before the time limit) makes all ranks save after the step and return.
@@ -126,10 +133,14 @@ def train(trainer: Trainer, batches: data.Batches, out: Path, first_step: int = 
         signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
     metrics = Metrics(out, first_step)
     losses: list[float] = []
+    now = (watchdog or NoWatchdog()).phase
     for step in range(first_step, training.steps):
         begin = time.perf_counter()
+        now(f"step {step + 1}: data")
         microbatches = [to_device(arrays, device) for arrays in batches.microbatches(step)]
+        now(f"step {step + 1}: forward and backward")
         local_loss = trainer.forward_backward(microbatches)
+        now(f"step {step + 1}: update")
         lr = learning_rate(training, step)
         grad_norm = trainer.update(lr)
         synchronise(device)
@@ -150,6 +161,7 @@ def train(trainer: Trainer, batches: data.Batches, out: Path, first_step: int = 
         )
         done = step + 1
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
+            now(f"step {done}: checkpoint", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
             folder = checkpoint.begin(out, done)
             trainer.save(folder, done)
             checkpoint.commit(folder, done, plan)
@@ -163,25 +175,59 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     parser = argparse.ArgumentParser(description="One rank of a training job; started by torchrun.")
     parser.add_argument("--plan", type=Path, required=True, help="plan.json; engine.json lies beside it")
     parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
+    parser.add_argument("--continue", action="store_true", dest="continued", help="from the newest checkpoint in --out, if there is one")
     arguments = parser.parse_args()
     distributed.quiet()
     distributed.end_at_once_on_signals()
     plan = plan_module.from_json(arguments.plan.read_bytes(), str(arguments.plan))
     engine = read_engine(arguments.plan.parent)
+    out = arguments.out
+    limit = plan.run.step_timeout_s
+    guards: list[Watchdog] = []
+
+    def before(store: dist.Store, rank: int, world: int) -> None:
+        places = preflight.check_nodes(plan, out, store, rank, world)
+        if rank == 0:
+            print(places, flush=True)
+        guards.append(Watchdog.beside(store, rank, world, out, limit))
+
     try:
-        with distributed.joined(plan) as device:
+        with contextlib.ExitStack() as stack:
+            device = stack.enter_context(distributed.joined(plan, before))
+            watchdog = stack.enter_context(guards[0])
+            watchdog.phase("building the model", BUILD_S if limit else 0.0)
             trainer = build(plan, engine, device)
-            tokens, specials = data.open_tokens(plan, arguments.out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
+            watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
+            for line in preflight.bandwidth_report(plan, preflight.check_groups(_groups(), device)):
+                if dist.get_rank() == 0:
+                    print(f"preflight: {line}", flush=True)
+            watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
+            tokens, specials = data.open_tokens(plan, out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
             batches = data.Batches(plan, tokens, specials, parallel_state.get_data_parallel_rank())
             first_step = 0
-            if plan.run.resume:
-                saved = checkpoint.find(plan.run.resume)
+            resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
+            if resume:
+                saved = checkpoint.find(resume)
                 trainer.load(saved)
                 first_step = saved.step
-            train(trainer, batches, arguments.out, first_step)
+            train(trainer, batches, out, first_step, watchdog)
+            watchdog.phase("leaving", BUILD_S)
     except NonFiniteLossError as error:
         print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)
         sys.exit(NON_FINITE_STATUS)
+    except preflight.PreflightError as error:
+        print(f"PreflightError: {error}", file=sys.stderr, flush=True)
+        sys.exit(preflight.MISMATCH_STATUS)
+
+
+def _groups() -> dict[str, dist.ProcessGroup]:
+    """The groups of this rank by axis."""
+    return {
+        "tp": parallel_state.get_tensor_model_parallel_group(),
+        "pp": parallel_state.get_pipeline_model_parallel_group(),
+        "cp": parallel_state.get_context_parallel_group(),
+        "dp": parallel_state.get_data_parallel_group(),
+    }
 
 
 def read_engine(folder: Path) -> dict[str, Any]:

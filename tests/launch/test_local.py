@@ -191,8 +191,8 @@ def test_the_rank_that_failed_first_is_named_not_the_one_that_lost_its_peer(tmp_
     launch_log = tmp_path / "logs" / "launch.log"
     os.utime(tmp_path / "logs" / "rank-3.log", (1, 1))
     launch_log.write_text("W1120 api.py:1028] Sending process 53 closing signal SIGTERM\n" + report)
-    status, line, log, failed = local.describe_failure(tmp_path, launch_log, 1)
-    assert (status, line, log.name, failed) == (1, said[1].removeprefix("[rank1]: "), "rank-1.log", 1)
+    failure = local.describe_failure(tmp_path, launch_log, 1)
+    assert (failure.status, failure.said, failure.log.name, failure.rank) == (1, said[1].removeprefix("[rank1]: "), "rank-1.log", 1)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,36 @@ def test_the_cause_is_the_exception_where_there_was_one_in_this_run(
     (tmp_path / "logs" / "rank-0.log").write_text(f"{before}=== rank 0 on here, 2026-01-01T00:00:00Z ===\n{log}")
     launch_log = tmp_path / "logs" / "launch.log"
     launch_log.write_text(f"  rank      : 0 (local_rank: 0)\n  exitcode  : {code} (pid: 50)\n")
-    assert local.describe_failure(tmp_path, launch_log, 1)[:2] == (status, said)
+    failure = local.describe_failure(tmp_path, launch_log, 1)
+    assert (failure.status, failure.said, failure.host) == (status, said, "here")
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "rank"),
+    [
+        (["n1: task 2: Exited with exit code 7", "n0: tasks 0-1: Terminated", "n1: task 3: Killed"], 7, 2),
+        (["n1: task 3: Killed", "n0: tasks 0-1: Exited with exit code 1"], 137, 3),
+        (["n0: tasks 0,2: Exited with exit code 1"], 1, 2),
+        (["n1: task 1: Segmentation fault (core dumped)"], 139, 1),
+    ],
+)
+def test_the_first_task_that_srun_names_is_the_rank_that_failed(tmp_path: Path, lines: list[str], status: int, rank: int) -> None:
+    (tmp_path / "logs").mkdir()
+    for number in range(4):
+        said = "RuntimeError: Connection closed by peer" if number == 0 else "OSError: disk"
+        (tmp_path / "logs" / f"rank-{number}.log").write_text(f"=== rank {number} on n{number // 2}, now ===\n{said}\n")
+    log = tmp_path / "slurm.log"
+    start = "job 7 on n0 n1, rendezvous at 127.0.0.1:1, one task of srun a rank, restart {} of 1\n"
+    log.write_text(start.format(0) + "srun: error: n0: task 0: Killed\n" + start.format(1) + "".join(f"srun: error: {x}\n" for x in lines))
+    failure = local.describe_failure(tmp_path, log, 1)
+    assert (failure.status, failure.rank, failure.host) == (status, rank, f"n{rank // 2}")
+
+
+def test_the_watchdogs_verdict_is_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "hang.json").write_text(json.dumps({"status": 5, "rank": 3, "host": "n1", "said": "step 4 hangs"}))
+    failure = local.describe_failure(tmp_path, tmp_path / "slurm.log", 1)
+    assert (failure.status, failure.said, failure.rank, failure.host) == (5, "step 4 hangs", 3, "n1")
 
 
 def test_half_written_metrics_wait_for_their_end(tmp_path: Path) -> None:
@@ -262,6 +291,6 @@ def test_status_json_says_how_it_ended(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "status.json").read_text()) == {
         "status": "failed", "exit_status": 7, "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00", "steps": 1,
         "last_loss": 2.5, "error": "ValueError: x", "failed_rank": 1, "log": "/run/logs/rank-1.log", "predicted_step_time_s": 0.5,
-        "measured_step_time_s": 0.6,
+        "measured_step_time_s": 0.6, "failed_host": None, "restarts": 0,
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
 from orchestrator.job import Job
-from orchestrator.launch.render import SlurmOptions, files, sbatch_quote, slurm_options
+from orchestrator.launch.render import (
+    ContainerOptions,
+    SlurmOptions,
+    container_options,
+    files,
+    sbatch_quote,
+    slurm_options,
+    with_environment,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 GPT = Job(
@@ -35,6 +44,12 @@ SITE = SlurmOptions(
     partition="h100", account="0123", qos="high", time="12:30:00", nodelist="n[0-1]", exclude="n7", constraint="ib&h100", cpus_per_task=64,
     mem="0", exclusive=True, reservation="us", dependency="afterok:7", switches="1@00:10:00", segment="2", extra=("--comment", "a 'b' #c"),
     python="/opt/my venv/bin/python",
+)  # fmt: skip
+TASKS = SlurmOptions(style="srun", requeue=3, python="/opt/venv/bin/python")
+IMAGE = ContainerOptions(image="nvcr.io#nvidia/pytorch:26.06-py3", mounts=("/data:/data:ro",))
+ENTRY = Job(
+    name="gpt3_175b", module="orchestrator.workers.megatron", program="/opt/my fork/pretrain_gpt.py", arguments=("--num-layers", "96"),
+    environment={}, files=(), num_nodes=2, ranks_per_node=8, backend="nccl",
 )  # fmt: skip
 STUB = """#!/bin/sh
 printf '%s\\0' "$@" > {record}.argv
@@ -60,15 +75,18 @@ def read(record: Path, what: str) -> list[str]:
     return Path(f"{record}.{what}").read_bytes().decode().split("\0")[:-1]
 
 
-def write(folder: Path, job: Job, slurm: SlurmOptions | None = None) -> None:
+def write(folder: Path, job: Job, slurm: SlurmOptions | None = None, container: ContainerOptions | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for file in files(job, slurm=slurm):
+    for file in files(job, slurm=slurm, container=container):
         (folder / file.path).write_text(file.content)
 
 
-@pytest.mark.parametrize(("name", "job", "slurm"), [("gpt3_175b", GPT, SITE), ("gpt_tiny", TINY, None)])
-def test_scripts_equal_the_golden_files(name: str, job: Job, slurm: SlurmOptions | None) -> None:
-    for file in files(job, slurm=slurm):
+@pytest.mark.parametrize(
+    ("name", "job", "slurm", "container"),
+    [("gpt3_175b", GPT, SITE, None), ("gpt_tiny", TINY, None, None), ("entry", ENTRY, TASKS, IMAGE)],
+)
+def test_scripts_equal_the_golden_files(name: str, job: Job, slurm: SlurmOptions | None, container: ContainerOptions | None) -> None:
+    for file in files(job, slurm=slurm, container=container):
         assert file.executable
         golden = GOLDEN / f"{name}.{file.path}"
         if os.environ.get("UPDATE_GOLDEN"):
@@ -101,8 +119,12 @@ def test_no_value_breaks_out_of_launch_sh(tmp_path: Path, name: str, arguments: 
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=LINES, partition=LINES, extra=LINES, python=LINES)
-def test_no_value_breaks_out_of_job_sbatch(tmp_path: Path, name: str, partition: str, extra: str, python: str) -> None:
+@given(
+    name=LINES, partition=LINES, extra=LINES, python=LINES, image=LINES, mount=LINES, runtime=st.sampled_from(["", "pyxis", "apptainer"])
+)
+def test_no_value_breaks_out_of_job_sbatch(
+    tmp_path: Path, name: str, partition: str, extra: str, python: str, image: str, mount: str, runtime: Literal["", "pyxis", "apptainer"]
+) -> None:
     """Run as the batch script would be; the `#SBATCH` lines must stay comments of one line each."""
     record = stub(tmp_path / "bin", "srun")
     scontrol = tmp_path / "bin" / "scontrol"
@@ -111,14 +133,21 @@ def test_no_value_breaks_out_of_job_sbatch(tmp_path: Path, name: str, partition:
     out = tmp_path / "out"
     slurm = SlurmOptions(partition=partition, extra=(f"--comment={extra}",), python=python)
     job = Job(name=name, module="m", arguments=(), environment={}, files=(), num_nodes=2, ranks_per_node=4, backend="nccl")
-    write(out, job, slurm)
+    container = ContainerOptions(image=image, mounts=(mount,), workdir=mount, runtime=runtime) if runtime else None
+    write(out, job, slurm, container)
     slurm_sets = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_CPUS_ON_NODE": "8"}
     subprocess.run(["bash", "job.sbatch"], check=True, cwd=out, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **slurm_sets},
                    stdout=subprocess.DEVNULL)  # fmt: skip
-    assert read(record, "argv") == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--kill-on-bad-exit=1",
-                                    "--export=ALL", "bash", "-c", "NODE_RANK=$SLURM_NODEID exec bash launch.sh"]  # fmt: skip
+    common = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--kill-on-bad-exit=1", "--export=ALL"]
+    both = mount if ":" in mount else f"{mount}:{mount}"
+    contained = {
+        "": [],
+        "pyxis": [f"--container-image={image}", f"--container-mounts={out}:{out},{both}", f"--container-workdir={mount}"],
+        "apptainer": ["apptainer", "exec", "--nv", "--bind", str(out), "--bind", mount, "--pwd", mount, image],
+    }
+    assert read(record, "argv") == [*common, *contained[runtime], "bash", f"{out}/launch.sh"]
     lines = (out / "job.sbatch").read_text().split("\n")
-    assert sum(line.startswith("#SBATCH") for line in lines) == 8
+    assert sum(line.startswith("#SBATCH") for line in lines) == 11
     assert not list(tmp_path.rglob("broken"))
 
 
@@ -144,6 +173,7 @@ def test_python_variable_chooses_the_interpreter(tmp_path: Path) -> None:
     subprocess.run(["bash", tmp_path / "launch.sh"], check=True, env={**os.environ, "PYTHON": str(tmp_path / "my env" / "python3.11")})
     argv = read(record, "argv")
     assert argv[:2] == ["-m", "torch.distributed.run"]
+    assert "--continue" not in argv
     assert argv[-6:] == ["-m", "orchestrator.workers.megatron", "--plan", "plan.json", "--out", "."]
     assert argv[-7] == str(tmp_path / "my env" / "python3.11")
 
@@ -228,3 +258,45 @@ def test_slurm_keys_are_taken_as_written() -> None:
     options = slurm_options({"time": "12:30:00", "account": "0123", "cpus_per_task": "8", "exclusive": "false"}, python="/p")
     assert (options.time, options.account, options.cpus_per_task, options.exclusive) == ("12:30:00", "0123", 8, False)
     assert (options.python, options.partition) == ("/p", None)
+
+
+def test_a_task_of_srun_is_a_rank_and_continues_after_a_restart(tmp_path: Path) -> None:
+    record = stub(tmp_path / "bin", "python")
+    write(tmp_path, TINY)
+    task = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "NNODES": "2", "RANKS_PER_NODE": "2"}
+    places = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "STARTER": "srun", "CONTINUE": "1", "SLURMD_NODENAME": "n1", **task}
+    subprocess.run(["bash", tmp_path / "launch.sh"], check=True, env=places)
+    assert read(record, "argv") == ["-m", "orchestrator.workers.megatron", "--plan", "plan.json", "--out", ".", "--continue"]
+    assert {"RANK=3", "LOCAL_RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2"} <= {*read(record, "env")}
+    assert (tmp_path / "logs" / "rank-3.log").read_text().startswith("=== rank 3 on n1, ")
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"WANDB_API_KEY": "x"}, "env.WANDB_API_KEY"),
+        ({"hf_token": "x"}, "env.hf_token"),
+        ({"MASTER_ADDR": "x"}, "env.MASTER_ADDR"),
+        ({"A B": "x"}, "env.A B"),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "env.CUDA_DEVICE_MAX_CONNECTIONS"),
+    ],
+)
+def test_variables_that_can_not_be_added_are_refused_and_secrets_not_repeated(values: dict[str, str], key: str) -> None:
+    with pytest.raises(InputError) as refused:
+        with_environment(GPT, values)
+    assert refused.value.key == key
+    assert "=x" not in str(refused.value) or key in ("env.MASTER_ADDR", "env.A B")
+
+
+def test_added_variables_reach_the_script_beside_those_of_the_plan() -> None:
+    script = files(with_environment(GPT, {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}))[0].content
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\nexport NCCL_DEBUG=INFO\nexport NCCL_IB_HCA=mlx5_0,mlx5_1\n" in script
+
+
+@pytest.mark.parametrize(
+    "values", [{"mounts": "/a"}, {"image": ""}, {"image": "x", "runtime": "docker"}, {"image": "a\nb"}, {"image": "x", "mount": "/a"}]
+)
+def test_bad_container_keys_are_refused(values: dict[str, str]) -> None:
+    with pytest.raises(InputError) as refused:
+        container_options(values)
+    assert refused.value.key.startswith("container.")

@@ -3,6 +3,7 @@
 #   on every node: NODE_RANK=<0..1> MASTER_ADDR=<host of node 0> bash launch.sh
 # PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
 # NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
+# STARTER=srun: this is one rank, a task of srun, which numbers it. CONTINUE=1 goes on from the newest checkpoint in this folder.
 set -euo pipefail
 cd -- "$(dirname -- "$0")"
 
@@ -17,25 +18,36 @@ export PYTHONUNBUFFERED=1
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 export NCCL_DEBUG=WARN
 
-torchrun=(torchrun)
-if [[ -n "${PYTHON:-}" ]]; then
-  torchrun=("$PYTHON" -m torch.distributed.run)
-  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
-fi
-rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
-if (( nnodes > 1 )); then
-  rendezvous=(--nnodes "$nnodes" --node-rank "${NODE_RANK:?is not set: the number of this node, from 0}"
-    --master-addr "${MASTER_ADDR:?is not set: the address of node 0}" --master-port "${MASTER_PORT:-29500}")
-fi
-
+trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank='
-TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "$HOSTNAME" -1 >>"logs/rank-$RANK.log"
+TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
 exec "$@" >>"logs/rank-$RANK.log" 2>&1
 '
-exec "${torchrun[@]}" "${rendezvous[@]}" --nproc-per-node "$ranks_per_node" --no-python \
-  bash -c "$rank" rank "${PYTHON:-python}" -m orchestrator.workers.megatron --plan plan.json --out .
+if [[ -n "${PYTHON:-}" ]]; then
+  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
+fi
+command=("${PYTHON:-python}" -m orchestrator.workers.megatron --plan plan.json --out .)
+if [[ -n "${CONTINUE:-}" ]]; then
+  command+=(--continue)
+fi
+
+if [[ "${STARTER:-torchrun}" == srun ]]; then
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node
+  exec bash -c "$rank" rank "${command[@]}"
+fi
+torchrun=(torchrun)
+if [[ -n "${PYTHON:-}" ]]; then
+  torchrun=("$PYTHON" -m torch.distributed.run)
+fi
+rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
+if (( nnodes > 1 )); then
+  node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
+  rendezvous=(--nnodes "$nnodes" --node-rank "${node_rank:?NODE_RANK is not set: the number of this node, from 0}"
+    --master-addr "${MASTER_ADDR:?is not set: the address of node 0}" --master-port "${MASTER_PORT:-29500}")
+fi
+exec "${torchrun[@]}" "${rendezvous[@]}" --nproc-per-node "$ranks_per_node" --no-python bash -c "$rank" rank "${command[@]}"

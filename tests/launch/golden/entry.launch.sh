@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# gpt3_175b: 16 ranks, planned for 2 node(s) of 8. Output of each rank: logs/rank-N.log
+#   on every node: NODE_RANK=<0..1> MASTER_ADDR=<host of node 0> bash launch.sh
+# PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
+# NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
+# STARTER=srun: this is one rank, a task of srun, which numbers it. CONTINUE=1 goes on from the newest checkpoint in this folder.
+set -euo pipefail
+cd -- "$(dirname -- "$0")"
+
+nnodes=${NNODES:-2}
+ranks_per_node=${RANKS_PER_NODE:-8}
+if (( nnodes * ranks_per_node != 16 )); then
+  echo "launch.sh: the plan needs 16 ranks, but NNODES=$nnodes x RANKS_PER_NODE=$ranks_per_node is another number" >&2
+  exit 2
+fi
+
+export PYTHONUNBUFFERED=1
+
+trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
+mkdir -p logs
+# shellcheck disable=SC2016  # expanded by the bash of each rank
+rank='
+TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
+if [[ $RANK == 0 ]]; then
+  exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
+fi
+exec "$@" >>"logs/rank-$RANK.log" 2>&1
+'
+if [[ -n "${PYTHON:-}" ]]; then
+  PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
+fi
+command=("${PYTHON:-python}" '/opt/my fork/pretrain_gpt.py' --num-layers 96)
+
+if [[ "${STARTER:-torchrun}" == srun ]]; then
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node
+  exec bash -c "$rank" rank "${command[@]}"
+fi
+torchrun=(torchrun)
+if [[ -n "${PYTHON:-}" ]]; then
+  torchrun=("$PYTHON" -m torch.distributed.run)
+fi
+rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
+if (( nnodes > 1 )); then
+  node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
+  rendezvous=(--nnodes "$nnodes" --node-rank "${node_rank:?NODE_RANK is not set: the number of this node, from 0}"
+    --master-addr "${MASTER_ADDR:?is not set: the address of node 0}" --master-port "${MASTER_PORT:-29500}")
+fi
+exec "${torchrun[@]}" "${rendezvous[@]}" --nproc-per-node "$ranks_per_node" --no-python bash -c "$rank" rank "${command[@]}"
