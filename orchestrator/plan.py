@@ -15,7 +15,19 @@ from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePred
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
-__all__ = ["LayerSpan", "Plan", "Prediction", "Reason", "RunSettings", "Source", "Stage", "StagePrediction", "from_json", "json_schema", "to_json"]
+__all__ = [
+    "LayerSpan",
+    "Plan",
+    "Prediction",
+    "Reason",
+    "RunSettings",
+    "Source",
+    "Stage",
+    "StagePrediction",
+    "from_json",
+    "json_schema",
+    "to_json",
+]
 VERSION = 1
 
 
