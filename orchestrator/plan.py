@@ -65,7 +65,7 @@ class RunSettings(Value, frozen=True, kw_only=True):
     save_every: int = 0
     resume: str | None = None
     """A run folder or checkpoint folder to continue from."""
-    wandb: dict[str, str] = {}
+    wandb: dict[str, str] = msgspec.field(default_factory=dict)
     """project, and as wanted entity and name, of Weights & Biases; empty: not used."""
     step_timeout_s: float = 1800.0
     """Seconds that a part of a step may last before the ranks are ended as hung; 0: for ever. By default what a collective may last."""
@@ -101,7 +101,7 @@ class Plan(Value, frozen=True, kw_only=True):
     cluster: Cluster
     run: RunSettings = RunSettings()
     calibration: str = "datasheet"
-    extra: dict[str, dict[str, Any]] = {}
+    extra: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """What reaches the engine unchanged: "megatron": {field or flag: value}, "ds": {"zero_optimization.overlap_comm": value}."""
 
     @property
