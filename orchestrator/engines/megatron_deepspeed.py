@@ -16,7 +16,7 @@ from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateByt
 from orchestrator.strategy.spec import RANK_ORDER
 
 NAME: Final = "megatron_deepspeed"
-FAMILIES: Final = ("gpt", "llama")
+FAMILIES: Final = ("gpt", "llama", "bert", "t5")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
 STATES: Final = {

@@ -64,6 +64,13 @@ def build_chunks(family: str, config: TransformerConfig, engine: dict[str, Any],
     return chunks
 
 
+def bare(module: torch.nn.Module) -> torch.nn.Module:
+    """The chunk without what engines put around it (DDP, Float16Module, DeepSpeed's engine)."""
+    while hasattr(module, "module"):
+        module = module.module
+    return module
+
+
 def mask_padding(output_layer: torch.nn.Module, vocab_size: int) -> None:
     """Take the ids from `vocab_size` on out of the softmax of this vocabulary-parallel output layer."""
     width = output_layer.output_size_per_partition
@@ -106,24 +113,35 @@ def _bert(config: TransformerConfig, engine: dict[str, Any], first: bool, last: 
 
 def _bert_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     tokens = batch["tokens"]
-    output = model(tokens, torch.ones_like(tokens), tokentype_ids=torch.zeros_like(tokens), lm_labels=batch["labels"])
+    embedding = getattr(bare(model), "embedding", None)
+    # Without segment embeddings megatron-core takes no segment ids (language_model_embedding.py:137).
+    types = torch.zeros_like(tokens) if embedding is not None and embedding.num_tokentypes else None
+    output = model(tokens, torch.ones_like(tokens), tokentype_ids=types, lm_labels=batch["labels"])
     return output[0] if isinstance(output, tuple) else output
 
 
 def _t5(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:
     from megatron.core.models.T5 import t5_spec
     from megatron.core.models.T5.t5_model import T5Model
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     if not (first and last):
         raise InputError("pin.pp", config.pipeline_model_parallel_size, "megatron-core has no pipeline for t5")
     module = engine["module"]
-    kind = "transformer_engine" if module["implementation"] == "transformer_engine" else "local"
-    encoder_config = transformer_config(engine, 0, num_layers=module["encoder_num_layers"])
+    num_layers = module["encoder_num_layers"], module["decoder_num_layers"]
+    if module["implementation"] == "transformer_engine":
+        encoder = t5_spec.get_t5_encoder_with_transformer_engine_block_spec(num_layers[0])
+        decoder = t5_spec.get_t5_decoder_with_transformer_engine_block_spec(num_layers[1])
+    else:
+        # megatron-core's own local block specs take Transformer Engine's norm for the final norm (t5_spec.py:225-248), which is None where
+        # it is not installed: the model silently has no final norm.
+        encoder = TransformerBlockSubmodules([t5_spec.encoder_model_with_local_spec()] * num_layers[0], layer_norm=t5_spec.LNImpl)
+        decoder = TransformerBlockSubmodules([t5_spec.decoder_model_with_local_spec()] * num_layers[1], layer_norm=t5_spec.LNImpl)
     return T5Model(
         config=config,
-        encoder_config=encoder_config,
-        transformer_encoder_layer_spec=getattr(t5_spec, f"get_t5_encoder_with_{kind}_block_spec")(module["encoder_num_layers"]),
-        transformer_decoder_layer_spec=getattr(t5_spec, f"get_t5_decoder_with_{kind}_block_spec")(module["decoder_num_layers"]),
+        encoder_config=transformer_config(engine, 0, num_layers=num_layers[0]),
+        transformer_encoder_layer_spec=encoder,
+        transformer_decoder_layer_spec=decoder,
         **engine["model"],
     )
 

@@ -1,4 +1,4 @@
-"""gpt and llama in plain torch, from megatron-core's named weights: what the workers must compute, with no engine in it."""
+"""The families in plain torch, from megatron-core's named weights: what the workers must compute, with no engine in it."""
 
 from __future__ import annotations
 
@@ -30,52 +30,96 @@ def rotate(x: torch.Tensor, base: int) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def attention(model: Architecture, x: torch.Tensor, w: Weights, layer: int) -> torch.Tensor:
-    """Causal; the rows of linear_qkv are grouped: the queries of a group, its key, its value."""
+def attend(model: Architecture, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """softmax(q k^T / sqrt(width)) v of [b, s, heads, width], heads joined."""
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
+
+
+def self_attention(model: Architecture, x: torch.Tensor, w: Weights, layer: int, causal: bool) -> torch.Tensor:
+    """The rows of linear_qkv are grouped: the queries of a group, its key, its value."""
     size, length, _ = x.shape
     groups, width = model.query_groups, model.head_dim
     per_group = model.num_attention_heads // groups
-    qkv = F.linear(x, w["self_attention.linear_qkv.weight"][layer], _row(w, "self_attention.linear_qkv.bias", layer))
-    qkv = qkv.view(size, length, groups, per_group + 2, width)
+    qkv = linear(x, w, "self_attention.linear_qkv", layer).view(size, length, groups, per_group + 2, width)
     q = qkv[..., :per_group, :].reshape(size, length, groups * per_group, width)
     k, v = qkv[..., per_group, :], qkv[..., per_group + 1, :]
     if model.position_embedding == "rope":
         q, k = rotate(q, model.rotary_base), rotate(k, model.rotary_base)
     k, v = k.repeat_interleave(per_group, dim=2), v.repeat_interleave(per_group, dim=2)
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / width**0.5
-    scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
-    mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).reshape(size, length, -1)
-    return F.linear(mixed, w["self_attention.linear_proj.weight"][layer], _row(w, "self_attention.linear_proj.bias", layer))
+    return linear(attend(model, q, k, v, causal), w, "self_attention.linear_proj", layer)
+
+
+def cross_attention(model: Architecture, x: torch.Tensor, context: torch.Tensor, w: Weights, layer: int) -> torch.Tensor:
+    """The rows of linear_kv: the key of a head, its value."""
+    heads, width = model.num_attention_heads, model.head_dim
+    q = linear(x, w, "cross_attention.linear_q", layer).view(*x.shape[:2], heads, width)
+    kv = linear(context, w, "cross_attention.linear_kv", layer).view(*context.shape[:2], heads, 2, width)
+    return linear(attend(model, q, kv[..., 0, :], kv[..., 1, :], causal=False), w, "cross_attention.linear_proj", layer)
 
 
 def mlp(model: Architecture, x: torch.Tensor, w: Weights, layer: int) -> torch.Tensor:
-    x = F.linear(x, w["mlp.linear_fc1.weight"][layer], _row(w, "mlp.linear_fc1.bias", layer))
+    x = linear(x, w, "mlp.linear_fc1", layer)
     if model.activation == "swiglu":
         gate, up = x.chunk(2, dim=-1)
         x = F.silu(gate) * up
     else:
         x = F.gelu(x)
-    return F.linear(x, w["mlp.linear_fc2.weight"][layer], _row(w, "mlp.linear_fc2.bias", layer))
+    return linear(x, w, "mlp.linear_fc2", layer)
+
+
+def linear(x: torch.Tensor, w: Weights, name: str, layer: int) -> torch.Tensor:
+    return F.linear(x, w[name + ".weight"][layer], _row(w, name + ".bias", layer))
 
 
 def _row(w: Weights, name: str, layer: int) -> torch.Tensor | None:
     return w[name][layer] if name in w else None
 
 
-def loss(model: Architecture, weights: Weights, batch: dict[str, np.ndarray]) -> torch.Tensor:
-    """Mean cross-entropy of the next token over the real vocabulary."""
-    w = {name.removeprefix("decoder.layers."): tensor for name, tensor in weights.items()}
-    tokens, labels = torch.from_numpy(batch["tokens"]), torch.from_numpy(batch["labels"])
+def layers(
+    model: Architecture, x: torch.Tensor, weights: Weights, side: str, count: int, *, causal: bool, context: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Pre-norm layers of one side ("encoder", "decoder") and its final norm."""
+    w = {name.removeprefix(f"{side}.layers."): tensor for name, tensor in weights.items() if name.startswith(f"{side}.")}
+    first, second, cross = "self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_", "pre_cross_attn_layernorm."
+    for layer in range(count):
+        x = x + self_attention(model, norm(model, x, w[first + "weight"][layer], _row(w, first + "bias", layer)), w, layer, causal)
+        if context is not None:
+            normed = norm(model, x, w[cross + "weight"][layer], _row(w, cross + "bias", layer))
+            x = x + cross_attention(model, normed, context, w, layer)
+        x = x + mlp(model, norm(model, x, w[second + "weight"][layer], _row(w, second + "bias", layer)), w, layer)
+    return norm(model, x, w[f"{side}.final_layernorm.weight"], w.get(f"{side}.final_layernorm.bias"))
+
+
+def embed(model: Architecture, w: Weights, tokens: torch.Tensor) -> torch.Tensor:
     x = w["embedding.word_embeddings.weight"][tokens]
     if model.position_embedding == "learned_absolute":
         x = x + w["embedding.position_embeddings.weight"][: tokens.shape[1]]
-    for layer in range(model.num_layers):
-        first, second = "self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_"
-        x = x + attention(model, norm(model, x, w[first + "weight"][layer], _row(w, first + "bias", layer)), w, layer)
-        x = x + mlp(model, norm(model, x, w[second + "weight"][layer], _row(w, second + "bias", layer)), w, layer)
-    x = norm(model, x, w["decoder.final_layernorm.weight"], w.get("decoder.final_layernorm.bias"))
-    output = w["embedding.word_embeddings.weight" if model.tie_embeddings else "output_layer.weight"]
-    return F.cross_entropy(F.linear(x, output[: model.vocab_size]).flatten(0, 1), labels.flatten())
+    return x + w["embedding.tokentype_embeddings.weight"][0] if model.num_token_types else x
+
+
+def loss(model: Architecture, w: Weights, batch: dict[str, np.ndarray]) -> torch.Tensor:
+    """Mean cross-entropy of what is predicted over the real vocabulary."""
+    tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+    x = embed(model, w, tensors["tokens"])
+    if model.family == "t5":
+        context = layers(model, x, w, "encoder", model.num_layers, causal=False)
+        x = embed(model, w, tensors["decoder_tokens"])
+        x = layers(model, x, w, "decoder", model.decoder_num_layers, causal=True, context=context)
+    elif model.family == "bert":
+        x = layers(model, x, w, "encoder", model.num_layers, causal=False)
+        x = F.gelu(F.linear(x, w["lm_head.dense.weight"], w["lm_head.dense.bias"]))
+        x = norm(model, x, w["lm_head.layer_norm.weight"], w["lm_head.layer_norm.bias"])
+    else:
+        x = layers(model, x, w, "decoder", model.num_layers, causal=True)
+    output = w["embedding.word_embeddings.weight" if model.tie_embeddings else "output_layer.weight"][: model.vocab_size]
+    bias = w.get("output_layer.bias", w.get("lm_head.output_layer.bias"))
+    logits = F.linear(x, output, None if bias is None else bias[: model.vocab_size])
+    losses = F.cross_entropy(logits.flatten(0, 1), tensors["labels"].flatten(), reduction="none")
+    mask = tensors["loss_mask"].flatten() if "loss_mask" in tensors else torch.ones_like(losses)
+    return (losses * mask).sum() / mask.sum()
 
 
 def train(plan: Plan, arrays: dict[str, np.ndarray], batches: Any) -> dict[str, Any]:

@@ -37,6 +37,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "megatron llama pp4": (LLAMA, {"pp": 4, "recompute": ["full", "selective", "none", "none"]}),
     "megatron bert tp2 pp2": (BERT, {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batch_size": 2}),
     "megatron t5 tp2 dp2": (T5, {"tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),
+    "megatron bert dp2 zero1 recompute": (BERT, {"dp": 2, "zero_stage": 1, "recompute": ["full"]}),
+    "megatron bert pp2 vpp2 uneven": (BERT, {"pp": 2, "vpp": 2, "split": [[1, 2], [1, 0]], "recompute": ["selective", 1]}),
+    "megatron t5 tp2 sp recompute": (T5, {"tp": 2, "sequence_parallel": True, "micro_batch_size": 2, "recompute": ["full"]}),
+    "megatron t5 tp4 dp2 sp zero1": (T5, {"tp": 4, "dp": 2, "sequence_parallel": True, "zero_stage": 1, "recompute": ["selective"]}),
     "deepspeed gpt dp2 zero0": (GPT, {"engine": DEEPSPEED, "dp": 2}),
     "deepspeed gpt tp2 dp2 zero0": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2}),
     "deepspeed gpt tp2 dp2 zero1": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),
@@ -52,6 +56,15 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepspeed llama dp2 zero2 offload": (LLAMA, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 2, "offload_optimizer": True}),
     "deepspeed gpt pp2 dp2 zero1 tied": (GPT, {"engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 1}),
     "deepspeed llama tp2 pp2 zero1": (LLAMA, {"engine": DEEPSPEED, "tp": 2, "pp": 2, "zero_stage": 1, "micro_batch_size": 2}),
+    "deepspeed bert tp2 dp2 zero2 sp": (
+        BERT,
+        {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 2, "sequence_parallel": True, "micro_batch_size": 2},
+    ),
+    "deepspeed bert tp2 zero3": (BERT, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 3, "micro_batch_size": 4}),
+    "deepspeed bert tp2 pp2 zero1 tied": (BERT, {"engine": DEEPSPEED, "tp": 2, "pp": 2, "zero_stage": 1, "micro_batch_size": 2}),
+    "deepspeed t5 tp2 zero1 sp": (T5, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 1, "sequence_parallel": True, "micro_batch_size": 4}),
+    "deepspeed t5 dp2 zero3 recompute": (T5, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3, "recompute": ["full"]}),
+    "deepspeed t5 tp2 dp2 zero2": (T5, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 2, "micro_batch_size": 2}),
     "deepspeed gpt all": (
         GPT,
         {
@@ -77,6 +90,10 @@ BF16_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 BF16_TOLERANCE = 5e-3
 """bf16 has 8 bits: losses near 5 and norms near 2 agree to a few times 2**-9 of what adds up; a wrong optimizer step shows as 2e-2."""
+
+
+T5_SECOND_NAMES = ("position_embeddings.weight", "lm_head.output_layer.bias")
+"""T5Model holds these modules twice: as parts of the embedding and the head, and by themselves (t5_model.py)."""
 
 
 def plan_of(case: str) -> Plan:
@@ -134,7 +151,7 @@ def test_bf16_follows_the_curve_of_fp32(case: str, pool: Pool, corpus: str, refe
     np.testing.assert_allclose(found["norms"], expected["norms"], rtol=2 * BF16_TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", MODELS)
 def test_one_process_computes_what_plain_torch_computes(family: str, corpus: str, references: dict[str, Result]) -> None:
     import plain_torch
 
@@ -143,7 +160,9 @@ def test_one_process_computes_what_plain_torch_computes(family: str, corpus: str
     plan = make_plan(MODELS[family], clip=2.0, lr=3e-3, micro_batch_size=8)
     tokens, specials = data.open_tokens(plan, Path(corpus), build=True, wait=lambda: None)
     expected = plain_torch.train(plan, references[family]["weights"], data.Batches(plan, tokens, specials, dp_rank=0))
-    assert_equal(references[family], expected, plan.model.vocab_size)
+    found = references[family]
+    gradients = {name: gradient for name, gradient in found["gradients"].items() if family != "t5" or name not in T5_SECOND_NAMES}
+    assert_equal(found | {"gradients": gradients}, expected, plan.model.vocab_size)
 
 
 def test_clipping_happens_in_some_steps_and_not_in_others(references: dict[str, Result]) -> None:

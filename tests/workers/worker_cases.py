@@ -80,6 +80,13 @@ def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, 
     return found
 
 
+def count_parameters(plan_json: str) -> int:
+    """Of the model that the worker builds on this rank."""
+    trainer = make_trainer(from_json(plan_json))
+    chunks = trainer.chunks if isinstance(trainer, megatron.MegatronTrainer) else [trainer.model]
+    return sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters())
+
+
 def gradients(trainer: Any) -> list[Piece]:
     """This rank's whole gradients after the data-parallel reduction. A collective over the data-parallel group where they are sharded."""
     if isinstance(trainer, megatron.MegatronTrainer):

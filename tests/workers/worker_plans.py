@@ -78,8 +78,8 @@ def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> 
     pp, vpp = len(split), len(split[0])
     if model.family == "t5":
         layers = [
-            LayerSpan(kind="encoder", first=0, count=model.num_layers),
-            LayerSpan(kind="decoder", first=0, count=model.decoder_num_layers),
+            LayerSpan(kind="encoder", first=0, count=model.num_layers, recompute=recompute[0]),
+            LayerSpan(kind="decoder", first=0, count=model.decoder_num_layers, recompute=recompute[0]),
         ]
         return (Stage(layers=(LayerSpan(kind="embedding", first=0, count=1), *layers, LayerSpan(kind="head", first=0, count=1))),)
     kind = "encoder" if model.family == "bert" else "decoder"
