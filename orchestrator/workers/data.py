@@ -1,17 +1,19 @@
 """Real text as samples: the same seed gives the same global batches under every plan.
 
-A corpus is one long row of token ids, documents joined by an end-of-document token. Sample i is the i-th window of it; the order of
-samples is a permutation that depends on the seed and the epoch alone. Step s takes samples s * global_batch_size onwards; each
-data-parallel rank takes its micro-batches out of them, so neither the layout nor a resume changes what a step sees.
+A source is one long row of token ids, documents joined by an end-of-document token. Sample i is the i-th window of it; the order of
+samples is a permutation that depends on the seed and the epoch alone. A blend takes from each source by a fixed pattern. Step s takes
+samples s * global_batch_size onwards; each data-parallel rank takes its micro-batches out of them, so neither the layout nor a resume
+changes what a step sees. No index of samples is built or kept: each one's place is computed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,6 +96,37 @@ class IndexedTokens:
                 parts.append(self.dataset.get(index, offset=offset, length=size))
             missing, index, offset = missing - size, index + 1, 0
         return np.concatenate(parts).astype(np.int64)
+
+
+class PartOfTokens:
+    """Tokens `first` to `last` (exclusive) of a row."""
+
+    def __init__(self, tokens: Tokens, first: int, last: int) -> None:
+        self.tokens, self.first, self.last = tokens, first, last
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        return self.tokens.window(self.first + start, length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A source of a blend: its share, its name in messages, its row."""
+
+    weight: float
+    name: str
+    tokens: Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What a run reads: the parts it trains on, those it evaluates on (none: it doesn't), and the special ids."""
+
+    train: tuple[Part, ...]
+    valid: tuple[Part, ...]
+    specials: Specials
 
 
 def standard_library() -> list[Path]:
@@ -180,23 +213,88 @@ def indexed_prefix(data: str) -> str:
     return data[:-4] if data.endswith((".bin", ".idx")) else data
 
 
-def open_tokens(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> tuple[Tokens, Specials]:
-    """The corpus of this plan. Text is encoded once, by the rank with `build`, into `cache`; the others `wait` and map it."""
-    data = plan.run.data
-    tokenizer, specials = load_tokenizer(plan.run.tokenizer) if plan.run.tokenizer else (None, Specials.of_bytes())
+def open_source(data: str | None, tokenizer_folder: str | None, cache: Path, *, build: bool, wait: Callable[[], None]) -> Tokens:
+    """The row of one source. Text is encoded once, by the rank with `build`, into `cache`; the others `wait` and map it."""
     if data and is_indexed(data):
-        return IndexedTokens(indexed_prefix(data)), specials
+        return IndexedTokens(indexed_prefix(data))
     files = text_files(Path(data)) if data else standard_library()
-    name = hashlib.blake2b(repr([(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files] + [plan.run.tokenizer]).encode())
+    name = hashlib.blake2b(repr([(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files] + [tokenizer_folder]).encode())
     path = cache / f"tokens-{name.hexdigest()[:16]}.npy"
     if build and not path.exists():
+        tokenizer, specials = load_tokenizer(tokenizer_folder) if tokenizer_folder else (None, Specials.of_bytes())
         cache.mkdir(parents=True, exist_ok=True)
         # Each node's first rank may do this in one shared folder: whoever is last replaces the same content.
         with tempfile.NamedTemporaryFile(dir=cache, suffix=".tmp", delete=False) as file:
             np.save(file, encode(files, tokenizer, specials))
         Path(file.name).replace(path)
     wait()
-    return ArrayTokens(np.load(path, mmap_mode="r")), specials
+    return ArrayTokens(np.load(path, mmap_mode="r"))
+
+
+def cut(tokens: Tokens, split: tuple[float, ...], index: int) -> Tokens:
+    """The index-th share of a row, front to back; all of it where there is no split. Shares don't overlap."""
+    if not split:
+        return tokens
+    total = sum(split)
+    first, last = (math.floor(len(tokens) * sum(split[:end]) / total) for end in (index, index + 1))
+    return PartOfTokens(tokens, first, last)
+
+
+def open_corpus(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> Corpus:
+    """All that this plan reads. Every rank calls this; `wait` is a barrier."""
+    run = plan.run
+
+    def opened(path: str | None) -> Tokens:
+        return open_source(path, run.tokenizer, cache, build=build, wait=wait)
+
+    rows = [(source.weight, source.path, opened(source.path)) for source in run.blend]
+    rows = rows or [(1.0, run.data or "the standard library", opened(run.data))]
+
+    def parts(index: int) -> tuple[Part, ...]:
+        return tuple(Part(weight=weight, name=name, tokens=cut(tokens, run.split, index)) for weight, name, tokens in rows)
+
+    valid: tuple[Part, ...] = ()
+    if run.eval_every:
+        valid = (Part(weight=1.0, name=run.valid, tokens=opened(run.valid)),) if run.valid else parts(1)
+    specials = load_tokenizer(run.tokenizer)[1] if run.tokenizer else Specials.of_bytes()
+    return Corpus(train=parts(0), valid=valid, specials=specials)
+
+
+def open_tokens(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> tuple[Tokens, Specials]:
+    """The row of a plan that trains on one source."""
+    corpus = open_corpus(plan, cache, build=build, wait=wait)
+    (part,) = corpus.train
+    return part.tokens, corpus.specials
+
+
+PATTERN = 10_000
+"""Samples after which a blend's pattern repeats: shares are kept to a hundredth of a percent."""
+
+
+class Blending:
+    """Which source a sample comes from, and the how-many-eth of that source it is: a pattern of PATTERN slots, each source's spread evenly.
+
+    >>> blending = Blending([0.75, 0.25])
+    >>> [blending.place(ordinal) for ordinal in range(5)]
+    [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3)]
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        shares = np.asarray(weights, dtype=np.float64) / math.fsum(weights) * PATTERN
+        counts = np.maximum(1, np.floor(shares)).astype(np.int64)
+        # The slots that are left go to the largest remainders.
+        left = PATTERN - int(counts.sum())
+        for index in np.argsort(counts - shares, kind="stable")[: max(0, left)]:
+            counts[index] += 1
+        counts[int(np.argmax(counts))] += PATTERN - int(counts.sum())
+        slots = sorted(((turn + 0.5) / count, source, turn) for source, count in enumerate(counts.tolist()) for turn in range(count))
+        self.counts = counts.tolist()
+        self.slots = [(source, turn) for _, source, turn in slots]
+
+    def place(self, ordinal: int) -> tuple[int, int]:
+        turn, slot = divmod(ordinal, PATTERN)
+        source, within = self.slots[slot]
+        return source, turn * self.counts[source] + within
 
 
 def permuted(index: int, size: int, seed: int) -> int:
@@ -336,15 +434,29 @@ SAMPLERS: dict[str, Callable[[Plan, Specials], Sampler]] = {
 
 
 class Batches:
-    """The micro-batches of one data-parallel rank, by step."""
+    """The micro-batches of one data-parallel rank, by step, out of one row or a blend of several."""
 
-    def __init__(self, plan: Plan, tokens: Tokens, specials: Specials, dp_rank: int) -> None:
-        self.plan, self.tokens, self.dp_rank = plan, tokens, dp_rank
+    def __init__(self, plan: Plan, tokens: Tokens | Sequence[Part], specials: Specials, dp_rank: int) -> None:
+        self.plan, self.dp_rank = plan, dp_rank
         self.sampler = SAMPLERS[plan.model.family](plan, specials)
-        self.num_samples = (len(tokens) - (self.sampler.window - self.sampler.stride)) // self.sampler.stride
-        if self.num_samples < 1:
-            why = f"has {len(tokens)} tokens, less than the {self.sampler.window} of one sample at seq_length={plan.training.seq_length}"
-            raise InputError("data", plan.run.data or "the standard library", why)
+        if not isinstance(tokens, Sequence):
+            tokens = (Part(weight=1.0, name=plan.run.data or "the standard library", tokens=tokens),)
+        self.parts = tuple(tokens)
+        self.sizes = [self._samples(part) for part in self.parts]
+        self.blending = Blending([part.weight for part in self.parts]) if len(self.parts) > 1 else None
+
+    def _samples(self, part: Part) -> int:
+        """Whole samples in a row."""
+        count = (len(part.tokens) - (self.sampler.window - self.sampler.stride)) // self.sampler.stride
+        if count < 1:
+            share = f" in the share of data.split={','.join(f'{s:g}' for s in self.plan.run.split)}" if self.plan.run.split else ""
+            why = f"has {len(part.tokens)} tokens{share}, less than the {self.sampler.window} of one sample"
+            raise InputError("data", part.name, f"{why} at seq_length={self.plan.training.seq_length}")
+        return count
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self.sizes)
 
     def microbatches(self, step: int) -> list[dict[str, np.ndarray]]:
         """`num_microbatches` dictionaries of arrays [micro_batch_size, ...] for step `step`, counted from 0."""
@@ -366,12 +478,14 @@ class Batches:
 
     def _sample(self, ordinal: int) -> dict[str, np.ndarray]:
         seed = self.plan.training.seed
-        epoch, index = divmod(ordinal, self.num_samples)
-        start = permuted(index, self.num_samples, seed=seed + epoch) * self.sampler.stride
-        sample = self.sampler.sample(self.tokens.window(start, self.sampler.window), np.random.default_rng((seed, ordinal)))
+        source, turn = self.blending.place(ordinal) if self.blending else (0, ordinal)
+        part, size = self.parts[source], self.sizes[source]
+        epoch, index = divmod(turn, size)
+        start = permuted(index, size, seed=seed + epoch) * self.sampler.stride
+        sample = self.sampler.sample(part.tokens.window(start, self.sampler.window), np.random.default_rng((seed, ordinal)))
         for name in ("tokens", "decoder_tokens", "labels"):
             if name in sample and (largest := int(sample[name].max())) >= self.plan.model.vocab_size:
-                source = f"tokenizer {self.plan.run.tokenizer}" if self.plan.run.tokenizer else "the byte tokenizer"
-                why = f"is too small: data {self.plan.run.data or 'of the standard library'} by {source} has token id {largest}"
+                tokenizer = f"tokenizer {self.plan.run.tokenizer}" if self.plan.run.tokenizer else "the byte tokenizer"
+                why = f"is too small: data {part.name} by {tokenizer} has token id {largest}"
                 raise InputError("model.vocab_size", self.plan.model.vocab_size, why)
         return sample

@@ -88,14 +88,17 @@ class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         logs = []
         for index, batch in enumerate(batches):
-            mine = self._shard(batch)
-            loss = mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.family, mine))
+            loss = self._loss(batch)
             self.engine.backward(loss)
             logs.append(loss.detach())
             if index + 1 < len(batches):
                 # Not a boundary: counts the micro-batch.
                 self.engine.step()
         return torch.stack(logs).mean()
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        mine = self._shard(batch)
+        return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.family, mine))
 
     def _shard(self, batch: Batch) -> Batch:
         """This rank's part of each sequence, with its positions; every part predicts as many tokens."""

@@ -25,6 +25,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import checkpoint, data, distributed, preflight
 from orchestrator.workers.models import Batch
+from orchestrator.workers.monitors import Monitors
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
@@ -49,6 +50,10 @@ class Trainer(Protocol):
 
     def update(self, lr: float) -> float | None:
         """Clip, step, clear; the gradients' global norm before clipping."""
+        ...
+
+    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        """As the loss of `forward_backward`, without gradients and dropout; leaves weights, gradients and generators as they are."""
         ...
 
     def save(self, folder: Path, step: int) -> None: ...
@@ -101,11 +106,13 @@ def norm_is_usable(grad_norm: float | None, precision: str) -> bool:
 
 
 class Metrics:
-    """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before."""
+    """OUT/metrics.jsonl, one flushed line a step, written by rank 0. A run that resumes in its own folder keeps the lines before. The
+    monitors get the same rows."""
 
-    def __init__(self, out: Path, first_step: int) -> None:
+    def __init__(self, plan: Plan, out: Path, first_step: int) -> None:
         self.file = None
         if dist.get_rank() == 0:
+            self.monitors = Monitors(plan, out)
             path = out / METRICS
             lines = path.read_text().splitlines() if path.exists() else []
             kept = [line for line in lines if json.loads(line)["step"] <= first_step]
@@ -116,12 +123,37 @@ class Metrics:
         if self.file is not None:
             self.file.write(json.dumps(values) + "\n")
             self.file.flush()
+            self.monitors.write(values)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.monitors.close()
+
+
+def evaluate(trainer: Trainer, batches: data.Batches) -> float:
+    """The mean loss over the first global batches of the held-out samples: as many as there are, at most plan.run.eval_steps. The same ones
+    every time, under every plan."""
+    plan = trainer.plan
+    steps = min(plan.run.eval_steps, max(1, batches.num_samples // plan.global_batch_size))
+    total = 0.0
+    for step in range(steps):
+        microbatches = [to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+        loss, _, _ = agree(trainer.evaluate(microbatches), trainer.device, stop=False)
+        total += loss
+    return total / steps
 
 
 def train(
-    trainer: Trainer, batches: data.Batches, out: Path, first_step: int = 0, watchdog: Watchdog | NoWatchdog | None = None
+    trainer: Trainer,
+    batches: data.Batches,
+    out: Path,
+    first_step: int = 0,
+    watchdog: Watchdog | NoWatchdog | None = None,
+    valid: data.Batches | None = None,
 ) -> list[float]:
-    """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError.
+    """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError. `valid`: what is evaluated on,
+    every plan.run.eval_every steps and at the end; the step's row then has a "valid_loss".
 
     SIGUSR1 on any rank (Slurm's warning before the time limit) makes all ranks save after the step and return.
     """
@@ -131,7 +163,8 @@ def train(
     warned: list[int] = []
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
-    metrics = Metrics(out, first_step)
+    eval_every = plan.run.eval_every if valid is not None else 0
+    metrics = Metrics(plan, out, first_step)
     losses: list[float] = []
     now = (watchdog or NoWatchdog()).phase
     for step in range(first_step, training.steps):
@@ -150,16 +183,22 @@ def train(
             numbers = f"loss {loss:g}, gradient norm {grad_norm}, lr {lr:g}"
             raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
         losses.append(loss)
+        done = step + 1
+        evaluated: dict[str, float | None] = {}
+        if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
+            now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
+            valid_loss = evaluate(trainer, valid)
+            evaluated = {"valid_loss": valid_loss if math.isfinite(valid_loss) else None}
         metrics.write(
-            step=step + 1,
+            step=done,
             loss=loss,
             grad_norm=grad_norm if grad_norm is None or math.isfinite(grad_norm) else None,  # JSON has no infinity
             lr=lr,
             step_time_s=seconds,
             tokens_per_s=tokens / seconds,
             peak_memory_bytes=peak,
+            **evaluated,
         )
-        done = step + 1
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
             now(f"step {done}: checkpoint", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
             folder = checkpoint.begin(out, done)
@@ -167,6 +206,7 @@ def train(
             checkpoint.commit(folder, done, plan)
         if stop:
             break
+    metrics.close()
     return losses
 
 
@@ -202,15 +242,17 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
                 if dist.get_rank() == 0:
                     print(f"preflight: {line}", flush=True)
             watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
-            tokens, specials = data.open_tokens(plan, out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
-            batches = data.Batches(plan, tokens, specials, parallel_state.get_data_parallel_rank())
+            corpus = data.open_corpus(plan, out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
+            dp_rank = parallel_state.get_data_parallel_rank()
+            batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank)
+            valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
             first_step = 0
             resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
             if resume:
                 saved = checkpoint.find(resume)
                 trainer.load(saved)
                 first_step = saved.step
-            train(trainer, batches, out, first_step, watchdog)
+            train(trainer, batches, out, first_step, watchdog, valid)
             watchdog.phase("leaving", BUILD_S)
     except NonFiniteLossError as error:
         print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)

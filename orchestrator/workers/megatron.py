@@ -72,6 +72,25 @@ class MegatronTrainer:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        return self._scheduled(batches, forward_only=False)
+
+    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        overlapped = [chunk for chunk in self.chunks if chunk.ddp_config.overlap_param_gather]
+        for chunk in overlapped:
+            # The gathers start each other in the order of the training's forward pass: here all weights are gathered first, as in
+            # Megatron's own loop.
+            chunk.disable_forward_pre_hook(param_sync=True)
+        for chunk in self.chunks:
+            chunk.eval()
+        with torch.no_grad():
+            loss = self._scheduled(batches, forward_only=True)
+        for chunk in self.chunks:
+            chunk.train()
+        for chunk in overlapped:
+            chunk.enable_forward_pre_hook()
+        return loss
+
+    def _scheduled(self, batches: Sequence[Batch], *, forward_only: bool) -> torch.Tensor | None:
         logs = self.schedule(
             forward_step_func=self._forward_step,
             data_iterator=loop.repeat(batches, len(self.chunks)),
@@ -80,7 +99,7 @@ class MegatronTrainer:
             seq_length=self.plan.training.seq_length,
             micro_batch_size=self.plan.micro_batch_size,
             decoder_seq_length=self.plan.training.decoder_seq_length,
-            forward_only=False,
+            forward_only=forward_only,
         )
         return torch.stack(logs).mean() if logs else None
 

@@ -170,7 +170,7 @@ class MegatronDeepSpeedTrainer:
             return self._pipeline(batches)
         logs = []
         for index, batch in enumerate(batches):
-            loss = mean_loss(batch, self.losses(self.engine, batch))
+            loss = self._loss(batch)
             self.engine.backward(loss)
             logs.append(loss.detach())
             if index + 1 < len(batches):
@@ -178,20 +178,36 @@ class MegatronDeepSpeedTrainer:
                 self.engine.step()
         return torch.stack(logs).mean()
 
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """Of one micro-batch, without a pipeline."""
+        return mean_loss(batch, self.losses(self.engine, batch))
+
+    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        self.engine.eval()
+        with torch.no_grad():
+            logs = self._scheduled(batches, forward_only=True) if self.plan.pp > 1 else [self._loss(batch) for batch in batches]
+        self.engine.train()
+        return torch.stack(logs).mean() if logs else None
+
     def _pipeline(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         """megatron-core's 1F1B calls autograd itself. No micro-batch is a boundary for DeepSpeed, so that gradients add up locally;
         `_finalise` reduces them once."""
         self.engine.set_gradient_accumulation_boundary(False)
-        logs = self.schedule(
+        logs = self._scheduled(batches, forward_only=False)
+        return torch.stack(logs).mean() if logs else None
+
+    def _scheduled(self, batches: Sequence[Batch], *, forward_only: bool) -> list[torch.Tensor]:
+        """The micro-batches' losses, on the last stage; empty elsewhere."""
+        logs: list[torch.Tensor] = self.schedule(
             forward_step_func=self._forward_step,
             data_iterator=iter(batches),
             model=self.module,
             num_microbatches=len(batches),
             seq_length=self.plan.training.seq_length,
             micro_batch_size=self.plan.micro_batch_size,
-            forward_only=False,
+            forward_only=forward_only,
         )
-        return torch.stack(logs).mean() if logs else None
+        return logs
 
     def _finalise(self, *args: Any, **kwargs: Any) -> None:
         """In place of finalize_model_grads: the tied embedding's two copies, then the data-parallel reduction."""

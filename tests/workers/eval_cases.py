@@ -1,0 +1,27 @@
+"""What the pool's ranks run for the tests of evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import worker_cases
+from megatron.core import parallel_state
+
+from orchestrator.plan import from_json
+from orchestrator.workers import data, loop
+
+
+def train_and_evaluate(plan_json: str, cache: str, out: str) -> list[dict[str, Any]]:
+    """The real loop; the rows of metrics.jsonl, on rank 0."""
+    plan = from_json(plan_json)
+    trainer = worker_cases.make_trainer(plan)
+    corpus = data.open_corpus(plan, Path(cache), build=dist.get_rank() == 0, wait=dist.barrier)
+    dp_rank = parallel_state.get_data_parallel_rank()
+    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+    Path(out).mkdir(parents=True, exist_ok=True)
+    loop.train(trainer, data.Batches(plan, corpus.train, corpus.specials, dp_rank), Path(out), valid=valid)
+    dist.barrier()
+    return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()] if dist.get_rank() == 0 else []
