@@ -101,6 +101,13 @@ def position_kind(_: Candidate, situation: Situation) -> str | None:
     return f"position_embedding={a.position_embedding}: megatron-core's {a.family} has {', '.join(kinds)}"
 
 
+def relative_attention(_: Candidate, situation: Situation) -> str | None:
+    cluster = situation.cluster
+    if situation.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
+        return None
+    return "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"
+
+
 def megatron_gradient_dtype(_: Candidate, situation: Situation) -> str | None:
     training = situation.training
     if training.grad_accum_dtype != training.grad_reduce_dtype:
@@ -346,6 +353,7 @@ def given(engine: str, families: Collection[str], precisions: Collection[str]) -
             position_kind,
             "model",
         ),
+        rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),
     )
 
 

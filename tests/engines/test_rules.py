@@ -43,7 +43,7 @@ GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size
 
 CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     # (rule, engine, situation, choices, what the reason says)
-    ("family", D, situation(T5), {}, "family t5"),
+    ("family", D, situation(replace(GPT, family="vit")), {}, "family vit"),
     ("precision", M, situation(precision="fp8"), {}, "not fp8"),
     ("precision", M, situation(gpu="V100-SXM2-16GB"), {}, "compute capability 7.0"),
     ("precision", D, situation(gpu="cpu", precision="fp16"), {}, "CPU"),
@@ -53,6 +53,8 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("head_groups", M, situation(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3 does not divide num_attention_heads=8"),
     ("no_gqa", M, situation(replace(BERT, num_query_groups=2)), {}, "num_query_groups=2"),
     ("position_embedding", M, situation(replace(GPT, position_embedding="relative")), {}, "relative"),
+    ("relative_te", M, situation(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
+    ("relative_te", D, situation(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
     ("grad_dtype", M, situation(grad_reduce_dtype="bf16"), {}, "one buffer"),
     ("grad_dtype", M, situation(grad_reduce_dtype="fp16", grad_accum_dtype="fp16"), {}, "fp16 with precision bf16"),
     ("grad_dtype", D, situation(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
