@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from orchestrator.launch import megatron_log
 from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
 from orchestrator.launch.render import TRY_AGAIN
 from orchestrator.launch.slurm import ENDED_FROM_OUTSIDE, REASONS, why_ended
@@ -48,7 +50,9 @@ def _in_plan(path: Path, group: str, name: str) -> float | None:
 
 
 def _saved_step(out: Path) -> int | None:
-    """Steps done in the newest whole checkpoint of the folder."""
+    """Steps done in the newest whole checkpoint of the folder, our worker's or Megatron-LM's."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     try:
         return int(json.loads((out / "checkpoints" / "latest.json").read_text())["step"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -87,6 +91,7 @@ def _worth_a_restart(outcome: Outcome) -> bool:
 def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int = 0, allowed: int = 0) -> Outcome:
     """Write status.json from the logs and metrics; returns how the run ended: "requeued" where the caller is to requeue the job.
     `restarts` of `allowed` have been used."""
+    megatron_log.Follower(out).poll()  # the engine's own program prints its metrics
     rows = by_step(_json_lines(out / "metrics.jsonl"))
     outcome = replace(_ended(out, log, exit_status, rows), started=started, restarts=restarts)
     if restarts < allowed and _worth_a_restart(outcome):

@@ -24,6 +24,7 @@ import orchestrator
 from orchestrator import detect, recipe
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES, Engine
+from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
 from orchestrator.engines.translation import TRAINED_FAMILIES
 from orchestrator.errors import InputError, LaunchError, OrchestratorError
 from orchestrator.job import File, Job
@@ -88,7 +89,7 @@ def run(words: Sequence[str]) -> int:
     out = new_folder(settings)
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
-    job = ENGINES[found.plan.engine].translate(found.plan)
+    job = the_job(settings, found.plan)
     python = None if machine.missing else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
@@ -117,7 +118,8 @@ def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Ca
 
 def searched_plan(settings: Settings) -> Found:
     """The fastest plan of all engines that may be used. Raises NoPlanError."""
-    engines = list(ENGINES.values()) if settings.engine == "auto" else [ENGINES[settings.engine]]
+    name = ENGINE_OF_ENTRY if settings.entry is not None and settings.engine == "auto" else settings.engine
+    engines = list(ENGINES.values()) if name == "auto" else [ENGINES[name]]
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
@@ -181,6 +183,15 @@ def saved_plan(settings: Settings) -> Found:
     return Found(plan=reprice(settings.plan, behaviour, calibration))
 
 
+def the_job(settings: Settings, plan: Plan) -> Job:
+    """The plan as the job of our worker, or of the user's own program, with the user's variables. Raises InputError."""
+    job = ENGINES[plan.engine].translate(plan)
+    if settings.entry is not None:
+        job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
+                        render.exit_minutes(settings.slurm.get("time")))  # fmt: skip
+    return render.with_environment(job, settings.env)
+
+
 # --------------------------------------------------------------------------------------------------------------- start
 
 
@@ -195,18 +206,25 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
     """What `launch=` means on this machine. Raises LaunchError where it can't be done."""
     family = settings.architecture.family
     untrained = f"our workers train {', '.join(TRAINED_FAMILIES)}; {family} is planned, checked and exported"
-    blocked = untrained if family not in TRAINED_FAMILIES else None
+    blocked = untrained if family not in TRAINED_FAMILIES and settings.entry is None else None
+    if settings.entry is not None and not settings.container and not Path(settings.entry).is_file():
+        blocked = f"there is no entry={settings.entry} on this machine"
     here = blocked or not_here(settings, machine)
     if settings.launch == "none":
         return Start(how="none", why="launch=none")
     if settings.launch == "local":
         if here:
             raise LaunchError(f"launch=local: {here}; launch=none writes everything without starting it")
+        if settings.container:
+            image = settings.container.get("image")
+            raise InputError("container.image", image, "is for launch=slurm; docker/README.md says how to run one node by hand")
         return Start(how="local")
     if settings.launch == "slurm":
         if blocked or not machine.sbatch:
             why = blocked or "there is no sbatch on the PATH of this machine"
             raise LaunchError(f"launch=slurm: {why}; launch=none writes everything without starting it")
+        if machine.slurm_job and machine.slurm_nodes >= settings.cluster.num_nodes:
+            return Start(how="allocation")
         return Start(how="slurm")
     if machine.slurm_job and not blocked:
         if machine.slurm_nodes >= settings.cluster.num_nodes:
@@ -241,15 +259,25 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     from orchestrator.report.progress import TrainingProgress
 
     console = screen()
+    submitted: slurm.Submitted | None = None
     if start.how == "none":
         print(f"Not started: {start.why}. To start it: {start_command(job, out)}")
         return 0
     if start.how == "slurm":
-        print(slurm.submit(out, render.slurm_options(settings.slurm)))
-        return 0
+        submitted = slurm.submit(out, render.slurm_options(settings.slurm))
+        print(submitted, flush=True)
+        if not settings.wait:
+            return 0
     with TrainingProgress(console, plan.training.steps) as progress:
-        starter = local.start if start.how == "local" else slurm.start_in_allocation
-        outcome = starter(job, out, on_step=progress.step)
+        if submitted is not None:
+            try:
+                outcome = slurm.follow(submitted, out, on_step=progress.step, own=job.program is None)
+            except KeyboardInterrupt:
+                print(f"no longer followed; the job goes on. Watch: {submitted.watch}. Cancel: {submitted.cancel}", file=sys.stderr)
+                return INTERRUPTED
+        else:
+            starter = local.start if start.how == "local" else slurm.start_in_allocation
+            outcome = starter(job, out, on_step=progress.step)
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
@@ -257,7 +285,8 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
         console.print(comparison_table(plan, outcome.rows))
         print(f"Finished: {out}")
     else:
-        rank = "" if outcome.rank is None else f"rank {outcome.rank}: "
+        host = f" on {outcome.host}" if outcome.host else ""
+        rank = "" if outcome.rank is None else f"rank {outcome.rank}{host}: "
         print(f"error: training {outcome.status}: {rank}{outcome.last_line}\nlog: {outcome.log}", file=sys.stderr)
     return outcome.exit_status
 
@@ -348,7 +377,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     if found.outcomes:
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
     files += job.files
-    files += render.files(job, slurm=render.slurm_options(settings.slurm, python))
+    container = render.container_options(settings.container)
+    files += render.files(job, slurm=render.slurm_options(settings.slurm, python), container=container)
     return files
 
 

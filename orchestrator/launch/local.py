@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
+from orchestrator.launch import megatron_log
 from orchestrator.launch.render import RUN_VARIABLE, SRUN_STYLE
 from orchestrator.values import Value
 
@@ -341,13 +342,15 @@ def start(
     Ctrl-C at once) and come back as "interrupted". Raises LaunchError where nothing could be started.
     """
     placement = {"PYTHON": python, "NNODES": "1", "RANKS_PER_NODE": str(job.world_size)}
-    return run_script(out, "launch.sh", environment=placement, on_step=on_step, grace_s=grace_s)
+    return run_script(out, "launch.sh", environment=placement, on_step=on_step, grace_s=grace_s, own=job.program is None)
 
 
 def run_script(
-    out: Path, script: str, *, environment: dict[str, str], on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S
-) -> Outcome:
-    """Run a script of the folder, which starts torchrun, with these variables beside this process's; as `start` says."""
+    out: Path, script: str, *, environment: dict[str, str], on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S,
+    own: bool = True,
+) -> Outcome:  # fmt: skip
+    """Run a script of the folder, which starts torchrun, with these variables beside this process's; as `start` says. `own`: our worker,
+    which writes its metrics; another program's are read from what it prints."""
     out = out.resolve()
     bash = shutil.which("bash")
     if bash is None:
@@ -363,7 +366,11 @@ def run_script(
     started = now()
     signals: list[int] = []
 
+    printed = None if own else megatron_log.Follower(out)
+
     def follow() -> None:
+        if printed is not None:
+            printed.poll()
         for row in metrics.new_rows():
             rows.append(row)
             on_step(row)

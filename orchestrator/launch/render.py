@@ -167,6 +167,26 @@ def with_environment(job: Job, values: Mapping[str, str]) -> Job:
     return msgspec.structs.replace(job, environment={**job.environment, **values})
 
 
+EXIT_MARGIN_MINUTES = 5
+"""What a program that watches its own time leaves of the limit: to end its step and save."""
+
+
+def exit_minutes(time: str | None) -> int | None:
+    """Minutes after which a program should end by itself under this limit of sbatch (minutes, minutes:seconds, hours:minutes:seconds,
+    days-hours, days-hours:minutes, days-hours:minutes:seconds); None where it can't tell.
+
+    >>> exit_minutes("12:30:00"), exit_minutes("90"), exit_minutes("1-2"), exit_minutes("2:30"), exit_minutes("UNLIMITED")
+    (745, 85, 1555, None, None)
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time or "")
+    if found is None:
+        return None
+    days, first, second, third = (int(part) if part is not None else None for part in found.groups())
+    hours_lead = days is not None or third is not None
+    minutes = (days or 0) * 1440 + (first or 0) * 60 + (second or 0) if hours_lead else first or 0
+    return minutes - EXIT_MARGIN_MINUTES if minutes > EXIT_MARGIN_MINUTES else None
+
+
 RANK = """
 TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
@@ -270,7 +290,8 @@ done
 rm -f logs/hang.json
 
 # {tasks} The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
-cpus={cpus}
+cpus=${{SLURM_CPUS_ON_NODE:-${{SLURM_JOB_CPUS_PER_NODE%%[(,]*}}}}
+cpus=${{SLURM_CPUS_PER_TASK:-$(( cpus / {ntasks_per_node} ))}}
 options=(--nodes={nodes} --ntasks={ntasks} --ntasks-per-node={ntasks_per_node} --cpus-per-task="$cpus" --kill-on-bad-exit=1 --export=ALL)
 if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
   options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
@@ -392,9 +413,6 @@ def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:
     return [], ["apptainer", "exec", "--nv", "--bind", '"$PWD"', *binds, "--pwd", workdir, image]
 
 
-CPUS_OF_NODE = "${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE%%[(,]*}}"
-
-
 def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None = None) -> str:
     """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). Raises InputError."""
     nodes = job.num_nodes if slurm.nodes is None else slurm.nodes
@@ -420,7 +438,6 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     flags, before = ([], []) if container is None else _in_container(container)
     python = checked("slurm.python", slurm.python) if slurm.python else None
     environment = _exports({"ORCHESTRATOR_PYTHON": python, **({} if container else {"PYTHON": python})}) if python else ""
-    cpus = f"${{SLURM_CPUS_PER_TASK:-{CPUS_OF_NODE}}}" if tasks == 1 else f"${{SLURM_CPUS_PER_TASK:-$(( {CPUS_OF_NODE} / {tasks} ))}}"
     return SBATCH.format(
         options="\n".join(f"#SBATCH {line}" for line in lines),
         environment=environment,
@@ -431,7 +448,6 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         tasks="One task a rank." if slurm.style == "srun" else "One task a node.",
         ntasks=nodes * tasks,
         ntasks_per_node=tasks,
-        cpus=cpus,
         run=" ".join(["srun", '"${options[@]}"', *flags, *before, 'bash "$PWD/launch.sh"']),
         requeue=slurm.requeue,
         remind=REMIND_S,

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
+from orchestrator.launch import megatron_log
 from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, by_step, now, run_script
 from orchestrator.launch.render import SlurmOptions
 from orchestrator.values import Value
@@ -167,14 +168,18 @@ def wait(submitted: Submitted, *, follow: Callable[[], None] = lambda: None, pol
 
 
 def follow(
-    submitted: Submitted, out: Path, *, on_step: Callable[[Row], None] = lambda row: None, poll_s: float = POLL_S
+    submitted: Submitted, out: Path, *, on_step: Callable[[Row], None] = lambda row: None, poll_s: float = POLL_S, own: bool = True
 ) -> Outcome:
     """Wait for a submitted job, with the steps of metrics.jsonl as they come; how it ended, by the status.json that it leaves or, without
     one (it never started, its node is gone), by Slurm's word. Ctrl-C ends the following, not the job. Raises LaunchError."""
     metrics = Metrics(out / "metrics.jsonl")
     rows: list[Row] = []
 
+    printed = None if own else megatron_log.Follower(out)
+
     def look() -> None:
+        if printed is not None:
+            printed.poll()
         for row in metrics.new_rows():
             rows.append(row)
             on_step(row)
@@ -206,4 +211,4 @@ def start_in_allocation(job: Job, out: Path, *, on_step: Callable[[Row], None] =
     for program in ("srun", "scontrol"):
         if shutil.which(program) is None:
             raise LaunchError(f"launch=slurm: inside an allocation, but there is no {program} on the PATH")
-    return run_script(out, "job.sbatch", environment={}, on_step=on_step, grace_s=grace_s)
+    return run_script(out, "job.sbatch", environment={}, on_step=on_step, grace_s=grace_s, own=job.program is None)

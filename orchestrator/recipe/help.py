@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Union
 
 from orchestrator.recipe.clusters import stored
-from orchestrator.recipe.keys import KEYS
+from orchestrator.recipe.keys import KEYS, OPEN_GROUPS
 
 HEAD = """\
 usage: python -m orchestrator.run key=value ...
@@ -33,11 +33,15 @@ def help_text(engines: Sequence[str]) -> str:
     lines = [HEAD]
     group = ""
     for key in KEYS.values():
-        if key.name.partition(".")[0] != group and ("." in key.name or not group):
-            group = key.name.partition(".")[0] if "." in key.name else "-"
+        first = key.name.partition(".")[0] if "." in key.name else "-"
+        if first in KEYS:  # launch.wait stands beside launch
+            first = "-"
+        if first != group:
+            group = first
             lines.append(f"{'keys' if group == '-' else f'{group}.*'}:")
         default = f" [{key.default}]" if key.default else ""
         lines.append(f"  {key.name:<{WIDTH}} {kind(key.type)}: {key.help}{default}")
+    lines += [f"{name}.*:\n  {name + '.NAME':<{WIDTH}} text: {text}" for name, text in OPEN_GROUPS.items()]
     lines += [
         "",
         f"recipes:  {', '.join(stored('models'))}",

@@ -42,7 +42,17 @@ SLURM_KEYS: Final = {
     "switches": "leaf switches at most",
     "segment": "nodes per block (topology/block)",
     "extra": "more options of sbatch, in quotes (--comment=x --nice)",
+    "style": "torchrun: one task a node, default; srun: one task a rank",
+    "requeue": "times to go back into the queue and on from the newest checkpoint; default: 0",
 }
+CONTAINER_KEYS: Final = {
+    "image": "that ranks run in under Slurm: pyxis' name or .sqsh, or apptainer's .sif",
+    "mounts": "HOST:CONTAINER[:ro],... beside the run's folder",
+    "workdir": "in the container; default: the run's folder",
+    "runtime": "pyxis or apptainer; default: apptainer for .sif",
+}
+OPEN_GROUPS: Final = {"env": "variable of the job's environment, beside what the plan needs"}
+"""Groups whose members the user names: env.NCCL_DEBUG=INFO."""
 
 
 class Key(Value, frozen=True, kw_only=True):
@@ -81,6 +91,10 @@ def _keys() -> dict[str, Key]:
         Key(name="engine", type=str, help="auto or an engine's name", default="auto"),
         Key(name="out", type=str, help="folder to write; must be new or empty", default="runs/<recipe>-<time>"),
         Key(name="launch", type=Launch, help="whether and how to start", default="auto"),
+        Key(name="launch.wait", type=bool, help="follow a job submitted with launch=slurm, and return its status", default="false"),
+        Key(name="entry", type=str, help="a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script"),
+        Key(name="entry.args", type=str, help="more arguments for it, in quotes"),
+        Key(name="entry.without", type=str, help="flags of ours that it shall not get (--async-save --log-straggler)"),
         Key(name="seed", type=int, help="of weights and data", default=str(defaults["seed"]), low=0, high=2**31 - 1),
         Key(name="data", type=str, help="text, jsonl or a Megatron .bin/.idx prefix", default="Python's own sources, byte by byte"),
         Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
@@ -107,6 +121,7 @@ def _keys() -> dict[str, Key]:
         train("grad_accum_dtype", "what micro-batches are summed in"),
         train("steps", "to train", low=1, high=10**12),
         Key(name="train.save_every", type=int, help="steps between checkpoints; 0: none", default="0", low=0, high=10**12),
+        Key(name="train.step_timeout_s", type=float, help="seconds after which a part of a step has hung; 0: never", default="1800", low=0),
         Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from"),
     ]
     keys += [_pin_key(info.name, pins[info.name]) for info in msgspec.structs.fields(Pins)]
@@ -116,6 +131,7 @@ def _keys() -> dict[str, Key]:
         Key(name="search.budget_s", type=float, help="seconds after which the search ends with the best so far", default="none", above=0),
     ]
     keys += [Key(name=f"slurm.{name}", type=str, help=text) for name, text in SLURM_KEYS.items()]
+    keys += [Key(name=f"container.{name}", type=str, help=text) for name, text in CONTAINER_KEYS.items()]
     return {key.name: key for key in keys}
 
 

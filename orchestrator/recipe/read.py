@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
-from orchestrator.recipe.keys import KEYS, shown
+from orchestrator.recipe.keys import KEYS, OPEN_GROUPS, shown
 
 Tree = dict[str, Any]
 """Nested keys; the leaves are strings, None, or (in YAML) lists."""
@@ -29,6 +29,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     {'slurm': {'time': '12:30:00'}, 'gpus': '4'}
     """
     tree = OmegaConf.create({})
+    beside: Tree = {}
     seen: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -40,19 +41,24 @@ def read_arguments(words: Sequence[str]) -> Tree:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
         seen[name] = value
         _no_interpolation(name, value)
-        OmegaConf.update(tree, name, value)
+        if name.rpartition(".")[0] in KEYS:  # launch.wait beside launch: no tree has both
+            beside[name] = value
+        else:
+            OmegaConf.update(tree, name, value)
     plain = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(plain, dict)
-    return typing.cast(Tree, plain)
+    return typing.cast(Tree, plain | beside)
 
 
-GROUPS: Final = tuple(dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name))
+GROUPS: Final = (*dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name), *OPEN_GROUPS)
 
 
 def check_key(name: str, value: Any) -> None:
     """Raises InputError unless `name` is a key; names the nearest one."""
-    if name in KEYS:
+    if name in KEYS or (name.partition(".")[0] in OPEN_GROUPS and name.partition(".")[2]):
         return
+    if name in OPEN_GROUPS:
+        raise InputError(name, shown(value), f"is a group of keys; write {name}.NAME=value")
     if name in GROUPS:
         members = [key.partition(".")[2] for key in KEYS if key.startswith(f"{name}.")]
         raise InputError(name, shown(value), f"is a group of keys; write {name}.KEY=value", members)

@@ -6,6 +6,7 @@ Order: the recipe's file, then the command line over it. A layer that names `mod
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,8 @@ from orchestrator.values import Value
 Flat = dict[str, Any]
 """Full key names; the values are text still, or a cluster's mapping."""
 
-FREE_WITH_PLAN: Final = ("recipe", "plan", "out", "launch", "data", "tokenizer", "train.save_every", "train.resume")
+FREE_WITH_PLAN: Final = ("recipe", "plan", "out", "launch", "data", "tokenizer", "train.save_every", "train.step_timeout_s", "train.resume")
+FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry")
 """Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
 
 
@@ -53,6 +55,12 @@ class Settings(Value, frozen=True, kw_only=True):
     run: RunSettings
     budget_s: float | None
     slurm: dict[str, str]
+    container: dict[str, str]
+    env: dict[str, str]
+    entry: str | None
+    entry_args: tuple[str, ...]
+    entry_without: tuple[str, ...]
+    wait: bool
 
 
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
@@ -101,6 +109,12 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         run=run,
         budget_s=_value(merged, "search.budget_s", None),
         slurm=_group(merged, "slurm"),
+        container=_group(merged, "container"),
+        env=_open_group(merged, "env"),
+        entry=_entry(merged),
+        entry_args=_words(merged, "entry.args"),
+        entry_without=_words(merged, "entry.without"),
+        wait=_value(merged, "launch.wait", False),
     )
 
 
@@ -172,6 +186,34 @@ def _group(flat: Flat, group: str) -> dict[str, Any]:
     return {name.partition(".")[2]: parse(KEYS[name], value) for name, value in flat.items() if name.startswith(f"{group}.")}
 
 
+def _open_group(flat: Flat, group: str) -> dict[str, str]:
+    """Texts of `<group>.NAME` by name; the user chooses the names. Raises InputError for what is no text."""
+    found = {}
+    for name, value in flat.items():
+        if name.partition(".")[0] == group:
+            if not isinstance(value, str):
+                raise InputError(name, shown(value), "needs one value, not a list or a group of keys")
+            found[name.partition(".")[2]] = value
+    return found
+
+
+def _words(flat: Flat, name: str) -> tuple[str, ...]:
+    """Words as a shell splits them. Raises InputError for an open quote, and for words without a program that they are for."""
+    text = _value(flat, name, "")
+    if text and "entry" not in flat:
+        raise InputError(name, shown(text), "is for a program of your own: name it with entry=PATH")
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InputError(name, shown(text), f"can't be split into words: {error}") from None
+
+
+def _entry(flat: Flat) -> str | None:
+    """Absolute. It need not be on this machine: it may lie in a container, or on the nodes alone."""
+    path = _value(flat, "entry", None)
+    return None if path is None else str(Path(path).absolute())
+
+
 # --------------------------------------------------------------------------------------------------- model and training
 
 
@@ -216,7 +258,7 @@ def _json(path: str) -> dict[str, Any]:
 
 
 def _training(merged: Flat) -> Training:
-    fields = {name: value for name, value in _group(merged, "train").items() if name not in ("save_every", "resume")}
+    fields = {name: value for name, value in _group(merged, "train").items() if name not in ("save_every", "resume", "step_timeout_s")}
     for name in ("global_batch_size", "seq_length"):
         if name not in fields:
             raise InputError(f"train.{name}", None, "is missing: the recipe has none, so give it")
@@ -259,6 +301,7 @@ def _run(merged: Flat, base: RunSettings) -> RunSettings:
         data=data,
         tokenizer=None if tokenizer is None else str(Path(tokenizer).resolve()),
         save_every=_value(merged, "train.save_every", base.save_every),
+        step_timeout_s=_value(merged, "train.step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else str(Path(resume).resolve()),
     )
 
@@ -449,7 +492,7 @@ def _check_agreement(merged: Flat, plan: Plan) -> None:
     """Keys given beside plan= must say what the plan says. Raises InputError naming the first that doesn't."""
     for name, text in merged.items():
         group, _, short = name.partition(".")
-        if name in FREE_WITH_PLAN or group in ("slurm", "memory", "search") or name == "engine":
+        if name in FREE_WITH_PLAN or group in FREE_GROUPS or name == "engine":
             continue
         if name == "cluster":
             there: Any = plan.cluster.name
@@ -484,6 +527,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     training = msgspec.structs.asdict(settings.training)
     seed = training.pop("seed")
     training["betas"] = list(training["betas"])
+    run = {name: getattr(settings.run, name) for name in ("save_every", "step_timeout_s", "resume")}
     tree: dict[str, Any] = {
         "recipe": settings.recipe,
         "engine": settings.engine,
@@ -493,11 +537,16 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "tokenizer": settings.run.tokenizer,
         "plan": plan_path,
         "model": msgspec.structs.asdict(settings.architecture),
-        "train": training | {"save_every": settings.run.save_every, "resume": settings.run.resume},
+        "train": training | run,
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": settings.limit.reserve / GIB},
         "search": {"budget_s": settings.budget_s},
+        "entry": settings.entry,
+        "entry.args": shlex.join(settings.entry_args) or None,
+        "entry.without": shlex.join(settings.entry_without) or None,
         "slurm": settings.slurm,
+        "container": settings.container,
+        "env": settings.env,
         "cluster": to_tree(settings.cluster),
     }
     kept = {name: value for name, value in _without_none(tree).items() if value != {}}
