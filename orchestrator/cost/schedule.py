@@ -250,7 +250,6 @@ def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: in
     return min(num_microbatches, pp - stage)
 
 
-@lru_cache(maxsize=4096)
 def in_flight_by_chunk(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> tuple[tuple[int, ...], ...]:
     """Every combination of micro-batches in flight by chunk that no other combination covers: the stage's saved bytes peak in one of
     them, whatever the chunks weigh.
@@ -262,8 +261,14 @@ def in_flight_by_chunk(schedule: str, pp: int, stage: int, num_microbatches: int
     """
     if vpp == 1:
         return ((in_flight(schedule, pp, stage, num_microbatches, vpp),),)
+    return _interleaved_in_flight(pp, stage, min(num_microbatches, 4 * pp), vpp)  # warm-up and two periods: after that the order repeats
+
+
+@lru_cache(maxsize=4096)
+def _interleaved_in_flight(pp: int, stage: int, num_microbatches: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+    """Once the warm-up is through, a forward follows each backward: all peaks hold as many chunks, so that none covers another."""
     period = pp * vpp
-    total = min(num_microbatches, 4 * pp) * vpp  # the warm-up and two periods: after that the order repeats
+    total = num_microbatches * vpp
     warm_up = min(total, 2 * (pp - stage - 1) + (vpp - 1) * pp)
     counts = [0] * vpp
     peaks: dict[tuple[int, ...], None] = {}
@@ -273,4 +278,4 @@ def in_flight_by_chunk(schedule: str, pp: int, stage: int, num_microbatches: int
             peaks[tuple(counts)] = None
         if n >= warm_up:
             counts[vpp - 1 - (n - warm_up) % period // pp] -= 1
-    return tuple(a for a in peaks if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in peaks))
+    return tuple(peaks)

@@ -25,6 +25,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, Reason, RunSettings
 from orchestrator.search.check import check_plan, spec_of
+from orchestrator.search.floors import Floors
 from orchestrator.search.inner import Inner, Solution
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Situation
@@ -67,12 +68,20 @@ class SearchResult(Value, frozen=True, kw_only=True):
     """Partitions whose schedule was simulated."""
 
 
+GROUP, FLOOR, SOLVE = -1, 0, 1
+"""What an entry of the queue waits for: its choices' own floors; its inner bound; its solution."""
+
+
 class Choice(NamedTuple):
     """An outer choice on its way through the search: `order` is its place in declared order."""
 
     order: int
     engine: int
     leaf: Leaf
+
+
+Entry = tuple[float, int, int, list[Choice], Inner | None]
+"""(lower bound in seconds, place of the first choice in declared order, what is next, choices, the inner search where it has begun)."""
 
 
 def search(
@@ -118,24 +127,30 @@ def search(
     best = _Best(top_k)
     complete = True
     slower: list[tuple[Choice, float]] = []
-    queue: list[tuple[float, int, int, Choice, Inner | None]] = [
-        (costs[choice.engine].time_floor(choice.leaf.candidate), choice.order, 0, choice, None) for choice in choices
-    ]
-    heapify(queue)
+    floors = [Floors(c, e, limit.usable, pinned_layout=pins.layout is not None) for c, (e, _) in zip(costs, engines, strict=True)]
+    queue = _groups(choices, floors)
+    done = 0
     while queue:
-        bound, order, step, choice, inner = heappop(queue)
-        candidate = choice.leaf.candidate
+        bound, order, step, group, inner = heappop(queue)
         if progress is not None:
-            progress(len(choices) - len(queue) - 1, len(choices), best.score)
+            progress(done, len(choices), best.score)
         if clock is not None and budget_s is not None and best.score is not None and clock() - started > budget_s:
             complete = False
-            for late in (choice, *(item[3] for item in queue)):
+            for late in (late for late_group in (group, *(item[3] for item in queue)) for late in late_group):
                 why = f"not looked at within search.budget_s={budget_s}"
                 outcomes[late.order] = Outcome(choice=late.leaf.candidate.label(), candidate=late.leaf.candidate, reason=why)
             break
         if best.excludes(bound, order):
-            slower.append((choice, bound))
+            slower += [(choice, bound) for choice in group]
+            done += len(group)
             continue
+        if step == GROUP:
+            for choice in group:
+                floor = floors[choice.engine].leaf(choice.leaf.candidate)
+                heappush(queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
+            continue
+        (choice,) = group
+        candidate = choice.leaf.candidate
         need: float | None = None
         at_least = ""
         if inner is None:
@@ -144,12 +159,12 @@ def search(
                 need, at_least = floor, "at least "
             else:
                 inner = Inner(costs[choice.engine], model, engines[choice.engine][0], choice.leaf, limit, pins.layout)
-        if inner is not None and step == 0:
+        if inner is not None and step == FLOOR:
             look = bound * LOOK_AHEAD
             answer = inner.bound(look)
             need = answer.need
             if need is None:
-                heappush(queue, (max(bound, answer.bound_s), order, 0 if answer.bound_s == look else 1, choice, inner))
+                heappush(queue, (max(bound, answer.bound_s), order, FLOOR if answer.bound_s == look else SOLVE, group, inner))
                 continue
         elif inner is not None:
             answer = inner.solve(best.threshold)
@@ -159,9 +174,11 @@ def search(
                 seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
                 outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
                 best.add(answer.solution, choice)
+                done += 1
                 continue
             need = answer.need
             bound = max(bound, answer.bound_s)
+        done += 1
         if need is not None:
             why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limit.usable)}"
             outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, peak_memory_bytes=need, reason=why)
@@ -195,6 +212,26 @@ def search(
         proven=complete and best.proven,
         simulated=best.simulated,
     )
+
+
+def _groups(choices: Sequence[Choice], floors: Sequence[Floors]) -> list[Entry]:
+    """The queue to begin with: choices that differ only in ZeRO stage, offload and virtual stages share an entry and its bound."""
+    groups: dict[tuple[object, ...], list[Choice]] = {}
+    for choice in choices:
+        candidate = choice.leaf.candidate
+        strategy, mesh = candidate.strategy, candidate.strategy.mesh
+        key = (
+            *(choice.engine, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.etp, mesh.order),
+            *(strategy.sequence_parallel, candidate.micro_batch_size),
+        )
+        groups.setdefault(key, []).append(choice)
+    queue: list[Entry] = []
+    for group in groups.values():
+        most_vpp = max(choice.leaf.candidate.vpp for choice in group)
+        bound = floors[group[0].engine].group(group[0].leaf.candidate, most_vpp)
+        queue.append((bound, group[0].order, GROUP, group, None))
+    heapify(queue)
+    return queue
 
 
 class _Best:
