@@ -86,7 +86,7 @@ def test_a_row_is_priced_as_it_was_run() -> None:
         ({"global_batch_size": "30"}, "micro_batch_size x dp = 4 does not divide global_batch_size=30"),
         ({"gpu": "Gaudi2"}, "GPU Gaudi2 is not known"),
         ({"engine": "torch"}, "engine torch has no behaviour"),
-        ({"num_experts": "8"}, "MoE"),
+        ({"num_experts": "8"}, "the experts of llama-like are not described"),
         ({"precision": "NVFP4"}, "NVFP4 is not priced"),
         ({"status": "hang"}, "status hang"),
         ({"num_attention_heads": "17", "hidden_size": "2176"}, "tp=2 does not divide num_attention_heads=17"),

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from orchestrator.calibrate import own
 from orchestrator.calibrate.fit import Fitted, chooser, fit
@@ -37,8 +38,8 @@ LOW, HIGH = 0.05, 0.95
 def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
     """The published groups that these runs have, and one for every other (behaviour, GPU)."""
     groups = [group for group in GROUPS if any(group.has(run) and run.time_s is not None for run in runs)]
-    for behaviour, gpu in sorted({(run.behaviour, run.gpu) for run in runs if run.time_s is not None}):
-        if not any(behaviour in group.behaviours and gpu in group.gpus for group in groups):
+    for behaviour, gpu in sorted({(run.behaviour, run.gpu) for run in runs if run.time_s is not None and run.kind == "dense"}):
+        if not any(behaviour in group.behaviours and gpu in group.gpus and group.kind == "dense" for group in groups):
             groups.append(FitGroup(behaviours=(behaviour,), gpus=(gpu,), names=CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES))
     return groups
 
@@ -100,10 +101,27 @@ def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Co
             kept = [run for run in mine if held_out(run)]
             task = progress.add_task(f"{'/'.join(group.behaviours)} on {'/'.join(group.gpus)}", total=None)
             read = {name: value for name, (value, _) in group.read.items()}
-            fitted = fit(train, group.names, read, behaviours, lambda done, task=task: progress.update(task, completed=done))  # type: ignore[misc]
+            before = {(file.engine, file.gpu): file for file in made}
+            if group.kind == "moe" and (
+                dense := next((file for file in made if file.engine in group.behaviours and file.gpu in group.gpus), None)
+            ):
+                read = {name: constant.value for name, constant in dense.constants.items()}
+
+            def evaluated(done: int, task: TaskID = task) -> None:
+                progress.update(task, completed=done)
+
+            fitted = fit(train, group.names, read, behaviours, evaluated, prior=group.prior, soft=group.soft)
             files = files_of(group, fitted, train, kept, behaviours)
             progress.remove_task(task)
-            made += files
+            for file in files:
+                old = before.get((file.engine, file.gpu))
+                if old is None:
+                    made.append(file)
+                    continue
+                added = {name: constant for name, constant in file.constants.items() if name not in old.constants and name in group.names}
+                made[made.index(old)] = replace(
+                    old, constants={**old.constants, **added}, fitted_on=f"{old.fitted_on}; experts: {file.fitted_on}"
+                )
             held = "" if files[0].held_out_median_error is None else f", {files[0].held_out_median_error:.1%} on {len(kept)} kept out"
             console.print(f"{'/'.join(group.behaviours)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs, ", end="")
             console.print(f"median error {files[0].fitted_median_error:.1%}{held}", highlight=False)

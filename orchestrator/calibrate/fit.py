@@ -46,6 +46,9 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "loss_factor": (0.1, 1.5),
     "microbatch_overhead_s": (1e-5, 0.3),
     "layer_floor_s": (1e-5, 0.05),
+    "expert_layer_floor_s": (1e-4, 0.02),
+    "ep_overlap": (0.02, 0.95),
+    "expert_efficiency": (0.2, 1.2),
 }
 """What a constant can be at all: shares below 1 (1.1 where a datasheet's figure is not the limit), overheads."""
 STARTS: Final[Mapping[str, float]] = {
@@ -55,6 +58,8 @@ STARTS: Final[Mapping[str, float]] = {
     "wide_tp_transfer_s": 0.5,
     "pressure_slowdown": 1.0,
     "layers_per_message": 2.0,
+    "expert_layer_floor_s": 2e-3,
+    "ep_overlap": 0.3,
 }
 """Where the search starts for constants whose default is off."""
 
@@ -88,6 +93,7 @@ def fit(
     progress: Callable[[int], None] | None = None,
     *,
     prior: float = PRIOR,
+    soft: float = SOFT,
 ) -> Fitted:
     """One set of constants for all these runs' groups. Raises OrchestratorError where scipy is missing or no run has a time."""
     try:
@@ -128,7 +134,7 @@ def fit(
         np.log(start / low) / np.log(high / low),
         bounds=(0.0, 1.0),
         loss="soft_l1",
-        f_scale=SOFT,
+        f_scale=soft,
         diff_step=DIFFERENCE,
         max_nfev=MAX_STEPS,
     )

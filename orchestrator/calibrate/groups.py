@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
+from orchestrator.calibrate.fit import PRIOR, SOFT
 from orchestrator.calibrate.runs import Run
 from orchestrator.units import GIB, MIB
 
@@ -56,13 +57,19 @@ class FitGroup:
     read: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     planner: tuple[str, ...] = ()
     not_for_planner: tuple[str, ...] = ()
+    kind: Literal["dense", "moe"] = "dense"
+    """The runs that it is fitted on. A group of experts comes after the dense one of the same GPUs and adds to its constants."""
+    prior: float = PRIOR
+    soft: float = SOFT
+    """As in `fit`. Experts scatter more: releases of one year differ by 1.6 in the same configuration."""
 
     def has(self, run: Run) -> bool:
-        return run.behaviour in self.behaviours and run.gpu in self.gpus
+        return run.behaviour in self.behaviours and run.gpu in self.gpus and run.kind == self.kind
 
 
 A100, A100_40, H100 = "A100-SXM-80GB", "A100-SXM-40GB", "H100-SXM-80GB"
 KERNELS = ("gemm_efficiency", "gemm_half_features", "attention_efficiency", "attention_backward_efficiency", "pointwise_factor")
+EXPERTS = ("expert_layer_floor_s", "expert_efficiency", "ep_overlap")
 
 GROUPS: Final[tuple[FitGroup, ...]] = (
     FitGroup(
@@ -86,17 +93,27 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
     FitGroup(
         behaviours=("nemo",),
         gpus=(H100,),
-        names=("gemm_efficiency", "fp8_efficiency", "tp_overlap", "pointwise_factor", "latency_factor", "attention_efficiency"),
+        names=(*("gemm_efficiency", "fp8_efficiency", "tp_overlap", "pointwise_factor", "latency_factor", "attention_efficiency"),),
         planner=("megatron",),
         not_for_planner=("tp_overlap",),
     ),
     FitGroup(
         behaviours=("nemo", "megatron_fsdp"),
         gpus=("B200", "GB200", "GB300", "B300"),
-        names=("gemm_efficiency", "fp8_efficiency", "attention_efficiency", "pointwise_factor", "overlap_efficiency"),
+        names=(*("gemm_efficiency", "fp8_efficiency", "attention_efficiency", "pointwise_factor", "overlap_efficiency"),),
         read={"tp_overlap": (0.9, "as on H100")},
         planner=("megatron",),
         not_for_planner=("tp_overlap",),
+    ),
+    FitGroup(behaviours=("nemo",), gpus=(H100,), names=EXPERTS, kind="moe", planner=("megatron",), prior=0.03, soft=0.3),
+    FitGroup(
+        behaviours=("nemo",),
+        gpus=("B200", "GB200", "GB300", "B300"),
+        names=EXPERTS,
+        kind="moe",
+        planner=("megatron",),
+        prior=0.03,
+        soft=0.3,
     ),
     FitGroup(behaviours=("megatron_fsdp",), gpus=(H100,), names=("gemm_efficiency", "attention_efficiency")),
     FitGroup(

@@ -17,7 +17,8 @@ from typing import Literal
 from orchestrator.calibrate import layout, networks
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe, moe
+from orchestrator.model.families.moe import MoeArchitecture
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Dtype, Precision, Training
 from orchestrator.strategy.layout import Stage
@@ -155,6 +156,8 @@ def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
 @cache
 def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
     """One value for all rows of a model, so that they share a cost model."""
+    if isinstance(architecture, MoeArchitecture):
+        return moe.describe(architecture, seq_length)
     return describe(architecture, seq_length, decoder_seq_length)
 
 
@@ -467,9 +470,7 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
     lowered = name.lower()
     notes = row.get("notes", "")
     if row.get("num_experts"):
-        raise _SkipError("MoE models are not described yet")
-    if "MLA" in row.get("num_query_groups", ""):
-        raise _SkipError("multi-latent attention")
+        return mixture_of(row)
     hidden = _int(row, "hidden_size")
     if lowered.startswith(("t5/", "t5")):
         family = "t5"
@@ -514,6 +515,46 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
         hidden_dropout=dropout,
         attention_dropout=dropout,
         num_token_types=2 if family == "bert" else 0,
+    )
+
+
+MIXTURES: dict[str, dict[str, int]] = {
+    "qwen3_30b_a3b": {"moe_ffn_hidden_size": 768, "kv_channels": 128},
+    "qwen3 30b-a3b": {"moe_ffn_hidden_size": 768, "kv_channels": 128},
+    "qwen3 moe 30b": {"moe_ffn_hidden_size": 768, "kv_channels": 128},
+    "deepseekv3": {
+        **{"moe_ffn_hidden_size": 2048, "shared_ffn_hidden_size": 2048, "dense_layers": 3, "kv_channels": 128},
+        **{"q_lora_rank": 1536, "kv_lora_rank": 512, "rope_head_dim": 64},
+    },
+}
+"""What the tables leave out of published models: Qwen3-30B-A3B's and DeepSeek-V3's config.json (Hugging Face)."""
+
+
+def mixture_of(row: dict[str, str]) -> MoeArchitecture:
+    """A mixture of experts that is known by name."""
+    name = row.get("model_name", "")
+    facts = next((facts for words, facts in MIXTURES.items() if name.lower().replace(" v3", "v3").startswith(words)), None)
+    if facts is None:
+        raise _SkipError(f"the experts of {name or 'this model'} are not described")
+    heads = _int(row, "num_attention_heads")
+    return MoeArchitecture(
+        family="moe",
+        name=name,
+        num_layers=_int(row, "num_layers"),
+        hidden_size=_int(row, "hidden_size"),
+        num_attention_heads=heads,
+        num_query_groups=None if "MLA" in row.get("num_query_groups", "") else _int(row, "num_query_groups", heads),
+        ffn_hidden_size=_int(row, "ffn_hidden_size"),
+        vocab_size=_int(row, "vocab_size"),
+        max_position_embeddings=_int(row, "seq_length"),
+        activation="swiglu",
+        normalization="RMSNorm",
+        position_embedding="rope",
+        add_bias_linear=False,
+        tie_embeddings=False,
+        num_experts=_int(row, "num_experts"),
+        moe_router_topk=_int(row, "moe_router_topk"),
+        **facts,  # type: ignore[arg-type]
     )
 
 
@@ -577,6 +618,8 @@ HELD_OUT: tuple[tuple[str, str], ...] = (
     ("nvidia_dgxc_benchmarking", "405b"),
     ("nvidia_dgxc_benchmarking", "Nemotron4"),
     ("nvidia_megatron_bridge_perf", "LLAMA3_8B"),
+    ("nvidia_megatron_bridge_perf", "DeepSeekV3 ("),
+    ("nvidia_megatron_bridge_perf", "Qwen3_30B_a3B ("),
     ("nvidia_nemo_perf_docs", "70B"),
     ("internevo_train_performance", "n128"),
     ("internevo_train_performance", "n512"),

@@ -70,7 +70,7 @@ class Calibration(Value, frozen=True, kw_only=True):
     """FP8 GEMMs' share of their peak, against `gemm_efficiency`: the scaling kernels, and a peak that power keeps out of reach (NVIDIA's
     published pairs of bf16 and FP8 runs)."""
     tp_overlap: float = -1.0
-    """Share of tensor-parallel traffic behind GEMMs; below 0: the engine's `Behaviour.tp_overlap`."""
+    """Share of tensor-parallel traffic behind GEMMs, inside the innermost network level; below 0: the engine's `Behaviour.tp_overlap`."""
 
     # Overheads
     op_overhead_s: float = 12 * US
@@ -82,6 +82,12 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Per micro-batch and stage: the schedule's Python, the data, the loss."""
     layer_floor_s: float = 0.0
     """Forward and backward of one transformer layer are never faster together: an engine whose Python is slower than its launches."""
+    expert_layer_floor_s: float = 0.0
+    """The same for a layer of experts: its router, permutations and grouped products are many launches, and some wait for the device."""
+    expert_efficiency: float = 1.0
+    """Share of what one product of the same shape reaches, for the experts' grouped ones."""
+    ep_overlap: float = 0.0
+    """Share of expert-parallel traffic behind compute (dispatchers that overlap, shared experts beside the all-to-all)."""
     pipeline_layer_floor_s: float = 0.0
     """The same per tensor-parallel rank, added where the stages lie on different nodes and tp > 1 (nanotron; an engine's trait)."""
     wide_tp_transfer_s: float = 0.0

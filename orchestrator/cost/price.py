@@ -21,13 +21,13 @@ from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.model.hugging_face import hugging_face
-from orchestrator.model.spec import Enter, LayerSpec, ModelSpec
+from orchestrator.model.spec import Dispatch, Enter, LayerSpec, ModelSpec
 from orchestrator.model.training import Training
-from orchestrator.strategy.axes import cp, dp, pp, tp
+from orchestrator.strategy.axes import cp, dp, ep, pp, tp
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
@@ -227,6 +227,8 @@ class CostModel:
             launch[item.when] += c.collective_launch_s
 
         floor = self._floor_seconds(strategy) if layer.recomputable else 0.0
+        if layer.recomputable and c.expert_layer_floor_s and any(isinstance(op, Dispatch) for op in layer.ops):
+            floor = max(floor, c.expert_layer_floor_s)
         launch["forward"] = max(launch["forward"], FORWARD_SHARE * floor)
         launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
         if recompute == "full":
@@ -242,7 +244,7 @@ class CostModel:
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             live_forward = float(weight_bytes)
             live_backward = live_forward + parameters * weight_itemsize  # weights, and gradients before they are scattered
-        return LayerCost(
+        cost = LayerCost(
             forward_s=passes["forward"],
             backward_s=passes["backward"],
             saved_bytes=kept.saved,
@@ -262,12 +264,46 @@ class CostModel:
             by_cause=causes,
             cached_bytes=self._cached_bytes(layer, strategy, micro_batch_size, waits=floor > 0 and causes["overhead"] > 0),
         )
+        experts = sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
+        return self._with_experts(cost, layer, strategy, experts) if experts else cost
+
+    def _with_experts(self, cost: LayerCost, layer: LayerSpec, strategy: Strategy, experts: int) -> LayerCost:
+        """`cost` of a layer's dense part with its experts': their states, once-a-step traffic and update over the expert data-parallel
+        group, which is what tp x cp x dp leaves beside ep x etp (mcore parallel_state.py, expert_data_parallel)."""
+        mesh = strategy.mesh
+        shards = mesh.ep * mesh.etp
+        count = experts // shards
+        folded = replace(strategy, mesh=Mesh(tp=shards, dp=max(1, mesh.expert_dp), pp=mesh.pp), zero_shard_size=None)
+        per_parameter = self._states(strategy)
+        held = memory.states(count, per_parameter, folded)
+        itemsize = ITEMSIZE["fp32"] if self.training.precision == "fp32" else ITEMSIZE["bf16"]
+        sync = gather = 0.0
+        for item in dp.traffic(float(count * itemsize), float(count * self._wire_itemsize(strategy, itemsize)), folded, self.behaviour):
+            seconds = self._seconds_of(item)
+            if item.operation == "all_gather":
+                gather += seconds
+            else:
+                sync += seconds
+        return replace(
+            cost,
+            static_bytes=cost.static_bytes + held.resident,
+            weight_bytes=cost.weight_bytes + held.weights,
+            gradient_bytes=cost.gradient_bytes + held.gradients,
+            optimizer_bytes=cost.optimizer_bytes + held.optimizer,
+            backward_bytes=cost.backward_bytes + held.backward,
+            step_bytes=cost.step_bytes + held.step,
+            sync_s=cost.sync_s + sync,
+            gather_s=cost.gather_s + gather,
+            optimizer_s=cost.optimizer_s + self._optimizer_seconds(count, per_parameter, folded),
+            parameters=cost.parameters + count,
+        )
 
     def _parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
         key = (layer.kind, tensor_parallel, with_tied)
         count = self._counted.get(key)
         if count is None:
-            count = self._counted[key] = layer.local_parameters(tensor_parallel, with_tied=with_tied)
+            everything = layer.local_parameters(tensor_parallel, with_tied=with_tied)
+            count = self._counted[key] = everything - sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
         return count
 
     def _local(
@@ -278,7 +314,7 @@ class CostModel:
         key = (
             *(layer.kind, recompute, mesh.tp, mesh.cp, strategy.sequence_parallel, micro_batch_size),
             *(mesh.stride("tp") if mesh.tp > 1 else 1, mesh.stride("cp") if mesh.cp > 1 else 1),
-            *(per_parameter.weight, per_parameter.gradient),
+            *(per_parameter.weight, per_parameter.gradient, mesh.ep, mesh.etp),
         )
         local = self._locals.get(key)
         if local is not None:
@@ -299,9 +335,17 @@ class CostModel:
         passes = {"forward": forward.compute, "backward": backward.compute + again}
         launch = {"forward": forward.launch, "backward": backward.launch}
         size = (layer, strategy, micro_batch_size, self._itemsize)
-        for item in (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel)):
+        experts = [
+            item
+            for op in layer.ops
+            if isinstance(op, Dispatch)
+            for item in ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._itemsize)
+        ]
+        for item in (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel), *experts):
             attention = (forward if item.when == "forward" else backward).attention
             exposed, slowed = self._exposed(self._seconds_of(item), item, attention)
+            if item.axis == ep.AXIS:
+                exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
             times = 2 if item.repeats_with_recompute and recompute == "full" else 1
             causes[item.axis] += exposed * times
             causes["overlap"] += slowed * times
@@ -404,8 +448,11 @@ class CostModel:
         c = self.calibration
         if item.hidden == "nothing":
             return seconds, 0.0
-        tp_overlap = self.behaviour.tp_overlap if c.tp_overlap < 0 else c.tp_overlap
-        hidden = seconds * tp_overlap if item.hidden == "gemm" else min(seconds, c.overlap_efficiency * compute)
+        if item.hidden == "gemm":  # chunks of a product passed on over the inner level (Transformer Engine's user buffers)
+            tp_overlap = self.behaviour.tp_overlap if c.tp_overlap < 0 else c.tp_overlap
+            hidden = seconds * tp_overlap if item.size * item.stride <= self.cluster.levels[0].size else 0.0
+        else:
+            hidden = min(seconds, c.overlap_efficiency * compute)
         return seconds - hidden, hidden * c.overlap_slowdown
 
     def _boundary_seconds(self, candidate: Candidate) -> tuple[float, ...]:

@@ -87,14 +87,16 @@ def gemm_seconds(m: float, k: float, n: float, rates: Rates, calibration: Calibr
 
 def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[float, float, float]:
     """(m, k, n) on one rank: tokens over cp (and over tp where a replicated GEMM follows sequence parallelism), n or k over tp; the
-    vocabulary is padded as the weights are."""
+    vocabulary is padded as the weights are. Of experts: the tokens of all of the rank's experts together."""
     mesh = strategy.mesh
     m = op.tokens * micro_batch_size / mesh.cp
     k, n = float(op.k), float(op.n)
     if op.pad_to and op.split == "column":
         unit = op.pad_to * mesh.tp
         n = ceil(n / unit) * unit
-    if op.split == "column":
+    if op.experts:
+        m /= mesh.tp  # every rank sends its share of the tokens; balanced, it gets as many back
+    elif op.split == "column":
         n /= mesh.tp
     elif op.split == "row":
         k /= mesh.tp
@@ -124,13 +126,16 @@ def layer_seconds(
     for op in layer.ops:
         if isinstance(op, Gemm):
             m, k, n = local_gemm(op, strategy, micro_batch_size)
-            forward = gemm_seconds(m, k, n, wide_rates if op.pad_to else rates, c)
+            groups = op.experts / mesh.ep if op.experts else 1.0
+            forward = groups * gemm_seconds(m / groups, k, n, wide_rates if op.pad_to else rates, c)
+            if op.experts:
+                forward /= c.expert_efficiency
             f_gemm += forward
             b_gemm += GEMM_BACKWARD_FLOPS * forward
             # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
             # kernel of its own that reads the fresh gradient too.
             accumulate = 2 * states.gradient + (0 if behaviour.fp32_gradient_fusion else 2 * states.weight)
-            b_memory += k * n * accumulate / memory
+            b_memory += groups * k * n * accumulate / memory
         elif isinstance(op, Attention):
             seconds = _attention(op, strategy, micro_batch_size, wide_rates, behaviour, c)
             f_attention += seconds[0]

@@ -168,6 +168,9 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
     split: Literal["column", "row"] | None = None
     pad_to: int = 0
     saves: tuple[Saved, ...] = ()
+    experts: int = 0
+    """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
+    experts are divided by ep and never by tp (etp = 1)."""
 
 
 class Attention(Value, frozen=True, kw_only=True, tag="attention"):
@@ -209,7 +212,14 @@ class Exit(Value, frozen=True, kw_only=True, tag="exit"):
     elements: int
 
 
-Op = Gemm | Attention | Pointwise | Enter | Exit
+class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
+    """`elements` per sample (tokens x hidden size) go to `topk` experts each and come back (all-to-all over ep)."""
+
+    elements: int
+    topk: int
+
+
+Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch
 
 
 class LayerSpec(Value, frozen=True, kw_only=True):

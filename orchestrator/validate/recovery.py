@@ -56,19 +56,18 @@ def configurations(runs: Sequence[Run]) -> list[Run]:
     return list(seen.values())
 
 
-def with_fp8(capabilities: Capabilities) -> Capabilities:
-    """Megatron trains in FP8 where Transformer Engine is; our worker's capabilities may not offer it. Recovery asks for Megatron's."""
-    if "fp8" in capabilities.precisions:
-        return capabilities
-    rules = tuple(rule for rule in capabilities.rules if rule.id != "precision")
-    return replace(capabilities, precisions=(*capabilities.precisions, "fp8"), rules=rules)
+def megatrons_own(capabilities: Capabilities) -> Capabilities:
+    """Megatron's own rules: without what only our worker can't do (FP8, context parallelism), which the capabilities say in rules of
+    their own."""
+    rules = tuple(rule for rule in capabilities.rules if rule.id != "precision" and not rule.id.endswith("_worker"))
+    return replace(capabilities, precisions=tuple({*capabilities.precisions, "fp8"}), rules=rules)
 
 
 def recover(run: Run, choose: Choose) -> Recovered:
     """Plans the model of this run anew, both priced by the same behaviour and constants."""
     engine = ENGINES[ENGINE]
     cluster = replace(run.cluster, num_gpus=run.num_gpus)
-    capabilities = with_fp8(engine.capabilities(cluster.software))
+    capabilities = megatrons_own(engine.capabilities(cluster.software))
     behaviour = BEHAVIOURS[run.behaviour]
     calibration = choose(run, behaviour)
     situation = Situation(model=run.model, training=run.training, cluster=cluster)

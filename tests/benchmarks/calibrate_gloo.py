@@ -1,0 +1,83 @@
+"""A benchmark, not a test: six gloo runs of a small GPT settle the constants of this machine; are twelve other plans ranked right?
+
+    python tests/benchmarks/calibrate_gloo.py [out=FOLDER] [steps=5]
+
+8 layers, hidden 256, sequence 128, batch 32, on 4 ranks that share this machine's cores. About twenty minutes on two cores; run it
+on an idle machine, load shows in the numbers. A folder that has some of the runs already is continued.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from orchestrator.calibrate import own
+from orchestrator.calibrate.fit import chooser, fit
+from orchestrator.calibrate.groups import CPU_NAMES
+from orchestrator.calibrate.pricing import Pricer
+from orchestrator.calibrate.words import arguments
+from orchestrator.validate.metrics import spearman
+
+CONFIG = {"model_type": "gpt2", "n_layer": 8, "n_embd": 256, "n_head": 8, "n_positions": 128, "vocab_size": 260, "n_inner": 1024}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+FITTED = ((1, 1, 1), (4, 1, 8), (1, 4, 2), (2, 2, 4), (2, 1, 2), (1, 2, 1))
+JUDGED = (
+    *((1, 1, 8), (1, 1, 2), (4, 1, 1), (4, 1, 32), (1, 4, 1), (1, 4, 8)),
+    *((2, 2, 1), (2, 2, 16), (2, 1, 8), (2, 1, 1), (1, 2, 4), (1, 2, 16)),
+)
+"""(tp, pp, micro_batch_size) on 4 ranks."""
+
+
+def run(folder: Path, config: Path, plan: tuple[int, int, int], steps: int) -> Path:
+    """A run folder of this plan; an existing one is taken as it is."""
+    tp, pp, mbs = plan
+    out = folder / f"tp{tp}_pp{pp}_mbs{mbs}"
+    if not (out / "metrics.jsonl").is_file():
+        words = [
+            f"model.hf_config={config}",
+            "recipe=gpt_tiny",
+            "gpus=4",
+            "engine=megatron",
+            "train.seq_length=128",
+            "train.global_batch_size=32",
+        ]
+        words += [f"train.steps={steps}", f"pin.tp={tp}", f"pin.pp={pp}", f"pin.micro_batch_size={mbs}", "pin.vpp=1", "pin.recompute=none"]
+        words += ["pin.zero_stage=0", "pin.sequence_parallel=false", f"out={out}"]
+        subprocess.run([sys.executable, "-m", "orchestrator.run", *words], check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+def main() -> None:
+    given = arguments(sys.argv[1:], ("out", "steps"))
+    folder = Path(given.get("out") or tempfile.mkdtemp(prefix="calibrate_gloo_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.json"
+    config.write_text(json.dumps({**CONFIG, **NO_DROPOUT}))
+    measured = {}
+    behaviours = {}
+    for plan in (*FITTED, *JUDGED):
+        runs, known = own.load(run(folder, config, plan, int(given.get("steps", "5"))))
+        measured[plan] = runs[0]
+        behaviours |= known
+        print(f"tp={plan[0]} pp={plan[1]} mbs={plan[2]}: {runs[0].time_s:.2f} s a step", flush=True)
+    found = fit([measured[plan] for plan in FITTED], CPU_NAMES, behaviours=behaviours, prior=0.05)
+    print(f"fitted on {found.runs} runs, median error {found.median_error:.1%}: {found.constants}")
+    rows = []
+    for name, constants in (("datasheet", {}), ("calibrated", found.constants)):
+        pricer = Pricer(chooser({("megatron", "cpu"): constants}), behaviours)
+        rows = [(plan, measured[plan].time_s or 0.0, (pricer.score(measured[plan]) or (0.0, 0.0))[0]) for plan in JUDGED]
+        best = min(rows, key=lambda row: row[2])
+        fastest = min(rows, key=lambda row: row[1])
+        rank = spearman([row[2] for row in rows], [row[1] for row in rows])
+        errors = sorted(abs(predicted / seconds - 1) for _, seconds, predicted in rows)
+        print(f"{name}: Spearman {rank:.2f}, ranked first takes {best[1] / fastest[1] - 1:.1%} longer than the fastest,", end=" ")
+        print(f"median error {errors[len(errors) // 2]:.1%}")
+    for (tp, pp, mbs), seconds, predicted in rows:
+        print(f"  tp={tp} pp={pp} mbs={mbs}: measured {seconds:.2f} s, predicted {predicted:.2f} s ({predicted / seconds - 1:+.0%})")
+
+
+if __name__ == "__main__":
+    main()
