@@ -116,8 +116,13 @@ def _one_f_one_b(forward: list[float], backward: list[float], hops: list[float],
         n += 1
         if jump and n >= pp:
             state = ready[:pp]
+            first, final = state[0], state[-1]
+            tolerance = RELATIVE_TOLERANCE * first
             for period in range(1, min(len(history), pp) + 1):
-                shift = _shift(state, history[-period])
+                old = history[-period]
+                if abs((final - old[-1]) - (first - old[0])) > tolerance:
+                    continue  # as `_shift` begins
+                shift = _shift(state, old)
                 if shift is not None:
                     periods = (end - n) // period
                     skipped = periods * shift

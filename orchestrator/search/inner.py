@@ -36,6 +36,8 @@ MOST_SIMULATED = 60
 """Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
+UNDECIDED = 1e-9
+"""Share of the limit within which rounding could decide whether a stage fits: only `CostModel.stage` says it there."""
 INFINITE = float("inf")
 
 
@@ -94,6 +96,28 @@ class _Table:
         self.last = costs.layer(candidate, model.runs[-1].layer.kind, "none")
         self.fixed = sum(costs._fixed_bytes(candidate).values())
         self.slack = 1 + costs.calibration.allocator_slack
+        self._costs, self._candidate = costs, candidate
+        self._ends: dict[tuple[int, int], tuple[float, float, float, float, float, float, float]] = {}
+
+    def ends(self, at_ends: int, layers: int) -> tuple[float, float, float, float, float, float, float]:
+        """What recompute does not change of a stage with so many layers and (bit 0) the embedding, (bit 1) the head: bytes that stay, are
+        added in backward, in the step; transient bytes of embedding and head forward, backward; what they save."""
+        found = self._ends.get((at_ends, layers))
+        if found is None:
+            outer = [cost for bit, cost in ((1, self.first), (2, self.last)) if at_ends & bit]
+            plain = self.modes["none"]
+            parameters = layers * plain.parameters + sum(cost.parameters for cost in outer)
+            static = layers * plain.static_bytes + sum(cost.static_bytes for cost in outer)
+            found = self._ends[at_ends, layers] = (
+                self.fixed + static + self._costs._bucket_bytes(self._candidate, parameters),
+                layers * plain.backward_bytes + sum(cost.backward_bytes for cost in outer),
+                layers * plain.step_bytes + sum(cost.step_bytes for cost in outer),
+                max((cost.transient_forward_bytes for cost in outer), default=0.0),
+                max((cost.transient_backward_bytes for cost in outer), default=0.0),
+                self.first.saved_bytes if at_ends & 1 else 0.0,
+                self.last.saved_bytes if at_ends & 2 else 0.0,
+            )
+        return found
 
 
 class Inner:
@@ -119,6 +143,9 @@ class Inner:
         self._table = _Table(costs, model, self.candidate, self.modes)
         self._flights = [in_flight_by_chunk(self.candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
         # (all chunks, the first, the last) in flight: what counts where the chunks are alike
+        self._splits: dict[tuple[int, bool, int], tuple[tuple[int, int, int, int], ...]] = {}
+        self._alike: dict[tuple[object, ...], Option] = {}
+        self._sums_tell = self._one_kind and not calibration.gathered_kept and not calibration.wide_tp_transfer_s
         self._flights_in_all = [tuple({(sum(counts), counts[0], counts[-1]) for counts in flights}) for flights in self._flights]
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
@@ -174,9 +201,28 @@ class Inner:
         return Stage(layers=tuple(spans))
 
     def _option(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Option:
+        """As `CostModel.stage` prices it. Stages with the same layers differ only in what they hold in flight: where sums over layers say
+        plainly whether that fits, they share the rest."""
+        key = (sizes, recompute, p == 0, p == self.pp - 1)
+        alike = self._alike.get(key)
+        if alike is not None:
+            peak = self._peak(p, sizes, *recompute)
+            if abs(peak - self.usable) > UNDECIDED * self.usable:
+                cost = alike.cost
+                twin = StageCost(
+                    forward_s=cost.forward_s,
+                    backward_s=cost.backward_s,
+                    exposed_s=cost.exposed_s,
+                    optimizer_s=cost.optimizer_s,
+                    peak_bytes=peak,
+                )
+                return alike._replace(cost=twin)
         cost = self.costs.stage(self.candidate, self._spans(p, start, sizes, recompute), p)
         work = sum(cost.forward_s) + sum(cost.backward_s)
-        return Option(sizes, recompute, cost, work, cost.forward_s[0] + cost.backward_s[0], cost.exposed_s)
+        option = Option(sizes, recompute, cost, work, cost.forward_s[0] + cost.backward_s[0], cost.exposed_s)
+        if self._sums_tell:
+            self._alike[key] = option
+        return option
 
     def _make_options(self, p: int, start: int, sizes: tuple[int, ...]) -> list[Option]:
         whole = max(sizes)
@@ -224,32 +270,51 @@ class Inner:
         if not self._one_kind:
             return INFINITE
         table = self._table
-        plain, first, last = table.modes["none"], table.first, table.last
-        again = table.modes[mode] if mode != "none" else plain
-        layers = sum(sizes)
-        inside = 0 if mode == "none" else sum(min(first_n, size) for size in sizes)
-        forward = backward = in_backward = in_step = static = 0.0
-        parameters = 0
-        for cost, count in ((again, inside), (plain, layers - inside), (first, int(p == 0)), (last, int(p == self.pp - 1))):
-            if count:
-                static += count * cost.static_bytes
-                in_backward += count * cost.backward_bytes
-                in_step += count * cost.step_bytes
-                parameters += count * cost.parameters
-                forward = max(forward, cost.transient_forward_bytes)
-                backward = max(backward, cost.transient_backward_bytes)
-        before, after = first.saved_bytes if p == 0 else 0.0, last.saved_bytes if p == self.pp - 1 else 0.0
-        if sizes[0] == sizes[-1] and sizes.count(sizes[0]) == self.vpp:
+        plain = table.modes["none"]
+        again = table.modes[mode]
+        layers = sum(sizes) if self.vpp > 1 else sizes[0]
+        at_ends = (1 if p == 0 else 0) + (2 if p == self.pp - 1 else 0)
+        stiff, in_backward, in_step, forward, backward, before, after = table.ends(at_ends, layers)
+        inside = 0
+        if mode != "none":
+            inside = sum([min(first_n, size) for size in sizes]) if self.vpp > 1 else min(first_n, layers)
+        if inside:
+            forward, backward = max(forward, again.transient_forward_bytes), max(backward, again.transient_backward_bytes)
+        if layers > inside:
+            forward, backward = max(forward, plain.transient_forward_bytes), max(backward, plain.transient_backward_bytes)
+        if sizes[0] == sizes[-1] and (self.vpp == 1 or sizes.count(sizes[0]) == self.vpp):
             chunk = (inside * again.saved_bytes + (layers - inside) * plain.saved_bytes) / self.vpp
-            kept = max(total * chunk + begin * before + end * after for total, begin, end in self._flights_in_all[p])
+            kept = max([total * chunk + begin * before + end * after for total, begin, end in self._flights_in_all[p]])
+        elif (split := self._split(p, sizes)) is not None:
+            large, small, counts_of = split
+            many = min(inside and first_n, large) * (again.saved_bytes - plain.saved_bytes) + large * plain.saved_bytes
+            few = min(inside and first_n, small) * (again.saved_bytes - plain.saved_bytes) + small * plain.saved_bytes
+            kept = max([a * many + b * few + begin * before + end * after for a, b, begin, end in counts_of])
         else:
             saved = [min(first_n, size) * again.saved_bytes + max(0, size - first_n) * plain.saved_bytes for size in sizes]
             saved[0] += before
             saved[-1] += after
-            kept = max(sum(map(mul, counts, saved)) for counts in self._flights[p])
-        moving = max(kept + forward, kept + backward + in_backward, in_step)
-        buckets = self.costs._bucket_bytes(self.candidate, parameters)
-        return float(table.fixed + static + buckets + table.slack * moving)
+            kept = max([sum(map(mul, counts, saved)) for counts in self._flights[p]])
+        return float(stiff + table.slack * max(kept + forward, kept + backward + in_backward, in_step))
+
+    def _split(self, p: int, sizes: tuple[int, ...]) -> tuple[int, int, tuple[tuple[int, int, int, int], ...]] | None:
+        """Chunks of two sizes (`spread`): the sizes, and the micro-batches in flight (in large chunks, in small ones, in the first, in the
+        last) of every peak. None for chunks of more sizes."""
+        large, small = max(sizes), min(sizes)
+        if large - small > 1:
+            return None
+        key = (p, sizes[0] == large, sizes.count(large))
+        found = self._splits.get(key)
+        if found is None:
+            where = [index for index, size in enumerate(sizes) if size == large]
+            if where != list(range(where[0], where[-1] + 1)) or (where[0] and where[-1] != len(sizes) - 1):
+                return None
+            peaks = {}
+            for counts in self._flights[p]:
+                inside = sum(counts[where[0] : where[-1] + 1])
+                peaks[inside, sum(counts) - inside, counts[0], counts[-1]] = None
+            found = self._splits[key] = tuple(peaks)
+        return large, small, found
 
     def _beats(self, a: Option, b: Option) -> bool:
         """Whether `a` is at least as good in everything that the score reads."""
