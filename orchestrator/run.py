@@ -23,7 +23,7 @@ import msgspec
 import orchestrator
 from orchestrator import detect, recipe
 from orchestrator.cost.calibration import datasheet
-from orchestrator.engines import ENGINES, Engine
+from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
 from orchestrator.engines.translation import TRAINED_FAMILIES
 from orchestrator.errors import InputError, LaunchError, OrchestratorError
@@ -119,7 +119,8 @@ def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Ca
 def searched_plan(settings: Settings) -> Found:
     """The fastest plan of all engines that may be used. Raises NoPlanError."""
     name = ENGINE_OF_ENTRY if settings.entry is not None and settings.engine == "auto" else settings.engine
-    engines = list(ENGINES.values()) if name == "auto" else [ENGINES[name]]
+    able = [engine for engine in ENGINES.values() if passthrough.reaches(engine.name, settings.extra)]
+    engines = able if name == "auto" else [ENGINES[name]]
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
@@ -140,7 +141,8 @@ def searched_plan(settings: Settings) -> Found:
         )
     if not result.complete:
         print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
-    return Found(plan=result.plan, alternatives=result.alternatives, outcomes=result.outcomes)
+    plan = msgspec.structs.replace(result.plan, extra=settings.extra)
+    return Found(plan=plan, alternatives=result.alternatives, outcomes=result.outcomes)
 
 
 class SearchProgress:

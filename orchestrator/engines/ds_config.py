@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from orchestrator.engines.passthrough import with_ds
 from orchestrator.job import File
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
@@ -171,7 +172,7 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         config["tensor_parallel"] = tensor_parallel(plan)
     if plan.training.optimizer == "sgd" and plan.zero_stage >= 1:
         config["zero_allow_untested_optimizer"] = True
-    return config
+    return with_ds(config, plan)
 
 
 def by_hand(plan: Plan) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def for_trainer(plan: Plan) -> dict[str, Any]:
         config["tensor_parallel"] = tensor_parallel(plan)
         # The Trainer would fill it with micro * accumulation * world: tp times the samples that are there.
         del config["train_batch_size"]
-    return config
+    return with_ds(config, plan)
 
 
 def dumps(value: Any) -> str:

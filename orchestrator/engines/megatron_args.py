@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
+from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import ddp_fields, implementation, layout, padded_vocab_size, recompute_fields
 from orchestrator.plan import Plan
 
@@ -194,13 +195,26 @@ def _software(plan: Plan) -> list[Flag]:
     return flags
 
 
+def _prefix(path: str) -> str:
+    return path.removesuffix(".bin").removesuffix(".idx")
+
+
+def reads_indexed_data(plan: Plan) -> bool:
+    """Whether all sources are in Megatron's own format, which is what its programs read; the recipe gives those their suffix."""
+    run = plan.run
+    sources: list[str | None] = [source.path for source in run.blend] if run.blend else [run.data]
+    sources += [run.valid] if run.valid else []
+    return all(path is not None and path.endswith((".bin", ".idx")) for path in sources)
+
+
 def _data(plan: Plan) -> list[Flag]:
     model, run = plan.model, plan.run
-    # A prefix is Megatron's own format; text and jsonl would have to be indexed first.
-    indexed = run.data is not None and run.data.endswith((".bin", ".idx"))
+    indexed = reads_indexed_data(plan)
     flags: list[Flag] = []
-    if indexed and run.data is not None:
-        flags += [("--data-path", run.data.removesuffix(".bin").removesuffix(".idx"))]
+    if indexed:
+        sources = [part for source in run.blend for part in (repr(source.weight), _prefix(source.path))] or [_prefix(run.data or "")]
+        flags += [("--train-data-path" if run.valid else "--data-path", *sources)]
+        flags += [("--valid-data-path", _prefix(run.valid))] if run.valid else []
     if model.family in ("bert", "t5"):
         if model.family == "t5":
             flags += [("--vocab-extra-ids", str(T5_EXTRA_IDS))]
@@ -213,7 +227,11 @@ def _data(plan: Plan) -> list[Flag]:
             flags += [("--mock-data",)]
         # NullTokenizer's vocabulary is one larger than this (null_tokenizer.py:52).
         flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
-    flags += [("--split", "99,1,0"), ("--eval-iters", "0"), ("--log-interval", "1")]
+    if not (indexed and run.valid):
+        flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "99,1,0")]
+    if run.eval_every:
+        flags += [("--eval-interval", str(run.eval_every))]
+    flags += [("--eval-iters", str(run.eval_steps if run.eval_every else 0)), ("--log-interval", "1")]
     if run.save_every:
         flags += [("--save", "checkpoints"), ("--save-interval", str(run.save_every)), ("--ckpt-format", "torch_dist")]
     return flags
@@ -222,7 +240,7 @@ def _data(plan: Plan) -> list[Flag]:
 def megatron_flags(plan: Plan) -> tuple[Flag, ...]:
     """The argument list, flag by flag. Only for a plan that `why_not` has nothing against."""
     parts = (_architecture, _parallel, _recompute, _training, _software, _data)
-    return tuple(flag for part in parts for flag in part(plan))
+    return with_flags([flag for part in parts for flag in part(plan)], plan)
 
 
 def notes(plan: Plan) -> tuple[str, ...]:
@@ -239,7 +257,7 @@ def notes(plan: Plan) -> tuple[str, ...]:
         found.append(
             f"{SCRIPT[plan.model.family]} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
         )
-    if plan.run.data is not None and not plan.run.data.endswith((".bin", ".idx")):
+    if (plan.run.data is not None or plan.run.blend) and not reads_indexed_data(plan):
         found.append("megatron_args.sh uses mock data: Megatron reads only its own indexed format.")
     if plan.cluster.is_cpu:
         found.append(f"{MEGATRON_LM} itself needs GPUs: here megatron_args.sh is for reading.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import deepspeed_files, ds_config, dumps
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, shape, why_not
 from orchestrator.engines.transformer_config import engine_fields
@@ -44,8 +45,10 @@ def uses_deepspeed(plan: Plan) -> bool:
 
 
 def translate(plan: Plan, module: str) -> Job:
-    """The job of a plan on megatron-core's layers. Pure. Raises InputError where the ranks don't fill the nodes evenly."""
-    engine_json = engine_fields(plan) | {"ds_config": ds_config(plan) if uses_deepspeed(plan) else None}
+    """The job of a plan on megatron-core's layers. Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own
+    values contradict the plan."""
+    passthrough.check(plan)
+    engine_json = passthrough.with_megatron(engine_fields(plan), plan) | {"ds_config": ds_config(plan) if uses_deepspeed(plan) else None}
     files = [File(path="engine.json", content=dumps(engine_json))]
     found: list[str] = []
     if uses_deepspeed(plan):
@@ -54,7 +57,7 @@ def translate(plan: Plan, module: str) -> Job:
     reason = why_not(plan)
     if reason is None:
         files.append(File(path="megatron_args.sh", content=megatron_args_sh(plan)))
-        found += notes(plan)
+        found += [*notes(plan), *passthrough.notes(plan)]
     else:
         found.append(f"megatron_args.sh was not written: {reason}.")
     if plan.model.family not in TRAINED_FAMILIES:
@@ -64,6 +67,7 @@ def translate(plan: Plan, module: str) -> Job:
 
 def assemble(plan: Plan, module: str, files: Sequence[File], found: Sequence[str]) -> Job:
     """Arguments, environment and shape around these files and notes. Raises InputError where the ranks don't fill the nodes evenly."""
+    passthrough.check(plan)
     nodes, ranks = shape(plan)
     if nodes * ranks != plan.world_size:
         per_node = plan.cluster.gpus_per_node

@@ -51,7 +51,11 @@ CONTAINER_KEYS: Final = {
     "workdir": "in the container; default: the run's folder",
     "runtime": "pyxis or apptainer; default: apptainer for .sif",
 }
-OPEN_GROUPS: Final = {"env": "variable of the job's environment, beside what the plan needs"}
+OPEN_GROUPS: Final = {
+    "env": "variable of the job's environment, beside what the plan needs",
+    "megatron": "a field of Megatron-core's configurations or a flag of Megatron-LM (init_method_std, --log-throughput)",
+    "ds": "a path of the ds_config (zero_optimization.overlap_comm)",
+}
 """Groups whose members the user names: env.NCCL_DEBUG=INFO."""
 
 
@@ -97,6 +101,11 @@ def _keys() -> dict[str, Key]:
         Key(name="entry.without", type=str, help="flags of ours that it shall not get (--async-save --log-straggler)"),
         Key(name="seed", type=int, help="of weights and data", default=str(defaults["seed"]), low=0, high=2**31 - 1),
         Key(name="data", type=str, help="text, jsonl or a Megatron .bin/.idx prefix", default="Python's own sources, byte by byte"),
+        Key(name="data.train", type=str, help="the same as data"),
+        Key(name="data.blend", type=str, help="weighted sources in its place: 0.7 a.txt 0.3 b.jsonl"),
+        Key(name="data.valid", type=str, help="a source to evaluate on"),
+        Key(name="data.split", type=str, help="shares of each source to train on, to evaluate on and to leave alone: 99,1,0"),
+        Key(name="data.tokenizer", type=str, help="the same as tokenizer"),
         Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
         Key(name="plan", type=str, help="a plan.json to check, price and start in place of a search"),
         Key(name="model.hf_config", type=str, help="config.json of a Hugging Face model of a family we know"),
@@ -120,6 +129,8 @@ def _keys() -> dict[str, Key]:
         train("grad_reduce_dtype", "what crosses the data-parallel network"),
         train("grad_accum_dtype", "what micro-batches are summed in"),
         train("steps", "to train", low=1, high=10**12),
+        Key(name="train.eval_every", type=int, help="steps between evaluations; 0: none", default="0", low=0, high=10**12),
+        Key(name="train.eval_steps", type=int, help="global batches of an evaluation, at most", default="10", low=1, high=10**9),
         Key(name="train.save_every", type=int, help="steps between checkpoints; 0: none", default="0", low=0, high=10**12),
         Key(name="train.step_timeout_s", type=float, help="seconds after which a part of a step has hung; 0: never", default="1800", low=0),
         Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from"),
@@ -130,6 +141,7 @@ def _keys() -> dict[str, Key]:
         Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default=f"{RESERVE_SHARE:.0%} of the limit", low=0),
         Key(name="search.budget_s", type=float, help="seconds after which the search ends with the best so far", default="none", above=0),
     ]
+    keys += [Key(name=f"wandb.{name}", type=str, help=f"{name} of Weights & Biases") for name in ("project", "entity", "name")]
     keys += [Key(name=f"slurm.{name}", type=str, help=text) for name, text in SLURM_KEYS.items()]
     keys += [Key(name=f"container.{name}", type=str, help=text) for name, text in CONTAINER_KEYS.items()]
     return {key.name: key for key in keys}

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from orchestrator.detect import Machine
+from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
@@ -24,7 +25,8 @@ from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
 from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named, to_tree
 from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, check_range, parse, shown
-from orchestrator.recipe.read import Tree, check_key, read_arguments, read_text
+from orchestrator.recipe.read import GROUPS, Tree, check_key, read_arguments, read_text
+from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import GB, GIB, US, format_bytes
 from orchestrator.values import Value
@@ -32,8 +34,11 @@ from orchestrator.values import Value
 Flat = dict[str, Any]
 """Full key names; the values are text still, or a cluster's mapping."""
 
-FREE_WITH_PLAN: Final = ("recipe", "plan", "out", "launch", "data", "tokenizer", "train.save_every", "train.step_timeout_s", "train.resume")
-FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry")
+FREE_WITH_PLAN: Final = (
+    *("recipe", "plan", "out", "launch", "data", "tokenizer"),
+    *(f"train.{name}" for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")),
+)
+FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry", "data", "wandb", *passthrough.GROUPS)
 """Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
 
 
@@ -53,6 +58,7 @@ class Settings(Value, frozen=True, kw_only=True):
     pins: Pins
     limit: MemoryLimit
     run: RunSettings
+    extra: dict[str, dict[str, Any]]
     budget_s: float | None
     slurm: dict[str, str]
     container: dict[str, str]
@@ -93,7 +99,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         architecture, training, cluster, engine = plan.model, plan.training, plan.cluster, plan.engine
         why = f"cluster {cluster.name}, {_counted(cluster)}: the plan's"
         run = _run(merged, plan.run)
-        plan = msgspec.structs.replace(plan, run=run)
+        plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
     return Settings(
         recipe=label,
         architecture=architecture,
@@ -107,6 +113,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         pins=Pins(**_group(merged, "pin")),
         limit=_limit(merged, cluster),
         run=run,
+        extra=_extra(merged, {}) if plan is None else plan.extra,
         budget_s=_value(merged, "search.budget_s", None),
         slurm=_group(merged, "slurm"),
         container=_group(merged, "container"),
@@ -129,7 +136,7 @@ def flatten(tree: Tree, where: str) -> Flat:
     def visit(branch: Mapping[str, Any], above: str) -> None:
         for name, value in branch.items():
             full = f"{above}.{name}" if above else name
-            if isinstance(value, dict) and value and full != "cluster" and full not in KEYS:
+            if isinstance(value, dict) and value and full != "cluster" and (full not in KEYS or full in GROUPS):
                 visit(value, full)
                 continue
             try:
@@ -172,7 +179,8 @@ def _merge(layers: Sequence[Flat]) -> Flat:
     for layer in layers:
         if "model.hf_config" in layer:
             merged = {name: value for name, value in merged.items() if not name.startswith("model.")}
-        merged |= _expand_dropout(layer)
+        check_layer(layer)
+        merged = without_replaced(merged, layer) | _expand_dropout(layer)
     return merged
 
 
@@ -258,7 +266,7 @@ def _json(path: str) -> dict[str, Any]:
 
 
 def _training(merged: Flat) -> Training:
-    fields = {name: value for name, value in _group(merged, "train").items() if name not in ("save_every", "resume", "step_timeout_s")}
+    fields = {name: value for name, value in _group(merged, "train").items() if name in Training.__struct_fields__}
     for name in ("global_batch_size", "seq_length"):
         if name not in fields:
             raise InputError(f"train.{name}", None, "is missing: the recipe has none, so give it")
@@ -289,21 +297,33 @@ def _check_precision(training: Training, cluster: Cluster) -> None:
 
 def _run(merged: Flat, base: RunSettings) -> RunSettings:
     """Data, tokenizer and resume must be there: a job that dies for them at its first step is found out here."""
-    data = _value(merged, "data", base.data)
-    if data is not None:
-        data = _existing_data(str(data))
-    tokenizer = _value(merged, "tokenizer", base.tokenizer)
     resume = _value(merged, "train.resume", base.resume)
-    for key, folder in (("tokenizer", tokenizer), ("train.resume", resume)):
-        if folder is not None and not Path(folder).is_dir():
-            raise InputError(key, shown(folder), "is a file; a folder is needed" if Path(folder).exists() else "no such folder")
-    return RunSettings(
-        data=data,
-        tokenizer=None if tokenizer is None else str(Path(tokenizer).resolve()),
+    wandb = base.wandb | _group(merged, "wandb")
+    if wandb and "project" not in wandb:
+        raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
+    return msgspec.structs.replace(
+        base,
+        **data_settings(merged, base),
         save_every=_value(merged, "train.save_every", base.save_every),
         step_timeout_s=_value(merged, "train.step_timeout_s", base.step_timeout_s),
-        resume=None if resume is None else str(Path(resume).resolve()),
+        resume=None if resume is None else existing_folder("train.resume", resume),
+        wandb=wandb,
     )
+
+
+def _extra(merged: Flat, base: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What goes to the engine unchanged, by group; given over the saved plan's. Raises InputError for names that no engine knows."""
+    found = {group: dict(values) for group, values in base.items()}
+    spelled: dict[tuple[str, str], str] = {}
+    for key, value in merged.items():
+        group, _, rest = key.partition(".")
+        if group in passthrough.GROUPS:
+            name, typed = passthrough.read(group, rest, value)
+            if (group, name) in spelled:
+                raise InputError(key, shown(value), f"is given twice, first as {spelled[group, name]}")
+            spelled[group, name] = key
+            found.setdefault(group, {})[name] = typed
+    return found
 
 
 def _engine_of_checkpoint(resume: str | None) -> str | None:
@@ -318,27 +338,6 @@ def _engine_of_checkpoint(resume: str | None) -> str | None:
                 raise InputError("train.resume", shown(resume), f"{marker} is not a checkpoint's marker") from None
     raise InputError("train.resume", shown(resume), "holds no finished checkpoint (checkpoints/latest.json)")
 
-
-def _existing_data(data: str) -> str:
-    """A readable file, or a prefix with .bin and .idx beside it; absolute."""
-    path = Path(data)
-    pair = [Path(f"{data}{suffix}") for suffix in (".bin", ".idx")]
-    if any(part.is_file() for part in pair) and not all(part.is_file() for part in pair):
-        missing = next(part for part in pair if not part.is_file())
-        raise InputError("data", shown(data), f"is a Megatron prefix, but {missing.name} is missing")
-    if not path.exists() and not pair[0].is_file():
-        raise InputError("data", shown(data), "no such file, nor DATA.bin and DATA.idx")
-    if path.is_dir() and not pair[0].is_file():
-        raise InputError("data", shown(data), "is a folder; give a text or jsonl file, or the prefix of .bin and .idx")
-    if not path.is_file() and not pair[0].is_file():
-        raise InputError("data", shown(data), "is no regular file")
-    try:
-        with (pair[0] if pair[0].is_file() else path).open("rb") as file:
-            if not file.read(1):
-                raise InputError("data", shown(data), "is empty")
-    except OSError as error:
-        raise InputError("data", shown(data), f"can't be read: {error.strerror}") from None
-    return str(path.resolve())
 
 
 # ------------------------------------------------------------------------------------------------------ cluster, memory
@@ -527,13 +526,16 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     training = msgspec.structs.asdict(settings.training)
     seed = training.pop("seed")
     training["betas"] = list(training["betas"])
-    run = {name: getattr(settings.run, name) for name in ("save_every", "step_timeout_s", "resume")}
+    run = {name: getattr(settings.run, name) for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")}
     tree: dict[str, Any] = {
         "recipe": settings.recipe,
         "engine": settings.engine,
         "gpus": settings.cluster.num_gpus,
         "seed": seed,
         "data": settings.run.data,
+        "data.blend": [[source.weight, source.path] for source in settings.run.blend] or None,
+        "data.valid": settings.run.valid,
+        "data.split": list(settings.run.split) or None,
         "tokenizer": settings.run.tokenizer,
         "plan": plan_path,
         "model": msgspec.structs.asdict(settings.architecture),
@@ -544,6 +546,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,
         "entry.without": shlex.join(settings.entry_without) or None,
+        "wandb": settings.run.wandb,
+        **{group: {name: "null" if value is None else value for name, value in values.items()} for group, values in settings.extra.items()},
         "slurm": settings.slurm,
         "container": settings.container,
         "env": settings.env,

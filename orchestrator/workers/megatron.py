@@ -24,7 +24,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import loop, weights
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import initialise_groups
-from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config
+from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config, with_types
 
 OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 """The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
@@ -47,8 +47,7 @@ class MegatronTrainer:
         ddp = DistributedDataParallelConfig(**engine["ddp"] | {"check_for_nan_in_grad": False})
         # Only the first chunk's gradients are cut into buckets: those of the others are ready before it, and overlap as a whole.
         self.chunks = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)]
-        fields = dict(engine["optimizer"])
-        fields["params_dtype"] = getattr(torch, fields["params_dtype"])
+        fields = with_types(OptimizerConfig, engine["optimizer"])
         # Without clipping the norm is still wanted: an infinite bound computes it and scales nothing.
         fields["clip_grad"] = fields["clip_grad"] or math.inf
         self.optimizer = get_megatron_optimizer(OptimizerConfig(**fields), self.chunks, use_gloo_process_groups=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,14 +32,25 @@ class Family:
     losses: Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 
+def with_types(config: type, fields: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a megatron-core configuration with the names of data types and of members of enumerations replaced by themselves."""
+    typed = dict(fields)
+    for info in dataclasses.fields(config):
+        value = typed.get(info.name)
+        if isinstance(value, str) and "torch.dtype" in str(info.type):
+            typed[info.name] = getattr(torch, value)
+        elif isinstance(value, str) and isinstance(info.type, enum.EnumMeta):
+            typed[info.name] = info.type[value]
+    return typed
+
+
 def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> TransformerConfig:
     """The TransformerConfig of one pipeline stage from engine.json: names of types and functions become themselves."""
     if engine["module"]["implementation"] == "transformer_engine" and importlib.util.find_spec("transformer_engine") is None:
         why = "the plan counts on Transformer Engine, which is not installed here: install it, or plan with it set to false"
         raise InputError("cluster.software.transformer_engine", "true", why)
     fields = engine["transformer_config"] | engine["per_stage"][stage] | more
-    for name in ("params_dtype", "pipeline_dtype"):
-        fields[name] = getattr(torch, fields[name])
+    fields = with_types(TransformerConfig, fields)
     fields["activation_func"] = getattr(torch.nn.functional, fields["activation_func"])
     # perform_initialization stays on, though weights.py fills the weights afterwards: without it parameters lack `tensor_model_parallel`
     # (tensor_parallel/layers.py:160-215), and every gradient norm with tp > 1 is silently too small.

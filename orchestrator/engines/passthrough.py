@@ -1,0 +1,486 @@
+"""What a user gives the engine directly: `megatron.<field or flag>=...` and `ds.<path>=...`.
+
+A name must be one that megatron-core 0.16.1, Megatron-LM's parser or DeepSpeed 0.19.8 knows (known.json; a test compares it with the
+installed engines), its text must be a value of that field's type, and where the plan decides the same thing it must say the same: the plan
+was priced and checked with its own value. The plan carries them in `extra`, so that it reproduces.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from orchestrator.engines.transformer_config import TORCH_DTYPE, ddp_fields, layout, padded_vocab_size, recompute_fields
+from orchestrator.errors import InputError, nearest
+from orchestrator.plan import Plan
+
+MEGATRON, DS = "megatron", "ds"
+GROUPS: Final = (MEGATRON, DS)
+REACHED: Final = {MEGATRON: ("megatron", "megatron_deepspeed"), DS: ("megatron_deepspeed", "deepspeed")}
+"""The engines that have megatron-core's configuration, and those that have a ds_config."""
+SECTIONS: Final = ("transformer_config", "ddp", "optimizer")
+
+FLAG_OF: Final = {
+    "bucket_size": "ddp_bucket_size",
+    "average_in_collective": "ddp_average_in_collective",
+    "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
+    "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
+    "num_moe_experts": "num_experts",
+}
+"""Fields whose flag has another name (Megatron-LM: training/training.py get_model, arguments.py core_transformer_config_from_args)."""
+FIELD_OF: Final = {flag: field for field, flag in FLAG_OF.items()}
+
+OPEN_SECTIONS: Final = (
+    "activation_checkpointing", "aio", "autotuning", "checkpoint", "comet", "compression_training", "curriculum_learning",
+    "data_efficiency", "data_types", "datastates", "eigenvalue", "elasticity", "expert_parallel", "flops_profiler", "hybrid_engine",
+    "nebula", "optimizer", "pipeline", "progressive_layer_drop", "scheduler", "sparse_attention", "tensor_parallel.tp", "timers",
+    "torch_autocast", "weight_quantization", "zero_optimization.leaf_module", "zero_optimization.zenflow",
+)  # fmt: skip
+"""Sections of a ds_config whose members DeepSpeed does not declare in one place: any name below them is taken."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
+INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
+SHORT_TYPES: Final = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "fp8"}
+"""torch's names and those of Megatron-LM's flags; 8 bits are kept as bytes (optimizer_config.py)."""
+TYPES: Final = {short: name for name, short in SHORT_TYPES.items()} | {name: name for name in SHORT_TYPES}
+
+
+# ------------------------------------------------------------------------------------------------------------ what is known
+
+
+@cache
+def _known() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files("orchestrator.engines").joinpath("known.json").read_text())
+    return found
+
+
+def _by_name(kinds: dict[str, str]) -> dict[str, str]:
+    return {name: kind for kind, names in kinds.items() for name in names.split()}
+
+
+@cache
+def fields() -> dict[str, dict[str, str]]:
+    """megatron-core's fields by section: name and kind."""
+    return {section: _by_name(_known()[section]) for section in SECTIONS}
+
+
+@cache
+def flags() -> dict[str, tuple[str, str]]:
+    """Megatron-LM's flags by destination: the flag and its kind ("true" and "false": without a value, and what it sets)."""
+    found = {}
+    for name, kind in _by_name(_known()["flags"]).items():
+        destination, _, flag = name.partition("=")
+        found[destination] = (flag or "--" + destination.replace("_", "-"), kind)
+    return found
+
+
+@cache
+def paths() -> dict[str, str]:
+    """DeepSpeed's declared keys by path, with their kinds."""
+    sections = {section: _by_name(kinds) for section, kinds in _known()["ds"].items()}
+    return {f"{section}.{name}" if section else name: kind for section, names in sections.items() for name, kind in names.items()}
+
+
+def megatron_kind(name: str) -> str | None:
+    """The kind of a field, or of what its flag sets; None: unknown."""
+    for section in SECTIONS:
+        if name in fields()[section]:
+            return fields()[section][name]
+    kind = flags()[name][1] if name in flags() else None
+    return {"true": "bool", "false": "bool", "both": "bool", "list": "any"}.get(kind, kind) if kind else None
+
+
+# ------------------------------------------------------------------------------------------------------------------ reading
+
+
+def read(group: str, name: str, value: Any) -> tuple[str, Any]:
+    """(name, value) of one key as the plan carries it. `value`: text, a list of texts (YAML), or None. Raises InputError.
+
+    >>> read("megatron", "init-method-std", "0.01"), read("megatron", "no-bias-dropout-fusion", "true")
+    (('init_method_std', 0.01), ('bias_dropout_fusion', False))
+    >>> read("ds", "zero_optimization.overlap_comm", "false")
+    ('zero_optimization.overlap_comm', False)
+    """
+    key = f"{group}.{name}"
+    if group == DS:
+        kind = _ds_kind(key, name)
+        return name, typed(key, kind, value)
+    canonical, negated = _canonical(name)
+    known = megatron_kind(canonical)
+    if known is None:
+        everything = [*{n for s in SECTIONS for n in fields()[s]}, *flags()]
+        close = nearest(canonical, everything)
+        raise InputError(key, value, f"is no field or flag of Megatron-core 0.16.1{f'; did you mean {group}.{close}?' if close else ''}")
+    found = typed(key, known, value)
+    return canonical, (not found if negated else found)
+
+
+def _canonical(name: str) -> tuple[str, bool]:
+    """A field's or destination's name, and whether the flag that was written says the opposite of it."""
+    plain = name.replace("-", "_")
+    for destination, (flag, kind) in flags().items():
+        if flag.removeprefix("--").replace("-", "_") == plain and destination != plain:
+            return FIELD_OF.get(destination, destination), kind == "false"
+    return FIELD_OF.get(plain, plain), False
+
+
+def _ds_kind(key: str, path: str) -> str:
+    if not NAME.match(path):
+        raise InputError(key, None, "is no path of a ds_config (zero_optimization.overlap_comm)")
+    known = [*paths(), *OPEN_SECTIONS]
+    inside = [name for name in known if name.startswith(f"{path}.")]
+    if path in paths() and not inside and path not in OPEN_SECTIONS:
+        return paths()[path]
+    if any(path.startswith(f"{section}.") for section in OPEN_SECTIONS):
+        return "any"
+    if inside or path in OPEN_SECTIONS:
+        raise InputError(key, None, f"is a section; write {key}.KEY=value", [name.removeprefix(f"{path}.") for name in inside])
+    close = nearest(path, known) or next((name for name in known if name.rpartition(".")[2] == path.rpartition(".")[2]), None)
+    raise InputError(key, None, f"is no key of DeepSpeed 0.19.8{f'; did you mean {DS}.{close}?' if close else ''}")
+
+
+def typed(key: str, kind: str, value: Any) -> Any:
+    """The value that a text stands for. Raises InputError."""
+    optional, kind = kind.endswith("?"), kind.removesuffix("?")
+    if value is None or (isinstance(value, str) and value.lower() in ("null", "none", "~") and (optional or kind == "any")):
+        return None
+    if kind == "any":
+        return _any(value)
+    if not isinstance(value, str):
+        raise InputError(key, value, "needs one value, not a list or a group of keys")
+    if kind == "bool":
+        if value.lower() not in ("true", "false"):
+            raise InputError(key, value, "is neither", ["true", "false"])
+        return value.lower() == "true"
+    if kind == "int":
+        if not INTEGER.match(value):
+            raise InputError(key, value, "is not a whole number")
+        return int(value)
+    if kind == "float":
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(key, value, "is not a finite number")
+        return number
+    if kind == "dtype":
+        if value not in TYPES:
+            raise InputError(key, value, "is no data type", TYPES)
+        return TYPES[value]
+    if "|" in kind and value not in kind.split("|"):
+        raise InputError(key, value, "is not known", kind.split("|"))
+    return value
+
+
+def _any(value: Any) -> Any:
+    """JSON where the text is some; a,b is a list."""
+    if isinstance(value, list):
+        return [_any(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value.lower() if value.lower() in ("true", "false") else value)
+    except ValueError:
+        return [_any(part) for part in value.split(",")] if "," in value else value
+    return value if isinstance(found, float) and not math.isfinite(found) else found
+
+
+# ----------------------------------------------------------------------------------------------------- what the plan decides
+
+Says = Callable[[Plan], Any]
+
+
+def _recompute(name: str) -> Says:
+    """One value where all stages say the same, else all of them."""
+
+    def says(plan: Plan) -> Any:
+        found = [recompute_fields(plan, stage)[name] for stage in range(plan.pp)]
+        return found[0] if all(value == found[0] for value in found) else found
+
+    return says
+
+
+def _model(name: str) -> tuple[str, Says]:
+    return f"model.{name}", lambda plan: getattr(plan.model, name)
+
+
+def _training(name: str) -> tuple[str, Says]:
+    return f"training.{name}", lambda plan: getattr(plan.training, name)
+
+
+def _ddp(name: str) -> Says:
+    return lambda plan: ddp_fields(plan)[name]
+
+
+DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.precision])
+
+
+
+DECIDED: Final[dict[str, tuple[str, Says]]] = {
+    "tensor_model_parallel_size": ("tp", lambda plan: plan.tp),
+    "pipeline_model_parallel_size": ("pp", lambda plan: plan.pp),
+    "virtual_pipeline_model_parallel_size": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
+    "num_virtual_stages_per_pipeline_rank": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
+    "num_layers_per_virtual_pipeline_stage": ("vpp", lambda plan: None),
+    "overlap_p2p_comm": ("vpp", lambda plan: plan.vpp > 1),
+    "batch_p2p_comm": ("vpp", lambda plan: plan.vpp == 1),
+    "context_parallel_size": ("cp", lambda plan: plan.cp),
+    "expert_model_parallel_size": ("ep", lambda plan: plan.ep),
+    "expert_tensor_parallel_size": ("etp", lambda plan: plan.etp),
+    "sequence_parallel": ("sequence_parallel", lambda plan: plan.sequence_parallel),
+    "pipeline_model_parallel_layout": ("stages", layout),
+    "num_layers_in_first_pipeline_stage": ("stages", lambda plan: None),
+    "num_layers_in_last_pipeline_stage": ("stages", lambda plan: None),
+    "decoder_first_pipeline_num_layers": ("stages", lambda plan: None),
+    "decoder_last_pipeline_num_layers": ("stages", lambda plan: None),
+    "account_for_embedding_in_pipeline_split": ("stages", lambda plan: False),
+    "account_for_loss_in_pipeline_split": ("stages", lambda plan: False),
+    **{
+        name: ("stages.recompute", _recompute(name))
+        for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+    },
+    "use_tp_pp_dp_mapping": ("rank_order", lambda plan: False),
+    "use_distributed_optimizer": ("zero_stage", lambda plan: plan.zero_stage >= 1),
+    "use_megatron_fsdp": ("zero_stage", lambda plan: False),
+    "use_torch_fsdp2": ("zero_stage", lambda plan: False),
+    "data_parallel_sharding_strategy": ("zero_stage", lambda plan: "no_shard"),
+    "num_distributed_optimizer_instances": ("zero_shard_size", lambda plan: 1),
+    "optimizer_cpu_offload": ("offload_optimizer", lambda plan: plan.offload_optimizer),
+    "micro_batch_size": ("micro_batch_size", lambda plan: plan.micro_batch_size),
+    "global_batch_size": ("global_batch_size", lambda plan: plan.global_batch_size),
+    "rampup_batch_size": ("global_batch_size", lambda plan: None),
+    "seq_length": _training("seq_length"),
+    "encoder_seq_length": _training("seq_length"),
+    "decoder_seq_length": _training("decoder_seq_length"),
+    "train_iters": _training("steps"),
+    "train_samples": ("training.steps", lambda plan: None),
+    "seed": _training("seed"),
+    "lr": _training("lr"),
+    "min_lr": _training("min_lr"),
+    "lr_decay_style": _training("schedule"),
+    "lr_decay_iters": _training("steps"),
+    "lr_warmup_iters": _training("warmup"),
+    "lr_warmup_fraction": ("training.warmup", lambda plan: None),
+    "lr_warmup_samples": ("training.warmup", lambda plan: 0),
+    "weight_decay": _training("weight_decay"),
+    "clip_grad": _training("clip"),
+    "adam_beta1": ("training.betas", lambda plan: plan.training.betas[0]),
+    "adam_beta2": ("training.betas", lambda plan: plan.training.betas[1]),
+    "adam_eps": _training("eps"),
+    "optimizer": ("training.optimizer", lambda plan: "adam" if plan.training.optimizer == "adamw" else "sgd"),
+    "decoupled_weight_decay": ("training.optimizer", lambda plan: True),
+    "bf16": ("training.precision", lambda plan: plan.training.precision in ("bf16", "fp8")),
+    "fp16": ("training.precision", lambda plan: plan.training.precision == "fp16"),
+    "fp8": ("training.precision", lambda plan: None),
+    "fp4": ("training.precision", lambda plan: None),
+    "params_dtype": DTYPE,
+    "pipeline_dtype": DTYPE,
+    "grad_reduce_in_fp32": ("training.grad_reduce_dtype", _ddp("grad_reduce_in_fp32")),
+    "grad_reduce_in_bf16": ("training.grad_reduce_dtype", lambda plan: plan.training.grad_reduce_dtype == "bf16"),
+    "accumulate_allreduce_grads_in_fp32": ("training.grad_reduce_dtype", _ddp("grad_reduce_in_fp32")),
+    "num_layers": _model("num_layers"),
+    "encoder_num_layers": _model("num_layers"),
+    "decoder_num_layers": _model("decoder_num_layers"),
+    "hidden_size": _model("hidden_size"),
+    "ffn_hidden_size": _model("ffn_hidden_size"),
+    "num_attention_heads": _model("num_attention_heads"),
+    "num_query_groups": ("model.num_query_groups", lambda plan: plan.model.query_groups),
+    "group_query_attention": ("model.num_query_groups", lambda plan: plan.model.query_groups != plan.model.num_attention_heads),
+    "kv_channels": ("model.kv_channels", lambda plan: plan.model.head_dim),
+    "max_position_embeddings": _model("max_position_embeddings"),
+    "position_embedding_type": _model("position_embedding"),
+    "rotary_base": _model("rotary_base"),
+    "use_rope_scaling": ("model.rope_scaling_factor", lambda plan: plan.model.rope_scaling_factor is not None),
+    "rope_scaling_factor": _model("rope_scaling_factor"),
+    "normalization": _model("normalization"),
+    "layernorm_epsilon": _model("norm_epsilon"),
+    "add_bias_linear": _model("add_bias_linear"),
+    "add_qkv_bias": _model("add_qkv_bias"),
+    "gated_linear_unit": ("model.activation", lambda plan: plan.model.gated),
+    "swiglu": ("model.activation", lambda plan: plan.model.activation == "swiglu"),
+    "squared_relu": ("model.activation", lambda plan: False),
+    "untie_embeddings_and_output_weights": ("model.tie_embeddings", lambda plan: not plan.model.tie_embeddings),
+    "hidden_dropout": _model("hidden_dropout"),
+    "attention_dropout": _model("attention_dropout"),
+    "num_moe_experts": ("model.family", lambda plan: None),
+    "vocab_size": _model("vocab_size"),
+    "padded_vocab_size": ("model.vocab_size", padded_vocab_size),
+    "make_vocab_size_divisible_by": _model("make_vocab_size_divisible_by"),
+}
+"""Megatron's names for what the plan decides: the plan's field, and what Megatron would be told."""
+
+DS_DECIDED: Final[dict[str, tuple[str, Says]]] = {
+    "train_batch_size": ("global_batch_size", lambda plan: plan.global_batch_size),
+    "train_micro_batch_size_per_gpu": ("micro_batch_size", lambda plan: plan.micro_batch_size),
+    "gradient_accumulation_steps": ("num_microbatches", lambda plan: plan.num_microbatches),
+    "gradient_clipping": _training("clip"),
+    "communication_data_type": _training("grad_reduce_dtype"),
+    "data_types.grad_accum_dtype": _training("grad_accum_dtype"),
+    "bf16.enabled": ("training.precision", lambda plan: plan.training.precision in ("bf16", "fp8")),
+    "fp16.enabled": ("training.precision", lambda plan: plan.training.precision == "fp16"),
+    "torch_autocast.enabled": ("training.precision", lambda plan: False),
+    "optimizer.type": ("training.optimizer", lambda plan: {"adamw": "AdamW", "sgd": "SGD"}[plan.training.optimizer]),
+    "optimizer.params.lr": _training("lr"),
+    "optimizer.params.betas": ("training.betas", lambda plan: list(plan.training.betas)),
+    "optimizer.params.eps": _training("eps"),
+    "optimizer.params.weight_decay": _training("weight_decay"),
+    "zero_optimization.stage": ("zero_stage", lambda plan: plan.zero_stage),
+    "zero_optimization.zero_hpz_partition_size": ("zero_shard_size", lambda plan: plan.zero_shard_size or 1),
+    "zero_optimization.mics_shard_size": ("zero_shard_size", lambda plan: -1),
+    "zero_optimization.offload_optimizer.device": ("offload_optimizer", lambda plan: "cpu" if plan.offload_optimizer else "none"),
+    "zero_optimization.cpu_offload": ("offload_optimizer", lambda plan: plan.offload_optimizer),
+    "tensor_parallel.autotp_size": ("tp", lambda plan: plan.tp),
+    "sequence_parallel_size": ("cp", lambda plan: plan.cp),
+    "data_parallel_size": ("dp", lambda plan: plan.dp),
+    "expert_parallel.autoep_size": ("ep", lambda plan: plan.ep),
+}
+"""DeepSpeed's names for what the plan decides."""
+WHOLE_SECTIONS: Final = {
+    "scheduler": "training.schedule",
+    "elasticity": "global_batch_size",
+    "autotuning": "micro_batch_size",
+    "tensor_parallel.tp": "tp",
+}
+"""Sections that take the place of a plan's choice, whatever they say."""
+
+
+def reaches(engine: str, extra: dict[str, dict[str, Any]]) -> bool:
+    """Whether this engine has all that these values are for."""
+    return all(engine in REACHED[group] for group, values in extra.items() if values)
+
+
+def check(plan: Plan) -> None:
+    """Raises InputError where a name is unknown, the plan's engine has no such configuration, or the plan decides otherwise."""
+    for group, values in plan.extra.items():
+        if group not in GROUPS:
+            raise InputError("extra", group, "is no group of the plan's pass-through", GROUPS)
+        if values and plan.engine not in REACHED[group]:
+            name = f"{group}.{next(iter(values))}"
+            raise InputError(name, _said(next(iter(values.values()))), f"does not reach engine={plan.engine}", REACHED[group])
+    for name, value in plan.extra.get(MEGATRON, {}).items():
+        _check_megatron(plan, name, value)
+    for path, value in plan.extra.get(DS, {}).items():
+        key = f"{DS}.{path}"
+        _check_type(key, _ds_kind(key, path), value)
+        section = next((section for section in WHOLE_SECTIONS if path.startswith(f"{section}.")), None)
+        if section:
+            field = WHOLE_SECTIONS[section]
+            raise InputError(key, _said(value), f"contradicts the plan: {field} decides it; change that")
+        if path in DS_DECIDED:
+            _agree(key, value, DS_DECIDED[path], plan)
+
+
+def _check_megatron(plan: Plan, name: str, value: Any) -> None:
+    key = f"{MEGATRON}.{name}"
+    kind = megatron_kind(name)
+    if kind is None or name in FIELD_OF:
+        canonical, _ = read(MEGATRON, name, _said(value))  # says what is near
+        raise InputError(key, _said(value), f"is called {canonical} in a plan")
+    _check_type(key, kind, value)
+    if name in DECIDED:
+        _agree(key, value, DECIDED[name], plan)
+    only_elsewhere = not any(name in fields()[section] for section in sections_of(plan)) and any(name in fields()[s] for s in SECTIONS)
+    if only_elsewhere and plan.engine != "megatron":
+        why = f"is of Megatron's data parallelism or optimizer, and engine={plan.engine} has DeepSpeed's; {DS}.* reaches those"
+        raise InputError(key, _said(value), why)
+
+
+PYTHON: Final[dict[str, tuple[type, ...]]] = {"bool": (bool,), "int": (int,), "float": (float, int), "any": (object,)}
+
+
+def _check_type(key: str, kind: str, value: Any) -> None:
+    """Of a value in a plan that a hand may have changed. Raises InputError."""
+    plain = kind.removesuffix("?")
+    if value is None and (kind.endswith("?") or plain == "any"):
+        return
+    if not isinstance(value, PYTHON.get(plain, (str,))) or (isinstance(value, bool) and plain not in ("bool", "any")):
+        raise InputError(key, _said(value), f"is no value of its type, {plain}")
+    if isinstance(value, str) and plain != "any":
+        typed(key, kind, value)
+
+
+def _agree(key: str, value: Any, decided: tuple[str, Says], plan: Plan) -> None:
+    field, says = decided
+    there = says(plan)
+    if value != there:
+        raise InputError(key, _said(value), f"contradicts the plan's {field}, for which it would be {_said(there)}; change that one")
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# ------------------------------------------------------------------------------------------------------------------ applying
+
+
+def sections_of(plan: Plan) -> tuple[str, ...]:
+    """The sections of engine.json that this plan's worker has."""
+    return SECTIONS if plan.engine == "megatron" else SECTIONS[:1]
+
+
+def with_megatron(engine: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """engine.json with the user's fields in every section that has them."""
+    extra = plan.extra.get(MEGATRON, {})
+    changed = dict(engine)
+    for section in sections_of(plan):
+        more = {name: value for name, value in extra.items() if name in fields()[section]}
+        if more:
+            changed[section] = engine[section] | more
+    return changed
+
+
+def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """The argument list with the user's flags: in the place of ours, or at the end."""
+    changed = {flag[0]: flag for flag in found}
+    for name, value in plan.extra.get(MEGATRON, {}).items():
+        destination = FLAG_OF.get(name, name)
+        if destination not in flags() or name in DECIDED:
+            continue
+        flag, kind = flags()[destination]
+        if kind in ("true", "false"):
+            wanted = value is (kind == "true")
+            changed = changed | {flag: (flag,)} if wanted else {key: rest for key, rest in changed.items() if key != flag}
+        elif kind == "both":
+            changed[flag] = (flag if value else flag.replace("--", "--no-", 1),)
+        elif value is None:
+            changed.pop(flag, None)
+        else:
+            changed[flag] = (flag, *(_word(item) for item in (value if isinstance(value, list) else [value])))
+    return tuple(changed.values())
+
+
+def _word(value: Any) -> str:
+    return SHORT_TYPES.get(value, value) if isinstance(value, str) else json.dumps(value)
+
+
+def with_ds(config: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """A ds_config with the user's values at their paths. What the plan decides stands there already, or is left out for a reason."""
+    changed = json.loads(json.dumps(config))
+    for path, value in plan.extra.get(DS, {}).items():
+        if path in DS_DECIDED:
+            continue
+        *above, last = path.split(".")
+        section = changed
+        for name in above:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return changed  # type: ignore[no-any-return]
+
+
+def notes(plan: Plan) -> tuple[str, ...]:
+    """Which of the user's names reach one of the worker and the argument list alone."""
+    extra = plan.extra.get(MEGATRON, {})
+    by_hand = [name for name in extra if not any(name in fields()[section] for section in SECTIONS)]
+    worker = [name for name in extra if FLAG_OF.get(name, name) not in flags()]
+    found = []
+    if by_hand:
+        found.append(f"megatron_args.sh alone has {', '.join(by_hand)}: flags of Megatron-LM's programs, no fields that our worker sets.")
+    if worker:
+        found.append(f"Our worker alone has {', '.join(worker)}: Megatron-LM has no flag for it.")
+    return tuple(found)

@@ -1,0 +1,129 @@
+"""The data keys: one source or a weighted blend, what is evaluated on, and that all of it is there and can be read."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.errors import InputError
+from orchestrator.plan import RunSettings, Source
+from orchestrator.recipe.keys import KEYS, parse, shown
+
+SHORT: Final = {"data": "data.train", "tokenizer": "data.tokenizer"}
+ALTERNATIVES: Final = (("data", "data.train", "data.blend"), ("tokenizer", "data.tokenizer"), ("data.valid", "data.split"))
+"""Of each row one key is given; a later layer's takes the place of an earlier one's."""
+
+
+def check_layer(flat: Mapping[str, Any]) -> None:
+    """Raises InputError where one layer gives two keys that exclude each other."""
+    for names in ALTERNATIVES:
+        given = [name for name in names if name in flat]
+        if len(given) > 1:
+            first, second = given[:2]
+            why = "is its short form" if SHORT.get(first) == second else "takes its place"
+            raise InputError(second, shown(flat[second]), f"{first}={shown(flat[first])} is given too, which {why}")
+
+
+def without_replaced(merged: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of lower layers that this layer leaves standing."""
+    gone = {name for names in ALTERNATIVES if any(name in layer for name in names) for name in names}
+    return {name: value for name, value in merged.items() if name not in gone}
+
+
+def data_settings(merged: Mapping[str, Any], base: RunSettings) -> dict[str, Any]:
+    """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError."""
+    found: dict[str, Any] = {
+        "data": base.data, "blend": base.blend, "valid": base.valid, "split": base.split, "tokenizer": base.tokenizer,
+        "eval_every": _given(merged, "train.eval_every", base.eval_every),
+        "eval_steps": _given(merged, "train.eval_steps", base.eval_steps),
+    }  # fmt: skip
+    for key in ("data", "data.train"):
+        if key in merged:
+            found |= {"data": existing(key, str(parse(KEYS[key], merged[key]))), "blend": ()}
+    if "data.blend" in merged:
+        found |= {"data": None, "blend": blend_of(merged["data.blend"])}
+    if "data.valid" in merged:
+        found |= {"valid": existing("data.valid", str(parse(KEYS["data.valid"], merged["data.valid"]))), "split": ()}
+    if "data.split" in merged:
+        found |= {"split": split_of(merged["data.split"]), "valid": None}
+    for key in ("tokenizer", "data.tokenizer"):
+        if key in merged:
+            found["tokenizer"] = existing_folder(key, str(parse(KEYS[key], merged[key])))
+    if found["eval_every"] and not found["valid"] and not (found["split"] and found["split"][1] > 0):
+        choices = ["data.valid=PATH", "data.split=99,1,0"]
+        raise InputError("train.eval_every", found["eval_every"], "has nothing to evaluate on", choices)
+    return found
+
+
+def _given(merged: Mapping[str, Any], key: str, otherwise: Any) -> Any:
+    return parse(KEYS[key], merged[key]) if key in merged else otherwise
+
+
+def blend_of(value: Any) -> tuple[Source, ...]:
+    """ "0.7 a.txt 0.3 b.jsonl", or in YAML a list of such pairs: [[0.7, a.txt], [0.3, b.jsonl]]. Raises InputError."""
+    key = "data.blend"
+    pairs: list[Any] = []
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise InputError(key, shown(value), f"can't be read: {error}") from None
+        pairs = [words[at : at + 2] for at in range(0, len(words), 2)]
+    elif isinstance(value, list):
+        pairs = [item.split(None, 1) if isinstance(item, str) else item for item in value]
+    whole = bool(pairs) and all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in pairs)
+    if not whole:
+        raise InputError(key, shown(value), "needs a weight before each source, as in 0.7 a.txt 0.3 b.jsonl")
+    return tuple(Source(weight=_weight(key, value, weight), path=existing(key, path)) for weight, path in pairs)
+
+
+def split_of(value: Any) -> tuple[float, ...]:
+    """ "99,1,0": shares for training, evaluation and a test. Raises InputError."""
+    key = "data.split"
+    parts = value.strip("[] ").split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or len(parts) not in (2, 3) or not all(isinstance(part, str) for part in parts):
+        raise InputError(key, shown(value), "needs two or three shares, as in 99,1,0")
+    return tuple(_weight(key, value, part, zero=index > 0) for index, part in enumerate(parts))
+
+
+def _weight(key: str, value: Any, text: str, *, zero: bool = False) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise InputError(key, shown(value), f"{shown(text)} is no {'share' if zero else 'number above 0'}")
+    return number
+
+
+def existing_folder(key: str, folder: str) -> str:
+    """Absolute. Raises InputError where there is none."""
+    if not Path(folder).is_dir():
+        raise InputError(key, shown(folder), "is a file; a folder is needed" if Path(folder).exists() else "no such folder")
+    return str(Path(folder).resolve())
+
+
+def existing(key: str, data: str) -> str:
+    """A readable file, absolute; of a Megatron pair its PREFIX.idx. Raises InputError."""
+    path = Path(data)
+    pair = [Path(f"{data}{suffix}") for suffix in (".bin", ".idx")]
+    indexed = pair[0].is_file()
+    if any(part.is_file() for part in pair) and not all(part.is_file() for part in pair):
+        missing = next(part for part in pair if not part.is_file())
+        raise InputError(key, shown(data), f"is a Megatron prefix, but {missing.name} is missing")
+    if not path.exists() and not indexed:
+        raise InputError(key, shown(data), "no such file, nor DATA.bin and DATA.idx")
+    if path.is_dir() and not indexed:
+        raise InputError(key, shown(data), "is a folder; give a text or jsonl file, or the prefix of .bin and .idx")
+    if not path.is_file() and not indexed:
+        raise InputError(key, shown(data), "is no regular file")
+    try:
+        with (pair[0] if indexed else path).open("rb") as file:
+            if not file.read(1):
+                raise InputError(key, shown(data), "is empty")
+    except OSError as error:
+        raise InputError(key, shown(data), f"can't be read: {error.strerror}") from None
+    return str((pair[1] if indexed else path).resolve())
