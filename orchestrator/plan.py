@@ -65,6 +65,10 @@ class RunSettings(Value, frozen=True, kw_only=True):
     save_every: int = 0
     resume: str | None = None
     """A run folder or checkpoint folder to continue from."""
+    init_from: str | None = None
+    """A local Hugging Face checkpoint to take the first weights from; None: drawn from the seed."""
+    export_to: str | None = None
+    """A folder for a Hugging Face checkpoint of the last weights."""
     wandb: dict[str, str] = msgspec.field(default_factory=dict)
     """project, and as wanted entity and name, of Weights & Biases; empty: not used."""
     step_timeout_s: float = 1800.0

@@ -7,6 +7,7 @@ from typing import Final
 
 from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import deepspeed_files, ds_config, dumps
+from orchestrator.engines.hf_export import export_fields
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, shape, why_not
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError

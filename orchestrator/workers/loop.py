@@ -58,6 +58,10 @@ class Trainer(Protocol):
 
     def save(self, folder: Path, step: int) -> None: ...
 
+    def export(self, folder: Path) -> None:
+        """A Hugging Face checkpoint of the weights."""
+        ...
+
     def load(self, saved: checkpoint.Saved) -> None: ...
 
 
@@ -206,6 +210,10 @@ def train(
             checkpoint.commit(folder, done, plan)
         if stop:
             break
+    else:
+        if plan.run.export_to:
+            now("export", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
+            trainer.export(Path(plan.run.export_to))
     metrics.close()
     return losses
 

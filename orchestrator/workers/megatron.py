@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import loop, weights
+from orchestrator.workers import hf_weights, loop
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import initialise_groups
 from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config, with_types
@@ -34,13 +35,16 @@ class MegatronTrainer:
     """One rank: its model chunks under megatron-core's DDP, its schedule and optimizer."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.engine_fields = plan, device, engine
         initialise_groups(plan)
+        if plan.run.init_from:
+            hf_weights.match_activation(engine, Path(plan.run.init_from))
         stage = parallel_state.get_pipeline_model_parallel_rank()
         self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
         chunks = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
         chunks = [chunk.to(device) for chunk in chunks]
-        weights.initialise(chunks, config, plan.training.seed)
+        hf_weights.first_weights(chunks, config, plan)
+        self.places = hf_weights.places(chunks) if plan.run.export_to else []
         if config.bf16 or config.fp16:
             chunks = [Float16Module(config, chunk) for chunk in chunks]
         # The loop looks at loss and norm, agreed by all ranks; this check would raise on some and leave the others waiting.
@@ -143,14 +147,22 @@ class MegatronTrainer:
         return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
 
     def save(self, folder: Path, step: int) -> None:
-        for chunk in self.chunks:
-            if chunk.ddp_config.overlap_param_gather:
-                # The last update's weights are gathered lazily, in the next forward pass: now.
-                chunk.start_param_sync(force_sync=True)
+        self._gather_weights()
         state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
         # One writer thread: more are forked processes, which gloo's threads don't survive.
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1) if self.device.type == "cpu" else None
         dist_checkpointing.save(state, str(folder), strategy)
+
+    def export(self, folder: Path) -> None:
+        """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
+        self._gather_weights()
+        hf_weights.export(self.places, self.plan.model, folder, self.engine_fields, lambda parameter: nullcontext())
+
+    def _gather_weights(self) -> None:
+        """Where the last update's weights are gathered lazily, in the next forward pass: now."""
+        for chunk in self.chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync(force_sync=True)
 
     def load(self, saved: Saved) -> None:
         """Any layout of this engine; the generators only in the same one."""

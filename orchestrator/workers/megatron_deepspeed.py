@@ -19,7 +19,7 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import loop, weights
+from orchestrator.workers import hf_weights, loop
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import initialise_groups
 from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config
@@ -102,7 +102,9 @@ class MegatronDeepSpeedTrainer:
     """One rank: its pipeline stage as a module of a DeepSpeed engine."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.engine_fields = plan, device, engine
+        if plan.run.init_from:
+            hf_weights.match_activation(engine, Path(plan.run.init_from))
         deepspeed = import_deepspeed(device)
         deepspeed.logger.setLevel("ERROR")
         deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
@@ -111,7 +113,8 @@ class MegatronDeepSpeedTrainer:
         self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
         (model,) = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
         self.model = model = model.to(device)
-        weights.initialise([model], config, plan.training.seed)
+        hf_weights.first_weights([model], config, plan)
+        self.places = hf_weights.places([model]) if plan.run.export_to else []
         tag_parameters(model)
         if plan.sequence_parallel:
             sum_sequence_parallel_gradients(model)
@@ -243,6 +246,17 @@ class MegatronDeepSpeedTrainer:
 
     def save(self, folder: Path, step: int) -> None:
         self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False)
+
+    def export(self, folder: Path) -> None:
+        """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
+        import deepspeed
+
+        partitioned = self.plan.zero_stage == 3
+
+        def gathered(parameter: torch.nn.Parameter) -> Any:
+            return deepspeed.zero.GatheredParameters([parameter]) if partitioned else contextlib.nullcontext()
+
+        hf_weights.export(self.places, self.plan.model, folder, self.engine_fields, gathered)
 
     def load(self, saved: Saved) -> None:
         """DeepSpeed's files are those of one layout. Raises InputError for another."""

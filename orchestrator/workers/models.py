@@ -7,9 +7,11 @@ import enum
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -21,6 +23,9 @@ Batch = dict[str, torch.Tensor]
 PADDED_LOGIT = -1e4
 """Logits of ids that exist only because the vocabulary is padded: their softmax is exactly zero in fp32, so that the loss does not
 depend on the padding, which grows with tp."""
+
+TANH_GELU = partial(F.gelu, approximate="tanh")
+"""What a checkpoint of GPT-2 was trained with, where no fused kernel computes it (hf_weights.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
         raise InputError("cluster.software.transformer_engine", "true", why)
     fields = engine["transformer_config"] | engine["per_stage"][stage] | more
     fields = with_types(TransformerConfig, fields)
-    fields["activation_func"] = getattr(torch.nn.functional, fields["activation_func"])
+    fields["activation_func"] = TANH_GELU if fields["activation_func"] == "gelu_tanh" else getattr(F, fields["activation_func"])
     # perform_initialization stays on, though weights.py fills the weights afterwards: without it parameters lack `tensor_model_parallel`
     # (tensor_parallel/layers.py:160-215), and every gradient norm with tp > 1 is silently too small.
     return TransformerConfig(**fields)

@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor,
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed
+from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, models
 from orchestrator.workers import deepspeed as hugging_face_worker
 from orchestrator.workers.schedule import learning_rate
 
@@ -44,8 +44,13 @@ def group(rank: int, world_size: int, store: str) -> Iterator[None]:
 
 def _forget_deepspeed() -> None:
     import deepspeed.comm.comm as deepspeed_comm
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
 
     deepspeed_comm.cdb = None
+    # ZeRO-3 numbers parameters and modules on, engine after engine, and compares the numbers between ranks.
+    Init.param_id = 0
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
 
 
 def make_trainer(plan: Plan) -> Any:
@@ -85,6 +90,25 @@ def count_parameters(plan_json: str) -> int:
     trainer = make_trainer(from_json(plan_json))
     chunks = trainer.chunks if isinstance(trainer, megatron.MegatronTrainer) else [trainer.model]
     return sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters())
+
+
+def exchange(plan_json: str, batch: dict[str, np.ndarray], folder: str) -> list[np.ndarray]:
+    """Logits of this rank's last stage with the weights that the plan loads, and after a step; both weights exported below `folder`."""
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    microbatch = loop.to_device(batch, trainer.device)
+    seen: list[np.ndarray] = []
+    for chunk in trainer.chunks if isinstance(trainer, megatron.MegatronTrainer) else [trainer.model]:
+        head = getattr(models.bare(chunk), "output_layer", None)
+        if head is not None:
+            head.register_forward_hook(lambda module, args, output: seen.append(output[0].detach().float().transpose(0, 1).numpy().copy()))
+    trainer.export(Path(folder) / "before")
+    trainer.forward_backward([microbatch] * plan.num_microbatches)
+    trainer.update(1e-2)
+    trainer.export(Path(folder) / "after")
+    before = len(seen)
+    trainer.forward_backward([microbatch] * plan.num_microbatches)
+    return [seen[0], seen[before]] if seen else []
 
 
 def gradients(trainer: Any) -> list[Piece]:

@@ -77,6 +77,6 @@ FAMILY = Family(
     name="bert",
     describe=describe,
     from_hf_config=from_hf_config,
-    hf_model_types=("bert",),
+    hf_model_types=("bert", "megatron-bert"),
     choices={"position_embedding": ("learned_absolute", "rope"), "activation": ("gelu",)},
 )

@@ -1,0 +1,465 @@
+"""Hugging Face checkpoints and megatron-core's weights, in any layout.
+
+One table a family says where the rows of each of megatron-core's global tensors (`sharded_state_dict`) stand in a Hugging Face
+checkpoint. Read one way it loads: a rank reads the rows and columns that its shard holds, nothing else. Read the other way it exports:
+ranks write their shards side by side, and rank 0 puts Hugging Face's tensors together from them, one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import is_main_replica
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from orchestrator.errors import InputError
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import Plan
+from orchestrator.workers.weights import initialise, shards
+
+KEY = "model.init_from"
+CONFIG = "config.json"
+PARTS = ".parts"
+"""Folder inside an export where ranks leave their shards for rank 0."""
+FILE_BYTES = 4 * 2**30
+"""Of one exported file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
+TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+"""transformers' names for the tanh approximation of GELU (activations.py)."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows `begin` to `end` of a Hugging Face tensor; of its transpose where it is a GPT-2 Conv1D, which keeps [in, out]."""
+
+    name: str
+    begin: int
+    end: int
+    transposed: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+
+Table = Callable[[Architecture, str, int, int], list[Rows]]
+"""(architecture, key without the layers' prefix, layer, rows of the global tensor) -> where its rows stand, in order; what is missing at
+the end is padding. Raises KeyError for a key that Hugging Face's model has not."""
+
+
+def _qkv(a: Architecture, q: tuple[str, int], k: tuple[str, int], v: tuple[str, int], transposed: bool = False) -> list[Rows]:
+    """megatron-core's linear_qkv: for each group its queries, its key, its value (attention.py, get_query_key_value_tensors). Each tensor
+    by its name and the row where it begins."""
+    width, per_group = a.head_dim, a.num_attention_heads // a.query_groups
+    found = []
+    for group in range(a.query_groups):
+        for (name, start), heads in ((q, per_group), (k, 1), (v, 1)):
+            begin = start + group * heads * width
+            found.append(Rows(name, begin, begin + heads * width, transposed))
+    return found
+
+
+def _gpt(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
+    """transformers' GPT2LMHeadModel."""
+    outside = {
+        "embedding.word_embeddings.weight": ("transformer.wte.weight", a.vocab_size),
+        "embedding.position_embeddings.weight": ("transformer.wpe.weight", rows),
+        "decoder.final_layernorm.weight": ("transformer.ln_f.weight", rows),
+        "decoder.final_layernorm.bias": ("transformer.ln_f.bias", rows),
+        "output_layer.weight": ("lm_head.weight", a.vocab_size),
+    }
+    if key in outside:
+        return [Rows(outside[key][0], 0, outside[key][1])]
+    module, _, kind = key.rpartition(".")
+    here = f"transformer.h.{layer}."
+    if module == "self_attention.linear_qkv" and kind in ("weight", "bias"):
+        name = f"{here}attn.c_attn.{kind}"
+        return _qkv(a, (name, 0), (name, a.hidden_size), (name, 2 * a.hidden_size), transposed=kind == "weight")
+    if kind.startswith("layer_norm_"):
+        norm = {"self_attention.linear_qkv": "ln_1", "mlp.linear_fc1": "ln_2"}[module]
+        return [Rows(f"{here}{norm}.{kind.removeprefix('layer_norm_')}", 0, rows)]
+    linear = {"self_attention.linear_proj": "attn.c_proj", "mlp.linear_fc1": "mlp.c_fc", "mlp.linear_fc2": "mlp.c_proj"}[module]
+    return [Rows(f"{here}{linear}.{kind}", 0, rows, kind == "weight")]
+
+
+def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
+    """transformers' LlamaForCausalLM, and Mistral and Qwen2, whose names are the same."""
+    outside = {
+        "embedding.word_embeddings.weight": ("model.embed_tokens.weight", a.vocab_size),
+        "decoder.final_layernorm.weight": ("model.norm.weight", rows),
+        "output_layer.weight": ("lm_head.weight", a.vocab_size),
+    }
+    if key in outside:
+        return [Rows(outside[key][0], 0, outside[key][1])]
+    module, _, kind = key.rpartition(".")
+    here = f"model.layers.{layer}."
+    if kind == "layer_norm_weight":
+        norm = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "post_attention_layernorm"}[module]
+        return [Rows(f"{here}{norm}.weight", 0, rows)]
+    if module == "self_attention.linear_qkv":
+        q, k, v = (f"{here}self_attn.{name}_proj.{kind}" for name in "qkv")
+        return _qkv(a, (q, 0), (k, 0), (v, 0))
+    if module == "mlp.linear_fc1":
+        # All of the gate, then all of the other half (mlp.py, apply_swiglu_sharded_factory).
+        return [Rows(f"{here}mlp.{name}_proj.{kind}", 0, a.ffn_hidden_size) for name in ("gate", "up")]
+    linear = {"self_attention.linear_proj": "self_attn.o_proj", "mlp.linear_fc2": "mlp.down_proj"}[module]
+    return [Rows(f"{here}{linear}.{kind}", 0, rows)]
+
+
+def _bert(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
+    """transformers' MegatronBertForMaskedLM: pre-norm, as megatron-core's. (BertForMaskedLM is post-norm: another function.)"""
+    outside = {
+        "embedding.word_embeddings.weight": ("bert.embeddings.word_embeddings.weight", a.vocab_size),
+        "embedding.position_embeddings.weight": ("bert.embeddings.position_embeddings.weight", rows),
+        "embedding.tokentype_embeddings.weight": ("bert.embeddings.token_type_embeddings.weight", rows),
+        "encoder.final_layernorm.weight": ("bert.encoder.ln.weight", rows),
+        "encoder.final_layernorm.bias": ("bert.encoder.ln.bias", rows),
+        "lm_head.dense.weight": ("cls.predictions.transform.dense.weight", rows),
+        "lm_head.dense.bias": ("cls.predictions.transform.dense.bias", rows),
+        "lm_head.layer_norm.weight": ("cls.predictions.transform.LayerNorm.weight", rows),
+        "lm_head.layer_norm.bias": ("cls.predictions.transform.LayerNorm.bias", rows),
+        "output_layer.weight": ("cls.predictions.decoder.weight", a.vocab_size),
+        "output_layer.bias": ("cls.predictions.bias", a.vocab_size),
+    }
+    if key in outside:
+        return [Rows(outside[key][0], 0, outside[key][1])]
+    module, _, kind = key.rpartition(".")
+    here = f"bert.encoder.layer.{layer}."
+    if kind.startswith("layer_norm_"):
+        norm = {"self_attention.linear_qkv": "attention.ln", "mlp.linear_fc1": "ln"}[module]
+        return [Rows(f"{here}{norm}.{kind.removeprefix('layer_norm_')}", 0, rows)]
+    if module == "self_attention.linear_qkv":
+        q, k, v = (f"{here}attention.self.{name}.{kind}" for name in ("query", "key", "value"))
+        return _qkv(a, (q, 0), (k, 0), (v, 0))
+    linear = {"self_attention.linear_proj": "attention.output", "mlp.linear_fc1": "intermediate", "mlp.linear_fc2": "output"}[module]
+    return [Rows(f"{here}{linear}.dense.{kind}", 0, rows)]
+
+
+TABLES: dict[str, Table] = {"gpt": _gpt, "llama": _llama, "bert": _bert}
+"""By family. t5 has none: Hugging Face's does not scale its scores and has no output bias, megatron-core's does and has."""
+
+LAYERS = ("decoder.layers.", "encoder.layers.")
+
+
+def sources(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
+    """Where the rows of megatron-core's tensor `key` of layer `layer` stand. Raises InputError."""
+    if a.family not in TABLES:
+        raise InputError(KEY, a.family, "weights of this family can't be exchanged with megatron-core", TABLES)
+    short = next((key.removeprefix(prefix) for prefix in LAYERS if key.startswith(prefix)), key)
+    try:
+        return TABLES[a.family](a, short, layer, rows)
+    except KeyError:
+        raise InputError(KEY, key, f"Hugging Face's model of family {a.family} has no such weight") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+class Checkpoint:
+    """The tensors of a local Hugging Face checkpoint: model.safetensors or pytorch_model.bin, whole or in parts with an index. Files are
+    mapped, not read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Path] = {}
+        self.open: dict[Path, Any] = {}
+        for whole in ("model.safetensors", "pytorch_model.bin"):
+            index = folder / f"{whole}.index.json"
+            if index.is_file():
+                try:
+                    self.files = {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+                except (ValueError, KeyError, AttributeError) as error:
+                    raise InputError(KEY, index, f"is not an index of weights: {error}") from None
+            elif (folder / whole).is_file():
+                self.files = dict.fromkeys(self._names(folder / whole), folder / whole)
+            if self.files:
+                return
+        raise InputError(KEY, folder, "holds no weights", ["model.safetensors", "pytorch_model.bin", "either with .index.json"])
+
+    def _opened(self, file: Path) -> Any:
+        if file not in self.open:
+            try:
+                if file.suffix == ".safetensors":
+                    self.open[file] = safe_open(file, framework="pt")
+                else:
+                    self.open[file] = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            except Exception as error:
+                raise InputError(KEY, file, f"can't be read: {error}") from None
+        return self.open[file]
+
+    def _names(self, file: Path) -> Sequence[str]:
+        return list(self._opened(file).keys())
+
+    def _find(self, name: str) -> str:
+        """The name, or without its first part, as checkpoints of the bare model have it."""
+        for candidate in (name, name.partition(".")[2]):
+            if candidate in self.files:
+                return candidate
+        raise InputError(KEY, self.folder, f"has no tensor {name}")
+
+    def read(self, rows: Rows, inner: tuple[slice, ...], inner_shape: tuple[int, ...]) -> torch.Tensor:
+        """Those rows, and the part `inner` of the other dimensions, whose whole is `inner_shape`. Raises InputError for another shape."""
+        name = self._find(rows.name)
+        file = self._opened(self.files[name])
+        tensor = file.get_slice(name) if self.files[name].suffix == ".safetensors" else file[name]
+        shape = tuple(tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape)
+        laid = shape[::-1] if rows.transposed else shape
+        if laid[1:] != inner_shape or rows.end > laid[0]:
+            wanted = (rows.end, *inner_shape)[:: -1 if rows.transposed else 1]
+            raise InputError(KEY, self.folder, f"{name} has shape {list(shape)}, the model needs {list(wanted)}")
+        index = (slice(rows.begin, rows.end), *inner)
+        return tensor[index[::-1]].T if rows.transposed else tensor[index]
+
+
+def load(models: Sequence[torch.nn.Module], a: Architecture, folder: Path) -> None:
+    """Fill every parameter of these model chunks in place from a Hugging Face checkpoint; rows that pad the vocabulary with zeros. Raises
+    InputError for a tensor that is missing or of another shape."""
+    checkpoint = Checkpoint(folder)
+    with torch.no_grad():
+        for shard in shards(models):
+            lead = shard.prepend_axis_num
+            layer = shard.global_offset[0] if lead else 0
+            shape, offset = shard.data.shape, shard.global_offset[lead:]
+            inner_shape = tuple(shard.global_shape[lead + 1 :])
+            inner = tuple(slice(begin, begin + size) for begin, size in zip(offset[1:], shape[1:], strict=True))
+            first, last = offset[0], offset[0] + shape[0]
+            at = 0
+            for rows in sources(a, shard.key, layer, shard.global_shape[lead]):
+                begin, end = max(first, at), min(last, at + rows.count)
+                if begin < end:
+                    wanted = Rows(rows.name, rows.begin + begin - at, rows.begin + end - at, rows.transposed)
+                    shard.data[begin - first : end - first].copy_(checkpoint.read(wanted, inner, inner_shape))
+                at += rows.count
+            if at < last:
+                shard.data[max(first, at) - first :].zero_()
+
+
+def first_weights(models: Sequence[torch.nn.Module], config: Any, plan: Plan) -> None:
+    """What training begins with: the checkpoint's weights where the plan names one, else those of the seed. `config`: TransformerConfig."""
+    if plan.run.init_from:
+        load(models, plan.model, Path(plan.run.init_from))
+    else:
+        initialise(models, config, plan.training.seed)
+
+
+def match_activation(engine: dict[str, Any], folder: Path) -> None:
+    """Take the checkpoint's form of GELU in engine.json's fields. megatron-core's fused bias + GELU is the tanh approximation
+    (fusions/fused_bias_gelu.py:17), unfused it is torch's exact one: the same plan computes one on a GPU and the other on a CPU."""
+    fields = engine["transformer_config"]
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(KEY, folder / CONFIG, f"can't be read: {error}") from None
+    if fields["activation_func"] != "gelu" or fields["gated_linear_unit"]:
+        return
+    if config.get("activation_function", config.get("hidden_act", "gelu_new")) in TANH_GELUS:
+        fields["activation_func"] = "gelu" if fields["bias_activation_fusion"] else "gelu_tanh"
+    else:
+        fields["bias_activation_fusion"] = False
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing
+
+
+@dataclass(frozen=True)
+class Place:
+    """A shard of a global tensor as a range of a parameter. Taken when the model is built: later an engine may cut, move or join what
+    parameters hold."""
+
+    key: str
+    layer: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    parameter: torch.nn.Parameter
+    start: int
+    """First element of the flat parameter."""
+    main: bool
+    """Whether this rank is the one of several with the same values that writes them."""
+
+
+def places(models: Sequence[torch.nn.Module]) -> list[Place]:
+    """Every shard of freshly built model chunks."""
+    parameters = {p.untyped_storage().data_ptr(): p for model in models for p in model.parameters()}
+    found = []
+    for shard in shards(models):
+        lead = shard.prepend_axis_num
+        parameter = parameters[shard.data.untyped_storage().data_ptr()]
+        found.append(
+            Place(
+                key=shard.key,
+                layer=shard.global_offset[0] if lead else 0,
+                offset=tuple(shard.global_offset[lead:]),
+                shape=tuple(shard.data.shape),
+                global_shape=tuple(shard.global_shape[lead:]),
+                parameter=parameter,
+                start=shard.data.storage_offset() - parameter.storage_offset(),
+                main=is_main_replica(shard.replica_id),
+            )
+        )
+    return found
+
+
+Gathered = Callable[[torch.nn.Parameter], Any]
+"""A context in which the parameter is whole on this rank: DeepSpeed's GatheredParameters, or nothing."""
+
+
+def export(found: Sequence[Place], a: Architecture, folder: Path, engine: dict[str, Any], gathered: Gathered) -> None:
+    """Write a Hugging Face checkpoint into `folder`, which all ranks see. All ranks call this. `engine`: the content of engine.json, with
+    "export"."""
+    parts = folder / PARTS
+    if dist.get_rank() == 0:
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True)
+    dist.barrier()
+    _write_parts(found, parts, gathered)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dtype = _join_parts(a, parts, folder)
+        shutil.rmtree(parts)
+        _write_config(engine, folder, dtype)
+    dist.barrier()
+
+
+def _write_parts(found: Sequence[Place], parts: Path, gathered: Gathered) -> None:
+    """This rank's shards as files of at most FILE_BYTES, each with a list of what it holds."""
+    held: dict[str, torch.Tensor] = {}
+    listed: list[dict[str, Any]] = []
+    written = 0
+
+    def flush() -> None:
+        nonlocal written
+        if held:
+            name = f"rank{dist.get_rank():06d}-{written:04d}"
+            save_file(held, parts / f"{name}.safetensors")
+            (parts / f"{name}.json").write_text(json.dumps(listed))
+            held.clear()
+            listed.clear()
+            written += 1
+
+    for place in found:
+        with torch.no_grad(), gathered(place.parameter):
+            if not place.main:
+                continue
+            size = torch.Size(place.shape).numel()
+            flat = place.parameter.detach().reshape(-1)[place.start : place.start + size]
+            held[str(len(held))] = flat.to("cpu", copy=True).view(place.shape)
+        about = {"key": place.key, "layer": place.layer, "offset": place.offset, "shape": place.shape, "global_shape": place.global_shape}
+        listed.append(about)
+        if sum(tensor.nbytes for tensor in held.values()) >= FILE_BYTES:
+            flush()
+    flush()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A written shard: `rows` of the global tensor from `offset[0]`, in `file` under `name`."""
+
+    file: Path
+    name: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def _join_parts(a: Architecture, parts: Path, folder: Path) -> torch.dtype:
+    """Hugging Face's tensors from all ranks' shards, in files of at most FILE_BYTES with an index; their data type."""
+    tensors: dict[tuple[str, int], list[_Part]] = {}
+    shapes: dict[tuple[str, int], tuple[int, ...]] = {}
+    for listing in sorted(parts.glob("*.json")):
+        for number, about in enumerate(json.loads(listing.read_text())):
+            whole = about["key"], about["layer"]
+            part = _Part(listing.with_suffix(".safetensors"), str(number), tuple(about["offset"]), tuple(about["shape"]))
+            tensors.setdefault(whole, []).append(part)
+            shapes[whole] = tuple(about["global_shape"])
+    # Hugging Face name -> (its rows, tensor of megatron-core, its row where they begin)
+    wanted: dict[str, list[tuple[Rows, tuple[str, int], int]]] = {}
+    for whole, shape in shapes.items():
+        at = 0
+        for rows in sources(a, *whole, shape[0]):
+            wanted.setdefault(rows.name, []).append((rows, whole, at))
+            at += rows.count
+    return _write_files(((name, _assemble(pieces, tensors, shapes)) for name, pieces in wanted.items()), folder)
+
+
+def _assemble(
+    pieces: Sequence[tuple[Rows, tuple[str, int], int]],
+    tensors: dict[tuple[str, int], list[_Part]],
+    shapes: dict[tuple[str, int], tuple[int, ...]],
+) -> torch.Tensor:
+    """One Hugging Face tensor. Raises RuntimeError where ranks have not written all of it."""
+    inner_shape = shapes[pieces[0][1]][1:]
+    total = max(rows.end for rows, _, _ in pieces)
+    ordered = sorted(pieces, key=lambda piece: piece[0].begin)
+    if ordered[0][0].begin or any(one[0].end != other[0].begin for one, other in pairwise(ordered)):
+        raise RuntimeError(f"{pieces[0][0].name}: its rows are not all there")
+    target: torch.Tensor | None = None
+    filled = 0
+    for rows, whole, at in pieces:
+        for part in tensors[whole]:
+            begin, end = max(at, part.offset[0]), min(at + rows.count, part.offset[0] + part.shape[0])
+            if begin >= end:
+                continue
+            with safe_open(part.file, framework="pt") as file:
+                values = file.get_slice(part.name)[begin - part.offset[0] : end - part.offset[0]]
+            if target is None:
+                target = torch.empty((total, *inner_shape), dtype=values.dtype)
+            inner = tuple(slice(first, first + size) for first, size in zip(part.offset[1:], part.shape[1:], strict=True))
+            target[(slice(rows.begin + begin - at, rows.begin + end - at), *inner)] = values
+            filled += values.numel()
+    if target is None or filled != target.numel():
+        raise RuntimeError(f"{pieces[0][0].name}: {filled} elements were written by the ranks, not all")
+    return target.T.contiguous() if pieces[0][0].transposed else target
+
+
+def _write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
+    """model.safetensors, or several with an index, as transformers names them."""
+    files: list[list[str]] = []
+    held: dict[str, torch.Tensor] = {}
+    total, dtype = 0, torch.float32
+
+    def flush() -> None:
+        save_file(held, folder / f"{len(files)}.partial", metadata={"format": "pt"})
+        files.append(list(held))
+        held.clear()
+
+    for name, tensor in named:
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > FILE_BYTES:
+            flush()
+        held[name], dtype = tensor, tensor.dtype
+        total += tensor.nbytes
+    flush()
+    if len(files) == 1:
+        (folder / "0.partial").replace(folder / "model.safetensors")
+        return dtype
+    names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
+    for number, name in enumerate(names):
+        (folder / f"{number}.partial").replace(folder / name)
+    weight_map = {tensor: name for name, inside in zip(names, files, strict=True) for tensor in inside}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    return dtype
+
+
+def _write_config(engine: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
+    """config.json, last: where it is, the checkpoint is whole. The form of GELU is the one that these ranks computed."""
+    import transformers
+
+    fields, trained = engine["export"], engine["transformer_config"]
+    keywords = dict(fields["config"])
+    tanh = trained["activation_func"] == "gelu_tanh" or trained["bias_activation_fusion"]
+    for name in ("activation_function", "hidden_act"):
+        if keywords.get(name) == "gelu" and tanh and not trained["gated_linear_unit"]:
+            keywords[name] = "gelu_new"
+    keywords |= {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")}
+    getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)

@@ -1,0 +1,187 @@
+"""Weights of Hugging Face checkpoints in any layout: the same logits before, after training, and back in transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from msgspec.structs import replace
+from worker_plans import make_plan
+from worker_pool import Pool
+
+from orchestrator.errors import InputError
+from orchestrator.model.families import from_hf_config
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import Plan, RunSettings, to_json
+from orchestrator.workers import hf_weights
+
+pytestmark = pytest.mark.engines
+
+TOLERANCE = 1e-4
+DEEPSPEED = "megatron_deepspeed"
+VOCAB = 259
+"""Padded by megatron-core at every tp."""
+
+GPT2: dict[str, Any] = {"n_layer": 4, "n_embd": 32, "n_head": 4, "n_inner": 64, "n_positions": 32, "activation_function": "gelu"}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+LLAMA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 32,
+}
+BERT: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT),
+    "gpt2 tanh": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT | {"activation_function": "gelu_new"}),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, LLAMA),
+    "llama tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, LLAMA | {"tie_word_embeddings": True}),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, LLAMA),
+    "bert": (transformers.MegatronBertConfig, transformers.MegatronBertForMaskedLM, BERT),
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "megatron tp2": ("gpt2", {"tp": 2}),
+    "megatron pp2 vpp2 tied": ("gpt2 tanh", {"pp": 2, "vpp": 2}),
+    "deepspeed tp2 zero1": ("gpt2", {"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}),
+    "deepspeed dp2 zero3": ("gpt2", {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}),
+    "megatron tp2 pp2 dp2 zero1": ("llama", {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1, "split": [[3], [1]]}),
+    "megatron more ranks than groups": ("llama tied", {"tp": 4}),
+    "deepspeed tp2 dp2 zero3": ("llama", {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 3}),
+    "deepspeed pp2 zero1": ("llama", {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
+    "qwen2 tp2": ("qwen2", {"tp": 2}),
+    "bert tp2 pp2": ("bert", {"tp": 2, "pp": 2}),
+}
+
+
+def make_model(name: str) -> torch.nn.Module:
+    """With weights that are nowhere zero or one, biases and norms included."""
+    config_class, model_class, fields = MODELS[name]
+    torch.manual_seed(5)
+    model = model_class(config_class(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=None, **fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def architecture(folder: Path) -> Architecture:
+    return from_hf_config(json.loads((folder / "config.json").read_text()), "tiny")
+
+
+def logits(model: torch.nn.Module, batch: dict[str, np.ndarray]) -> np.ndarray:
+    with torch.no_grad():
+        return model(input_ids=torch.from_numpy(batch["tokens"])).logits.numpy()
+
+
+def make_batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, VOCAB, (2, 32))
+    return {"tokens": tokens, "labels": np.roll(tokens, -1, axis=1), "positions": np.tile(np.arange(32), (2, 1))}
+
+
+def plan_of(source: Path, export: Path, **fields: Any) -> Plan:
+    run = RunSettings(init_from=str(source), export_to=str(export))
+    return make_plan(replace(architecture(source)), run=run, micro_batch_size=2, **({"global_batch_size": 8} | fields))
+
+
+def whole_logits(answers: list[list[np.ndarray]], plan: Plan, index: int) -> np.ndarray:
+    """Of the last stage's tensor-parallel ranks, put together."""
+    first = plan.tp * plan.dp * (plan.pp - 1)
+    return np.concatenate([answers[rank][index] for rank in range(first, first + plan.tp)], axis=-1)[..., :VOCAB]
+
+
+SHORT = ("megatron pp2 vpp2 tied", "deepspeed dp2 zero3", "megatron tp2 pp2 dp2 zero1", "bert tp2 pp2")
+"""Run in every gate; the others in the full one."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in SHORT else pytest.mark.full) for case in CASES])
+def test_logits_are_the_same_loaded_trained_and_exported(case: str, pool: Pool, tmp_path: Path) -> None:
+    name, fields = CASES[case]
+    model = make_model(name)
+    model.save_pretrained(tmp_path / "source")
+    batch = make_batch()
+    plan = plan_of(tmp_path / "source", tmp_path / "out", **fields)
+    answers = pool.run("exchange", plan.world_size, to_json(plan), batch, str(tmp_path / "out"))
+    np.testing.assert_allclose(whole_logits(answers, plan, 0), logits(model, batch), rtol=0, atol=TOLERANCE)
+
+    back = MODELS[name][1].from_pretrained(tmp_path / "out" / "before")
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[key], tensor), key
+    written = architecture(tmp_path / "out" / "before")
+    assert replace(written, kv_channels=written.head_dim) == replace(plan.model, kv_channels=plan.model.head_dim)
+
+    trained = MODELS[name][1].from_pretrained(tmp_path / "out" / "after").eval()
+    found = logits(trained, batch)
+    assert np.abs(found - logits(model, batch)).max() > 100 * TOLERANCE
+    np.testing.assert_allclose(whole_logits(answers, plan, 1), found, rtol=0, atol=TOLERANCE)
+
+
+def test_weights_in_16_bits_come_back_as_they_were(pool: Pool, tmp_path: Path) -> None:
+    model = make_model("llama").to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "source")
+    plan = plan_of(tmp_path / "source", tmp_path / "out", engine=DEEPSPEED, tp=2, dp=2, zero_stage=3, precision="bf16")
+    pool.run("exchange", plan.world_size, to_json(plan), make_batch(), str(tmp_path / "out"))
+    back = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out" / "before")
+    assert back.dtype == torch.bfloat16
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[key], tensor), key
+
+
+def read_whole(folder: Path, name: str, rows: int) -> torch.Tensor:
+    return hf_weights.Checkpoint(folder).read(hf_weights.Rows(name, 0, rows), (slice(0, 32),), (32,))
+
+
+@pytest.mark.parametrize("form", ["one file", "several files", "bin", "bin of the bare model"])
+def test_every_form_of_checkpoint_is_read(form: str, tmp_path: Path) -> None:
+    model = make_model("gpt2")
+    if form == "several files":
+        model.save_pretrained(tmp_path, max_shard_size="30KB")
+        assert (tmp_path / "model.safetensors.index.json").is_file()
+    elif form == "one file":
+        model.save_pretrained(tmp_path)
+    else:
+        torch.save((model if form == "bin" else model.transformer).state_dict(), tmp_path / "pytorch_model.bin")
+    expected = model.state_dict()
+    assert torch.equal(read_whole(tmp_path, "transformer.wte.weight", VOCAB), expected["transformer.wte.weight"])
+    rows = hf_weights.Rows("transformer.h.1.attn.c_attn.weight", 8, 40, transposed=True)
+    part = hf_weights.Checkpoint(tmp_path).read(rows, (slice(16, 32),), (32,))
+    assert torch.equal(part, expected["transformer.h.1.attn.c_attn.weight"].T[8:40, 16:32])
+
+
+def test_an_export_in_several_files_is_read_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_weights, "FILE_BYTES", 30_000)
+    state = make_model("llama").state_dict()
+    (tmp_path / "out").mkdir()
+    hf_weights._write_files(((name, tensor) for name, tensor in state.items()), tmp_path / "out")
+    MODELS["llama"][0](vocab_size=VOCAB, **LLAMA).save_pretrained(tmp_path / "out")
+    back = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 2
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+
+
+def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no weights"):
+        hf_weights.Checkpoint(tmp_path)
+    make_model("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"has no tensor transformer\.h\.9\.ln_1\.weight"):
+        hf_weights.Checkpoint(tmp_path).read(hf_weights.Rows("transformer.h.9.ln_1.weight", 0, 32), (), ())
+    with pytest.raises(InputError, match=r"wte\.weight has shape \[259, 32\], the model needs \[300, 32\]"):
+        read_whole(tmp_path, "transformer.wte.weight", 300)
+    (tmp_path / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(InputError, match="can't be read"):
+        hf_weights.Checkpoint(tmp_path)
