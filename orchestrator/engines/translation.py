@@ -50,6 +50,8 @@ def translate(plan: Plan, module: str) -> Job:
     values contradict the plan."""
     passthrough.check(plan)
     engine_json = passthrough.with_megatron(engine_fields(plan), plan) | {"ds_config": ds_config(plan) if uses_deepspeed(plan) else None}
+    if plan.run.export_to:
+        engine_json["export"] = export_fields(plan.model)
     files = [File(path="engine.json", content=dumps(engine_json))]
     found: list[str] = []
     if uses_deepspeed(plan):
