@@ -7,6 +7,7 @@ Exit status: 0; 2 for bad input, no plan, or no way to start; the training's own
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.recipe import Settings
+from orchestrator.search.explain import Explanation, explain
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
 from orchestrator.units import format_seconds
@@ -109,6 +111,9 @@ class Found(Value, frozen=True, kw_only=True):
     plan: Plan
     alternatives: tuple[Plan, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    at_least_s: float | None = None
+    """Seconds that no plan of the space undercuts, where the search knows."""
+    explained: tuple[Explanation, ...] = ()
 
 
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Behaviour]]:
@@ -124,6 +129,8 @@ def searched_plan(settings: Settings) -> Found:
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
+    calibrations = [datasheet(settings.cluster, behaviour) for _, behaviour in pairs]
+    gc.disable()  # what a search makes is needed to its end: looking for garbage in it takes a tenth of the time
     with SearchProgress() as progress:
         result = search(
             model,
@@ -132,7 +139,7 @@ def searched_plan(settings: Settings) -> Found:
             pairs,
             settings.pins,
             settings.limit,
-            [datasheet(settings.cluster, behaviour) for _, behaviour in pairs],
+            calibrations,
             run=settings.run,
             clock=time.monotonic,
             progress=progress.show,
@@ -142,7 +149,11 @@ def searched_plan(settings: Settings) -> Found:
     if not result.complete:
         print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     plan = msgspec.structs.replace(result.plan, extra=settings.extra)
-    return Found(plan=plan, alternatives=result.alternatives, outcomes=result.outcomes)
+    explained = explain(settings.explain, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
+    gc.enable()
+    return Found(
+        plan=plan, alternatives=result.alternatives, outcomes=result.outcomes, at_least_s=result.at_least_s, explained=explained
+    )
 
 
 class SearchProgress:
@@ -315,7 +326,7 @@ def screen() -> Console:
 
 def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     """The plan, its price, the alternatives, and what the files are."""
-    from orchestrator.report.text import alternatives_table, plan_table, price_table
+    from orchestrator.report.text import alternatives_table, explanation_text, plan_table, price_table, proof
 
     console = screen()
     plan = found.plan
@@ -325,6 +336,9 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     if found.outcomes:
         console.print(alternatives_table(plan, found.alternatives))
         total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
+        for explanation in found.explained:
+            print(explanation_text(plan, explanation.question, explanation.plan, explanation.why))
+        print(proof(plan, found.at_least_s) + ".")
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")
     for note in job.notes:

@@ -136,6 +136,7 @@ def _keys() -> dict[str, Key]:
         Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from"),
     ]
     keys += [_pin_key(info.name, pins[info.name]) for info in msgspec.structs.fields(Pins)]
+    keys += [_pin_key(info.name, pins[info.name], "explain") for info in msgspec.structs.fields(Pins)]
     keys += [
         Key(name="memory.limit_gib", type=float, help="GiB a rank may use", default="the GPU's", above=0),
         Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default=f"{RESERVE_SHARE:.0%} of the limit", low=0),
@@ -176,10 +177,13 @@ def _architecture_key(name: str, kind: Any) -> Key:
     return Key(name=f"model.{name}", type=kind, help=text, default=shown)
 
 
-def _pin_key(name: str, kind: Any) -> Key:
+def _pin_key(name: str, kind: Any, group: str = "pin") -> Key:
     text = {"layout": "Megatron's layout string (Et*2|t*3L)", "offload": "optimizer states in host memory"}.get(name, f"fixes {name}")
     degree = int in _options(kind)
-    return Key(name=f"pin.{name}", type=kind, help=text, default="searched", low=1 if degree else None, high=MAX_GPUS if degree else None)
+    default = "searched"
+    if group == "explain":
+        text, default = f"why the plan is not that with pin.{name}=", "nothing is asked"
+    return Key(name=f"{group}.{name}", type=kind, help=text, default=default, low=1 if degree else None, high=MAX_GPUS if degree else None)
 
 
 def _options(kind: Any) -> tuple[Any, ...]:

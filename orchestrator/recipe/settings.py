@@ -56,6 +56,8 @@ class Settings(Value, frozen=True, kw_only=True):
     out: str | None
     plan: Plan | None
     pins: Pins
+    explain: Pins
+    """Choices of which the user asks why the plan has others; they don't change it."""
     limit: MemoryLimit
     run: RunSettings
     extra: dict[str, dict[str, Any]]
@@ -111,6 +113,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         out=_value(merged, "out", None),
         plan=plan,
         pins=Pins(**_group(merged, "pin")),
+        explain=Pins(**_group(merged, "explain")),
         limit=_limit(merged, cluster),
         run=run,
         extra=_extra(merged, {}) if plan is None else plan.extra,

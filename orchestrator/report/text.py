@@ -327,3 +327,30 @@ def rejected_table(rejected: Iterable[Reason], most: int = 8) -> RenderableType:
     if rest:
         table.add_row(str(sum(len(group) for group in rest)), f"{len(rest)} other reasons", "candidates.csv has them all")
     return table
+
+
+def proof(plan: Plan, at_least_s: float | None) -> str:
+    """What is known of the best plan of the space: the legal plans of the engines asked, under the pins and the memory limit.
+
+    `at_least_s`: seconds that none of them undercuts; None: not known.
+    """
+    if plan.predicted is None or at_least_s is None:
+        return "Not proven: the search was ended early"
+    gap = 1 - at_least_s / plan.predicted.step_time_s
+    space = "legal plans that fit (interleaved: chunks as even as they go)" if plan.pp > 1 else "legal plans that fit"
+    if gap <= NOISE:
+        return f"Proven the fastest of all {space}"
+    return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster"
+
+
+def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -> str:
+    """Why the chosen plan does not have a choice: `plan` is the best that has it; None: there is none, because of `why`."""
+    if plan is None:
+        return f"Why not {question}? {why}"
+    if plan.predicted is None or chosen.predicted is None:
+        raise ValueError("the plan has no prediction")
+    if plan.predicted.step_time_s <= chosen.predicted.step_time_s and plan.candidate == chosen.candidate:
+        return f"Why not {question}? The plan has it"
+    seconds, peak = format_seconds(plan.predicted.step_time_s), format_bytes(plan.predicted.peak_memory_bytes)
+    best = f"{plan.engine} {choice(plan)}"
+    return f"Why not {question}? The best plan with it, {best}, takes {seconds} and {peak}: {difference(chosen.predicted, plan.predicted)}"

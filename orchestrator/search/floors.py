@@ -37,7 +37,10 @@ def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) ->
 
 
 class Floors:
-    """Bounds for one engine's choices under a memory limit of `usable` bytes. `pinned_layout`: chunks may then have any sizes, so that only vpp=1 is known to fill."""
+    """Bounds for one engine's choices under a memory limit of `usable` bytes.
+
+    `pinned_layout`: chunks may then have any sizes, so that only vpp=1 is known to fill.
+    """
 
     def __init__(self, costs: CostModel, capabilities: Capabilities, usable: float, *, pinned_layout: bool) -> None:
         self.costs, self.usable = costs, usable
@@ -72,7 +75,10 @@ class Floors:
         return bound + self.costs.calibration.step_overhead_s
 
     def leaf(self, candidate: Candidate) -> float:
-        """For one choice, whatever its split and recompute. The first chunk of stage 0 may be a layer short of its share (`inner.spread`)."""
+        """For one choice, whatever its split and recompute.
+
+        The first chunk of stage 0 may be a layer short of its share (`inner.spread`).
+        """
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         floor = costs.time_floor(candidate)
         if pp == 1 or not (vpp == 1 or self.even_chunks):

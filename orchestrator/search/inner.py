@@ -13,7 +13,7 @@ does not exclude ends in a partition, and every partition is simulated. So what 
 * every recompute choice of every stage that the engine has (a pinned mode is that of all layers),
 
 for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread over its chunks as evenly as they go (`spread`). The
-enumeration stops after `MOST_SIMULATED` partitions and says so (`proven`).
+enumeration stops after `MOST_SIMULATED` partitions and says so: `left` is then the least bound of what it left out.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ class Inner:
         self.pp, self.vpp = self.candidate.mesh.pp, self.candidate.vpp
         self.layers = transformer_layers(model)
         self.simulated = 0
-        self.proven = True
+        self.most_simulated = MOST_SIMULATED
+        self.left = INFINITE
+        """Seconds that no partition which was left out undercuts; infinite where none was."""
         self._one_kind = len(model.runs) == 3
         self._fixed = self._fixed_sizes(layout)
         self._most_fitting: list[int] | None = None
@@ -309,7 +311,7 @@ class Inner:
             where = [index for index, size in enumerate(sizes) if size == large]
             if where != list(range(where[0], where[-1] + 1)) or (where[0] and where[-1] != len(sizes) - 1):
                 return None
-            peaks = {}
+            peaks: dict[tuple[int, int, int, int], None] = {}
             for counts in self._flights[p]:
                 inside = sum(counts[where[0] : where[-1] + 1])
                 peaks[inside, sum(counts) - inside, counts[0], counts[-1]] = None
@@ -354,6 +356,12 @@ class Inner:
         if self._fixed is not None:
             return self._solve_fixed(self._fixed, threshold)
         return self._solve_free(threshold)
+
+    def solve_further(self, threshold: float, most: int) -> Answer:
+        """`solve` once more, for what takes less than `threshold` seconds, over `most` further partitions."""
+        self.left = INFINITE
+        self.most_simulated = self.simulated + most
+        return self.solve(threshold)
 
     def _solve_each_mode(self, threshold: float) -> Answer:
         """The same mode everywhere: one search for each."""
@@ -600,8 +608,8 @@ class _Walk:
         for bound, end, option, below, here in steps:
             if self._excluded(bound):
                 return
-            if self.inner.simulated >= MOST_SIMULATED:
-                self.inner.proven = False
+            if self.inner.simulated >= self.inner.most_simulated:
+                self.inner.left = min(self.inner.left, bound)
                 return
             self.path.append(option)
             self._down(p + 1, end, below, here)

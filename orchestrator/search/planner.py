@@ -43,6 +43,8 @@ ROUNDING = 1e-9
 LOOK_AHEAD = 1.05
 """How far above its bound so far a choice's inner bound is looked for at a time: the splits that may be faster are few, and most choices
 never come to the queue's head again."""
+MOST_FURTHER = 400
+"""Partitions simulated at the end, in all, to prove that none of those that were left out is the fastest."""
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
 
@@ -63,7 +65,9 @@ class SearchResult(Value, frozen=True, kw_only=True):
     outcomes: tuple[Outcome, ...]
     complete: bool = True
     proven: bool = True
-    """Whether the plan is the proven optimum of its space: nothing was left out for time or number."""
+    """Whether the plan is the proven optimum of its space: whatever was left out has a bound that is not below its time."""
+    at_least_s: float | None = None
+    """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where `budget_s` ended the search."""
     simulated: int = 0
     """Partitions whose schedule was simulated."""
 
@@ -127,6 +131,7 @@ def search(
     best = _Best(top_k)
     complete = True
     slower: list[tuple[Choice, float]] = []
+    unfinished: list[tuple[Inner, Choice]] = []
     floors = [Floors(c, e, limit.usable, pinned_layout=pins.layout is not None) for c, (e, _) in zip(costs, engines, strict=True)]
     queue = _groups(choices, floors)
     done = 0
@@ -169,7 +174,8 @@ def search(
         elif inner is not None:
             answer = inner.solve(best.threshold)
             best.simulated += inner.simulated
-            best.proven = best.proven and inner.proven
+            if inner.left < float("inf"):
+                unfinished.append((inner, choice))
             if answer.solution is not None:
                 seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
                 outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
@@ -186,6 +192,7 @@ def search(
             slower.append((choice, bound))
     if progress is not None:
         progress(len(choices), len(choices), best.score)
+    least = _finish(best, unfinished)
     ranked = best.ranked()
     if not ranked:
         missing = [outcome for _, outcome in sorted(outcomes.items())]
@@ -209,7 +216,8 @@ def search(
         alternatives=tuple(plans[1:]),
         outcomes=everything,
         complete=complete,
-        proven=complete and best.proven,
+        proven=complete and least >= top,
+        at_least_s=least if complete else None,
         simulated=best.simulated,
     )
 
@@ -234,13 +242,32 @@ def _groups(choices: Sequence[Choice], floors: Sequence[Floors]) -> list[Entry]:
     return queue
 
 
+def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]]) -> float:
+    """Look on in the choices whose inner search stopped for number, where a partition that it left out could be the fastest of all.
+
+    Returns the seconds that no plan undercuts: the best's own where nothing is left that could.
+    """
+    if best.score is None:
+        return float("inf")
+    least = float("inf")
+    for inner, choice in sorted(unfinished, key=lambda entry: entry[0].left):
+        if inner.left < best.score * (1 - ROUNDING):
+            before = inner.simulated
+            answer = inner.solve_further(best.score, MOST_FURTHER - best.further)
+            best.further += inner.simulated - before
+            if answer.solution is not None and answer.solution.step_time_s < best.score:
+                best.replace(answer.solution, choice)
+        least = min(least, inner.left)
+    best.simulated += best.further
+    return best.score if least >= best.score * (1 - ROUNDING) else least
+
+
 class _Best:
     """The best solutions so far, one for each outer choice; the k-th is what the others must beat."""
 
     def __init__(self, k: int) -> None:
         self.k = max(1, k)
-        self.simulated = 0
-        self.proven = True
+        self.simulated = self.further = 0
         self._heap: list[tuple[float, int, Solution, Choice]] = []  # worst first
 
     @property
@@ -267,6 +294,12 @@ class _Best:
             heappush(self._heap, item)
         else:
             heappushpop(self._heap, item)
+
+    def replace(self, solution: Solution, choice: Choice) -> None:
+        """`add` for a choice that may be among the best already."""
+        self._heap = [item for item in self._heap if item[3].order != choice.order]
+        heapify(self._heap)
+        self.add(solution, choice)
 
     def ranked(self) -> list[tuple[Solution, Choice]]:
         """Fastest first.
