@@ -37,6 +37,13 @@ def tag_sliced_embeddings(model: torch.nn.Module, tp: int) -> None:
                 module.weight.tensor_model_parallel = True
 
 
+def summed_over_sequence(plan: Plan) -> int:
+    """How many ranks' gradients DeepSpeed adds up, where it should take their mean: under Ulysses it divides by the data-parallel ranks
+    alone, those of a sequence not counted (stage_1_and_2.py:1508, engine.py:3884), but at stage 3 by all (reduce_scatter_coalesced, from
+    stage3.py:1931). Adam hides the factor, clipping does not."""
+    return plan.cp if plan.zero_stage < 3 else 1
+
+
 class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
     """One rank: a Hugging Face model as the module of a DeepSpeed engine. megatron-core keeps the groups of the plan's order, in which
     DeepSpeed's own (neighbours first) are the same."""
@@ -89,7 +96,7 @@ class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
         logs = []
         for index, batch in enumerate(batches):
             loss = self._loss(batch)
-            self.engine.backward(loss)
+            self.engine.backward(loss / summed_over_sequence(self.plan))
             logs.append(loss.detach())
             if index + 1 < len(batches):
                 # Not a boundary: counts the micro-batch.

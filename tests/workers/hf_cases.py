@@ -141,7 +141,7 @@ def _storage_bytes(tensors: Any) -> int:
 def forget(trainer: Any) -> None:
     """DeepSpeed's and transformers' global state, so that the next case starts as a new process does."""
     from deepspeed.module_inject.layers import set_autotp_mode
-    from deepspeed.runtime.zero.partition_parameters import Init, InsertPostInitMethodToModuleSubClasses
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
     from deepspeed.utils import groups
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -150,7 +150,5 @@ def forget(trainer: Any) -> None:
         ALL_ATTENTION_FUNCTIONS._local_mapping.pop(name, None)
     groups._release_process_group_references()
     set_autotp_mode(training=False)
-    # Ranks that ran other cases before would number their parameters otherwise, and ZeRO-3 compares the numbers.
-    Init.param_id = 0
     torch.nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
     gc.collect()
