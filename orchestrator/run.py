@@ -26,6 +26,7 @@ from orchestrator import detect, recipe
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
+from orchestrator.engines.hf_export import why_no_exchange
 from orchestrator.engines.translation import TRAINED_FAMILIES
 from orchestrator.errors import InputError, LaunchError, OrchestratorError
 from orchestrator.job import File, Job
@@ -125,7 +126,7 @@ def searched_plan(settings: Settings) -> Found:
     """The fastest plan of all engines that may be used. Raises NoPlanError."""
     name = ENGINE_OF_ENTRY if settings.entry is not None and settings.engine == "auto" else settings.engine
     able = [engine for engine in ENGINES.values() if passthrough.reaches(engine.name, settings.extra)]
-    engines = able if name == "auto" else [ENGINES[name]]
+    engines = exchanging(able if name == "auto" else [ENGINES[name]], settings)
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
@@ -154,6 +155,22 @@ def searched_plan(settings: Settings) -> Found:
     return Found(
         plan=plan, alternatives=result.alternatives, outcomes=result.outcomes, at_least_s=result.at_least_s, explained=explained
     )
+
+
+def exchanging(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
+    """Those that can load model.init_from and write model.export_to. Raises InputError where there are none."""
+    run = settings.run
+    if run.init_from is None and run.export_to is None:
+        return list(engines)
+    key, folder = ("model.init_from", run.init_from) if run.init_from is not None else ("model.export_to", run.export_to)
+    if settings.entry is not None:
+        raise InputError(key, folder, f"is for our workers; entry={settings.entry} loads and writes weights itself")
+    kind = None if run.init_from is None else recipe.model_type(run.init_from)
+    reasons = {engine.name: why_no_exchange(settings.architecture, engine.name, kind) for engine in engines}
+    able = [engine for engine in engines if reasons[engine.name] is None]
+    if not able:
+        raise InputError(key, folder, "; ".join(dict.fromkeys(filter(None, reasons.values()))))
+    return able
 
 
 class SearchProgress:
@@ -190,6 +207,7 @@ def saved_plan(settings: Settings) -> Found:
     engine = settings.plan.engine
     if engine not in ENGINES:
         raise InputError("engine", engine, "of the plan is not known", ENGINES)
+    exchanging([ENGINES[engine]], settings)
     behaviour = ENGINES[engine].behaviour(settings.cluster.software)
     calibration = datasheet(settings.cluster, behaviour)
     check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), settings.limit, calibration)

@@ -15,12 +15,14 @@ EXCHANGED: Final = ("gpt", "llama", "bert")
 output bias; Hugging Face's does not and has none."""
 
 
-def why_no_exchange(a: Architecture, engine: str) -> str | None:
-    """Why weights can't go between this engine's model and transformers'; None: they can."""
+def why_no_exchange(a: Architecture, engine: str, model_type: str | None = None) -> str | None:
+    """Why weights can't go between this engine's model and transformers'; None: they can. `model_type`: of the checkpoint to load."""
     if engine == "deepspeed":
         return "engine=deepspeed does not load or export checkpoints yet; engine=megatron and engine=megatron_deepspeed do"
     if a.family not in EXCHANGED:
         return f"megatron-core's {a.family} is another function than transformers'; weights are exchanged for {', '.join(EXCHANGED)}"
+    if model_type == "bert":
+        return f"engine={engine} has a pre-norm BERT (model_type megatron-bert in transformers), the checkpoint's is post-norm"
     return inexpressible(a)
 
 

@@ -109,6 +109,8 @@ def _keys() -> dict[str, Key]:
         Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
         Key(name="plan", type=str, help="a plan.json to check, price and start in place of a search"),
         Key(name="model.hf_config", type=str, help="config.json of a Hugging Face model of a family we know"),
+        Key(name="model.init_from", type=str, help="folder of a Hugging Face checkpoint to begin with", default="weights of the seed"),
+        Key(name="model.export_to", type=str, help="new folder for a Hugging Face checkpoint of the last weights", default="none"),
         Key(name="model.dropout", type=float, help="hidden and attention dropout together", low=0, below=1),
     ]
     keys += [_architecture_key(info.name, architecture[info.name]) for info in msgspec.structs.fields(Architecture)]

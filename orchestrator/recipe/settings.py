@@ -27,6 +27,7 @@ from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named
 from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, check_range, parse, shown
 from orchestrator.recipe.read import GROUPS, Tree, check_key, read_arguments, read_text
 from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
+from orchestrator.recipe.weights import weight_settings, with_config
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import GB, GIB, US, format_bytes
 from orchestrator.values import Value
@@ -35,11 +36,14 @@ Flat = dict[str, Any]
 """Full key names; the values are text still, or a cluster's mapping."""
 
 FREE_WITH_PLAN: Final = (
-    *("recipe", "plan", "out", "launch", "data", "tokenizer"),
+    *("recipe", "plan", "out", "launch", "data", "tokenizer", "model.init_from", "model.export_to"),
     *(f"train.{name}" for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")),
 )
 FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry", "data", "wandb", *passthrough.GROUPS)
 """Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
+
+NOT_ARCHITECTURE: Final = ("hf_config", "init_from", "export_to")
+"""Keys of the group "model" that are not facts of it."""
 
 
 class Settings(Value, frozen=True, kw_only=True):
@@ -75,7 +79,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
     """Settings of a command line on this machine. `engines`: the names that `engine=` may have besides auto. Raises InputError."""
     given = flatten(read_arguments(words), "")
     label, recipe = _recipe(given)
-    merged = _merge([recipe, given])
+    merged = with_config(_merge([recipe, given]))
     engine = str(_value(merged, "engine", "auto"))
     if engine not in ("auto", *engines):
         raise InputError("engine", shown(engine), "is not known", ["auto", *engines])
@@ -92,7 +96,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         _check_positions(architecture, training)
         cluster, why = _cluster(merged, given, machine)
         _check_precision(training, cluster)
-        run = _run(merged, RunSettings())
+        run = _run(merged, RunSettings(), architecture)
     else:
         _check_agreement(merged, plan)
         if engine not in ("auto", plan.engine):
@@ -100,7 +104,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         label = label or plan.model.name
         architecture, training, cluster, engine = plan.model, plan.training, plan.cluster, plan.engine
         why = f"cluster {cluster.name}, {_counted(cluster)}: the plan's"
-        run = _run(merged, plan.run)
+        run = _run(merged, plan.run, architecture)
         plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
     return Settings(
         recipe=label,
@@ -242,7 +246,7 @@ def _label_of(merged: Flat) -> str:
 
 
 def _architecture(merged: Flat, label: str) -> Architecture:
-    fields = {name: value for name, value in _group(merged, "model").items() if name != "hf_config"}
+    fields = {name: value for name, value in _group(merged, "model").items() if name not in NOT_ARCHITECTURE}
     path = _value(merged, "model.hf_config", None)
     if path is not None:
         base = families.from_hf_config(_json(path), label)
@@ -298,8 +302,8 @@ def _check_precision(training: Training, cluster: Cluster) -> None:
         raise InputError("train.precision", training.precision, f"{cluster.gpu.name} has no fast path for it", fast)
 
 
-def _run(merged: Flat, base: RunSettings) -> RunSettings:
-    """Data, tokenizer and resume must be there: a job that dies for them at its first step is found out here."""
+def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSettings:
+    """Data, tokenizer, weights and resume must be there: a job that dies for them at its first step is found out here."""
     resume = _value(merged, "train.resume", base.resume)
     wandb = base.wandb | _group(merged, "wandb")
     if wandb and "project" not in wandb:
@@ -307,6 +311,7 @@ def _run(merged: Flat, base: RunSettings) -> RunSettings:
     return msgspec.structs.replace(
         base,
         **data_settings(merged, base),
+        **weight_settings(merged, base, architecture),
         save_every=_value(merged, "train.save_every", base.save_every),
         step_timeout_s=_value(merged, "train.step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder("train.resume", resume),
@@ -541,7 +546,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "data.split": list(settings.run.split) or None,
         "tokenizer": settings.run.tokenizer,
         "plan": plan_path,
-        "model": msgspec.structs.asdict(settings.architecture),
+        "model": msgspec.structs.asdict(settings.architecture) | {name: getattr(settings.run, name) for name in ("init_from", "export_to")},
         "train": training | run,
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": settings.limit.reserve / GIB},

@@ -34,6 +34,9 @@ FILE_BYTES = 4 * 2**30
 """Of one exported file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 """transformers' names for the tanh approximation of GELU (activations.py)."""
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model")
+"""As transformers' tokenizers save them."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- tables
@@ -315,7 +318,7 @@ Gathered = Callable[[torch.nn.Parameter], Any]
 """A context in which the parameter is whole on this rank: DeepSpeed's GatheredParameters, or nothing."""
 
 
-def export(found: Sequence[Place], a: Architecture, folder: Path, engine: dict[str, Any], gathered: Gathered) -> None:
+def export(found: Sequence[Place], plan: Plan, folder: Path, engine: dict[str, Any], gathered: Gathered) -> None:
     """Write a Hugging Face checkpoint into `folder`, which all ranks see. All ranks call this. `engine`: the content of engine.json, with
     "export"."""
     parts = folder / PARTS
@@ -326,9 +329,9 @@ def export(found: Sequence[Place], a: Architecture, folder: Path, engine: dict[s
     _write_parts(found, parts, gathered)
     dist.barrier()
     if dist.get_rank() == 0:
-        dtype = _join_parts(a, parts, folder)
+        dtype = _join_parts(plan.model, parts, folder)
         shutil.rmtree(parts)
-        _write_config(engine, folder, dtype)
+        write_config(engine, folder, dtype, Path(plan.run.init_from) if plan.run.init_from else None)
     dist.barrier()
 
 
@@ -451,8 +454,9 @@ def _write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> tor
     return dtype
 
 
-def _write_config(engine: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
-    """config.json, last: where it is, the checkpoint is whole. The form of GELU is the one that these ranks computed."""
+def write_config(engine: dict[str, Any], folder: Path, dtype: torch.dtype, source: Path | None) -> None:
+    """config.json, last: where it is, the checkpoint is whole. The form of GELU is the one that these ranks computed; special tokens and
+    the tokenizer's files are those of the checkpoint that training began with."""
     import transformers
 
     fields, trained = engine["export"], engine["transformer_config"]
@@ -462,4 +466,9 @@ def _write_config(engine: dict[str, Any], folder: Path, dtype: torch.dtype) -> N
         if keywords.get(name) == "gelu" and tanh and not trained["gated_linear_unit"]:
             keywords[name] = "gelu_new"
     keywords |= {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")}
+    if source is not None:
+        before = json.loads((source / CONFIG).read_text())
+        keywords |= {name: before[name] for name in SPECIAL_TOKENS if name in before}
+        for file in (path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
     getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)

@@ -156,7 +156,7 @@ class MegatronTrainer:
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
         self._gather_weights()
-        hf_weights.export(self.places, self.plan.model, folder, self.engine_fields, lambda parameter: nullcontext())
+        hf_weights.export(self.places, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
 
     def _gather_weights(self) -> None:
         """Where the last update's weights are gathered lazily, in the next forward pass: now."""

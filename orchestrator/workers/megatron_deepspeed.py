@@ -256,7 +256,7 @@ class MegatronDeepSpeedTrainer:
         def gathered(parameter: torch.nn.Parameter) -> Any:
             return deepspeed.zero.GatheredParameters([parameter]) if partitioned else contextlib.nullcontext()
 
-        hf_weights.export(self.places, self.plan.model, folder, self.engine_fields, gathered)
+        hf_weights.export(self.places, self.plan, folder, self.engine_fields, gathered)
 
     def load(self, saved: Saved) -> None:
         """DeepSpeed's files are those of one layout. Raises InputError for another."""

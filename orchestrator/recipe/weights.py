@@ -1,0 +1,102 @@
+"""The keys of weights: a Hugging Face checkpoint to begin with, whose model must be the recipe's, and a folder for the one to write."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.errors import InputError
+from orchestrator.model import families
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import RunSettings
+from orchestrator.recipe.keys import KEYS, parse, shown
+from orchestrator.recipe.read import read_text
+from orchestrator.recipe.sources import existing_folder
+
+FROM: Final = "model.init_from"
+TO: Final = "model.export_to"
+CONFIG: Final = "config.json"
+WEIGHTS: Final = tuple(f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json"))
+"""The files of which a checkpoint has one (workers/hf_weights.py reads them)."""
+
+FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
+"""What may differ between a checkpoint and its further training."""
+UNLIMITED: Final = ("rope", "relative", "none")
+"""Positions that no table of weights bounds."""
+
+
+def with_config(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys; the checkpoint's own config.json is the model where nothing else says one."""
+    if FROM not in merged or any(name in merged for name in ("model.hf_config", "model.family")):
+        return dict(merged)
+    folder = existing_folder(FROM, parse(KEYS[FROM], merged[FROM]))
+    return {**merged, "model.hf_config": str(Path(folder) / CONFIG)}
+
+
+def weight_settings(merged: Mapping[str, Any], base: RunSettings, architecture: Architecture) -> dict[str, Any]:
+    """RunSettings' fields of weights; what is not given stays as in `base`. Raises InputError."""
+    init_from = parse(KEYS[FROM], merged[FROM]) if FROM in merged else base.init_from
+    export_to = parse(KEYS[TO], merged[TO]) if TO in merged else base.export_to
+    if init_from is not None:
+        init_from = existing_folder(FROM, init_from)
+        _check_checkpoint(Path(init_from), architecture)
+    if export_to is not None:
+        export_to = _new_folder(export_to)
+    return {"init_from": init_from, "export_to": export_to}
+
+
+def model_type(folder: str) -> str:
+    """transformers' name for the kind of model in this checkpoint. Raises InputError."""
+    return str(_config(Path(folder)).get("model_type"))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(read_text(folder / CONFIG))
+    except InputError as error:
+        raise InputError(FROM, shown(str(folder)), f"its {CONFIG} {error.why}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is not a JSON object")
+    return config
+
+
+def _check_checkpoint(folder: Path, ours: Architecture) -> None:
+    """Raises InputError naming the first field in which the checkpoint's model is another, with both values."""
+    try:
+        theirs = families.from_hf_config(_config(folder), ours.name)
+    except InputError as error:
+        if error.key == FROM:
+            raise
+        raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is of no model that we know: {error}") from None
+    if not any((folder / name).is_file() for name in WEIGHTS):
+        raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
+    for info in msgspec.structs.fields(Architecture):
+        if info.name in FREE_FIELDS or (info.name == "max_position_embeddings" and ours.position_embedding in UNLIMITED):
+            continue
+        name = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}.get(info.name, info.name)
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here != there:
+            raise InputError(f"model.{info.name}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
+
+
+def _new_folder(text: str) -> str:
+    """Absolute; new or empty, below a folder that can be written. Raises InputError; makes nothing."""
+    folder = Path(text).absolute()
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(TO, shown(text), "is a file; a folder that is new or empty is needed")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise InputError(TO, shown(text), "is a folder with files in it; name a new one")
+        parent = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(TO, shown(text), f"can't be made: {parent} {'can not be written' if parent.is_dir() else 'is a file'}")
+    except (OSError, ValueError) as error:
+        raise InputError(TO, shown(text), f"can't be made: {getattr(error, 'strerror', None) or error}") from None
+    return str(folder)

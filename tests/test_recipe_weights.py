@@ -1,0 +1,135 @@
+"""model.init_from and model.export_to: what is taken, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import recipe
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
+from orchestrator.engines.hf_export import export_fields, why_no_exchange
+from orchestrator.errors import InputError
+from orchestrator.model.families import from_hf_config
+from orchestrator.recipe import Settings
+
+GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 260}
+BERT = {
+    "model_type": "bert",
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "max_position_embeddings": 128,
+    "vocab_size": 260,
+    "layer_norm_eps": 1e-5,
+}
+WITHOUT_RECIPE = ("cluster=cpu", "gpus=2", "train.global_batch_size=8", "train.seq_length=64", "train.precision=fp32")
+
+
+def checkpoint(folder: Path, **changes: Any) -> Path:
+    """A config.json, and a file where weights would be: the planner reads none."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(GPT2 | changes))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def load(*words: str) -> Settings:
+    return recipe.load(words, Machine(), list(ENGINES))
+
+
+def test_a_checkpoint_of_the_recipes_model_is_taken_and_written_out_again(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "gpt")
+    settings = load("recipe=gpt_tiny", f"model.init_from={folder}", f"model.export_to={tmp_path / 'new' / 'deep'}")
+    assert settings.run.init_from == str(folder)
+    assert settings.run.export_to == str(tmp_path / "new" / "deep")
+    assert not (tmp_path / "new").exists()
+    again = tmp_path / "again.yaml"
+    again.write_text(recipe.resolved_yaml(settings))
+    assert load(f"recipe={again}").run == settings.run
+
+
+def test_without_a_recipe_the_checkpoint_is_the_model(tmp_path: Path) -> None:
+    settings = load(f"model.init_from={checkpoint(tmp_path / 'mine')}", *WITHOUT_RECIPE)
+    assert (settings.recipe, settings.architecture.num_layers, settings.architecture.hidden_size) == ("mine", 4, 128)
+
+
+def test_dropout_may_differ(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "gpt", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.0)
+    assert load("recipe=gpt_tiny", f"model.init_from={folder}").architecture.hidden_dropout == 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "theirs", "key", "here"),
+    [
+        ("n_layer", 5, "model.num_layers", 4),
+        ("n_embd", 64, "model.hidden_size", 128),
+        ("n_head", 8, "model.num_attention_heads", 4),
+        ("vocab_size", 300, "model.vocab_size", 260),
+        ("n_positions", 64, "model.max_position_embeddings", 128),
+        ("n_inner", 100, "model.ffn_hidden_size", 512),
+        ("activation_function", "relu", "model.activation", "gelu"),
+        ("layer_norm_epsilon", 1e-6, "model.norm_epsilon", 1e-5),
+        ("tie_word_embeddings", False, "model.tie_embeddings", True),
+    ],
+)
+def test_another_model_is_refused_with_field_and_both_values(field: str, theirs: Any, key: str, here: Any, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "gpt", **{field: theirs})
+    with pytest.raises(InputError) as raised:
+        load("recipe=gpt_tiny", f"model.init_from={folder}")
+    assert (raised.value.key, raised.value.value) == (key, here)
+    assert f"model.init_from={folder} has" in str(raised.value)
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "bert")
+    (folder / "config.json").write_text(json.dumps(BERT))
+    with pytest.raises(InputError, match=r"model\.family=gpt: the checkpoint .* has bert"):
+        load("recipe=gpt_tiny", f"model.init_from={folder}")
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    cases: dict[str, str] = {}
+    cases["nowhere"] = "no such folder"
+    (tmp_path / "file").write_text("x")
+    cases["file"] = "a folder is needed"
+    (tmp_path / "empty").mkdir()
+    cases["empty"] = "config.json can't be read"
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    cases["broken"] = "is not JSON"
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "config.json").write_text("[]")
+    cases["list"] = "is not a JSON object"
+    checkpoint(tmp_path / "unknown", model_type="mamba")
+    cases["unknown"] = "model_type"
+    (checkpoint(tmp_path / "no_weights") / "model.safetensors").unlink()
+    cases["no_weights"] = "holds no weights"
+    for name, why in cases.items():
+        with pytest.raises(InputError, match=why) as raised:
+            load("recipe=gpt_tiny", f"model.init_from={tmp_path / name}")
+        assert raised.value.key == "model.init_from", name
+
+
+def test_an_export_goes_into_a_new_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    for name, why in {"file": "is a file", "full": "files in it", "file/below": "can't be made"}.items():
+        with pytest.raises(InputError, match=why) as raised:
+            load("recipe=gpt_tiny", f"model.export_to={tmp_path / name}")
+        assert raised.value.key == "model.export_to"
+
+
+def test_engines_say_why_they_exchange_no_weights() -> None:
+    gpt, bert = from_hf_config(GPT2, "gpt"), from_hf_config(BERT, "bert")
+    assert why_no_exchange(gpt, "megatron") is None
+    assert "post-norm" in str(why_no_exchange(bert, "megatron", "bert"))
+    assert why_no_exchange(bert, "megatron", "megatron-bert") is None
+    assert export_fields(bert)["model_class"] == "MegatronBertForMaskedLM"
+    t5 = load("recipe=t5_tiny").architecture
+    assert "another function" in str(why_no_exchange(t5, "megatron"))
