@@ -1,6 +1,6 @@
 """What `job.sbatch` calls at its end, where no launcher of ours is watching: writes `status.json` of the run folder.
 
-    python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED]
+    python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from orchestrator.launch.render import TRY_AGAIN
 from orchestrator.launch.slurm import ENDED_FROM_OUTSIDE, REASONS, why_ended
 from orchestrator.report.measured import measured_step_time
 
-SIGNALLED = {130: "ended by SIGINT", 143: "ended by SIGTERM: cancelled, or out of time"}
-"""Exit statuses of a batch script that a signal ended: 128 + number."""
+SIGNALLED = "ended by SIGTERM: cancelled, or out of time"
+"""Where Slurm ended the job and can't say why."""
 SAME_AGAIN = {2, 3, 4}
 """Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/loop.py), nodes that are not what
 the plan was made for (workers/preflight.py)."""
@@ -59,7 +59,7 @@ def _saved_step(out: Path) -> int | None:
         return None
 
 
-def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row]) -> Outcome:
+def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row], cause: str) -> Outcome:
     """How the ranks ended, by exit status, logs, metrics and Slurm's own word."""
     outcome = Outcome(status="finished", exit_status=exit_status, started="", ended=now(), log=str(log), rows=tuple(rows))
     job = os.environ.get("SLURM_JOB_ID")
@@ -69,13 +69,13 @@ def _ended(out: Path, log: Path, exit_status: int, rows: Sequence[Row]) -> Outco
             return outcome
         said = f"stopped as asked, saved after step {done} of {int(steps)}"
         return replace(outcome, status="stopped", exit_status=TRY_AGAIN, last_line=said)
-    known = why_ended(job) if job and (exit_status in SIGNALLED or exit_status > 128 or hang(out) is None) else None
+    known = why_ended(job) if job and (cause == "slurm" or hang(out) is None) else None
     if known is not None:
         name, said = known
         how: Literal["failed", "interrupted"] = "interrupted" if name in ENDED_FROM_OUTSIDE else "failed"
         return replace(outcome, status=how, last_line=said)
-    if exit_status in SIGNALLED:
-        return replace(outcome, status="interrupted", last_line=SIGNALLED[exit_status])
+    if cause == "slurm":
+        return replace(outcome, status="interrupted", last_line=SIGNALLED)
     failure = describe_failure(out, log, exit_status)
     return replace(outcome, status="failed", exit_status=failure.status, last_line=failure.said, log=str(failure.log), rank=failure.rank,
                    host=failure.host)  # fmt: skip
@@ -88,12 +88,12 @@ def _worth_a_restart(outcome: Outcome) -> bool:
     return outcome.status == "stopped" or (outcome.status == "failed" and outcome.exit_status not in SAME_AGAIN)
 
 
-def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int = 0, allowed: int = 0) -> Outcome:
+def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int = 0, allowed: int = 0, cause: str = "ranks") -> Outcome:
     """Write status.json from the logs and metrics; returns how the run ended: "requeued" where the caller is to requeue the job.
-    `restarts` of `allowed` have been used."""
+    `restarts` of `allowed` have been used. `cause`: who ended the job first, "ranks" or "slurm"."""
     megatron_log.Follower(out).poll()  # the engine's own program prints its metrics
     rows = by_step(_json_lines(out / "metrics.jsonl"))
-    outcome = replace(_ended(out, log, exit_status, rows), started=started, restarts=restarts)
+    outcome = replace(_ended(out, log, exit_status, rows, cause), started=started, restarts=restarts)
     if restarts < allowed and _worth_a_restart(outcome):
         outcome = replace(outcome, status="requeued", exit_status=TRY_AGAIN)
     predicted = _in_plan(out / "plan.json", "predicted", "step_time_s")
@@ -103,12 +103,12 @@ def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int =
 
 def main(words: Sequence[str]) -> int:
     """0; TRY_AGAIN where the job stopped before its end or is to be requeued; 2 for a call that is not ours."""
-    if len(words) not in (4, 6) or not all(word.isdecimal() for word in (words[2], *words[4:])):
-        print("usage: python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED]", file=sys.stderr)
+    if len(words) not in (4, 7) or not all(word.isdecimal() for word in (words[2], *words[4:6])):
+        print("usage: python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]", file=sys.stderr)
         return 2
     out = Path(words[0])
-    restarts, allowed = (int(word) for word in words[4:]) if len(words) == 6 else (0, 0)
-    outcome = finish(out, out / words[1], int(words[2]), words[3], restarts, allowed)
+    restarts, allowed, cause = words[4:] or ("0", "0", "ranks")
+    outcome = finish(out, out / words[1], int(words[2]), words[3], int(restarts), int(allowed), cause)
     print(f"{outcome.status}: {outcome.last_line or f'{len(outcome.rows)} steps'}", flush=True)
     return TRY_AGAIN if outcome.status in ("stopped", "requeued") else 0
 

@@ -297,9 +297,11 @@ if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
   options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
 fi
 started=$(date -u +%FT%T+00:00)
+cause=ranks  # who ended the job first: its ranks, or Slurm
 finish() {{  # status.json, unless a supervisor of this script writes it; {try_again}: the job is to be put back into the queue
   if [[ -z "${{{run_variable}:-}}" ]]; then
-    "${{ORCHESTRATOR_PYTHON:-python3}}" -m orchestrator.finish "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" "$restarts" {requeue}
+    "${{ORCHESTRATOR_PYTHON:-python3}}" -m orchestrator.finish \\
+      "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" "$restarts" {requeue} "$cause"
   fi
 }}
 conclude() {{  # exit status of the ranks
@@ -329,6 +331,7 @@ warned() {{  # the time limit is near: ranks save after their step and end
 # shellcheck disable=SC2317,SC2329  # called by the trap
 ended() {{  # cancelled, out of time, or a node is gone: Slurm kills this script soon, so the status comes first
   trap '' INT TERM USR1
+  cause=slurm
   kill -TERM "$ranks" 2>/dev/null || true
   conclude 143
 }}

@@ -30,6 +30,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=5
+SlurmdTimeout={timeout_s}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmdSpoolDir={folder}/spool.%n
@@ -48,7 +49,7 @@ READY_S = 30.0
 
 
 def missing() -> str | None:
-    """Why no Slurm can be started here; None: it can."""
+    """Why no Slurm can be started here (.ci/slurm installs it where it may); None: it can."""
     lacking = [program for program in PROGRAMS if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if lacking:
         return f"no {', '.join(lacking)} here (apt-get install -y slurm-wlm munge)"
@@ -62,8 +63,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Yields the environment in which Slurm's commands reach it; ends its daemons afterwards."""
+def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
+    """Yields the environment in which Slurm's commands reach it; ends its daemons afterwards. `timeout_s`: a node that does not answer for
+    so long is down."""
     folder.mkdir()
     folder.chmod(0o755)
     (folder / "state").mkdir()
@@ -72,7 +74,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     key.chmod(0o400)
     conf = folder / "slurm.conf"
     ports = {name: free_port() for name in ("port", "port0", "port1")}
-    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, **ports))
+    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, timeout_s=timeout_s, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}

@@ -111,6 +111,7 @@ def two_nodes(out: Path, *arguments: str, **options: str) -> Job:
 class TestRealSlurm:
     pytestmark = real
 
+    @pytest.mark.full
     def test_a_submitted_job_runs_on_both_nodes_and_nothing_leaks(
         self, tmp_path: Path, inside: dict[str, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -131,6 +132,7 @@ class TestRealSlurm:
         assert (written["status"], written["exit_status"], written["steps"], written["error"]) == ("finished", 0, 3, None)
         assert written["measured_step_time_s"] == 0.01
 
+    @pytest.mark.full
     def test_a_dead_rank_ends_the_job_on_both_nodes(self, tmp_path: Path, inside: dict[str, str]) -> None:
         two_nodes(tmp_path, "killed")
         seen: list[Row] = []
@@ -143,6 +145,7 @@ class TestRealSlurm:
         assert (written["status"], written["exit_status"], written["failed_rank"]) == ("failed", 137, 1)
         assert written["error"] == "ended by SIGKILL (out of memory, or killed by someone)"
 
+    @pytest.mark.full
     def test_a_cancelled_job_says_so(self, tmp_path: Path, inside: dict[str, str]) -> None:
         two_nodes(tmp_path, "sleep")
         submitted = slurm.submit(tmp_path)
@@ -169,6 +172,7 @@ class TestRealSlurm:
         subprocess.run(["scancel", submitted.job_id], check=True)
         assert shown.strip("\n") == f"{name}|{name}"
 
+    @pytest.mark.full
     def test_an_allocation_is_used_and_the_rank_that_failed_is_named(self, tmp_path: Path, inside: dict[str, str]) -> None:
         two_nodes(tmp_path, "exit", "7")
         program = """

@@ -1,0 +1,175 @@
+"""Real trainings of gpt_tiny over two nodes of a real Slurm on this machine, and what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import slurm_cluster
+from test_local import wait_for
+
+pytestmark = [pytest.mark.engines, pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing()))]
+STEPS = 4
+TRAIN = ("recipe=gpt_tiny", "gpus=4", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "train.warmup=1")
+FOREVER = ("train.steps=100000", "train.warmup=0")
+SUBMIT = ("launch=slurm", "launch.wait=true", "slurm.nodes=2", "slurm.time=10", "slurm.cpus_per_task=2")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm_cluster.slurm(tmp_path_factory.mktemp("slurm") / "home") as environment:
+        yield environment
+
+
+def begin(out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+    """The main path, in the background."""
+    command = [sys.executable, "-m", "orchestrator.run", *TRAIN, *words, f"out={out}"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def end(process: subprocess.Popen[str], seconds: float = 240.0) -> tuple[int, str]:
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return process.returncode, said
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def losses(out: Path) -> list[float]:
+    return [row["loss"] for row in metrics(out)]
+
+
+def status(out: Path) -> dict[str, Any]:
+    return json.loads((out / "status.json").read_text())
+
+
+def pid_of(rank: int, out: Path) -> int:
+    """The worker of this rank: its working directory is the folder, its RANK is said in its environment."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in variables and b"orchestrator.workers.megatron" in words and (folder / "cwd").resolve() == out:
+                return int(folder.name)
+        except OSError:
+            continue
+    raise AssertionError(f"rank {rank} does not run")
+
+
+def job_of(out: Path) -> str:
+    return next(path.stem.removeprefix("slurm-") for path in out.glob("slurm-*.log"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a local run."""
+    out = tmp_path_factory.mktemp("local") / "run"
+    code, said = end(begin(out, dict(os.environ), "launch=local", f"train.steps={STEPS}"))
+    assert code == 0, said
+    return losses(out)
+
+
+def test_two_nodes_train_to_the_losses_of_a_local_run(tmp_path: Path, cluster: dict[str, str], reference: list[float]) -> None:
+    out = tmp_path / "a run"
+    code, said = end(begin(out, cluster, *SUBMIT, f"train.steps={STEPS}", "env.T_ADDED=a 'b'"))
+    assert code == 0, said
+    assert "Submitted as job" in said
+    assert f"step {STEPS}/{STEPS}" in said
+    assert losses(out) == pytest.approx(reference, abs=1e-6)
+    assert (status(out)["status"], status(out)["steps"]) == ("finished", STEPS)
+    assert (out / "logs" / "rank-0.log").read_text().splitlines()[1] == "ranks 0-1: n0, 2-3: n1"
+
+
+def test_a_killed_rank_is_requeued_and_goes_on_to_the_same_losses(tmp_path: Path, cluster: dict[str, str], reference: list[float]) -> None:
+    """One task of srun a rank."""
+    out = tmp_path / "run"
+    process = begin(out, cluster, *SUBMIT, f"train.steps={STEPS}", "train.save_every=2", "slurm.style=srun", "slurm.requeue=1")
+    wait_for((out / "checkpoints" / "latest.json").exists, 120)
+    os.kill(pid_of(3, out), signal.SIGKILL)
+    wait_for((out / "status.json").exists, 60)
+    first = status(out)
+    assert (first["status"], first["failed_rank"], first["failed_host"], first["restarts"]) == ("requeued", 3, "n1", 0)
+    assert first["error"] == "ended by SIGKILL (out of memory, or killed by someone)"
+    code, said = end(process)
+    assert code == 0, said
+    assert (status(out)["status"], status(out)["restarts"], status(out)["steps"]) == ("finished", 1, STEPS)
+    assert [row["step"] for row in metrics(out)] == [1, 2, 3, 4]
+    assert losses(out) == pytest.approx(reference, abs=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("style", ["torchrun", "srun"])
+def test_a_hung_rank_ends_the_job_and_is_named(tmp_path: Path, cluster: dict[str, str], style: str) -> None:
+    out = tmp_path / "run"
+    process = begin(out, cluster, *SUBMIT, *FOREVER, f"slurm.style={style}", "train.step_timeout_s=5")
+    wait_for(lambda: len(metrics(out)) >= 2, 120)
+    os.kill(pid_of(2, out), signal.SIGSTOP)
+    begun = time.monotonic()
+    code, said = end(process)
+    assert time.monotonic() - begun < 60
+    assert (code, status(out)["status"], status(out)["exit_status"]) == (5, "failed", 5), said
+    assert (status(out)["failed_rank"], status(out)["failed_host"]) == (2, "n1")
+    assert "suspect: rank 2 on n1, which does not answer" in status(out)["error"]
+    assert "Current thread" in (out / "logs" / "rank-0.log").read_text(), "stacks"
+
+
+@pytest.mark.full
+def test_the_time_limit_saves_requeues_and_then_stops(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """One minute each; Slurm warns 20 s before. Without a restart left the job ends as stopped, to be continued."""
+    out = tmp_path / "run"
+    process = begin(out, cluster, *SUBMIT[:3], "slurm.time=1", "slurm.requeue=1", "slurm.extra=--signal=B:USR1@20", *FOREVER)
+    code, said = end(process, 400)
+    written = status(out)
+    assert (code, written["status"], written["exit_status"], written["restarts"]) == (75, "stopped", 75, 1), said
+    saved = json.loads((out / "checkpoints" / "latest.json").read_text())["step"]
+    assert written["error"] == f"stopped as asked, saved after step {saved} of 100000"
+    assert [row["step"] for row in metrics(out)] == list(range(1, saved + 1)), "no step is lost or repeated"
+
+
+@pytest.mark.full
+def test_the_warning_is_kept_for_ranks_that_still_start(tmp_path: Path, cluster: dict[str, str]) -> None:
+    out = tmp_path / "run"
+    process = begin(out, cluster, *SUBMIT, *FOREVER)
+    wait_for(lambda: list(out.glob("slurm-*.log")), 60)
+    time.sleep(1)
+    subprocess.run(["scancel", "--batch", "--signal=USR1", job_of(out)], env=cluster, check=True)
+    code, said = end(process)
+    assert (code, status(out)["status"]) == (75, "stopped"), said
+
+
+@pytest.mark.full
+def test_scancel_is_the_cause_and_is_not_requeued(tmp_path: Path, cluster: dict[str, str]) -> None:
+    out = tmp_path / "run"
+    process = begin(out, cluster, *SUBMIT, *FOREVER, "slurm.requeue=3")
+    wait_for(lambda: len(metrics(out)) >= 2, 120)
+    subprocess.run(["scancel", job_of(out)], env=cluster, check=True)
+    code, said = end(process)
+    assert code != 0, said
+    assert (status(out)["status"], status(out)["error"]) == ("interrupted", "Slurm: cancelled")
+
+
+@pytest.mark.full
+def test_a_dead_node_is_the_cause_and_the_job_goes_on_elsewhere(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Last: a cluster of its own, which loses slurmd of n1 and gets it back."""
+    home = tmp_path_factory.mktemp("slurm") / "home"
+    with slurm_cluster.slurm(home, timeout_s=10) as environment:
+        out = tmp_path / "run"
+        process = begin(out, environment, *SUBMIT, *FOREVER, "train.save_every=1")
+        wait_for(lambda: len(metrics(out)) >= 2, 120)
+        os.kill(int((home / "slurmd.n1.pid").read_text()), signal.SIGKILL)
+        code, said = end(process)
+        assert code != 0, said
+        assert (status(out)["status"], status(out)["error"]) == ("failed", "Slurm: a node failed: n1"), said
