@@ -38,8 +38,8 @@ def tag_sliced_embeddings(model: torch.nn.Module, tp: int) -> None:
 
 
 def summed_over_sequence(plan: Plan) -> int:
-    """How many ranks' gradients DeepSpeed adds up, where it should take their mean: under Ulysses it divides by the data-parallel ranks
-    alone, those of a sequence not counted (stage_1_and_2.py:1508, engine.py:3884), but at stage 3 by all (reduce_scatter_coalesced, from
+    """How many ranks' gradients DeepSpeed adds up where it should take their mean. Under Ulysses it divides by the data-parallel ranks
+    alone, not by those of a sequence (stage_1_and_2.py:1508, engine.py:3884), but at stage 3 by all (reduce_scatter_coalesced, called at
     stage3.py:1931). Adam hides the factor, clipping does not."""
     return plan.cp if plan.zero_stage < 3 else 1
 

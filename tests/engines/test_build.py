@@ -263,7 +263,7 @@ def test_the_interleaved_schedule_refuses_what_our_rule_refuses(pp: int, microba
 def test_a_random_plan_is_not_one_shape() -> None:
     """The property is worth something only if the draws cover what may differ."""
     plans = list(RANDOM.values())
-    assert {plan.engine for plan in plans} == set(ENGINES)
+    assert {plan.engine for plan in plans} == {"megatron", "megatron_deepspeed"}
     assert {plan.model.family for plan in plans} == set(SMALL)
     assert {plan.zero_stage for plan in plans} == {0, 1, 2, 3}
     assert any(plan.vpp > 1 for plan in plans)

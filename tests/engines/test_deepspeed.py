@@ -1,0 +1,299 @@
+"""The deepspeed engine: rules refuse with their reasons, files are the golden ones, transformers' and DeepSpeed's own code take them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_plans import BERT, GPT, LLAMA, LLAMA3_8B, T5, candidate, make_plan, situation_of, training_for
+from msgspec.structs import replace
+from test_rules import GROUPED, WIDE, refusals, situation
+from test_translate import GOLDEN, REGENERATE, file_of, job_of, listing, same
+
+from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.price import CostModel
+from orchestrator.engines import ENGINES
+from orchestrator.engines.ds_config import by_hand
+from orchestrator.engines.hf_config import hf_fields, inexpressible
+from orchestrator.hardware.spec import Software
+from orchestrator.model.families import describe
+from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.spec import Architecture, Pointwise
+from orchestrator.model.training import Training
+from orchestrator.plan import Plan, from_json, to_json
+from orchestrator.strategy.axes import cp
+from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.spec import Mesh, Strategy
+from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
+
+DS = "deepspeed"
+HF_T5 = T5
+LONG = Training(global_batch_size=512, seq_length=8192, lr=1.5e-4, min_lr=1.5e-5, warmup=100, steps=1000)
+SGD = training_for(GPT, precision="fp32", optimizer="sgd", clip=0.0, schedule="constant")
+
+
+def full(model: Architecture) -> list[tuple[Any, int]]:
+    return [("full", model.num_layers + model.decoder_num_layers)]
+
+
+PLANS: dict[str, Plan] = {
+    "hf_llama3_8b_zero3_hpz": make_plan(DS, LLAMA3_8B, training=LONG, world=64, zero_stage=3, zero_shard_size=8, recompute=full(LLAMA3_8B)),
+    "hf_llama3_8b_autotp": make_plan(DS, LLAMA3_8B, training=LONG, world=16, tp=4, zero_stage=1, micro_batch_size=2),
+    "hf_llama3_8b_ulysses": make_plan(
+        DS, replace(LLAMA3_8B, rope_scaling_factor=8.0), training=LONG, world=16, cp=8, zero_stage=3, recompute=full(LLAMA3_8B)
+    ),
+    "hf_qwen2": make_plan(DS, replace(LLAMA, add_qkv_bias=True), zero_stage=2),
+    "hf_gpt_offload": make_plan(DS, GPT, zero_stage=2, offload_optimizer=True),
+    "hf_bert_fp16_v100": make_plan(DS, BERT, gpu="V100-SXM2-16GB", tp=2, zero_stage=1, training=training_for(BERT, precision="fp16")),
+    "hf_t5_autotp": make_plan(DS, HF_T5, gpu="A100-SXM-40GB", world=16, tp=2, zero_stage=2, recompute=full(HF_T5)),
+    "hf_gpt_cpu_sgd": make_plan(DS, GPT, gpu="cpu", world=4, zero_stage=3, training=SGD),
+    "hf_llama_cpu_zero0": make_plan(DS, LLAMA, gpu="cpu", world=4, tp=2, zero_stage=0),
+}
+
+NO_BIAS = replace(GPT, add_bias_linear=False)
+CASES: list[tuple[str, Situation, dict[str, Any], str]] = [
+    ("precision", situation(precision="fp8"), {}, "not fp8"),
+    ("precision", situation(gpu="cpu", precision="fp16"), {}, "CPU"),
+    ("family", situation(replace(GPT, family="vit")), {}, "no model of family vit"),
+    ("seq_pos", situation(seq_length=256), {}, "seq_length=256 is above max_position_embeddings=128"),
+    ("hidden_heads", situation(replace(GPT, num_attention_heads=6)), {}, "num_attention_heads=6 does not divide hidden_size=64"),
+    ("head_groups", situation(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3"),
+    ("hf_architecture", situation(NO_BIAS), {}, "GPT2LMHeadModel have biases"),
+    ("hf_architecture", situation(replace(GPT, position_embedding="rope")), {}, "position_embedding=rope"),
+    ("hf_architecture", situation(replace(GPT, activation="swiglu")), {}, "activation=swiglu"),
+    ("hf_architecture", situation(replace(GPT, num_query_groups=2)), {}, "no grouped queries"),
+    ("hf_architecture", situation(replace(LLAMA, hidden_dropout=0.1)), {}, "attention dropout only"),
+    ("hf_architecture", situation(replace(T5, add_bias_linear=True)), {}, "no biases"),
+    ("grad_dtype", situation(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
+    ("rank_order", situation(), {"order": ("tp", "cp", "ep", "pp", "dp")}, "tp-cp-ep-pp-dp"),
+    ("no_experts", situation(), {"ep": 2}, "ep=2"),
+    ("no_pipeline", situation(), {"pp": 2, "dp": 4}, "megatron_deepspeed has pipelines"),
+    ("schedule", situation(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "1f1b"}, "interleaved"),
+    ("no_sequence_parallel", situation(LLAMA), {"tp": 2, "dp": 4, "sequence_parallel": True}, "Ulysses"),
+    ("autotp_family", situation(), {"tp": 2, "dp": 4}, "AutoTP refuses GPT-2"),
+    ("autotp_divides", situation(GROUPED), {"tp": 4, "dp": 2}, "tp=4 does not divide num_query_groups=6"),
+    ("autotp_divides", situation(replace(LLAMA, vocab_size=501)), {"tp": 2, "dp": 4}, "vocab_size=501"),
+    ("autotp_x", situation(LLAMA), {"tp": 2, "cp": 2, "dp": 2}, "place of the mpu"),
+    ("ulysses_family", situation(BERT), {"cp": 2, "dp": 4}, "bert can't be run under DeepSpeed's Ulysses"),
+    ("ulysses", situation(WIDE), {"cp": 4, "dp": 2}, "cp=4 does not divide num_attention_heads=6"),
+    ("ulysses", situation(replace(LLAMA, num_query_groups=3, num_attention_heads=6)), {"cp": 2, "dp": 4}, "num_query_groups=3"),
+    ("ulysses_seq", situation(LLAMA, seq_length=63), {"cp": 2, "dp": 4}, "cp=2 does not divide seq_length=63"),
+    ("world_div", situation(LLAMA, world=10), {"tp": 4, "dp": 2}, "tp*pp*cp=4 does not divide world_size=10"),
+    ("world_filled", situation(world=16), {}, "is not the world size 16"),
+    ("gbs_div", situation(), {"micro_batch_size": 3}, "micro_batch_size*dp=24"),
+    ("gbs_filled", situation(), {"num_microbatches": 4}, "is not global_batch_size=64"),
+    ("gad_mix", situation(), {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16"),
+    ("hpz", situation(), {"zero_shard_size": 4, "zero_stage": 2}, "second copy"),
+    ("hpz", situation(LLAMA), {"zero_shard_size": 4, "zero_stage": 3, "tp": 2, "dp": 4}, "silently wrong with tensor parallelism"),
+    ("hpz", situation(), {"zero_shard_size": 3, "zero_stage": 3}, "divide the 8 ranks"),
+    ("offload", situation(), {"offload_optimizer": True}, "zero_stage 1"),
+    ("offload_ulysses", situation(LLAMA), {"offload_optimizer": True, "zero_stage": 2, "cp": 2, "dp": 4}, "under Ulysses"),
+    ("recompute_whole", situation(), {"recompute": "selective"}, "whole layers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "given", "choices", "reason"), CASES, ids=[f"{case[0]}-{case[3]}" for case in CASES])
+def test_a_rule_refuses_with_its_reason(rule: str, given: Situation, choices: dict[str, Any], reason: str) -> None:
+    choices = dict(choices)
+    schedule = choices.pop("schedule", None)
+    chosen = candidate(DS, **({"dp": 8} | choices))
+    chosen = replace(chosen, schedule=schedule) if schedule else chosen
+    rules = {rule.id: rule for rule in ENGINES[DS].capabilities(Software()).rules}
+    assert reason in (rules[rule].check(chosen, given) or "")
+
+
+def test_autotp_needs_the_whole_model_in_host_memory() -> None:
+    """8.03e9 parameters in bf16 are 15 GiB a rank."""
+    given = situation(LLAMA3_8B)
+    given = replace(given, model=describe(LLAMA3_8B, 64), cluster=replace(given.cluster, host_memory=8 * 2**30))
+    assert "AutoTP builds the whole model" in refusals(DS, given, tp=2, dp=4, zero_stage=3)["autotp_host"]
+    assert "autotp_host" not in refusals(DS, given, zero_stage=3)
+
+
+def test_every_rule_has_a_case_that_it_refuses() -> None:
+    tested = {case[0] for case in CASES} | {"autotp_host", "zero_stage"}
+    assert {rule.id for rule in ENGINES[DS].capabilities(Software()).rules} <= tested
+
+
+def test_rules_have_distinct_names_and_need_only_what_the_tree_decides() -> None:
+    rules = ENGINES[DS].capabilities(Software()).rules
+    assert len({rule.id for rule in rules}) == len(rules)
+    for rule in rules:
+        for name in rule.needs:
+            assert name in LEVELS or name in GIVEN or name in FIXED_WITH or name == "zero_shard_size", (rule.id, name)
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, BERT, T5], ids=lambda model: model.family)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_family_is_legal_under_every_stage(model: Architecture, stage: int) -> None:
+    given = situation(model, **({"grad_accum_dtype": "bf16"} if stage == 0 else {}))
+    assert refusals(DS, given, zero_stage=stage) == {}
+    if model.family != "gpt":
+        assert refusals(DS, given, zero_stage=stage, tp=2, dp=4, num_microbatches=16) == {}
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_job_is_the_golden_one(name: str) -> None:
+    folder = GOLDEN / name
+    files = listing(job_of(PLANS[name]))
+    if os.environ.get(REGENERATE):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in files.items():
+            (folder / path).write_text(content)
+    assert {path.name for path in folder.iterdir()} == files.keys()
+    for path, content in files.items():
+        assert same(json.loads(content), json.loads((folder / path).read_text())), path
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_covering_plan_is_legal_and_survives_json(name: str) -> None:
+    plan = PLANS[name]
+    assert ENGINES[DS].capabilities(plan.cluster.software).broken_rule(plan.candidate, situation_of(plan)) is None
+    assert job_of(from_json(to_json(plan))) == job_of(plan)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_ds_config_leaves_no_default_that_changes_training(name: str) -> None:
+    """README, silently wrong 3, 5, 8, 10 and 12."""
+    plan = PLANS[name]
+    config = json.loads(file_of(plan, "ds_config.json"))
+    assert config["gradient_clipping"] == plan.training.clip
+    assert ("train_batch_size" in config) == (plan.tp == 1)
+    assert "train_batch_size" in json.loads(file_of(plan, "ds_config.auto.json")) or plan.tp > 1
+    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * plan.dp == plan.global_batch_size
+    assert '"auto"' not in json.dumps(config)
+    mixed = plan.training.precision != "fp32"
+    stated = config.get("data_types", {}).get("grad_accum_dtype")
+    assert stated == (plan.training.grad_accum_dtype if mixed and plan.zero_stage >= 1 else None)
+    assert config["zero_optimization"].get("zero_hpz_partition_size") == (plan.zero_shard_size if plan.tp == 1 else None)
+    assert config.get("tensor_parallel") == ({"autotp_size": plan.tp, "vocab_parallel_lm_head": False} if plan.tp > 1 else None)
+
+
+def test_attention_follows_the_machine() -> None:
+    assert hf_fields(make_plan(DS, LLAMA))["attn_implementation"] == "flash_attention_2"
+    assert (
+        hf_fields(make_plan(DS, LLAMA, gpu="V100-SXM2-16GB", training=training_for(LLAMA, precision="fp16")))["attn_implementation"]
+        == "sdpa"
+    )
+    assert hf_fields(make_plan(DS, T5))["attn_implementation"] == "sdpa"
+    assert hf_fields(make_plan(DS, LLAMA, software=Software(flash_attention=False)))["attn_implementation"] == "sdpa"
+
+
+def test_only_zero3_without_autotp_is_built_in_partitions() -> None:
+    assert hf_fields(make_plan(DS, LLAMA, zero_stage=3))["zero_init"]
+    assert not hf_fields(make_plan(DS, LLAMA, zero_stage=3, tp=2))["zero_init"]
+    assert not hf_fields(make_plan(DS, LLAMA, zero_stage=2))["zero_init"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- price
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, BERT, T5], ids=lambda model: model.family)
+def test_torchs_own_operations_are_never_faster_than_fused_ones(model: Architecture) -> None:
+    """The same candidate, with DeepSpeed's states, on megatron-core's layers and on Hugging Face's."""
+    plan = make_plan(DS, model, zero_stage=1)
+    spec, training, cluster = describe(model, 64, plan.training.decoder_seq_length), plan.training, plan.cluster
+    behaviour = ENGINES[DS].behaviour(cluster.software)
+    fused = replace(behaviour, layers="megatron", unfused_attention=(), logits_bytes=8.0)
+    mine, other = (
+        CostModel(spec, training, cluster, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (behaviour, fused)
+    )
+    # But for the few ids that pad Megatron's vocabulary.
+    assert mine.step_time_s >= 0.999 * other.step_time_s
+    if model.normalization == "RMSNorm":
+        assert mine.by_cause["memory_bound"] > 1.3 * other.by_cause["memory_bound"]
+
+
+def test_ulysses_moves_less_the_more_ranks_share_a_sequence() -> None:
+    """DeepSpeed-Ulysses (arXiv 2309.14509), section 3.2: each link carries 4Nh/P."""
+    layer = describe(replace(GPT, num_attention_heads=8), 64).kind("decoder")
+
+    def forward_bytes(size: int) -> float:
+        items = cp.traffic(layer, Strategy(mesh=Mesh(cp=size)), 1, 2, kind="all_to_all")
+        return sum(item.nbytes * item.count for item in items if item.when == "forward")
+
+    assert forward_bytes(2) == 4 * 64 * GPT.hidden_size * 2 / 2
+    assert forward_bytes(8) == forward_bytes(2) / 4
+
+
+def test_the_bytes_of_an_unfused_norm_are_counted_from_its_kernels() -> None:
+    """LlamaRMSNorm in 16 bits: to fp32 2+4, square 4+4, mean 4, times rsqrt 4+4, back 4+2, times the weight 2+2."""
+    spec = hugging_face(describe(LLAMA, 64))
+    norms = [op for op in spec.kind("decoder").ops if isinstance(op, Pointwise) and op.name == "input_layernorm"]
+    assert sum(op.moved for op in norms) == (2 + 4) + (4 + 4) + 4 + (4 + 4) + (4 + 2) + (2 + 2)
+    assert len(norms) == 8
+
+
+# ---------------------------------------------------------------------------------------------------------------- the engines' own code
+
+
+def _judge() -> dict[str, Any]:
+    """transformers' modules on the meta device, and DeepSpeed's config code at the plan's world size, in one process."""
+    cases = {
+        name: {"model": hf_fields(plan), "world": plan.world_size, "dp": plan.dp, "config": by_hand(plan)} for name, plan in PLANS.items()
+    }
+    for model in (
+        GPT,
+        replace(GPT, tie_embeddings=False),
+        LLAMA,
+        replace(LLAMA, tie_embeddings=True),
+        BERT,
+        T5,
+        replace(T5, activation="geglu"),
+    ):
+        cases[f"count {model.family} {model.tie_embeddings} {model.activation}"] = {"model": hf_fields(make_plan(DS, model, gpu="cpu"))}
+    program = Path(__file__).parent / "hf_judge.py"
+    done = subprocess.run([sys.executable, str(program)], input=json.dumps(cases), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("ANSWERS "))
+    answers: dict[str, Any] = json.loads(line.removeprefix("ANSWERS "))
+    return answers
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    return _judge()
+
+
+@pytest.mark.engines
+def test_our_layers_have_as_many_parameters_as_transformers(answers: dict[str, Any]) -> None:
+    models = [plan.model for plan in PLANS.values()]
+    models += [
+        GPT,
+        replace(GPT, tie_embeddings=False),
+        LLAMA,
+        replace(LLAMA, tie_embeddings=True),
+        BERT,
+        T5,
+        replace(T5, activation="geglu"),
+    ]
+    for model, (name, answer) in zip(models, answers.items(), strict=True):
+        spec = hugging_face(describe(model, 64, 32 if model.family == "t5" else None))
+        assert answer["parameters"] == spec.parameters, name
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("name", PLANS)
+def test_deepspeed_reads_the_config_as_it_is_meant(name: str, answers: dict[str, Any]) -> None:
+    plan, read = PLANS[name], answers[name]["deepspeed"]
+    assert read["zero_stage"] == plan.zero_stage
+    assert read["clip"] == plan.training.clip
+    assert (read["micro_batch_size"], read["num_microbatches"]) == (plan.micro_batch_size, plan.num_microbatches)
+    assert read["hpz"] == (plan.zero_shard_size or 1)
+    assert read["autotp"] == (plan.tp if plan.tp > 1 else 0)
+    if plan.tp == 1:
+        assert read["train_batch_size"] == plan.global_batch_size
+
+
+def test_what_transformers_can_not_say_is_said_in_words() -> None:
+    for model in (GPT, LLAMA, BERT, T5):
+        assert inexpressible(model) is None
+    assert "vit" in (inexpressible(replace(GPT, family="vit")) or "")
