@@ -29,6 +29,10 @@ class InputError(OrchestratorError):
             text += f"; choose one of {', '.join(self.choices)}"
         super().__init__(text)
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[object, ...]]:
+        """It may cross processes."""
+        return InputError, (self.key, self.value, self.why, tuple(self.choices))
+
 
 class NoPlanError(OrchestratorError):
     """Nothing legal fits: the message says what was missing, the nearest plan, and what to relax."""

@@ -1,0 +1,111 @@
+"""Text becomes Megatron's .bin/.idx: checks what is asked, then starts the worker that has the engines' packages.
+
+    python -m orchestrator.data input=a.jsonl,notes/ out=corpus tokenizer=DIR workers=8
+
+Exit status: 0; 2 for bad input; 130 on Ctrl-C (the same command then continues).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.errors import InputError, LaunchError, OrchestratorError, nearest
+from orchestrator.recipe.keys import Key, parse, shown
+from orchestrator.recipe.sources import existing_folder
+
+KEYS: Final = {
+    key.name: key
+    for key in (
+        Key(name="input", type=str, help="text, .jsonl (its field text), or folders of them; a comma between two"),
+        Key(name="out", type=str, help="prefix of the .bin and .idx to write"),
+        Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
+        Key(name="workers", type=int, help="processes", default="the cores of this machine", low=1, high=1024),
+    )
+}
+WORKER: Final = "orchestrator.workers.indexing"
+NEEDED: Final = ("megatron", "torch", "numpy")
+INTERRUPTED: Final = 130
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; returns its exit status. Known errors come as one message, without a traceback."""
+    try:
+        if {"-h", "--help"} & {*words}:
+            print(help_text())
+            return 0
+        return subprocess.run([sys.executable, "-m", WORKER, *arguments(words)], check=False).returncode
+    except OrchestratorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def help_text() -> str:
+    lines = [f"  {key.name:<10} {key.help}{f' [{key.default}]' if key.default else ''}" for key in KEYS.values()]
+    return "\n".join(["usage: python -m orchestrator.data input=PATH[,PATH] out=PREFIX [tokenizer=DIR] [workers=N]", "", *lines])
+
+
+def read(words: Sequence[str]) -> dict[str, Any]:
+    """The parsed values by key. Raises InputError.
+
+    >>> read(["input=a.txt", "out=b", "workers=2"])
+    {'input': 'a.txt', 'out': 'b', 'workers': 2}
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(shown(word), None, "is not key=value", KEYS)
+        if name not in KEYS:
+            close = nearest(name, KEYS)
+            raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else KEYS)
+        if name in found:
+            raise InputError(name, shown(value), f"is given twice, first as {name}={shown(str(found[name]))}")
+        found[name] = parse(KEYS[name], value)
+    for name in ("input", "out"):
+        if name not in found:
+            raise InputError(name, None, f"is missing: {KEYS[name].help}")
+    return found
+
+
+def arguments(words: Sequence[str]) -> list[str]:
+    """What the worker is started with. Raises InputError for what can't work, LaunchError where the packages are missing."""
+    given = read(words)
+    inputs = [path.strip() for path in given["input"].split(",")]
+    for path in inputs:
+        if not path:
+            raise InputError("input", shown(given["input"]), "has an empty path between commas")
+        if not Path(path).exists():
+            raise InputError("input", shown(path), "no such file or folder")
+    out = free_prefix(given["out"])
+    tokenizer = ["--tokenizer", existing_folder("tokenizer", given["tokenizer"])] if "tokenizer" in given else []
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LaunchError(f"{', '.join(missing)}: not installed (pip install -e '.[engines]')")
+    return ["--out", out, *tokenizer, "--workers", str(given.get("workers", os.cpu_count() or 1)), "--", *inputs]
+
+
+def free_prefix(out: str) -> str:
+    """Absolute. Raises InputError where its files are there already or can't be made."""
+    prefix = Path(out).absolute()
+    if out.endswith(("/", ".bin", ".idx")):
+        raise InputError("out", shown(out), "is no prefix: OUT.bin and OUT.idx are written")
+    for suffix in (".bin", ".idx"):
+        path = prefix.with_name(prefix.name + suffix)
+        if path.exists():
+            raise InputError("out", shown(out), f"{path.name} is there already; remove it or name another prefix")
+    parent = next(folder for folder in prefix.parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError("out", shown(out), f"can't be made: {parent} {'can not be written' if parent.is_dir() else 'is a file'}")
+    return str(prefix)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

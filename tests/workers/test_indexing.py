@@ -1,0 +1,111 @@
+"""Text becomes .bin/.idx that give the text back, whatever the parts, and a start that was interrupted continues."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worker_plans import make_plan
+
+from orchestrator import data as front
+from orchestrator.errors import InputError
+from orchestrator.plan import RunSettings
+from orchestrator.workers import data, indexing
+
+pytestmark = pytest.mark.engines
+
+TEXTS = [f"document {number} " + "é\N{SNOWMAN}x" * (number % 7) for number in range(50)]
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=number % 2 == 0) + "\n" for number, text in enumerate(TEXTS)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("part_bytes", [1, 37, 300, 10**6])
+def test_every_line_is_read_once_however_the_file_is_cut(part_bytes: int, jsonl: Path) -> None:
+    parts = indexing.parts_of([jsonl], part_bytes)
+    assert [text.decode() for part in parts for piece in part for text in indexing.documents(piece)] == TEXTS
+
+
+def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("whole file\n" * 300)
+    out = tmp_path / "deep" / "corpus"
+    documents, tokens = indexing.index([str(jsonl), str(tmp_path / "more.txt")], out, None, workers=2, part_bytes=800)
+    assert documents == len(TEXTS) + 1
+    row = data.IndexedTokens(str(out))
+    assert len(row) == tokens
+    expected = b"".join(text.encode() + b"\0" for text in [*TEXTS, "whole file\n" * 300])
+    found = row.window(0, tokens)
+    np.testing.assert_array_equal(np.where(found == data.BYTES, 0, found), np.frombuffer(expected, dtype=np.uint8))
+    assert sorted(path.name for path in out.parent.iterdir()) == ["corpus.bin", "corpus.idx"]
+    plan = make_plan(run=RunSettings(data=f"{out}.idx"))
+    opened, specials = data.open_tokens(plan, tmp_path / "cache", build=True, wait=lambda: None)
+    assert data.Batches(plan, opened, specials, 0).microbatches(0)[0]["tokens"].shape == (1, 32)
+
+
+def test_an_interrupted_start_continues_and_another_input_begins_anew(
+    jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "corpus"
+    with jsonl.open("a") as file:
+        file.write("no json\n")
+    with pytest.raises(InputError, match=r"in.jsonl: at byte \d+: is not a JSON object"):
+        indexing.index([str(jsonl)], out, None, workers=2, part_bytes=800)
+    left = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "corpus.parts").glob("part-*.npz")}
+    assert left
+    assert not out.with_suffix(".bin").exists()
+    stamp = jsonl.stat()
+    with pytest.raises(InputError):
+        indexing.index([str(jsonl)], out, None, workers=1, part_bytes=800)
+    assert "parts are there" in capsys.readouterr().out
+    assert left.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "corpus.parts").glob("part-*.npz")}.items()
+    jsonl.write_text(jsonl.read_text().removesuffix("no json\n"))
+    assert jsonl.stat().st_size < stamp.st_size
+    assert indexing.index([str(jsonl)], out, None, workers=1, part_bytes=800)[0] == len(TEXTS)
+    assert "parts are there" not in capsys.readouterr().out
+    assert not (tmp_path / "corpus.parts").exists()
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(jsonl: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.parts").mkdir()
+    (tmp_path / "corpus.parts" / "mine").write_text("")
+    with pytest.raises(InputError, match="is in the way"):
+        indexing.index([str(jsonl)], tmp_path / "corpus", None, workers=1)
+    assert (tmp_path / "corpus.parts" / "mine").exists()
+
+
+def run_here(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+    """The worker's main program in this process, which has the packages imported."""
+    assert command[:3] == [sys.executable, "-m", "orchestrator.workers.indexing"]
+    before, sys.argv = sys.argv, command[2:]
+    try:
+        return subprocess.CompletedProcess(command, indexing.main())
+    finally:
+        sys.argv = before
+
+
+def test_the_command_uses_a_local_tokenizer(
+    jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "<eos>": 1, "document": 2} | {str(number): number + 3 for number in range(50)}
+    raw = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", unk_token="<unk>").save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.setattr(subprocess, "run", run_here)
+    monkeypatch.chdir(tmp_path)
+    assert front.main([f"input={jsonl}", "out=corpus", "tokenizer=tokenizer", "workers=1"]) == 0
+    said = capsys.readouterr().out
+    assert "50 documents" in said
+    assert "100%" in said
+    row = data.IndexedTokens(str(tmp_path / "corpus"))
+    assert row.window(0, 5).tolist() == [2, 3, 1, 2, 4]
