@@ -22,7 +22,7 @@ from orchestrator.plan import Plan, to_json
 from tests.test_validate import only, rows_of, write_csv
 
 PLANTED = {"gemm_efficiency": 0.55, "pointwise_factor": 1.6}
-SPREAD = (
+SPREAD: tuple[dict[str, str], ...] = (
     {},
     {"hidden_size": "4096", "ffn_hidden_size": "16384", "micro_batch_size": "1"},
     {"tp": "1", "pp": "1", "dp": "8", "micro_batch_size": "4"},

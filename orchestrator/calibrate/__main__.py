@@ -110,7 +110,7 @@ def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Co
             def evaluated(done: int, task: TaskID = task) -> None:
                 progress.update(task, completed=done)
 
-            fitted = fit(train, group.names, read, behaviours, evaluated, prior=group.prior, soft=group.soft)
+            fitted = fit(train, group.names, read, behaviours, evaluated)
             files = files_of(group, fitted, train, kept, behaviours)
             progress.remove_task(task)
             for file in files:

@@ -46,7 +46,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "loss_factor": (0.1, 1.5),
     "microbatch_overhead_s": (1e-5, 0.3),
     "layer_floor_s": (1e-5, 0.05),
-    "expert_layer_floor_s": (1e-4, 0.02),
+    "expert_layer_floor_s": (1e-4, 0.05),
     "ep_overlap": (0.02, 0.95),
     "expert_efficiency": (0.2, 1.2),
 }
@@ -58,7 +58,7 @@ STARTS: Final[Mapping[str, float]] = {
     "wide_tp_transfer_s": 0.5,
     "pressure_slowdown": 1.0,
     "layers_per_message": 2.0,
-    "expert_layer_floor_s": 2e-3,
+    "expert_layer_floor_s": 5e-3,
     "ep_overlap": 0.3,
 }
 """Where the search starts for constants whose default is off."""
@@ -93,7 +93,6 @@ def fit(
     progress: Callable[[int], None] | None = None,
     *,
     prior: float = PRIOR,
-    soft: float = SOFT,
 ) -> Fitted:
     """One set of constants for all these runs' groups. Raises OrchestratorError where scipy is missing or no run has a time."""
     try:
@@ -134,7 +133,7 @@ def fit(
         np.log(start / low) / np.log(high / low),
         bounds=(0.0, 1.0),
         loss="soft_l1",
-        f_scale=soft,
+        f_scale=SOFT,
         diff_step=DIFFERENCE,
         max_nfev=MAX_STEPS,
     )

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from orchestrator.calibrate.fit import PRIOR, SOFT
 from orchestrator.calibrate.runs import Run
 from orchestrator.units import GIB, MIB
 
@@ -59,9 +58,6 @@ class FitGroup:
     not_for_planner: tuple[str, ...] = ()
     kind: Literal["dense", "moe"] = "dense"
     """The runs that it is fitted on. A group of experts comes after the dense one of the same GPUs and adds to its constants."""
-    prior: float = PRIOR
-    soft: float = SOFT
-    """As in `fit`. Experts scatter more: releases of one year differ by 1.6 in the same configuration."""
 
     def has(self, run: Run) -> bool:
         return run.behaviour in self.behaviours and run.gpu in self.gpus and run.kind == self.kind
@@ -105,16 +101,8 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         planner=("megatron",),
         not_for_planner=("tp_overlap",),
     ),
-    FitGroup(behaviours=("nemo",), gpus=(H100,), names=EXPERTS, kind="moe", planner=("megatron",), prior=0.03, soft=0.3),
-    FitGroup(
-        behaviours=("nemo",),
-        gpus=("B200", "GB200", "GB300", "B300"),
-        names=EXPERTS,
-        kind="moe",
-        planner=("megatron",),
-        prior=0.03,
-        soft=0.3,
-    ),
+    FitGroup(behaviours=("nemo",), gpus=(H100,), names=EXPERTS, kind="moe", planner=("megatron",)),
+    FitGroup(behaviours=("nemo",), gpus=("B200", "GB200", "GB300", "B300"), names=EXPERTS, kind="moe", planner=("megatron",)),
     FitGroup(behaviours=("megatron_fsdp",), gpus=(H100,), names=("gemm_efficiency", "attention_efficiency")),
     FitGroup(
         behaviours=("megatron_lm",),

@@ -34,6 +34,12 @@ DEEPSPEED_BUCKET: Final = 500_000_000
 TORCH_LOGITS: Final = 14.0
 """torch's cross_entropy on `logits.float()`: bf16 2, fp32 4, log-softmax 4, gradient 4."""
 
+EAGER: Final = {"pointwise_factor": 1.8}
+"""Norms, rotary, gates, residuals and casts as kernels of their own: nearly twice the memory passes of fused ones. nanotron's fit says
+1.9, Composer's on A100 1.4, its H100 the same in slower products."""
+NANOTRON_HOST: Final = {"layer_floor_s": 4e-3, "pipeline_layer_floor_s": 2.4e-3}
+"""A layer's forward and backward are never faster than its Python: one tp rank's, and added for every further one in a pipeline."""
+
 
 def _all_stages(mixed: StateBytes, fp32: StateBytes = MEGATRON_FP32) -> dict[str, StateBytes]:
     return {f"{precision}/{stage}": state for precision, state in (("mixed", mixed), ("fp32", fp32)) for stage in range(4)}
@@ -44,6 +50,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
     for behaviour in (
         Behaviour(
             engine="nanotron",
+            constants=EAGER | NANOTRON_HOST,
             states=_all_stages(NANOTRON),
             gradient_bytes_on_wire="grad_accum_dtype",
             reduce_scatter_from_stage=1,
@@ -53,6 +60,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="nemo",
+            constants={"tp_overlap": 0.85},  # its recipes pass chunks on beside the products (Transformer Engine's user buffers)
             states=_all_stages(NEMO),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
@@ -65,6 +73,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="megatron_unfused",
+            constants=EAGER,
             states=_all_stages(MEGATRON),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
@@ -79,6 +88,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="megatron_deepspeed",
+            constants=EAGER,
             states=_all_stages(DEEPSPEED_FP16),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=2,
@@ -89,6 +99,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="megatron_deepspeed_bf16",
+            constants=EAGER,
             states=_all_stages(DEEPSPEED_BF16),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=2,
@@ -105,6 +116,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="fsdp_composer",
+            constants=EAGER,
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
@@ -112,6 +124,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="fsdp_torchtitan",
+            constants=EAGER,
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
@@ -120,6 +133,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="fsdp_automodel",
+            constants=EAGER,
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
@@ -150,6 +164,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="deepspeed_unfused",
+            constants=EAGER,
             states=_all_stages(DEEPSPEED_FP16),
             gradient_bytes_on_wire="weight",
             reduce_scatter_from_stage=2,

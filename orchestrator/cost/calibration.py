@@ -152,7 +152,7 @@ _BY_CAPABILITY: Final[dict[str, dict[str, float]]] = {
     "7": {"gemm_efficiency": 0.78, "attention_efficiency": 0.40, "attention_backward_efficiency": 0.35},
     # H100: power-limited: 650 to 750 of 989 TFLOP/s (cuBLAS bf16, large); FlashAttention-3 / cuDNN 600 forward, 550 backward.
     "9": {
-        "gemm_efficiency": 0.72,
+        "gemm_efficiency": 0.70,
         "gemm_half_tokens": 128.0,
         "gemm_half_features": 128.0,
         "attention_efficiency": 0.55,
@@ -207,7 +207,8 @@ def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:
     """The zero-shot constants of this cluster's GPU: no run of it has been seen."""
     if cluster.is_cpu:
         return CPU
-    return replace(Calibration(), **_BY_CAPABILITY.get(cluster.gpu.compute_capability.split(".")[0], {}))
+    gpus = _BY_CAPABILITY.get(cluster.gpu.compute_capability.split(".")[0], {})
+    return replace(Calibration(), **{**gpus, **behaviour.constants})
 
 
 class Constant(Value, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
+
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
@@ -113,6 +115,8 @@ class Behaviour(Value, frozen=True, kw_only=True):
     """Families whose attention materialises the scores even where `flash_attention` is on."""
     context_parallel: Literal["ring", "all_to_all"] = "ring"
     """What cp is: keys and values around a ring, or Ulysses' exchange of sequence shards for heads (arXiv 2309.14509)."""
+    constants: dict[str, float] = msgspec.field(default_factory=dict)
+    """The engine's own among the cost model's constants, on any GPU (cost.calibration): passes of unfused kernels, its Python."""
 
     def state_bytes(self, precision: str, zero_stage: int) -> StateBytes:
         """Bytes per parameter for this precision and ZeRO stage. Raises KeyError for one that the engine has not."""
