@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from worker_plans import BERT, GPT, LLAMA, T5, make_plan
 
 from orchestrator.errors import InputError
-from orchestrator.plan import Plan, RunSettings
+from orchestrator.plan import Plan, RunSettings, Source
 from orchestrator.workers import data
 
 pytestmark = pytest.mark.engines
@@ -172,3 +172,85 @@ def test_t5_spans_put_together_give_the_text_back(tmp_path: Path) -> None:
         whole += spans[token] if token in sentinels else [token]
     assert whole == text.tolist()
     np.testing.assert_array_equal(sample["decoder_tokens"][1:], sample["labels"][:-1])
+
+
+# ------------------------------------------------------------------------------------------------------- blends and splits
+
+
+def sources(tmp_path: Path, *letters: str, size: int = 5000) -> tuple[Source, ...]:
+    """One file a letter, weights 3, 2, 1 ..."""
+    found = []
+    for index, letter in enumerate(letters):
+        (tmp_path / f"{letter}.txt").write_text(letter * size)
+        found.append(Source(weight=float(len(letters) - index), path=str(tmp_path / f"{letter}.txt")))
+    return tuple(found)
+
+
+def corpus_of(plan: Plan, cache: Path) -> data.Corpus:
+    return data.open_corpus(plan, cache, build=True, wait=lambda: None)
+
+
+def test_a_blend_takes_its_shares_evenly_under_every_plan(tmp_path: Path) -> None:
+    run = RunSettings(blend=sources(tmp_path, "a", "b", "c"))
+    one, many = make_plan(run=run, global_batch_size=24), make_plan(run=run, global_batch_size=24, dp=2, micro_batch_size=3)
+    seen = []
+    for plan in (one, many):
+        corpus = corpus_of(plan, tmp_path / "cache")
+        letters = []
+        for step in range(5):
+            for rank in range(plan.dp):
+                for batch in data.Batches(plan, corpus.train, corpus.specials, rank).microbatches(step):
+                    letters += [(step, chr(row[0])) for row in batch["tokens"]]
+        seen.append(sorted(letters))
+    assert seen[0] == seen[1]
+    for step in range(5):
+        counts = [sum(1 for s, letter in seen[0] if s == step and letter == name) for name in "abc"]
+        assert counts == pytest.approx([12, 8, 4], abs=1)
+
+
+@pytest.mark.parametrize("weights", [[0.7, 0.3], [1.0, 1e-9], [1.0] * 7, [5.0, 3.0, 1.0, 1.0]])
+def test_a_blends_places_use_every_sample_of_a_source_in_turn(weights: list[float]) -> None:
+    blending = data.Blending(weights)
+    assert len(blending.slots) == sum(blending.counts) == data.PATTERN
+    turns: dict[int, list[int]] = {}
+    for ordinal in range(2 * data.PATTERN):
+        source, turn = blending.place(ordinal)
+        turns.setdefault(source, []).append(turn)
+    for source, weight in enumerate(weights):
+        assert turns[source] == list(range(len(turns[source])))
+        assert len(turns[source]) / (2 * data.PATTERN) == pytest.approx(weight / sum(weights), abs=2 / data.PATTERN)
+
+
+def test_held_out_tokens_are_never_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(bytes(97 + index * 10 // 4000 for index in range(4000)))
+    plan = make_plan(run=RunSettings(data=str(tmp_path / "t.txt"), split=(80.0, 10.0, 10.0), eval_every=1))
+    corpus = corpus_of(plan, tmp_path / "cache")
+    (train,), (valid,) = corpus.train, corpus.valid
+    assert set(train.tokens.window(0, len(train.tokens)).tolist()) == set(range(97, 105))
+    assert set(valid.tokens.window(0, len(valid.tokens)).tolist()) <= {104, 105}
+    assert len(train.tokens) + len(valid.tokens) == 3600
+
+
+def test_what_is_evaluated_may_be_a_source_of_its_own_and_is_not_opened_without_evaluation(tmp_path: Path) -> None:
+    (a, b) = sources(tmp_path, "a", "b")
+    plan = make_plan(run=RunSettings(data=a.path, valid=b.path, eval_every=1))
+    (valid,) = corpus_of(plan, tmp_path / "cache").valid
+    assert valid.tokens.window(0, 3).tolist() == [98, 98, 98]
+    assert not corpus_of(replace(plan, run=RunSettings(data=a.path, valid=b.path)), tmp_path / "cache").valid
+
+
+def test_a_share_too_small_for_a_sample_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("x" * 1000)
+    plan = make_plan(run=RunSettings(data=str(tmp_path / "t.txt"), split=(99.0, 1.0), eval_every=1))
+    corpus = corpus_of(plan, tmp_path)
+    with pytest.raises(InputError, match=r"has 11 tokens in the share of data.split=99,1, less than the 33 of one sample"):
+        data.Batches(plan, corpus.valid, corpus.specials, 0)
+
+
+def test_the_index_of_text_is_kept(tmp_path: Path) -> None:
+    plan = make_plan(run=RunSettings(blend=sources(tmp_path, "a", "b")))
+    corpus_of(plan, tmp_path / "cache")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    assert len(before) == 2
+    data.open_corpus(plan, tmp_path / "cache", build=False, wait=lambda: None)
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
