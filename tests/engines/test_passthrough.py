@@ -1,0 +1,243 @@
+"""A user's own values reach the engine, and are refused where they contradict the plan or no engine knows them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_plans import make_plan
+from msgspec.structs import replace
+
+from orchestrator.engines import ENGINES, passthrough
+from orchestrator.engines.ds_config import ds_config
+from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.engines.transformer_config import engine_fields
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan, from_json, to_json
+
+FLAGS = Path(__file__).parent / "megatron_flags.csv"
+
+
+def with_values(plan: Plan, **groups: dict[str, Any]) -> Plan:
+    """The plan with values as a command line gives them."""
+    read = {group: dict(passthrough.read(group, name, text) for name, text in values.items()) for group, values in groups.items()}
+    return replace(plan, extra=read)
+
+
+def file_of(plan: Plan, path: str) -> str:
+    return next(file.content for file in ENGINES[plan.engine].translate(plan).files if file.path == path)
+
+
+def deepspeed_plan(**fields: Any) -> Plan:
+    return make_plan("megatron_deepspeed", **fields)
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "text", "expected"),
+    [
+        ("megatron", "init_method_std", "0.01", ("init_method_std", 0.01)),
+        ("megatron", "init-method-std", "1e-2", ("init_method_std", 0.01)),
+        ("megatron", "no-bias-dropout-fusion", "true", ("bias_dropout_fusion", False)),
+        ("megatron", "ddp-bucket-size", "1000", ("bucket_size", 1000)),
+        ("megatron", "bucket_size", "null", ("bucket_size", None)),
+        ("megatron", "main_grads_dtype", "bf16", ("main_grads_dtype", "bfloat16")),
+        ("megatron", "attention_backend", "flash", ("attention_backend", "flash")),
+        ("megatron", "window_size", "128,0", ("window_size", [128, 0])),
+        ("megatron", "log_throughput", "true", ("log_throughput", True)),
+        ("ds", "zero_optimization.overlap_comm", "false", ("zero_optimization.overlap_comm", False)),
+        ("ds", "activation_checkpointing.number_checkpoints", "4", ("activation_checkpointing.number_checkpoints", 4)),
+        ("ds", "steps_per_print", "7", ("steps_per_print", 7)),
+    ],
+)
+def test_a_text_becomes_a_value_of_the_fields_type(group: str, name: str, text: str, expected: tuple[str, Any]) -> None:
+    assert passthrough.read(group, name, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "text", "message"),
+    [
+        ("megatron", "init_methodstd", "1", "megatron.init_methodstd=1: is no field or flag of Megatron-core 0.16.1; did you mean "
+         "megatron.init_method_std?"),
+        ("megatron", "init_method", "zeros", "is no field or flag"),
+        ("megatron", "init_method_std", "much", "megatron.init_method_std=much: is not a finite number"),
+        ("megatron", "bias_dropout_fusion", "1", "is neither; choose one of true, false"),
+        ("megatron", "attention_backend", "fast", "choose one of flash, fused, unfused, local, auto"),
+        ("megatron", "main_grads_dtype", "int8", "is no data type"),
+        ("ds", "zero_optimization.overlap_com", "true", "did you mean ds.zero_optimization.overlap_comm?"),
+        ("ds", "overlap_comm", "true", "did you mean ds.zero_optimization.overlap_comm?"),
+        ("ds", "zero_optimization", "2", "ds.zero_optimization: is a section"),
+        ("ds", "steps_per_print", "1.5", "is not a whole number"),
+        ("ds", "a b", "1", "is no path of a ds_config"),
+    ],
+)  # fmt: skip
+def test_what_no_engine_knows_is_refused_with_the_nearest(group: str, name: str, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        passthrough.read(group, name, text)
+    assert message in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------------- contradictions
+
+CONTRADICTIONS = [
+    ("megatron", "tensor_model_parallel_size", "4", "tp, for which it would be 2"),
+    ("megatron", "recompute_granularity", "full", "stages.recompute, for which it would be null"),
+    ("megatron", "use_distributed_optimizer", "false", "zero_stage, for which it would be true"),
+    ("megatron", "use_megatron_fsdp", "true", "zero_stage"),
+    ("megatron", "lr", "1.0", "training.lr"),
+    ("megatron", "hidden_size", "128", "model.hidden_size, for which it would be 64"),
+    ("megatron", "overlap_p2p_comm", "true", "vpp"),
+    ("megatron", "fp8", "hybrid", "training.precision"),
+    ("ds", "zero_optimization.stage", "2", "zero_stage, for which it would be 1"),
+    ("ds", "gradient_clipping", "5.0", "training.clip"),
+    ("ds", "train_micro_batch_size_per_gpu", "64", "micro_batch_size"),
+    ("ds", "optimizer.params.lr", "1", "training.lr"),
+    ("ds", "zero_optimization.offload_optimizer.device", "cpu", 'offload_optimizer, for which it would be none'),
+    ("ds", "scheduler.type", "OneCycle", "training.schedule"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "name", "text", "field"), CONTRADICTIONS, ids=lambda value: str(value)[:30])
+def test_a_contradiction_names_both(group: str, name: str, text: str, field: str) -> None:
+    engine = "megatron" if group == "megatron" else "megatron_deepspeed"
+    plan = with_values(make_plan(engine, tp=2), **{group: {name: text}})
+    with pytest.raises(InputError) as caught:
+        ENGINES[engine].translate(plan)
+    assert str(caught.value).startswith(f"{group}.{name}={text}: contradicts the plan")
+    assert field in str(caught.value)
+
+
+def test_what_agrees_with_the_plan_changes_nothing() -> None:
+    plan = deepspeed_plan(tp=2, zero_stage=2)
+    same = with_values(plan, megatron={"tensor_model_parallel_size": "2"}, ds={"zero_optimization.stage": "2", "gradient_clipping": "1"})
+    for path in ("engine.json", "ds_config.json", "ds_config.auto.json"):
+        assert file_of(same, path) == file_of(plan, path)
+
+
+def test_everything_that_the_plan_decides_agrees_with_what_our_translation_writes() -> None:
+    """Each decided name's value is that of the files: a plan never contradicts itself."""
+    for plan in (make_plan(tp=2, pp=2, zero_stage=1), make_plan(pp=4, sizes=[1, 3, 3, 1])):
+        engine = engine_fields(plan)
+        written = engine["transformer_config"] | engine["per_stage"][0] | engine["ddp"] | engine["optimizer"]
+        compared = [name for name in passthrough.DECIDED if name in written]
+        assert len(compared) > 30
+        for name in compared:
+            assert passthrough.DECIDED[name][1](plan) == written[name], name
+        flags = {flag: values for flag, *values in megatron_flags(plan)}
+        for name, (_, says) in passthrough.DECIDED.items():
+            flag, kind = passthrough.flags().get(passthrough.FLAG_OF.get(name, name), ("", ""))
+            if kind in ("int", "float") and flag in flags and name not in ("vocab_size", "padded_vocab_size"):
+                assert float(flags[flag][0]) == float(says(plan)), name
+    plan = deepspeed_plan(zero_stage=2)
+    for path, (_, says) in passthrough.DS_DECIDED.items():
+        there: Any = ds_config(plan)
+        for name in path.split("."):
+            there = there.get(name) if isinstance(there, dict) else None
+        assert there is None or there == says(plan), path
+
+
+def test_a_value_that_a_hand_put_into_a_plan_is_checked_too() -> None:
+    plan = make_plan()
+    for extra, message in (
+        ({"megatron": {"init_method_std": "much"}}, "is no value of its type, float"),
+        ({"megatron": {"init-method-std": 0.1}}, "is called init_method_std in a plan"),
+        ({"megatron": {"nonsense": 1}}, "is no field or flag"),
+        ({"nonsense": {"a": 1}}, "is no group"),
+        ({"ds": {"steps_per_print": 1}}, "does not reach engine=megatron"),
+    ):
+        with pytest.raises(InputError) as caught:
+            ENGINES["megatron"].translate(replace(plan, extra=extra))
+        assert message in str(caught.value)
+
+
+def test_fields_of_megatrons_optimizer_do_not_reach_deepspeed() -> None:
+    plan = with_values(deepspeed_plan(), megatron={"use_precision_aware_optimizer": "true"})
+    with pytest.raises(InputError, match=r"engine=megatron_deepspeed has DeepSpeed's; ds\.\* reaches those"):
+        ENGINES[plan.engine].translate(plan)
+
+
+# ----------------------------------------------------------------------------------------------------------------- reaching
+
+
+def test_values_reach_the_classes_and_the_argument_list() -> None:
+    values = {
+        "init_method_std": "0.01", "bucket_size": "1000", "main_grads_dtype": "bf16", "no-bias-dropout-fusion": "true",
+        "log_throughput": "true", "eval_iters": "3", "batch_p2p_sync": "false", "attention_backend": "unfused",
+    }  # fmt: skip
+    plan = with_values(make_plan(tp=2), megatron=values)
+    engine = json.loads(file_of(plan, "engine.json"))
+    assert engine["transformer_config"]["init_method_std"] == 0.01
+    assert engine["transformer_config"]["bias_dropout_fusion"] is False
+    assert engine["transformer_config"]["attention_backend"] == "unfused"
+    assert engine["ddp"]["bucket_size"] == 1000
+    assert engine["optimizer"]["main_grads_dtype"] == "bfloat16"
+    flags = megatron_flags(plan)
+    for expected in (
+        ("--init-method-std", "0.01"), ("--ddp-bucket-size", "1000"), ("--main-grads-dtype", "bf16"), ("--no-bias-dropout-fusion",),
+        ("--log-throughput",), ("--eval-iters", "3"), ("--attention-backend", "unfused"),
+    ):  # fmt: skip
+        assert flags.count(expected) == 1
+        assert sum(flag[0] == expected[0] for flag in flags) == 1
+    notes = " ".join(ENGINES["megatron"].translate(plan).notes)
+    assert "megatron_args.sh alone has log_throughput, eval_iters" in notes
+    assert "Our worker alone has batch_p2p_sync" in notes
+
+
+def test_values_reach_every_ds_config() -> None:
+    values = {"zero_optimization.reduce_bucket_size": "1000", "comms_logger.enabled": "true"}
+    plan = with_values(deepspeed_plan(zero_stage=2), ds=values)
+    for path in ("ds_config.json", "ds_config.auto.json"):
+        config = json.loads(file_of(plan, path))
+        assert config["zero_optimization"]["reduce_bucket_size"] == 1000
+        assert config["comms_logger"] == {"enabled": True}
+    assert json.loads(file_of(plan, "engine.json"))["ds_config"]["zero_optimization"]["reduce_bucket_size"] == 1000
+
+
+def test_a_plan_reproduces_its_own_values() -> None:
+    plan = with_values(deepspeed_plan(zero_stage=2), megatron={"window_size": "8,0"}, ds={"wall_clock_breakdown": "true"})
+    again = from_json(to_json(plan))
+    assert again == plan
+    assert ENGINES[plan.engine].translate(again) == ENGINES[plan.engine].translate(plan)
+
+
+# ---------------------------------------------------------------------------------------------------------- the known names
+
+
+def test_the_known_flags_are_those_of_megatrons_parser() -> None:
+    with FLAGS.open() as file:
+        rows = {flag: row for row in csv.DictReader(file) for flag in row["flag"].split("|")}
+    assert len(passthrough.flags()) > 600
+    for flag, kind in passthrough.flags().values():
+        assert rows[flag]["nargs"] == "0" if kind in ("true", "false", "both") else rows[flag]["nargs"] != "0", flag
+        if kind in ("int", "float"):
+            assert rows[flag]["type"] == kind, flag
+
+
+@pytest.mark.engines
+def test_the_known_fields_are_those_of_the_installed_engines() -> None:
+    import known_names
+
+    assert known_names.megatron() == passthrough.fields()
+    found = {f"{section}.{name}": kind for section, names in known_names.deepspeed_sections().items() for name, kind in names.items()}
+    assert found == {path: kind for path, kind in passthrough.paths().items() if "." in path}
+
+
+@pytest.mark.engines
+def test_every_reachable_field_of_megatron_is_taken_by_its_class() -> None:
+    """The names of data types and enumerations become themselves."""
+    import torch
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.enums import AttnBackend
+
+    from orchestrator.workers.models import transformer_config, with_types
+
+    plan = with_values(make_plan(gpu="cpu"), megatron={"attention_backend": "unfused", "init_method_std": "0.5", "main_grads_dtype": "bf16"})
+    engine = json.loads(file_of(plan, "engine.json"))
+    config = transformer_config(engine, 0)
+    assert (config.attention_backend, config.init_method_std) == (AttnBackend.unfused, 0.5)
+    assert with_types(OptimizerConfig, engine["optimizer"])["main_grads_dtype"] is torch.bfloat16
