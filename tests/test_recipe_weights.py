@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import recipe
 from orchestrator.detect import Machine
@@ -132,4 +133,5 @@ def test_engines_say_why_they_exchange_no_weights() -> None:
     assert why_no_exchange(bert, "megatron", "megatron-bert") is None
     assert export_fields(bert)["model_class"] == "MegatronBertForMaskedLM"
     t5 = load("recipe=t5_tiny").architecture
+    assert "tied" in str(why_no_exchange(replace(t5, tie_embeddings=False), "deepspeed"))
     assert "another function" in str(why_no_exchange(t5, "megatron"))

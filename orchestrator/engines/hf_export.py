@@ -18,7 +18,11 @@ output bias; Hugging Face's does not and has none."""
 def why_no_exchange(a: Architecture, engine: str, model_type: str | None = None) -> str | None:
     """Why weights can't go between this engine's model and transformers'; None: they can. `model_type`: of the checkpoint to load."""
     if engine == "deepspeed":
-        return "engine=deepspeed does not load or export checkpoints yet; engine=megatron and engine=megatron_deepspeed do"
+        if a.family == "t5" and not a.tie_embeddings:
+            # configuration_t5.py:83: a head of its own would be left out, silently.
+            return "tie_embeddings=false: transformers 5 builds every T5 with its head tied to the embedding"
+        post_norm = "engine=deepspeed has a post-norm BERT (model_type bert in transformers), the checkpoint's is pre-norm"
+        return post_norm if model_type == "megatron-bert" else None
     if a.family not in EXCHANGED:
         return f"megatron-core's {a.family} is another function than transformers'; weights are exchanged for {', '.join(EXCHANGED)}"
     if model_type == "bert":

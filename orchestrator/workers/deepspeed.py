@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from megatron.core import parallel_state
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hugging_face, loop
+from orchestrator.workers import hf_checkpoint, hugging_face, loop
 from orchestrator.workers.distributed import initialise_groups
 from orchestrator.workers.megatron_deepspeed import MegatronDeepSpeedTrainer, import_deepspeed
 from orchestrator.workers.models import Batch, mean_loss
@@ -49,17 +50,23 @@ class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
     DeepSpeed's own (neighbours first) are the same."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.engine_fields = plan, device, engine
         deepspeed = import_deepspeed(device)
         deepspeed.logger.setLevel("ERROR")
         deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
         initialise_groups(plan)
         fields = engine["model"]
+        source = Path(plan.run.init_from) if plan.run.init_from else None
+        if source:
+            hf_checkpoint.match_activation(fields, source)
         ds_config = self._ds_config(engine["ds_config"])
         # BF16_Optimizer and hpZ print their sizes.
         with contextlib.redirect_stdout(io.StringIO()):
             self.model = model = self._build(deepspeed, fields, ds_config)
-            hugging_face.initialise(model, plan.training.seed, device)
+            if source:
+                hf_checkpoint.load(model, source)
+            else:
+                hugging_face.initialise(model, plan.training.seed, device)
             mpu = self._ulysses(fields) if plan.cp > 1 else None
             self.engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), mpu=mpu, config=ds_config)
         if plan.tp > 1:
@@ -91,6 +98,9 @@ class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
             seq_length=self.plan.training.seq_length,
             seq_length_is_variable=False,
         )
+
+    def export(self, folder: Path) -> None:
+        hf_checkpoint.export(self.model, self.plan, folder, self.engine_fields["model"])
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         logs = []

@@ -37,6 +37,8 @@ TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model")
 """As transformers' tokenizers save them."""
+SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+"""BERT's output bias stands under either."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- tables
@@ -206,7 +208,7 @@ class Checkpoint:
 
     def _find(self, name: str) -> str:
         """The name, or without its first part, as checkpoints of the bare model have it."""
-        for candidate in (name, name.partition(".")[2]):
+        for candidate in (name, name.partition(".")[2], SECOND_NAMES.get(name)):
             if candidate in self.files:
                 return candidate
         raise InputError(KEY, self.folder, f"has no tensor {name}")
@@ -331,7 +333,8 @@ def export(found: Sequence[Place], plan: Plan, folder: Path, engine: dict[str, A
     if dist.get_rank() == 0:
         dtype = _join_parts(plan.model, parts, folder)
         shutil.rmtree(parts)
-        write_config(engine, folder, dtype, Path(plan.run.init_from) if plan.run.init_from else None)
+        source = Path(plan.run.init_from) if plan.run.init_from else None
+        write_config(engine["export"], _with_trained_gelu(engine), folder, dtype, source)
     dist.barrier()
 
 
@@ -392,7 +395,7 @@ def _join_parts(a: Architecture, parts: Path, folder: Path) -> torch.dtype:
         for rows in sources(a, *whole, shape[0]):
             wanted.setdefault(rows.name, []).append((rows, whole, at))
             at += rows.count
-    return _write_files(((name, _assemble(pieces, tensors, shapes)) for name, pieces in wanted.items()), folder)
+    return write_files(((name, _assemble(pieces, tensors, shapes)) for name, pieces in wanted.items()), folder)
 
 
 def _assemble(
@@ -425,7 +428,7 @@ def _assemble(
     return target.T.contiguous() if pieces[0][0].transposed else target
 
 
-def _write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
+def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
     """model.safetensors, or several with an index, as transformers names them."""
     files: list[list[str]] = []
     held: dict[str, torch.Tensor] = {}
@@ -454,18 +457,22 @@ def _write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> tor
     return dtype
 
 
-def write_config(engine: dict[str, Any], folder: Path, dtype: torch.dtype, source: Path | None) -> None:
-    """config.json, last: where it is, the checkpoint is whole. The form of GELU is the one that these ranks computed; special tokens and
-    the tokenizer's files are those of the checkpoint that training began with."""
-    import transformers
-
-    fields, trained = engine["export"], engine["transformer_config"]
-    keywords = dict(fields["config"])
+def _with_trained_gelu(engine: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of the exported config, with the form of GELU that these ranks computed."""
+    keywords, trained = dict(engine["export"]["config"]), engine["transformer_config"]
     tanh = trained["activation_func"] == "gelu_tanh" or trained["bias_activation_fusion"]
     for name in ("activation_function", "hidden_act"):
         if keywords.get(name) == "gelu" and tanh and not trained["gated_linear_unit"]:
             keywords[name] = "gelu_new"
-    keywords |= {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")}
+    return keywords
+
+
+def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, source: Path | None) -> None:
+    """config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of `source`, which
+    training began with. `fields`: "config_class" and "model_class"."""
+    import transformers
+
+    keywords = keywords | {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")}
     if source is not None:
         before = json.loads((source / CONFIG).read_text())
         keywords |= {name: before[name] for name in SPECIAL_TOKENS if name in before}

@@ -1,0 +1,80 @@
+"""Hugging Face checkpoints and Hugging Face's own models under DeepSpeed: the names are the same, AutoTP and ZeRO-3 cut the tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from orchestrator.plan import Plan
+from orchestrator.workers import hugging_face
+from orchestrator.workers.hf_weights import CONFIG, Checkpoint, Rows, write_config, write_files
+
+ACTIVATIONS = ("activation_function", "hidden_act", "feed_forward_proj")
+"""The config fields that name an activation. The planner knows one GELU, transformers several."""
+
+
+def match_activation(fields: dict[str, Any], folder: Path) -> None:
+    """Take the checkpoint's own activation in engine.json's "model"."""
+    before = json.loads((folder / CONFIG).read_text())
+    for name in ACTIVATIONS:
+        if name in before and name in fields["config"]:
+            fields["config"][name] = before[name]
+
+
+def load(model: torch.nn.Module, folder: Path) -> None:
+    """Fill every parameter of a whole or partitioned model in place, before AutoTP cuts it: a rank reads the rows that its part touches.
+    Raises InputError for a tensor that is missing or of another shape."""
+    checkpoint = Checkpoint(folder)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+            width = prod(shape[1:])
+            for values, start in hugging_face._local_ranges(parameter):
+                first, last = start // width, -(-(start + values.numel()) // width)
+                if first < last:
+                    rows = checkpoint.read(Rows(name, first, last), tuple(slice(0, size) for size in shape[1:]), shape[1:])
+                    begin = start - first * width
+                    values.copy_(rows.reshape(-1)[begin : begin + values.numel()])
+
+
+def export(model: torch.nn.Module, plan: Plan, folder: Path, fields: dict[str, Any]) -> None:
+    """Write a Hugging Face checkpoint into `folder`. All ranks call this; rank 0 holds one file's tensors at a time. `fields`:
+    engine.json's "model"."""
+    named = whole_tensors(model, plan, fields)
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        dtype = write_files(named, folder)
+        write_config(fields, fields["config"], folder, dtype, Path(plan.run.init_from) if plan.run.init_from else None)
+    else:
+        for _ in named:
+            pass
+    dist.barrier()
+
+
+def whole_tensors(model: torch.nn.Module, plan: Plan, fields: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, whole tensor on the CPU) one after the other. Collectives over the data-parallel group at stage 3 and over tp: all ranks go
+    through it together."""
+    import deepspeed
+
+    with torch.device("meta"):
+        uncut = hugging_face.build_model(fields | {"gradient_checkpointing": False})
+    shapes = {name: parameter.shape for name, parameter in uncut.named_parameters()}
+    for name, parameter in model.named_parameters():
+        with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], enabled=plan.zero_stage == 3):
+            tensor = parameter.detach().clone()
+        cut = [dim for dim, size in enumerate(shapes[name]) if tensor.shape[dim] != size]
+        yield name, (_joined(tensor, cut[0], plan.tp) if cut else tensor).cpu()
+
+
+def _joined(tensor: torch.Tensor, dim: int, tp: int) -> torch.Tensor:
+    """The tensor-parallel ranks' equal parts along `dim`."""
+    parts = [torch.empty_like(tensor) for _ in range(tp)]
+    dist.all_gather(parts, tensor, group=parallel_state.get_tensor_model_parallel_group())
+    return torch.cat(parts, dim=dim)
