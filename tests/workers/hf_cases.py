@@ -34,7 +34,7 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
             found["norms"].append(trainer.update(learning_rate(plan.training, step)))
             loss, _, _ = loop.agree(local, trainer.device, stop=False)
             found["losses"].append(loss)
-        found["buffers"] = {name: str(buffer.dtype) for name, buffer in trainer.model.named_buffers()}
+        found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
         return found if dist.get_rank() == 0 else {}
     finally:
         forget(trainer)
@@ -117,6 +117,8 @@ def _optimizer_bytes(trainer: Any) -> int:
     inner = trainer.engine.optimizer.optimizer if hasattr(trainer.engine.optimizer, "optimizer") else trainer.engine.optimizer
     own = {id(p) for p in trainer.model.parameters()}
     held = [p for group in inner.param_groups for p in group["params"] if id(p) not in own]
+    # Stage 3 shows them to the inner optimizer only while it steps.
+    held += list(_tensors(getattr(trainer.engine.optimizer, "fp32_partitioned_groups_flat", [])))
     held += list(_tensors(list(inner.state.values())))
     return _storage_bytes(held)
 
