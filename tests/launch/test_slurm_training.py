@@ -19,7 +19,8 @@ from test_local import wait_for
 pytestmark = [pytest.mark.engines, pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing()))]
 STEPS = 4
 TRAIN = ("recipe=gpt_tiny", "gpus=4", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "train.warmup=1")
-FOREVER = ("train.steps=100000", "train.warmup=0")
+STARTED: list[subprocess.Popen[str]] = []
+FOREVER = ("train.steps=100000",)
 SUBMIT = ("launch=slurm", "launch.wait=true", "slurm.nodes=2", "slurm.time=10", "slurm.cpus_per_task=2")
 
 
@@ -29,10 +30,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield environment
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: dict[str, str]) -> Iterator[None]:
+    """A test that fails leaves no job to the next."""
+    yield
+    for process in STARTED:
+        process.kill()
+    STARTED.clear()
+    subprocess.run(["scancel", "--user=root", "--full"], env=cluster, check=False)
+    wait_for(lambda: not subprocess.run(["squeue", "-h"], env=cluster, capture_output=True, check=False).stdout, 60)
+
+
 def begin(out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
     """The main path, in the background."""
     command = [sys.executable, "-m", "orchestrator.run", *TRAIN, *words, f"out={out}"]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    STARTED.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    return STARTED[-1]
 
 
 def end(process: subprocess.Popen[str], seconds: float = 240.0) -> tuple[int, str]:

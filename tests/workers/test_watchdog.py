@@ -1,0 +1,90 @@
+"""A hang ends, and the rank that the others wait for is named: real processes over a real store and gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.engines
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from orchestrator.workers.watchdog import Watchdog
+
+rank, out, how = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
+store, _, world = next(iter(dist.rendezvous("env://")))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+def the_slow_rank():
+    if how == "sleeps":
+        time.sleep(60)
+    os.kill(os.getpid(), 19)
+with Watchdog.beside(store, rank, world, out, 2.0) as watchdog:
+    for step in range(100):
+        watchdog.phase(f"step {step}: data")
+        if step == 3 and rank == 1:
+            if how == "finishes":
+                time.sleep(1.0)
+            else:
+                the_slow_rank()
+        watchdog.phase(f"step {step}: all-reduce")
+        dist.all_reduce(torch.ones(4))
+        if how == "finishes" and step == 5:
+            break
+print("done")
+"""
+
+
+def run(out: Path, how: str, world: int = 3) -> list[tuple[int, str]]:
+    """(exit status, stderr) of each rank; a stopped one is killed once the others have ended."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    places = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(out), how], env=places | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(world)
+    ]
+    try:
+        for rank in (0, 2):
+            ranks[rank].wait(90)
+    finally:
+        ranks[1].kill() if how == "stops" else None
+        said = [process.communicate(timeout=30)[1] for process in ranks]
+    return [(process.returncode, text) for process, text in zip(ranks, said, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("sleeps", "which is working, in the_slow_rank (<string>:12), at step 3: data"),
+        pytest.param("stops", "which does not answer: stopped, or stuck outside Python", marks=pytest.mark.full),
+    ],
+)
+def test_a_rank_that_keeps_the_others_waiting_is_named_and_all_end(tmp_path: Path, how: str, what: str) -> None:
+    begin = time.monotonic()
+    ranks = run(tmp_path, how)
+    assert time.monotonic() - begin < 60
+    verdict = json.loads((tmp_path / "logs" / "hang.json").read_text())
+    assert (verdict["status"], verdict["rank"], verdict["host"]) == (5, 1, os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    assert f"suspect: rank 1 on {verdict['host']}, {what}" in verdict["said"]
+    assert "2 of 3 ranks wait" in verdict["said"]
+    for rank in (0, 2):
+        status, said = ranks[rank]
+        assert status == 5
+        assert "in all_reduce" in said, "its stacks"
+        assert f"StepTimeoutError: {verdict['said']}" in said
+
+
+@pytest.mark.full
+def test_a_rank_that_is_slow_within_the_limit_is_left_alone(tmp_path: Path) -> None:
+    assert [status for status, _ in run(tmp_path, "finishes")] == [0, 0, 0]
+    assert not (tmp_path / "logs").exists()
