@@ -18,12 +18,14 @@ LINES = 20
 
 def describe(row: Mapping[str, Any]) -> str:
     """
-    >>> describe({"loss": 2.3456, "step_time_s": 0.5, "tokens_per_s": 8192.0})
-    'loss 2.346  500 ms/step  8,192 tokens/s'
+    >>> describe({"loss": 2.3456, "step_time_s": 0.5, "tokens_per_s": 8192.0, "valid_loss": 2.5})
+    'loss 2.346  valid 2.5  500 ms/step  8,192 tokens/s'
     """
     parts = []
     if isinstance(row.get("loss"), int | float):
         parts.append(f"loss {row['loss']:.4g}")
+    if isinstance(row.get("valid_loss"), int | float):
+        parts.append(f"valid {row['valid_loss']:.4g}")
     if isinstance(row.get("step_time_s"), int | float):
         parts.append(f"{format_seconds(row['step_time_s'])}/step")
     if isinstance(row.get("tokens_per_s"), int | float):
@@ -66,6 +68,7 @@ class TrainingProgress:
         number = row.get("step")
         completed = number if isinstance(number, int) else self.seen + 1
         self.bar.update(self.task, completed=completed, row=describe(row))
-        if not self.console.is_terminal and (self.seen == 0 or completed % self.every == 0 or completed >= self.steps):
+        due = self.seen == 0 or completed % self.every == 0 or completed >= self.steps or "valid_loss" in row
+        if due and not self.console.is_terminal:
             self.console.print(Text(f"step {completed}/{self.steps}  {describe(row)}".rstrip()))
         self.seen += 1

@@ -6,7 +6,7 @@ from hand_plans import BARE, BERT, GPT, LLAMA, LLAMA3_8B, T5, make_plan, trainin
 from msgspec.structs import replace
 
 from orchestrator.model.training import Training
-from orchestrator.plan import Plan, RunSettings
+from orchestrator.plan import Plan, RunSettings, Source
 
 LONG = Training(global_batch_size=512, seq_length=8192, lr=1.5e-4, min_lr=1.5e-5, warmup=100, steps=1000)
 SGD = {"optimizer": "sgd", "clip": 0.0, "schedule": "constant"}
@@ -46,6 +46,24 @@ MEGATRON: dict[str, Plan] = {
         tp=4,
         recompute=[("selective", 4)],
     ),
+    "gpt_blend_and_extra": replace(
+        make_plan(tp=2, zero_stage=1),
+        run=RunSettings(
+            blend=(Source(weight=0.7, path="/data/web.idx"), Source(weight=0.3, path="/data/it's code.idx")),
+            split=(90.0, 10.0),
+            eval_every=50,
+        ),
+        extra={
+            "megatron": {
+                "init_method_std": 0.01,
+                "bias_dropout_fusion": False,
+                "bucket_size": 1000,
+                "cross_entropy_loss_fusion": True,
+                "tensor_model_parallel_size": 2,
+                "log_throughput": True,
+            }
+        },
+    ),
 }
 
 DEEPSPEED: dict[str, Plan] = {
@@ -68,6 +86,13 @@ DEEPSPEED: dict[str, Plan] = {
     "ds_cpu_zero0": make_plan("megatron_deepspeed", LLAMA, gpu="cpu", world=4, tp=2, zero_stage=0, sequence_parallel=True),
     "ds_cpu_zero1_pp": make_plan("megatron_deepspeed", GPT, gpu="cpu", world=4, pp=2, zero_stage=1),
     "ds_cpu_zero3_sgd": make_plan("megatron_deepspeed", GPT, gpu="cpu", zero_stage=3, training=training_for(GPT, precision="fp32", **SGD)),
+    "ds_extra": replace(
+        make_plan("megatron_deepspeed", gpu="cpu", world=2, zero_stage=2),
+        extra={
+            "megatron": {"init_method_std": 0.01},
+            "ds": {"zero_optimization.reduce_bucket_size": 1000, "steps_per_print": 7, "comms_logger.enabled": True},
+        },
+    ),
 }
 
 ALL = MEGATRON | DEEPSPEED

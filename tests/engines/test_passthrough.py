@@ -236,7 +236,8 @@ def test_every_reachable_field_of_megatron_is_taken_by_its_class() -> None:
 
     from orchestrator.workers.models import transformer_config, with_types
 
-    plan = with_values(make_plan(gpu="cpu"), megatron={"attention_backend": "unfused", "init_method_std": "0.5", "main_grads_dtype": "bf16"})
+    values = {"attention_backend": "unfused", "init_method_std": "0.5", "main_grads_dtype": "bf16"}
+    plan = with_values(make_plan(gpu="cpu"), megatron=values)
     engine = json.loads(file_of(plan, "engine.json"))
     config = transformer_config(engine, 0)
     assert (config.attention_backend, config.init_method_std) == (AttnBackend.unfused, 0.5)

@@ -1,0 +1,53 @@
+# Arguments of pretrain_gpt.py of Megatron-LM, tag core_v0.16.1, for 8 ranks. Source this file in bash, then for example:
+#   torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
+MEGATRON_ARGS=(
+  --num-layers '8'
+  --seq-length '64'
+  --max-position-embeddings '128'
+  --hidden-size '64'
+  --ffn-hidden-size '256'
+  --num-attention-heads '8'
+  --kv-channels '8'
+  --normalization 'LayerNorm'
+  --norm-epsilon '1e-05'
+  --position-embedding-type 'learned_absolute'
+  --attention-dropout '0.0'
+  --hidden-dropout '0.0'
+  --make-vocab-size-divisible-by '128'
+  --attention-softmax-in-fp32
+  --tensor-model-parallel-size '2'
+  --pipeline-model-parallel-size '1'
+  --context-parallel-size '1'
+  --use-distributed-optimizer
+  --overlap-grad-reduce
+  --overlap-param-gather
+  --micro-batch-size '1'
+  --global-batch-size '64'
+  --train-iters '20'
+  --bf16
+  --optimizer 'adam'
+  --adam-beta1 '0.9'
+  --adam-beta2 '0.95'
+  --adam-eps '1e-08'
+  --lr '0.0003'
+  --min-lr '0.0'
+  --lr-decay-style 'cosine'
+  --lr-decay-iters '20'
+  --lr-warmup-iters '0'
+  --weight-decay '0.1'
+  --clip-grad '1.0'
+  --seed '1234'
+  --transformer-impl 'transformer_engine'
+  --data-path '0.7' '/data/web' '0.3' '/data/it'"'"'s code'
+  --tokenizer-type 'NullTokenizer'
+  --vocab-size '499'
+  --split '90,10,0'
+  --eval-interval '50'
+  --eval-iters '10'
+  --log-interval '1'
+  --init-method-std '0.01'
+  --no-bias-dropout-fusion
+  --ddp-bucket-size '1000'
+  --cross-entropy-loss-fusion
+  --log-throughput
+)
