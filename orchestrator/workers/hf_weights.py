@@ -17,21 +17,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.mapping import is_main_replica
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
+from orchestrator.workers.parts import FILE_BYTES, WEIGHT, Parts, Place, write_parts
 from orchestrator.workers.weights import initialise, shards
 
 KEY = "model.init_from"
 CONFIG = "config.json"
 PARTS = ".parts"
 """Folder inside an export where ranks leave their shards for rank 0."""
-FILE_BYTES = 4 * 2**30
-"""Of one exported file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 """transformers' names for the tanh approximation of GELU (activations.py)."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -39,6 +37,9 @@ TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.js
 """As transformers' tokenizers save them."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 """BERT's output bias stands under either."""
+
+Gathered = Callable[[torch.nn.Parameter], Any]
+"""A context in which the parameter is whole on this rank: DeepSpeed's GatheredParameters, or nothing."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- tables
@@ -277,49 +278,6 @@ def match_activation(engine: dict[str, Any], folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------- writing
 
 
-@dataclass(frozen=True)
-class Place:
-    """A shard of a global tensor as a range of a parameter. Taken when the model is built: later an engine may cut, move or join what
-    parameters hold."""
-
-    key: str
-    layer: int
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    global_shape: tuple[int, ...]
-    parameter: torch.nn.Parameter
-    start: int
-    """First element of the flat parameter."""
-    main: bool
-    """Whether this rank is the one of several with the same values that writes them."""
-
-
-def places(models: Sequence[torch.nn.Module]) -> list[Place]:
-    """Every shard of freshly built model chunks."""
-    parameters = {p.untyped_storage().data_ptr(): p for model in models for p in model.parameters()}
-    found = []
-    for shard in shards(models):
-        lead = shard.prepend_axis_num
-        parameter = parameters[shard.data.untyped_storage().data_ptr()]
-        found.append(
-            Place(
-                key=shard.key,
-                layer=shard.global_offset[0] if lead else 0,
-                offset=tuple(shard.global_offset[lead:]),
-                shape=tuple(shard.data.shape),
-                global_shape=tuple(shard.global_shape[lead:]),
-                parameter=parameter,
-                start=shard.data.storage_offset() - parameter.storage_offset(),
-                main=is_main_replica(shard.replica_id),
-            )
-        )
-    return found
-
-
-Gathered = Callable[[torch.nn.Parameter], Any]
-"""A context in which the parameter is whole on this rank: DeepSpeed's GatheredParameters, or nothing."""
-
-
 def export(found: Sequence[Place], plan: Plan, folder: Path, engine: dict[str, Any], gathered: Gathered) -> None:
     """Write a Hugging Face checkpoint into `folder`, which all ranks see. All ranks call this. `engine`: the content of engine.json, with
     "export"."""
@@ -328,103 +286,46 @@ def export(found: Sequence[Place], plan: Plan, folder: Path, engine: dict[str, A
         shutil.rmtree(parts, ignore_errors=True)
         parts.mkdir(parents=True)
     dist.barrier()
-    _write_parts(found, parts, gathered)
+    write_parts(_main_shards(found, gathered), parts)
     dist.barrier()
     if dist.get_rank() == 0:
-        dtype = _join_parts(plan.model, parts, folder)
+        dtype = _join_parts(plan.model, Parts(parts), folder)
         shutil.rmtree(parts)
         source = Path(plan.run.init_from) if plan.run.init_from else None
         write_config(engine["export"], _with_trained_gelu(engine), folder, dtype, source)
     dist.barrier()
 
 
-def _write_parts(found: Sequence[Place], parts: Path, gathered: Gathered) -> None:
-    """This rank's shards as files of at most FILE_BYTES, each with a list of what it holds."""
-    held: dict[str, torch.Tensor] = {}
-    listed: list[dict[str, Any]] = []
-    written = 0
-
-    def flush() -> None:
-        nonlocal written
-        if held:
-            name = f"rank{dist.get_rank():06d}-{written:04d}"
-            save_file(held, parts / f"{name}.safetensors")
-            (parts / f"{name}.json").write_text(json.dumps(listed))
-            held.clear()
-            listed.clear()
-            written += 1
-
+def _main_shards(found: Sequence[Place], gathered: Gathered) -> Iterator[tuple[Place, str, torch.Tensor]]:
+    """What this rank writes. At stage 3 a collective over the data-parallel ranks, whose places are the same."""
     for place in found:
         with torch.no_grad(), gathered(place.parameter):
-            if not place.main:
-                continue
-            size = torch.Size(place.shape).numel()
-            flat = place.parameter.detach().reshape(-1)[place.start : place.start + size]
-            held[str(len(held))] = flat.to("cpu", copy=True).view(place.shape)
-        about = {"key": place.key, "layer": place.layer, "offset": place.offset, "shape": place.shape, "global_shape": place.global_shape}
-        listed.append(about)
-        if sum(tensor.nbytes for tensor in held.values()) >= FILE_BYTES:
-            flush()
-    flush()
+            if place.main:
+                yield place, WEIGHT, place.of(place.parameter.detach())
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A written shard: `rows` of the global tensor from `offset[0]`, in `file` under `name`."""
-
-    file: Path
-    name: str
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-def _join_parts(a: Architecture, parts: Path, folder: Path) -> torch.dtype:
+def _join_parts(a: Architecture, parts: Parts, folder: Path) -> torch.dtype:
     """Hugging Face's tensors from all ranks' shards, in files of at most FILE_BYTES with an index; their data type."""
-    tensors: dict[tuple[str, int], list[_Part]] = {}
-    shapes: dict[tuple[str, int], tuple[int, ...]] = {}
-    for listing in sorted(parts.glob("*.json")):
-        for number, about in enumerate(json.loads(listing.read_text())):
-            whole = about["key"], about["layer"]
-            part = _Part(listing.with_suffix(".safetensors"), str(number), tuple(about["offset"]), tuple(about["shape"]))
-            tensors.setdefault(whole, []).append(part)
-            shapes[whole] = tuple(about["global_shape"])
     # Hugging Face name -> (its rows, tensor of megatron-core, its row where they begin)
     wanted: dict[str, list[tuple[Rows, tuple[str, int], int]]] = {}
-    for whole, shape in shapes.items():
+    for (_, key, layer), shape in parts.shapes.items():
         at = 0
-        for rows in sources(a, *whole, shape[0]):
-            wanted.setdefault(rows.name, []).append((rows, whole, at))
+        for rows in sources(a, key, layer, shape[0]):
+            wanted.setdefault(rows.name, []).append((rows, (key, layer), at))
             at += rows.count
-    return write_files(((name, _assemble(pieces, tensors, shapes)) for name, pieces in wanted.items()), folder)
+    return write_files(((name, _assemble(pieces, parts)) for name, pieces in wanted.items()), folder)
 
 
-def _assemble(
-    pieces: Sequence[tuple[Rows, tuple[str, int], int]],
-    tensors: dict[tuple[str, int], list[_Part]],
-    shapes: dict[tuple[str, int], tuple[int, ...]],
-) -> torch.Tensor:
-    """One Hugging Face tensor. Raises RuntimeError where ranks have not written all of it."""
-    inner_shape = shapes[pieces[0][1]][1:]
-    total = max(rows.end for rows, _, _ in pieces)
+def _assemble(pieces: Sequence[tuple[Rows, tuple[str, int], int]], parts: Parts) -> torch.Tensor:
+    """One Hugging Face tensor. Raises RuntimeError where its rows are not all there."""
     ordered = sorted(pieces, key=lambda piece: piece[0].begin)
     if ordered[0][0].begin or any(one[0].end != other[0].begin for one, other in pairwise(ordered)):
         raise RuntimeError(f"{pieces[0][0].name}: its rows are not all there")
-    target: torch.Tensor | None = None
-    filled = 0
-    for rows, whole, at in pieces:
-        for part in tensors[whole]:
-            begin, end = max(at, part.offset[0]), min(at + rows.count, part.offset[0] + part.shape[0])
-            if begin >= end:
-                continue
-            with safe_open(part.file, framework="pt") as file:
-                values = file.get_slice(part.name)[begin - part.offset[0] : end - part.offset[0]]
-            if target is None:
-                target = torch.empty((total, *inner_shape), dtype=values.dtype)
-            inner = tuple(slice(first, first + size) for first, size in zip(part.offset[1:], part.shape[1:], strict=True))
-            target[(slice(rows.begin + begin - at, rows.begin + end - at), *inner)] = values
-            filled += values.numel()
-    if target is None or filled != target.numel():
-        raise RuntimeError(f"{pieces[0][0].name}: {filled} elements were written by the ranks, not all")
+    found = []
+    for rows, whole, at in ordered:
+        inner = parts.shapes[(WEIGHT, *whole)][1:]
+        found.append(parts.read(WEIGHT, *whole, (at, *(0 for _ in inner)), (rows.count, *inner)))
+    target = torch.cat(found)
     return target.T.contiguous() if pieces[0][0].transposed else target
 
 

@@ -22,7 +22,7 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, loop
+from orchestrator.workers import hf_weights, loop, parts
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import initialise_groups
 from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config, with_types
@@ -44,7 +44,7 @@ class MegatronTrainer:
         chunks = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
         chunks = [chunk.to(device) for chunk in chunks]
         hf_weights.first_weights(chunks, config, plan)
-        self.places = hf_weights.places(chunks) if plan.run.export_to else []
+        self.places = parts.places(chunks) if plan.run.export_to else []
         if config.bf16 or config.fp16:
             chunks = [Float16Module(config, chunk) for chunk in chunks]
         # The loop looks at loss and norm, agreed by all ranks; this check would raise on some and leave the others waiting.

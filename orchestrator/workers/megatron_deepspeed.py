@@ -19,7 +19,7 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, loop
+from orchestrator.workers import hf_weights, loop, parts
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import initialise_groups
 from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config
@@ -114,7 +114,7 @@ class MegatronDeepSpeedTrainer:
         (model,) = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
         self.model = model = model.to(device)
         hf_weights.first_weights([model], config, plan)
-        self.places = hf_weights.places([model]) if plan.run.export_to else []
+        self.places = parts.places([model])
         tag_parameters(model)
         if plan.sequence_parallel:
             sum_sequence_parallel_gradients(model)

@@ -1,0 +1,144 @@
+"""Tensors as shards with their places in the whole, on disk: each rank writes some, and any rank of any layout reads what it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from orchestrator.workers.weights import shards
+
+FILE_BYTES = 4 * 2**30
+"""Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
+WEIGHT = "weight"
+"""The kind of tensor that is a parameter itself; optimizer states have other kinds."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A shard of a global tensor as a range of a parameter. Taken when the model is built: later an engine may cut, move or join what
+    parameters hold. `layer` is the place in a stack of equal layers, 0 outside."""
+
+    key: str
+    layer: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    parameter: torch.nn.Parameter
+    start: int
+    """First element of the flat parameter."""
+    first: bool
+    """Whether this is the first copy, those of data-parallel ranks aside."""
+    main: bool
+    """Whether it is the first of all copies."""
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This shard of the parameter's value, or of a tensor of its size."""
+        return whole.reshape(-1)[self.start : self.start + prod(self.shape)].view(self.shape)
+
+
+def places(models: Sequence[torch.nn.Module]) -> list[Place]:
+    """Every shard of freshly built chunks of megatron-core."""
+    parameters = {p.untyped_storage().data_ptr(): p for model in models for p in model.parameters()}
+    found = []
+    for shard in shards(models):
+        lead = shard.prepend_axis_num
+        parameter = parameters[shard.data.untyped_storage().data_ptr()]
+        *copies, dp_rank = shard.replica_id
+        found.append(
+            Place(
+                key=shard.key,
+                layer=shard.global_offset[0] if lead else 0,
+                offset=tuple(shard.global_offset[lead:]),
+                shape=tuple(shard.data.shape),
+                global_shape=tuple(shard.global_shape[lead:]),
+                parameter=parameter,
+                start=shard.data.storage_offset() - parameter.storage_offset(),
+                first=not any(copies),
+                main=not any(copies) and dp_rank == 0,
+            )
+        )
+    return found
+
+
+def write_parts(found: Iterator[tuple[Place, str, torch.Tensor]], folder: Path) -> None:
+    """(place, kind, shard) as files of at most FILE_BYTES, each with a list of what it holds."""
+    held: dict[str, torch.Tensor] = {}
+    listed: list[dict[str, Any]] = []
+    written = 0
+
+    def flush() -> None:
+        nonlocal written
+        if held:
+            name = f"rank{dist.get_rank():06d}-{written:04d}"
+            save_file(held, folder / f"{name}.safetensors")
+            (folder / f"{name}.json").write_text(json.dumps(listed))
+            held.clear()
+            listed.clear()
+            written += 1
+
+    for place, kind, shard in found:
+        held[str(len(held))] = shard.to("cpu", copy=True).contiguous()
+        about = {name: getattr(place, name) for name in ("key", "layer", "offset", "shape", "global_shape")}
+        listed.append({"kind": kind} | about)
+        if sum(tensor.nbytes for tensor in held.values()) >= FILE_BYTES:
+            flush()
+    flush()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A written shard, in `file` under `name`."""
+
+    file: Path
+    name: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class Parts:
+    """What all ranks wrote into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shapes: dict[tuple[str, str, int], tuple[int, ...]] = {}
+        """Global shapes by (kind, key, layer)."""
+        self._parts: dict[tuple[str, str, int], list[_Part]] = {}
+        self._open: dict[Path, Any] = {}
+        for listing in sorted(folder.glob("*.json")):
+            for number, about in enumerate(json.loads(listing.read_text())):
+                whole = about["kind"], about["key"], about["layer"]
+                part = _Part(listing.with_suffix(".safetensors"), str(number), tuple(about["offset"]), tuple(about["shape"]))
+                self._parts.setdefault(whole, []).append(part)
+                self.shapes[whole] = tuple(about["global_shape"])
+
+    def read(self, kind: str, key: str, layer: int, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+        """This box of a global tensor; zeros beyond the end of what was written, where a vocabulary was padded to less. Raises RuntimeError
+        where a part of it is missing."""
+        whole = kind, key, layer
+        target: torch.Tensor | None = None
+        filled = 0
+        for part in self._parts.get(whole, ()):
+            begins = [max(a, b) for a, b in zip(offset, part.offset, strict=True)]
+            ends = [min(a + m, b + n) for a, m, b, n in zip(offset, shape, part.offset, part.shape, strict=True)]
+            if any(begin >= end for begin, end in zip(begins, ends, strict=True)):
+                continue
+            if part.file not in self._open:
+                self._open[part.file] = safe_open(part.file, framework="pt")
+            here = tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, part.offset, strict=True))
+            values = self._open[part.file].get_slice(part.name)[here]
+            if target is None:
+                target = torch.zeros(tuple(shape), dtype=values.dtype)
+            target[tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, offset, strict=True))] = values
+            filled += values.numel()
+        ends = [min(at + size, end) for at, size, end in zip(offset, shape, self.shapes.get(whole, offset), strict=True)]
+        if target is None or filled != prod(max(0, end - at) for at, end in zip(offset, ends, strict=True)):
+            raise RuntimeError(f"{kind} of {key} (layer {layer}): only {filled} elements of {list(shape)} at {list(offset)} were written")
+        return target
