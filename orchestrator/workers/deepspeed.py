@@ -29,13 +29,16 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     return [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
 
 
-def tag_sliced_embeddings(model: torch.nn.Module, tp: int) -> None:
-    """AutoTP gives each rank its heads' columns of T5's relative bias but no tag: the gradient norm would count rank 0's columns only."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding) and hasattr(module, "weight"):
-            width = getattr(module.weight, "ds_shape", module.weight.shape)[-1]
-            if width * tp == module.embedding_dim:
-                module.weight.tensor_model_parallel = True
+def whole_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def tag_sliced_parameters(model: torch.nn.Module, before: dict[str, torch.Size]) -> None:
+    """AutoTP tags the weights of the linears that it cuts, but not T5's relative bias, of which each rank gets its heads: the gradient
+    norm would count those of rank 0 only. `before`: the shapes before AutoTP."""
+    for name, shape in whole_shapes(model).items():
+        if shape != before[name]:
+            model.get_parameter(name).tensor_model_parallel = True
 
 
 def summed_over_sequence(plan: Plan) -> int:
@@ -67,11 +70,13 @@ class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
                 hf_checkpoint.load(model, source)
             else:
                 hugging_face.initialise(model, plan.training.seed, device)
+            whole = whole_shapes(model)
             mpu = self._ulysses(fields) if plan.cp > 1 else None
             self.engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), mpu=mpu, config=ds_config)
         if plan.tp > 1:
-            tag_sliced_embeddings(model, plan.tp)
+            tag_sliced_parameters(model, whole)
         hugging_face.restore_rotary_frequencies(model)
+        self.places = hf_checkpoint.places(model, plan, fields)
         if self._steps_when_built():
             self.engine.optimizer.optimizer.state.clear()
 
