@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ def iteration(line: str, tokens_per_sequence: int) -> Row | None:
     found = ITERATION.search(line)
     if found is None:
         return None
-    fields = {name.strip(): float(value) for name, value in FIELD.findall(found.group(2))}
+    numbers = {name.strip(): float(value) for name, value in FIELD.findall(found.group(2))}
+    fields = {name: value for name, value in numbers.items() if math.isfinite(value)}  # JSON has no NaN
     milliseconds = fields.get("elapsed time per iteration (ms)")
     if milliseconds is None:
         return None

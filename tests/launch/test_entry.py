@@ -1,0 +1,92 @@
+"""The engine's own program, or a user's, started through us: for real, on gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.launch import megatron_log
+
+HERE = Path(__file__).parent
+FLAGS = HERE.parent / "engines" / "megatron_flags.csv"
+TRAIN = ("recipe=gpt_tiny", "gpus=2", "train.steps=5", "train.warmup=1")
+
+
+def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator.run", *TRAIN, *words, f"out={out}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.engines
+def test_megatrons_program_gets_the_plans_arguments_and_its_log_becomes_metrics(tmp_path: Path) -> None:
+    folder = tmp_path / "my fork"
+    folder.mkdir()
+    program = folder / "pretrain_gpt.py"
+    program.write_bytes((HERE / "megatron_stand_in.py").read_bytes())
+    out = tmp_path / "run"
+    done = run(out, f"entry={program}", f"env.T_FLAGS={FLAGS}", "train.save_every=5", "entry.args=--timing-log-level 2 --split 98,2,0",
+               "entry.without=--async-save", "launch=local", "pin.tp=2")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    parsed = json.loads((out / "parsed.json").read_text())
+    wanted = {"tensor_model_parallel_size": 2, "num_layers": 4, "train_iters": 5, "timing_log_level": 2, "split": "98,2,0"}
+    wanted |= {"mock_data": True, "exit_signal": "SIGUSR1", "load": "checkpoints"}
+    assert {name: parsed.get(name) for name in wanted} == wanted
+    assert "async_save" not in parsed
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["loss"] for row in rows] == pytest.approx([2.0, 1.0, 2 / 3, 0.5, 0.4], rel=1e-6)
+    assert rows[1]["tokens_per_s"] == pytest.approx(16 * 128 / rows[1]["step_time_s"])
+    assert rows[0]["peak_memory_bytes"] == int(20.5 * 2**20)
+    status = json.loads((out / "status.json").read_text())
+    assert (status["status"], status["steps"]) == ("finished", 5)
+    assert status["measured_step_time_s"] > 0.02
+    assert "measured / predicted" in done.stdout
+
+
+@pytest.mark.engines
+def test_a_users_deepspeed_script_trains_under_the_planned_config(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ("engine=deepspeed", "pin.zero_stage=2", "pin.tp=1", "entry.args=--hidden 4", "launch=local")
+    done = run(out, f"entry={HERE / 'deepspeed_user.py'}", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        stage, *losses = json.loads((out / f"user-{rank}.json").read_text())
+        assert stage == 2
+        assert losses[-1] < losses[0]
+
+
+def test_the_log_of_a_resumed_run_counts_each_step_once(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "rank-1.log"
+    line = " iteration {:8d}/ 9 | elapsed time per iteration (ms): 10.0 | lm loss: {:.6E} | grad norm: nan |\n"
+    follower = megatron_log.Follower(tmp_path)
+    log.write_text("loading\n" + line.format(1, 3.0) + line.format(2, 2.0)[:20])
+    follower.poll()
+    with log.open("a") as file:
+        file.write(line.format(2, 2.0)[20:] + line.format(1, 3.0) + line.format(3, float("nan")))
+    follower.poll()
+    rows = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[1]["loss"] == 2.0
+    assert rows[2]["loss"] is None, "JSON has no NaN"
+
+
+def test_what_contradicts_the_plan_is_refused(tmp_path: Path) -> None:
+    cases = [
+        (["entry.args=--lr 1"], "entry.args=--lr: the plan says --lr 0.001"),
+        (["entry.args=--tensor-model-parallel-size=4"], "entry.args=--tensor-model-parallel-size: the plan says"),
+        (["entry.without=--lr"], "entry.without=--lr: is no flag that we add; choose one of --log-throughput"),
+        (["engine=megatron_deepspeed"], "engine=megatron_deepspeed is our worker's own"),
+        (["engine=deepspeed", "pin.tp=1", "entry.args=--deepspeed x.json"], "entry.args=--deepspeed: is ours"),
+        (["entry.args='"], "entry.args=': can't be split into words"),
+        (["launch=local"], "launch=local: there is no entry="),
+    ]
+    for words, why in cases:
+        done = run(tmp_path / "run", f"entry={tmp_path}/none.py", *(() if "launch=local" in words else ("launch=none",)), *words)
+        assert done.returncode == 2, (words, done.stdout, done.stderr)
+        assert why in done.stderr, words
+        assert not (tmp_path / "run").exists()
