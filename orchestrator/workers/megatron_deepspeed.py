@@ -68,6 +68,11 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
+def log_level(plan: Plan) -> str:
+    """DeepSpeed's own reports (ds.steps_per_print, ds.wall_clock_breakdown) go to the log of whoever asks for something of DeepSpeed."""
+    return "INFO" if plan.extra.get("ds") else "ERROR"
+
+
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """As megatron-core groups them: biases and norms (one dimension) don't decay (optimizer/__init__.py:69)."""
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -106,7 +111,7 @@ class MegatronDeepSpeedTrainer:
         if plan.run.init_from:
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         deepspeed = import_deepspeed(device)
-        deepspeed.logger.setLevel("ERROR")
+        deepspeed.logger.setLevel(log_level(plan))
         deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
         initialise_groups(plan)
         stage = parallel_state.get_pipeline_model_parallel_rank()
