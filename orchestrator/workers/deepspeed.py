@@ -17,7 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import hf_checkpoint, hugging_face, loop
 from orchestrator.workers.distributed import initialise_groups
-from orchestrator.workers.megatron_deepspeed import MegatronDeepSpeedTrainer, import_deepspeed, log_level
+from orchestrator.workers.megatron_deepspeed import MegatronDeepSpeedTrainer, import_deepspeed, set_log_level
 from orchestrator.workers.models import Batch, mean_loss
 
 
@@ -55,7 +55,7 @@ class HuggingFaceTrainer(MegatronDeepSpeedTrainer):
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
         deepspeed = import_deepspeed(device)
-        deepspeed.logger.setLevel(log_level(plan))
+        set_log_level(plan)
         deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
         initialise_groups(plan)
         fields = engine["model"]

@@ -68,9 +68,11 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def log_level(plan: Plan) -> str:
+def set_log_level(plan: Plan) -> None:
     """DeepSpeed's own reports (ds.steps_per_print, ds.wall_clock_breakdown) go to the log of whoever asks for something of DeepSpeed."""
-    return "INFO" if plan.extra.get("ds") else "ERROR"
+    from deepspeed.utils.logging import set_log_level_from_string
+
+    set_log_level_from_string("info" if plan.extra.get("ds") else "error")
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
@@ -111,7 +113,7 @@ class MegatronDeepSpeedTrainer:
         if plan.run.init_from:
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         deepspeed = import_deepspeed(device)
-        deepspeed.logger.setLevel(log_level(plan))
+        set_log_level(plan)
         deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
         initialise_groups(plan)
         stage = parallel_state.get_pipeline_model_parallel_rank()
