@@ -1,0 +1,32 @@
+"""Imports the engines and prints their versions: the images' health check.
+
+    python -m orchestrator.workers.versions
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+PACKAGES = ("torch", "megatron.core", "deepspeed", "transformers")
+OPTIONAL = ("transformer_engine", "flash_attn", "apex")
+
+
+def main() -> int:
+    """0 where all engines can be imported; 1 and the reason where one can't."""
+    failed = False
+    for name in (*PACKAGES, *OPTIONAL):
+        try:
+            module = importlib.import_module(name)
+            print(f"{name} {getattr(module, '__version__', 'of unknown version')}")
+        except Exception as error:  # a library that is built against another torch raises what it likes
+            if name in OPTIONAL and isinstance(error, ModuleNotFoundError):
+                print(f"{name} is not installed")
+                continue
+            print(f"{name} can't be imported: {type(error).__name__}: {error}", file=sys.stderr)
+            failed = True
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
