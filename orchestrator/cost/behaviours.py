@@ -37,6 +37,8 @@ TORCH_LOGITS: Final = 14.0
 EAGER: Final = {"pointwise_factor": 1.8}
 """Norms, rotary, gates, residuals and casts as kernels of their own: nearly twice the memory passes of fused ones. nanotron's fit says
 1.9, Composer's on A100 1.4, its H100 the same in slower products."""
+TORCHAO: Final = {"fp8_saved_bytes": 2.0}
+"""torchao's Float8Linear keeps the input as it came (float8_linear.py)."""
 NANOTRON_HOST: Final = {"layer_floor_s": 4e-3, "pipeline_layer_floor_s": 2.4e-3}
 """A layer's forward and backward are never faster than its Python: one tp rank's, and added for every further one in a pipeline."""
 
@@ -124,7 +126,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="fsdp_torchtitan",
-            constants=EAGER,
+            constants=EAGER | TORCHAO,
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
@@ -133,7 +135,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="fsdp_automodel",
-            constants=EAGER,
+            constants=EAGER | TORCHAO,
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,

@@ -69,6 +69,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     fp8_efficiency: float = 0.80
     """FP8 GEMMs' share of their peak, against `gemm_efficiency`: the scaling kernels, and a peak that power keeps out of reach (NVIDIA's
     published pairs of bf16 and FP8 runs)."""
+    fp8_saved_bytes: float = 1.0
+    """Bytes per element that an FP8 product keeps of its input for backward: Transformer Engine quantises it, torchao keeps bf16 (2.0)."""
     tp_overlap: float = -1.0
     """Share of tensor-parallel traffic behind GEMMs, inside the innermost network level; below 0: the engine's `Behaviour.tp_overlap`."""
 

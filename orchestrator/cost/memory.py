@@ -58,6 +58,20 @@ class Activations(NamedTuple):
     transient_backward: float
 
 
+def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float, without: tuple[str, ...]) -> float:
+    """What FP8 changes in a sample's saved bytes: products keep their quantised inputs (`saved` bytes more an element) in place of those
+    themselves, but attention keeps its output anyway, beside the projection's quantised copy (`copied`). The vocabulary's stays bf16."""
+    mesh = strategy.mesh
+    change = 0.0
+    for op in layer.ops:
+        if isinstance(op, Gemm) and not op.pad_to:
+            for tensor in op.saves:
+                if tensor.group not in without:
+                    elements = tensor.local_elements(mesh.tp, sequence_parallel=strategy.sequence_parallel, cp=mesh.cp)
+                    change += elements * (copied if tensor.group == "attention" and op.split == "row" else saved)
+    return change
+
+
 def activations(
     layer: LayerSpec,
     recompute: Recompute,
@@ -72,7 +86,7 @@ def activations(
     itemsize = activation_itemsize(precision)
 
     def saved(*without: str) -> float:
-        return micro_batch_size * layer.saved_bytes(
+        nbytes = layer.saved_bytes(
             mesh.tp,
             sequence_parallel=sp,
             cp=mesh.cp,
@@ -80,6 +94,9 @@ def activations(
             flash_attention=behaviour.flash_attention,
             without=without,
         )
+        if precision == "fp8":
+            nbytes += _quantised(layer, strategy, calibration.fp8_saved_bytes - itemsize, calibration.fp8_saved_bytes % itemsize, without)
+        return micro_batch_size * nbytes
 
     everything = saved()
     if recompute == "full" and layer.recomputable:

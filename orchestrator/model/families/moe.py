@@ -95,11 +95,11 @@ def experts(a: MoeArchitecture, tokens: int) -> Part:
     )
     ops = (
         Gemm(name="mlp.router", tokens=tokens, k=h, n=a.num_experts),
-        Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", saves=(kept,)),
+        Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp"),
         Dispatch(elements=elements, topk=topk),
-        Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=2 * f, experts=a.num_experts, saves=(gate_up,)),
-        Pointwise(name="mlp.experts.activation", elements=routed * f, moved=2 * READ + WRITE, shard="tp", saves=(product,)),
-        Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, experts=a.num_experts),
+        Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=2 * f, experts=a.num_experts, saves=(kept,)),
+        Pointwise(name="mlp.experts.activation", elements=routed * f, moved=2 * READ + WRITE, shard="tp", saves=(gate_up,)),
+        Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, experts=a.num_experts, saves=(product,)),
     )
     if not a.shared_ffn_hidden_size:
         return Part(weights, ops)
