@@ -232,6 +232,11 @@ def _data(plan: Plan) -> list[Flag]:
     if run.eval_every:
         flags += [("--eval-interval", str(run.eval_every))]
     flags += [("--eval-iters", str(run.eval_steps if run.eval_every else 0)), ("--log-interval", "1")]
+    flags += [("--tensorboard-dir", "tensorboard")]
+    if run.wandb:
+        names = {"project": "--wandb-project", "entity": "--wandb-entity", "name": "--wandb-exp-name"}
+        # Megatron asks for a name where there is a project (global_vars.py).
+        flags += [(names[key], value) for key, value in ({"name": model.name} | run.wandb).items()]
     if run.save_every:
         flags += [("--save", "checkpoints"), ("--save-interval", str(run.save_every)), ("--ckpt-format", "torch_dist")]
     return flags

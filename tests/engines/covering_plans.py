@@ -52,6 +52,7 @@ MEGATRON: dict[str, Plan] = {
             blend=(Source(weight=0.7, path="/data/web.idx"), Source(weight=0.3, path="/data/it's code.idx")),
             split=(90.0, 10.0),
             eval_every=50,
+            wandb={"project": "it's mine"},
         ),
         extra={
             "megatron": {

@@ -45,6 +45,9 @@ MEGATRON_ARGS=(
   --eval-interval '50'
   --eval-iters '10'
   --log-interval '1'
+  --tensorboard-dir 'tensorboard'
+  --wandb-exp-name 'gpt_small'
+  --wandb-project 'it'"'"'s mine'
   --init-method-std '0.01'
   --no-bias-dropout-fusion
   --ddp-bucket-size '1000'

@@ -51,4 +51,5 @@ MEGATRON_ARGS=(
   --split '99,1,0'
   --eval-iters '0'
   --log-interval '1'
+  --tensorboard-dir 'tensorboard'
 )

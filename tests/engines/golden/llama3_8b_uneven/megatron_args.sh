@@ -58,6 +58,7 @@ MEGATRON_ARGS=(
   --split '99,1,0'
   --eval-iters '0'
   --log-interval '1'
+  --tensorboard-dir 'tensorboard'
   --save 'checkpoints'
   --save-interval '50'
   --ckpt-format 'torch_dist'
