@@ -43,6 +43,9 @@ REASONS = {
     "DEADLINE": "Slurm: the deadline was reached",
 }
 """Of states that say more than the ranks can."""
+ENDING = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "NodeFail": "NODE_FAIL", "Preempted": "PREEMPTED", "Deadline": "DEADLINE"}
+"""Reasons of a job that is being ended (slurm/src/common/slurm_protocol_defs.c, job_reason_string)."""
+REASON = re.compile(r"\bReason=(\S+)")
 STATE = re.compile(r"\bJobState=(\S+)")
 EXIT = re.compile(r"\bExitCode=(\d+):(\d+)")
 DOWN = re.compile(r"DOWN|FAIL|NO_RESPOND|NOT_RESPONDING|DRAIN")
@@ -137,14 +140,25 @@ def failed_nodes(job_id: str) -> list[str]:
 
 
 def why_ended(job_id: str) -> tuple[str, str] | None:
-    """(job state, what to say) where Slurm knows more than the ranks: out of time, cancelled, a node that failed. None otherwise."""
+    """(job state, what to say) where Slurm knows more than the ranks: out of time, cancelled, a node that failed. None otherwise.
+
+    A job that Slurm ends is COMPLETING as long as its script runs; its reason says why, and scancel leaves none.
+    """
     try:
-        name, _ = state(job_id)
+        shown = _ask("scontrol", "show", "job", job_id).stdout
     except LaunchError:
         return None
+    found, reason = STATE.search(shown), REASON.search(shown)
+    if found is None:
+        return None
+    name = found.group(1)
     down = failed_nodes(job_id)
-    if down and name not in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
-        return "NODE_FAIL", f"{REASONS['NODE_FAIL']}: {', '.join(down)}"
+    if name == "COMPLETING":
+        name = ENDING.get(reason.group(1) if reason else "", "NODE_FAIL" if down else "CANCELLED")
+    elif down and name not in REASONS:
+        name = "NODE_FAIL"
+    if name == "NODE_FAIL" and down:
+        return name, f"{REASONS[name]}: {', '.join(down)}"
     return (name, REASONS[name]) if name in REASONS else None
 
 

@@ -215,6 +215,8 @@ def train(
             now("export", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
             trainer.export(Path(plan.run.export_to))
     metrics.close()
+    if sys.platform != "win32":
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a reminder would end Python in its last moments, when it has no handlers any more
     return losses
 
 
