@@ -13,6 +13,7 @@ from orchestrator.plan import Plan
 
 TENSORBOARD = "tensorboard"
 """The folder of the event files, in the run's."""
+LOGIN_S = 10.0
 GROUPS = {"loss": "train", "grad_norm": "train", "lr": "train", "valid_loss": "valid"}
 """The page of TensorBoard that a number is shown on; "speed" for all others."""
 
@@ -47,13 +48,12 @@ class Monitors:
         try:
             import wandb
 
-            # A prompt for a key would wait for ever in a job.
-            settings = wandb.Settings(silent=True)
-            if not (wandb.api.api_key or settings.mode in ("offline", "disabled")):
-                raise RuntimeError("not logged in: wandb login, or WANDB_API_KEY, or WANDB_MODE=offline")
+            # A question for a key is given up: nobody answers in a job.
+            settings = wandb.Settings(silent=True, login_timeout=LOGIN_S)
             return wandb.init(dir=str(out), settings=settings, config={"plan": str(out / "plan.json")}, **plan.run.wandb)
         except Exception as error:  # a monitor is no reason to end a training
-            print(f"monitors: no Weights & Biases: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            hint = "wandb login, WANDB_API_KEY, or WANDB_MODE=offline"
+            print(f"monitors: no Weights & Biases: {type(error).__name__}: {error} ({hint})", file=sys.stderr, flush=True)
             return None
 
     def write(self, row: dict[str, Any]) -> None:
