@@ -32,6 +32,11 @@ def environment(plan: Plan) -> dict[str, str]:
     env = {
         # A collective that fails ends its rank instead of hanging.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # NCCL's flight recorder: the last collectives of each rank, written where the watchdog or NCCL's own timeout ends a hang
+        # (FlightRecorder.hpp, ProcessGroupNCCL.hpp; torch's fr_trace reads the files).
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "logs/nccl_trace_rank_",
         # Activations of changing sizes leave holes in the allocator's fixed segments.
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
