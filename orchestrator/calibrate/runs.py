@@ -359,6 +359,7 @@ DOUBTFUL: tuple[tuple[str, str], ...] = (
     ("_lora", "LoRA: the base is frozen"),
     ("_SFT", "fine-tuning on packed sequences"),
     ("assumed for 20B", "settings assumed, not printed"),
+    ("_resume", "the peak has the loading of a checkpoint in it"),
     ("grpo", "reinforcement learning, not pretraining"),
     ("mimo/", "vision-language model"),
     ("rowwise", "rowwise scaling"),
