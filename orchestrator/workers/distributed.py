@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -96,6 +97,27 @@ def initialise_groups(plan: Plan) -> None:
     seed = plan.training.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """What dropout on this rank continues from."""
+    from megatron.core import tensor_parallel
+
+    return {
+        "cpu": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state() if device.type == "cuda" else None,
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
+    """Put back what `generator_states` said."""
+    from megatron.core import tensor_parallel
+
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and states["device"] is not None:
+        torch.cuda.set_rng_state(states["device"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
 def local_rank_is_first() -> bool:

@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from orchestrator.plan import Plan
 from orchestrator.workers import hugging_face
 from orchestrator.workers.hf_weights import CONFIG, Checkpoint, Rows, write_config, write_files
+from orchestrator.workers.parts import Place
 
 ACTIVATIONS = ("activation_function", "hidden_act", "feed_forward_proj")
 """The config fields that name an activation. The planner knows one GELU, transformers several."""
@@ -44,6 +45,28 @@ def load(model: torch.nn.Module, folder: Path) -> None:
                     values.copy_(rows.reshape(-1)[begin : begin + values.numel()])
 
 
+def places(model: torch.nn.Module, plan: Plan, fields: dict[str, Any]) -> list[Place]:
+    """Every parameter's place in the whole model, after AutoTP has cut it."""
+    shapes = _whole_shapes(fields)
+    tp_rank = parallel_state.get_tensor_model_parallel_rank()
+    dp_rank = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    found = []
+    for name, parameter in model.named_parameters():
+        shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[name]
+        offset = tuple(0 if here == there else tp_rank * here for here, there in zip(shape, whole, strict=True))
+        first = shape != whole or tp_rank == 0
+        about = {"key": name, "layer": 0, "offset": offset, "shape": shape, "global_shape": whole}
+        found.append(Place(parameter=parameter, start=0, first=first, main=first and dp_rank == 0, **about))
+    return found
+
+
+def _whole_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of the model that nothing has cut."""
+    with torch.device("meta"):
+        uncut = hugging_face.build_model(fields | {"gradient_checkpointing": False})
+    return {name: tuple(parameter.shape) for name, parameter in uncut.named_parameters()}
+
+
 def export(model: torch.nn.Module, plan: Plan, folder: Path, fields: dict[str, Any]) -> None:
     """Write a Hugging Face checkpoint into `folder`. All ranks call this; rank 0 holds one file's tensors at a time. `fields`:
     engine.json's "model"."""
@@ -63,9 +86,7 @@ def whole_tensors(model: torch.nn.Module, plan: Plan, fields: dict[str, Any]) ->
     through it together."""
     import deepspeed
 
-    with torch.device("meta"):
-        uncut = hugging_face.build_model(fields | {"gradient_checkpointing": False})
-    shapes = {name: parameter.shape for name, parameter in uncut.named_parameters()}
+    shapes = _whole_shapes(fields)
     for name, parameter in model.named_parameters():
         with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], enabled=plan.zero_stage == 3):
             tensor = parameter.detach().clone()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -24,7 +24,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import hf_weights, loop, parts
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.distributed import initialise_groups
+from orchestrator.workers.distributed import generator_states, initialise_groups, set_generator_states
 from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config, with_types
 
 OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -139,11 +139,7 @@ class MegatronTrainer:
 
     def _generators(self) -> ShardedObject:
         """Generator states, one set a rank."""
-        states = {
-            "cpu": torch.get_rng_state(),
-            "device": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
-            "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
-        }
+        states = generator_states(self.device)
         return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
 
     def save(self, folder: Path, step: int) -> None:
@@ -182,11 +178,7 @@ class MegatronTrainer:
             for values in wrapped.optimizer.state.values():
                 values["step"] = values["step"].clone()
         if same:
-            generators = state["generators"]
-            torch.set_rng_state(generators["cpu"])
-            if generators["device"] is not None:
-                torch.cuda.set_rng_state(generators["device"])
-            tensor_parallel.get_cuda_rng_tracker().set_states(generators["tracker"])
+            set_generator_states(state["generators"], self.device)
 
 
 def _set_with_step(wrapped: Any, put: Any, model_parameter: Any, tensors: dict[str, torch.Tensor]) -> None:

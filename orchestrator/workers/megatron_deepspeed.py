@@ -21,7 +21,7 @@ from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import hf_weights, loop, parts
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.distributed import initialise_groups
+from orchestrator.workers.distributed import generator_states, initialise_groups, set_generator_states
 from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config
 
 TAG = "state"
@@ -252,7 +252,17 @@ class MegatronDeepSpeedTrainer:
         return math.sqrt(float(square))
 
     def save(self, folder: Path, step: int) -> None:
-        self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False)
+        """By places in the whole model where that covers this plan; else as DeepSpeed does, for this layout only."""
+        from orchestrator.workers import states
+
+        if not states.covers(self.plan):
+            self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False)
+            return
+        if dist.get_rank() == 0:
+            (folder / states.FOLDER).mkdir()
+        dist.barrier()
+        states.save(self.engine, self.places, self.plan, folder / states.FOLDER)
+        torch.save(generator_states(self.device), folder / f"generators-{dist.get_rank():06d}.pt")
 
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
@@ -266,13 +276,22 @@ class MegatronDeepSpeedTrainer:
         hf_weights.export(self.places, self.plan, folder, self.engine_fields, gathered)
 
     def load(self, saved: Saved) -> None:
-        """DeepSpeed's files are those of one layout. Raises InputError for another."""
+        """Any layout, but for plans whose checkpoints are DeepSpeed's own (`save`); the generators only in the same. Raises InputError."""
+        from orchestrator.workers import states
+
         mine = layout(self.plan)
+        if saved.layout["engine"] != self.plan.engine:
+            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+        if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
+            states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
+            if saved.layout == mine:
+                path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
+                set_generator_states(torch.load(path, weights_only=False), self.device)
+            return
         if saved.layout != mine:
             different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine[key]})" for key in mine if saved.layout.get(key) != mine[key])
-            raise InputError(
-                "train.resume", saved.folder, f"was written with {different}; DeepSpeed's checkpoints continue in the same layout only"
-            )
+            why = f"was written with {different}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only"
+            raise InputError("train.resume", saved.folder, why)
         path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")

@@ -139,6 +139,7 @@ class Parts:
             target[tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, offset, strict=True))] = values
             filled += values.numel()
         ends = [min(at + size, end) for at, size, end in zip(offset, shape, self.shapes.get(whole, offset), strict=True)]
-        if target is None or filled != prod(max(0, end - at) for at, end in zip(offset, ends, strict=True)):
+        wanted = prod(max(0, end - at) for at, end in zip(offset, ends, strict=True)) if whole in self.shapes else prod(shape)
+        if filled != wanted:
             raise RuntimeError(f"{kind} of {key} (layer {layer}): only {filled} elements of {list(shape)} at {list(offset)} were written")
-        return target
+        return torch.zeros(tuple(shape)) if target is None else target

@@ -16,6 +16,7 @@ from orchestrator.plan import RunSettings, to_json
 pytestmark = pytest.mark.engines
 
 DEEPSPEED = "megatron_deepspeed"
+ALONE = "deepspeed"
 
 
 def run(pool: Pool, corpus: str, out: Path, *, resume: Path | None = None, save_every: int = 0, **fields: Any) -> list[float]:
@@ -45,11 +46,51 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": DEEPSPEED, "precision": "bf16", "grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"},
         {"engine": DEEPSPEED, "precision": "bf16", "grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"},
     ),
+    "deepspeed zero1 to zero3": ({"engine": DEEPSPEED, "dp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "dp": 4, "zero_stage": 3}),
+    "deepspeed zero3 dp3 to zero1": (
+        {"engine": DEEPSPEED, "dp": 3, "zero_stage": 3, "global_batch_size": 6},
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1, "global_batch_size": 6},
+    ),
+    "deepspeed zero1 to zero3 dp3": (
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1, "global_batch_size": 6},
+        {"engine": DEEPSPEED, "dp": 3, "zero_stage": 3, "global_batch_size": 6},
+    ),
+    "deepspeed tp2 zero2 to tp1 dp2 zero0": (
+        {"engine": DEEPSPEED, "tp": 2, "zero_stage": 2},
+        {"engine": DEEPSPEED, "dp": 2},
+    ),
+    "deepspeed pp2 zero1 llama to tp2 zero3": (
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 3},
+    ),
+    "deepspeed bf16 dp2 zero1 to zero3": (
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1, "precision": "bf16"},
+        {"engine": DEEPSPEED, "dp": 4, "zero_stage": 3, "precision": "bf16"},
+    ),
+    "hugging face tp2 zero1 to dp2 zero3": (
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 3},
+    ),
+    "hugging face tp2 dp2 zero3 to zero0": (
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 3},
+        {"model": LLAMA, "engine": ALONE},
+    ),
     "deepspeed pp2 zero1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
 }
 
 
-LONG = ("megatron bf16 tp2", "deepspeed bf16 dp2 zero1", "deepspeed bf16 zero0", "deepspeed pp2 zero1")
+LONG = (
+    "hugging face tp2 dp2 zero3 to zero0",
+    "deepspeed zero3 dp3 to zero1",
+    "deepspeed bf16 dp2 zero1 to zero3",
+    "deepspeed tp2 zero2 to tp1 dp2 zero0",
+    "deepspeed tp2 zero1",
+    "deepspeed dp2 zero3",
+    "megatron bf16 tp2",
+    "deepspeed bf16 dp2 zero1",
+    "deepspeed bf16 zero0",
+    "deepspeed pp2 zero1",
+)
 """Left to .ci/full: their parts are in other cases."""
 
 
@@ -60,7 +101,8 @@ def test_a_resumed_run_continues_the_curve(case: str, pool: Pool, corpus: str, t
     # The run that resumes starts in the middle: its own losses are those of steps 3 and 4.
     half = tmp_path / "first" / "checkpoints" / "step_000002"
     resumed = run(pool, corpus, tmp_path / "second", resume=half, **after)
-    np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-6 if before == after else 1e-4)
+    tolerance = 1e-6 if before == after else 5e-3 if after.get("precision") == "bf16" else 1e-4
+    np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=tolerance)
     lines = [json.loads(line) for line in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 4]
 
@@ -74,9 +116,10 @@ def test_the_marker_names_the_newest_checkpoint_and_a_run_continues_in_its_own_f
 
 
 def test_deepspeed_refuses_a_checkpoint_of_another_layout(pool: Pool, corpus: str, tmp_path: Path) -> None:
-    run(pool, corpus, tmp_path / "first", save_every=4, engine=DEEPSPEED, tp=2, zero_stage=1)
+    plain: dict[str, Any] = {"precision": "bf16", "grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16", "engine": DEEPSPEED}
+    run(pool, corpus, tmp_path / "first", save_every=4, tp=2, **plain)
     with pytest.raises(AssertionError, match=r"was written with tp=2 \(now 1\)"):
-        run(pool, corpus, tmp_path / "second", resume=tmp_path / "first", engine=DEEPSPEED, zero_stage=1)
+        run(pool, corpus, tmp_path / "second", resume=tmp_path / "first", **plain)
 
 
 def test_dropout_continues_where_it_was(pool: Pool, corpus: str, tmp_path: Path) -> None:

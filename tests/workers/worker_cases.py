@@ -171,7 +171,12 @@ def train_and_save(plan_json: str, cache: str, out: str) -> list[float]:
         trainer.load(saved)
         first_step = saved.step
     Path(out).mkdir(parents=True, exist_ok=True)
-    return loop.train(trainer, batches, Path(out), first_step)
+    losses = loop.train(trainer, batches, Path(out), first_step)
+    if plan.engine == "deepspeed":
+        import hf_cases
+
+        hf_cases.forget(trainer)
+    return losses
 
 
 def whole(answers: list[dict[str, Any]], name: str) -> dict[str, np.ndarray]:
