@@ -23,7 +23,7 @@ import msgspec
 
 import orchestrator
 from orchestrator import detect, recipe
-from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.calibration import calibrated
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
 from orchestrator.engines.hf_export import why_no_exchange
@@ -130,7 +130,7 @@ def searched_plan(settings: Settings) -> Found:
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
-    calibrations = [datasheet(settings.cluster, behaviour) for _, behaviour in pairs]
+    calibrations = [calibrated(settings.cluster, behaviour) for _, behaviour in pairs]
     gc.disable()  # what a search makes is needed to its end: looking for garbage in it takes a tenth of the time
     with SearchProgress() as progress:
         result = search(
@@ -209,7 +209,7 @@ def saved_plan(settings: Settings) -> Found:
         raise InputError("engine", engine, "of the plan is not known", ENGINES)
     exchanging([ENGINES[engine]], settings)
     behaviour = ENGINES[engine].behaviour(settings.cluster.software)
-    calibration = datasheet(settings.cluster, behaviour)
+    calibration = calibrated(settings.cluster, behaviour)
     check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), settings.limit, calibration)
     return Found(plan=reprice(settings.plan, behaviour, calibration))
 
