@@ -26,6 +26,7 @@ from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.hardware.collectives import all_reduce, link_for
 from orchestrator.plan import Plan
 from orchestrator.units import GB, GIB, format_seconds
+from orchestrator.workers.data import indexed_prefix, is_indexed
 from orchestrator.workers.watchdog import host
 
 MISMATCH_STATUS = 4
@@ -82,10 +83,12 @@ def packages() -> dict[str, str]:
 
 def data_files(plan: Plan) -> dict[str, int | None]:
     """Sizes of what the run reads; None for what can't be read from here."""
-    wanted = []
-    if plan.run.data is not None:
-        pair = [f"{plan.run.data}.bin", f"{plan.run.data}.idx"]
-        wanted += pair if Path(pair[0]).is_file() and not Path(plan.run.data).is_file() else [plan.run.data]
+    run = plan.run
+    wanted: list[str] = []
+    for source in (run.data, run.valid, *(source.path for source in run.blend)):
+        if source is not None:
+            prefix = indexed_prefix(source)
+            wanted += [f"{prefix}.bin", f"{prefix}.idx"] if source.endswith(".idx") or is_indexed(source) else [source]
     wanted += [folder for folder in (plan.run.tokenizer, plan.run.resume) if folder is not None]
     sizes: dict[str, int | None] = {}
     for name in wanted:

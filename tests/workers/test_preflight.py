@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 from worker_plans import CPU, make_plan
 
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.plan import Plan, Prediction, RunSettings
+from orchestrator.plan import Plan, Prediction, RunSettings, Source
 from orchestrator.workers import preflight
 from orchestrator.workers.preflight import Facts, Measured, PreflightError, agree, bandwidth_report, check_nodes, first_mismatch
 
@@ -150,3 +150,12 @@ def test_the_groups_of_one_process_need_no_network() -> None:
         assert preflight.check_groups({"tp": group}, torch.device("cpu")) == {}
     finally:
         dist.destroy_process_group()
+
+
+def test_all_sources_are_looked_for(tmp_path: Path) -> None:
+    for name in ("a.txt", "x.bin", "x.idx"):
+        (tmp_path / name).write_text("text")
+    blend = tuple(Source(weight=1.0, path=str(tmp_path / name)) for name in ("a.txt", "x.idx", "gone.idx"))
+    found = preflight.data_files(make_plan(run=RunSettings(blend=blend, valid=str(tmp_path / "a.txt"))))
+    sizes = {Path(path).name: size for path, size in found.items()}
+    assert sizes == {"a.txt": 4, "x.bin": 4, "x.idx": 4, "gone.bin": None, "gone.idx": None}
