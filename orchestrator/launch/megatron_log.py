@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -69,7 +70,8 @@ class Follower:
         path = out / "metrics.jsonl"
         if path.exists():
             for line in path.read_text().splitlines():
-                self.last_step = max(self.last_step, int(json.loads(line).get("step", 0)))
+                with contextlib.suppress(ValueError, AttributeError):  # the last line of a run that was cut off
+                    self.last_step = max(self.last_step, int(json.loads(line).get("step", 0)))
 
     def poll(self) -> None:
         """Read what is new."""

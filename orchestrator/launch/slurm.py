@@ -48,7 +48,8 @@ ENDING = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "NodeFail": "NODE_FAI
 REASON = re.compile(r"\bReason=(\S+)")
 STATE = re.compile(r"\bJobState=(\S+)")
 EXIT = re.compile(r"\bExitCode=(\d+):(\d+)")
-DOWN = re.compile(r"DOWN|FAIL|NO_RESPOND|NOT_RESPONDING|DRAIN")
+DOWN = re.compile(r"DOWN|FAIL|NO_RESPOND|NOT_RESPONDING")
+FAILED_NODE = re.compile(r"\bFailedNode=([^\s(]+)")
 NODES = re.compile(r"\bNodeList=(\S+)")
 
 
@@ -128,14 +129,18 @@ def state(job_id: str) -> tuple[str, int]:
     return found.group(1), 128 + number if number else status
 
 
-def failed_nodes(job_id: str) -> list[str]:
-    """Nodes of the job that Slurm can't reach, by sinfo; empty where it can't be asked."""
+def failed_nodes(shown: str) -> list[str]:
+    """Nodes that failed, of a job as scontrol shows it: the one that Slurm names, or those of the job that it can't reach."""
+    named = FAILED_NODE.search(shown)
+    if named:
+        return [named.group(1)]
+    # A job that is being ended loses its failed node from the list; its own script knows them all.
+    nodes = os.environ.get("SLURM_JOB_NODELIST") or next(iter(NODES.findall(shown)), "")
+    if nodes in ("", "(null)", "None"):
+        return []
     with contextlib.suppress(LaunchError):
-        nodes = NODES.search(_ask("scontrol", "show", "job", job_id).stdout)
-        if nodes and nodes.group(1) not in ("(null)", "None"):
-            shown = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes.group(1)}", "--format=%N %T").stdout
-            lines = [line.split() for line in shown.splitlines() if len(line.split()) == 2]
-            return sorted({name for name, how in lines if how.endswith("*") or DOWN.search(how.upper())})
+        lines = [line.split() for line in _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %T").stdout.splitlines()]
+        return sorted({line[0] for line in lines if len(line) == 2 and (line[1].endswith("*") or DOWN.search(line[1].upper()))})
     return []
 
 
@@ -152,7 +157,7 @@ def why_ended(job_id: str) -> tuple[str, str] | None:
     if found is None:
         return None
     name = found.group(1)
-    down = failed_nodes(job_id)
+    down = failed_nodes(shown)
     if name == "COMPLETING":
         name = ENDING.get(reason.group(1) if reason else "", "NODE_FAIL" if down else "CANCELLED")
     elif down and name not in REASONS:
