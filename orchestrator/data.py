@@ -7,6 +7,7 @@ Exit status: 0; 2 for bad input; 130 on Ctrl-C (the same command then continues)
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -31,6 +32,8 @@ KEYS: Final = {
 WORKER: Final = "orchestrator.workers.indexing"
 NEEDED: Final = ("megatron", "torch", "numpy")
 INTERRUPTED: Final = 130
+GRACE_S: Final = 120.0
+"""A part takes seconds, a tokenizer's minutes."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,12 +42,28 @@ def main(words: Sequence[str]) -> int:
         if {"-h", "--help"} & {*words}:
             print(help_text())
             return 0
-        return subprocess.run([sys.executable, "-m", WORKER, *arguments(words)], check=False).returncode
+        return start([sys.executable, "-m", WORKER, *arguments(words)])
     except OrchestratorError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
+        print("interrupted: what is done is kept, the same command continues", file=sys.stderr)
         return INTERRUPTED
+
+
+def start(command: Sequence[str]) -> int:
+    """Run it to its end; its exit status. On Ctrl-C, which it gets too, it may finish the parts at hand; on another one it may not."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE_S)
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def help_text() -> str:

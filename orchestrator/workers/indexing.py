@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -212,6 +213,11 @@ def index(inputs: Sequence[str], out: Path, folder: str | None, workers: int, pa
     return found
 
 
+def leave_ctrl_c_to_the_parent() -> None:
+    """Which starts no more parts, and waits for those at hand."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def write_parts(jobs: dict[int, tuple[list[Piece], str | None, Path]], workers: int) -> Iterator[int]:
     """The numbers of the parts as they are done, by this many processes; by this one if it is alone."""
     if workers <= 1:
@@ -220,7 +226,7 @@ def write_parts(jobs: dict[int, tuple[list[Piece], str | None, Path]], workers: 
             yield number
         return
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=leave_ctrl_c_to_the_parent)
     try:
         tasks = {pool.submit(write_part, *job): number for number, job in jobs.items()}
         for task in as_completed(tasks):
@@ -244,7 +250,6 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
         return INTERRUPTED
     tokenizer = f" tokenizer={given.tokenizer}" if given.tokenizer else ""
     print(f"{given.out}.bin and .idx: {count:,} documents, {tokens:,} tokens, {time.perf_counter() - begin:.1f} s")

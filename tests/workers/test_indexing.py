@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -81,12 +84,12 @@ def test_a_folder_that_is_not_ours_is_left_alone(jsonl: Path, tmp_path: Path) ->
     assert (tmp_path / "corpus.parts" / "mine").exists()
 
 
-def run_here(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+def run_here(command: list[str]) -> int:
     """The worker's main program in this process, which has the packages imported."""
     assert command[:3] == [sys.executable, "-m", "orchestrator.workers.indexing"]
     before, sys.argv = sys.argv, command[2:]
     try:
-        return subprocess.CompletedProcess(command, indexing.main())
+        return indexing.main()
     finally:
         sys.argv = before
 
@@ -101,7 +104,7 @@ def test_the_command_uses_a_local_tokenizer(
     raw = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", unk_token="<unk>").save_pretrained(tmp_path / "tokenizer")
-    monkeypatch.setattr(subprocess, "run", run_here)
+    monkeypatch.setattr(front, "start", run_here)
     monkeypatch.chdir(tmp_path)
     assert front.main([f"input={jsonl}", "out=corpus", "tokenizer=tokenizer", "workers=1"]) == 0
     said = capsys.readouterr().out
@@ -109,3 +112,26 @@ def test_the_command_uses_a_local_tokenizer(
     assert "100%" in said
     row = data.IndexedTokens(str(tmp_path / "corpus"))
     assert row.window(0, 5).tolist() == [2, 3, 1, 2, 4]
+
+
+@pytest.mark.full
+def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text((json.dumps({"text": "word " * 2000}) + "\n") * 12_000)  # 120 MB: 4 parts
+    command = [sys.executable, "-m", "orchestrator.data", "input=in.jsonl", "out=corpus", "workers=2"]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "corpus.parts").glob("part-*.npz")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert said == "interrupted: what is done is kept, the same command continues\n"
+    deadline = time.monotonic() + 30
+    with pytest.raises(ProcessLookupError):  # multiprocessing's own tracker ends after its parent
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "parts are there" in done.stdout
+    assert "12,000 documents" in done.stdout
