@@ -108,6 +108,7 @@ def _keys() -> dict[str, Key]:
         Key(name="data.tokenizer", type=str, help="the same as tokenizer"),
         Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
         Key(name="plan", type=str, help="a plan.json to check, price and start in place of a search"),
+        Key(name="profile", type=dict, help="measured layers in place of the analytic model (a mapping in a recipe; engine=layerwise)"),
         Key(name="model.hf_config", type=str, help="config.json of a Hugging Face model of a family we know"),
         Key(name="model.init_from", type=str, help="folder of a Hugging Face checkpoint to begin with", default="weights of the seed"),
         Key(name="model.export_to", type=str, help="new folder for a Hugging Face checkpoint of the last weights", default="none"),

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from orchestrator.cost.profile import Profile
 from orchestrator.detect import Machine
 from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
@@ -23,11 +24,13 @@ from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
-from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named, to_tree
+from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named, stored, to_tree
 from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, check_range, parse, shown
+from orchestrator.recipe.profiles import FAMILY, read_profile, stand_in
 from orchestrator.recipe.read import GROUPS, Tree, check_key, read_arguments, read_text
 from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
 from orchestrator.recipe.weights import weight_settings, with_config
+from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import GB, GIB, US, format_bytes
 from orchestrator.values import Value
@@ -42,6 +45,8 @@ FREE_WITH_PLAN: Final = (
 FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry", "data", "wandb", *passthrough.GROUPS)
 """Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
 
+MAPPINGS: Final = ("cluster", "profile")
+"""Keys whose value may be a mapping of its own."""
 NOT_ARCHITECTURE: Final = ("hf_config", "init_from", "export_to")
 """Keys of the group "model" that are not facts of it."""
 
@@ -52,6 +57,8 @@ class Settings(Value, frozen=True, kw_only=True):
 
     recipe: str
     architecture: Architecture
+    profile: Profile | None = None
+    """Measured layers. A model that only they describe has a stand-in for its architecture (family "profile")."""
     training: Training
     cluster: Cluster
     why_cluster: str
@@ -88,12 +95,19 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
     if saved is not None and engine not in ("auto", saved):
         raise InputError("engine", engine, f"can't continue from train.resume={merged['train.resume']}, which engine={saved} wrote")
     engine = saved or engine
+    profile: Profile | None = None
     if plan is None:
         label = label or _label_of(merged)
         training = _training(merged)
-        architecture = _architecture(merged, label)
-        families.describe(architecture, training.seq_length, training.decoder_seq_length)
-        _check_positions(architecture, training)
+        profile = read_profile(merged["profile"], label) if "profile" in merged else None
+        if profile is not None and engine != LAYERWISE:
+            raise InputError("profile", None, f"is for engine={LAYERWISE}: no other prices measured layers")
+        if profile is not None and "model.family" not in merged:
+            architecture = stand_in(profile)
+        else:
+            architecture = _architecture(merged, label)
+            families.describe(architecture, training.seq_length, training.decoder_seq_length)
+            _check_positions(architecture, training)
         cluster, why = _cluster(merged, given, machine)
         _check_precision(training, cluster)
         run = _run(merged, RunSettings(), architecture)
@@ -109,6 +123,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
     return Settings(
         recipe=label,
         architecture=architecture,
+        profile=profile,
         training=training,
         cluster=cluster,
         why_cluster=why,
@@ -143,7 +158,7 @@ def flatten(tree: Tree, where: str) -> Flat:
     def visit(branch: Mapping[str, Any], above: str) -> None:
         for name, value in branch.items():
             full = f"{above}.{name}" if above else name
-            if isinstance(value, dict) and value and full != "cluster" and (full not in KEYS or full in GROUPS):
+            if isinstance(value, dict) and value and full not in MAPPINGS and (full not in KEYS or full in GROUPS):
                 visit(value, full)
                 continue
             try:
@@ -161,7 +176,7 @@ def _recipe(given: Flat) -> tuple[str | None, Flat]:
     if "recipe" not in given:
         return None, {}
     name = _value(given, "recipe", None)
-    label, tree = read_named("recipe", str(name), "models")
+    label, tree = read_named("recipe", str(name), "profiles" if str(name) in stored("profiles") else "models")
     flat = flatten(tree, str(name))
     label = str(flat.pop("recipe", None) or label)
     return label, _expand_dropout(flat)
@@ -240,8 +255,6 @@ def _label_of(merged: Flat) -> str:
         return Path(str(merged["model.hf_config"])).resolve().parent.name or "model"
     if "model.family" in merged:
         return str(_value(merged, "model.family", ""))
-    from orchestrator.recipe.clusters import stored
-
     raise InputError("recipe", None, "is missing: name one, or give model.hf_config=path/to/config.json", stored("models"))
 
 
@@ -546,7 +559,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "data.split": list(settings.run.split) or None,
         "tokenizer": settings.run.tokenizer,
         "plan": plan_path,
-        "model": msgspec.structs.asdict(settings.architecture) | {name: getattr(settings.run, name) for name in ("init_from", "export_to")},
+        "profile": None if settings.profile is None else _profile_tree(settings.profile),
+        "model": _model_tree(settings),
         "train": training | run,
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": settings.limit.reserve / GIB},
@@ -564,6 +578,20 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     kept = {name: value for name, value in _without_none(tree).items() if value != {}}
     head = f"# {settings.why_cluster}\n# Run it again: python -m orchestrator.run recipe=THIS_FILE\n"
     return head + yaml.dump(kept, Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True)
+
+
+def _model_tree(settings: Settings) -> dict[str, Any]:
+    """The architecture and where weights come from and go to; nothing for a model that only a profile describes."""
+    if settings.architecture.family == FAMILY:
+        return {}
+    return msgspec.structs.asdict(settings.architecture) | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
+
+
+def _profile_tree(profile: Profile) -> dict[str, Any]:
+    """In seconds and bytes, without the name, which is the recipe's."""
+    tree: dict[str, Any] = msgspec.to_builtins(profile, str_keys=True)
+    del tree["name"]
+    return tree
 
 
 def _without_none(tree: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ Pareto fronts of (bytes, the two linear times). Blocks are pruned by the Lagrang
 no split of the layers undercuts (Handler and Zang, "A dual algorithm for the constrained shortest path problem", Networks 1980).
 
 Stages: each stage's ways are solved for its own m (forward + backward) + exposed + optimizer; splits over the stages are then bounded as in
-search/inner.py and simulated. So the result is exact for pp=1, and for pp>1 over plans whose stages are each the fastest for their layers.
+search/inner.py and simulated. So the result is exact for pp=1 while fronts stay below `MOST_POINTS`; for pp>1 it is the best of plans whose
+stages are each the fastest for their layers and begin within `NEAR` layers of the split that is even by work.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ ROUNDING = 1e-9
 GAPS = (0.0003, 0.001, 0.003, 0.01, 0.05)
 """How far above the Lagrangian bound a solution is looked for, one after the other: fronts grow with the gap."""
 BISECTIONS = 14
+NEAR = 1
+"""Layers by which a stage may begin before or after the split that is even by work."""
+MOST_POINTS = 60
+"""Of a front, in all: of more, those with the least bounds are kept, and the result is no longer exact (`LayerwiseResult.exact`)."""
 MOST_SIMULATED = 200
 """Splits simulated for one (pp, micro-batches)."""
 
@@ -285,6 +290,7 @@ class StageSolver:
         self.counts = [count for _, count in runs]
         self.ways = [prices.ways(kind, outer) for kind in self.kinds]
         self.m = outer.num_microbatches
+        self.exact = True
 
     def times(self, way: Way) -> tuple[float, float]:
         """The two linear times of a layer."""
@@ -305,7 +311,9 @@ class StageSolver:
             runs = self._runs(limit)
             if runs is None:
                 break
-            found = _Front(runs, self.room - self.prices.slack * limit).solve(best[0] if best else upper)
+            front = _Front(runs, self.room - self.prices.slack * limit)
+            found = front.solve(best[0] if best else upper)
+            self.exact = self.exact and front.exact
             if found is not None:
                 best = found
         return best
@@ -367,6 +375,7 @@ class _Front:
 
     def __init__(self, runs: list[_Run], cap: float) -> None:
         self.runs, self.cap = runs, cap
+        self.exact = True
 
     def solve(self, upper: float) -> tuple[float, list[tuple[int, Way, int]]] | None:
         """The best strictly below `upper`; None where there is none."""
@@ -494,7 +503,12 @@ class _Front:
                                     else:
                                         reach.append((b, a0, a1, (blocks, r, way, 1)))
                     if reach:
-                        ahead[tp] = _pareto(reach)
+                        kept = _pareto(reach)
+                        if len(kept) > MOST_POINTS:
+                            self.exact = False
+                            kept.sort(key=lambda point: (point[2] if self.which else point[1]) + self.price * point[0])
+                            kept = kept[:MOST_POINTS]
+                        ahead[tp] = kept
                 points = ahead
                 if not points:
                     return None
@@ -589,9 +603,10 @@ def plan_price(prices: Prices, outer: Outer, stages: Sequence[LayerwiseStage]) -
 
 
 class LayerwiseResult(NamedTuple):
-    """`need`: bytes that were missing is never set: NoPlanError says so."""
+    """`exact`: nothing of the space was left out; with a pipeline, splits and stages are (see above)."""
 
     plan: LayerwisePlan
+    exact: bool
     tried: int
     """(pp, micro-batches, embedding and head) that were solved, of those that are legal."""
     legal: int
@@ -606,6 +621,7 @@ class _Splits:
         self.inner = [(kind, count) for kind, count in prices.runs if kind not in ENDS]
         self.layers = sum(count for _, count in self.inner)
         self._fastest: dict[str, float] = {}
+        self.exact = outer.pp == 1
         self.first = prices.runs[0][0] if prices.runs[0][0] in ENDS else None
         self.last = prices.runs[-1][0] if prices.runs[-1][0] in ENDS else None
 
@@ -628,7 +644,9 @@ class _Splits:
             return known[1]
         found: _Stage | None = None
         if runs:
-            answer = StageSolver(self.prices, self.outer, runs, flight, self.usable - fixed).solve(upper)
+            solver = StageSolver(self.prices, self.outer, runs, flight, self.usable - fixed)
+            answer = solver.solve(upper)
+            self.exact = self.exact and solver.exact
             if answer is not None:
                 blocks = _tidy(answer[1])
                 cost = stage_price(self.prices, self.outer, p, [(runs[r][0], way, count) for r, way, count in blocks])
@@ -647,7 +665,7 @@ class _Splits:
             seconds = plan_price(self.prices, self.outer, [found.cost])
             return (seconds, (found.cost,)) if seconds < upper else None
         hop = self.prices.hop_s(self.outer)
-        even = [self.layers * p // pp for p in range(pp + 1)]
+        even = self._borders()
         best: tuple[float, tuple[LayerwiseStage, ...]] | None = None
         stages = [self.stage(p, even[p], even[p + 1], upper) for p in range(pp)]
         if all(stages):
@@ -659,7 +677,7 @@ class _Splits:
         togo: list[dict[int, float]] = [{} for _ in range(pp)] + [{self.layers: 0.0}]
         steps: dict[tuple[int, int], list[tuple[int, _Stage]]] = {}
         for p in range(pp - 1, -1, -1):
-            starts = [0] if p == 0 else range(p, self.layers - (pp - p) + 1)
+            starts = [0] if p == 0 else range(max(p, even[p] - NEAR), min(self.layers - (pp - p), even[p] + NEAR) + 1)
             for start in starts:
                 for end in togo[p + 1]:
                     if end <= start or (p < pp - 1 and end == self.layers):
@@ -694,6 +712,17 @@ class _Splits:
 
         down(0, 0, 0.0, 0.0, [])
         return best
+
+    def _borders(self) -> list[int]:
+        """Where stages begin if each has as much to do, every layer at its fastest."""
+        each = [self.fastest(kind) for kind, count in self.inner for _ in range(count)]
+        total, done, borders = sum(each), 0.0, [0]
+        for index, seconds in enumerate(each):
+            done += seconds
+            left = self.outer.pp - len(borders)
+            if left and (done >= total * len(borders) / self.outer.pp or self.layers - index - 1 == left) and len(borders) < self.outer.pp:
+                borders.append(index + 1)
+        return [*borders, self.layers]
 
     def _may(self, p: int, start: int, end: int, upper: float) -> bool:
         """Whether the layers, each at its fastest, are through within `upper`."""
@@ -735,11 +764,13 @@ def layerwise(
                     outers.append((bound, len(outers), outer, splits))
     best: tuple[float, tuple[LayerwiseStage, ...], Outer] | None = None
     tried = 0
+    exact = True
     for bound, _, outer, splits in sorted(outers, key=lambda entry: entry[:2]):
         if best is not None and bound >= best[0]:
             break
         tried += 1
         found = splits.best(best[0] if best else INFINITE)
+        exact = exact and splits.exact
         if found is not None:
             best = (*found, outer)
     if best is None:
@@ -755,4 +786,4 @@ def layerwise(
         peak_memory_bytes=max(stage.peak_bytes for stage in chosen),
         sequence_parallel=prices.sequence_parallel,
     )
-    return LayerwiseResult(plan, tried, len(outers))
+    return LayerwiseResult(plan, exact, tried, len(outers))
