@@ -15,7 +15,8 @@ from orchestrator.calibrate.fit import chooser, fit
 from orchestrator.calibrate.groups import unit
 from orchestrator.calibrate.pricing import Pricer, named
 from orchestrator.calibrate.runs import Run, held_out
-from orchestrator.cost.calibration import Calibration, CalibrationFile
+from orchestrator.cost.behaviours import BEHAVIOURS
+from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant, calibrated
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.plan import Plan, to_json
@@ -149,3 +150,28 @@ def test_whole_sweeps_are_kept_out() -> None:
 def test_units_are_known() -> None:
     assert unit("outer_scaling") == "exponent"
     assert unit("context_bytes") == "bytes"
+
+
+def test_a_users_own_calibration_comes_before_the_shipped_one(tmp_path: Path) -> None:
+    run = only({})[0]
+    behaviour = BEHAVIOURS["nanotron"]
+    before = calibrated(run.cluster, behaviour)
+    constants = {"gemm_efficiency": Constant(value=0.123, unit="share", origin="fitted")}
+    file = CalibrationFile(
+        engine="nanotron",
+        gpu=run.gpu,
+        fitted_on="ten runs",
+        constants=constants,
+        fitted_runs=10,
+        fitted_median_error=0.0,
+        held_out_runs=0,
+        held_out_median_error=None,
+        interval=None,
+    )
+    path = tmp_path / f"nanotron-{run.gpu}.json"
+    path.write_bytes(msgspec.json.encode(file))
+    assert calibrated(run.cluster, behaviour, tmp_path).gemm_efficiency == 0.123
+    path.write_text("{")
+    with pytest.raises(InputError, match="is no calibration file"):
+        calibrated(run.cluster, behaviour, tmp_path)
+    assert calibrated(run.cluster, behaviour, tmp_path / "none") == before

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
+from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.strategy.capabilities import Behaviour
 from orchestrator.units import GB, GIB, MIB, US
@@ -247,8 +249,20 @@ def shipped(engine: str, gpu: str) -> CalibrationFile | None:
     return msgspec.json.decode(file.read_bytes(), type=CalibrationFile) if file.is_file() else None
 
 
-def calibrated(cluster: Cluster, behaviour: Behaviour) -> Calibration:
-    """The constants that were fitted for this engine on this GPU, or the datasheet's."""
+def own(folder: Path, engine: str, gpu: str) -> CalibrationFile | None:
+    """The user's file for this engine and GPU; None: there is none. Raises InputError for one that can't be read."""
+    path = folder / f"{engine}-{gpu}.json"
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InputError("calibrations", path, f"is no calibration file: {error}") from None
+
+
+def calibrated(cluster: Cluster, behaviour: Behaviour, folder: Path | None = None) -> Calibration:
+    """The constants that were fitted for this engine on this GPU (the user's in `folder`, then the package's), or the datasheet's."""
     base = datasheet(cluster, behaviour)
-    file = shipped(behaviour.engine, cluster.gpu.name)
+    users = own(folder, behaviour.engine, cluster.gpu.name) if folder is not None else None
+    file = users or shipped(behaviour.engine, cluster.gpu.name)
     return base if file is None else file.calibration(base)
