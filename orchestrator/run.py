@@ -8,6 +8,7 @@ Exit status: 0; 2 for bad input, no plan, or no way to start; the training's own
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import shutil
@@ -24,19 +25,22 @@ import msgspec
 import orchestrator
 from orchestrator import detect, recipe
 from orchestrator.cost.calibration import calibrated
+from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
 from orchestrator.engines.hf_export import why_no_exchange
 from orchestrator.engines.translation import TRAINED_FAMILIES
-from orchestrator.errors import InputError, LaunchError, OrchestratorError
+from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
 from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
+from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.recipe import Settings
 from orchestrator.search.explain import Explanation, explain
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
@@ -84,12 +88,14 @@ def run(words: Sequence[str]) -> int:
         print(orchestrator.__version__)
         return 0
     machine = detect.machine()
-    settings = recipe.load([word for word in words if word != "--cfg"], machine, list(ENGINES))
+    settings = recipe.load([word for word in words if word != "--cfg"], machine, [*ENGINES, LAYERWISE])
     if "--cfg" in words:
         print(recipe.resolved_yaml(settings), end="")
         return 0
     print(settings.why_cluster, flush=True)
     out = new_folder(settings)
+    if settings.engine == LAYERWISE:
+        return layerwise_run(settings, out)
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
     job = the_job(settings, found.plan)
@@ -177,6 +183,42 @@ def exchanging(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
     if not able:
         raise InputError(key, folder, "; ".join(dict.fromkeys(filter(None, reasons.values()))))
     return able
+
+
+def layerwise_run(settings: Settings, out: Path) -> int:
+    """engine=layerwise: the paper's full space beside the best engine plan, and the file for the runtime that can run it; nothing starts.
+
+    `pin.pp` fixes the stages; the other pins are the engines'.
+    """
+    from orchestrator.report.layerwise import layerwise_table
+    from orchestrator.search.layerwise import AnalyticPrices, Prices, ProfilePrices, layerwise
+    from orchestrator.strategy.layerwise import BEHAVIOUR, galvatron_json
+
+    training, cluster, profile = settings.training, settings.cluster, settings.profile
+    if profile is not None and settings.architecture.family == "profile":
+        model = ModelSpec(architecture=settings.architecture, seq_length=training.seq_length, runs=())
+        best = None
+    else:
+        model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
+        try:
+            best = searched_plan(msgspec.structs.replace(settings, engine="auto", profile=None)).plan
+        except NoPlanError as error:
+            print(f"engines: {error}")
+            best = None
+    costs = CostModel(model, training, cluster, BEHAVIOUR, calibrated(cluster, BEHAVIOUR))
+    prices: Prices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
+    plan = layerwise(prices, training.global_batch_size, settings.limit, pp=settings.pins.pp).plan
+    files = [
+        File(path="config.yaml", content=recipe.resolved_yaml(settings)),
+        File(path="galvatron.json", content=json.dumps(galvatron_json(plan), indent=1) + "\n"),
+        File(path="layerwise.json", content=msgspec.json.format(msgspec.json.encode(plan), indent=1).decode() + "\n"),
+    ]
+    if best is not None:
+        files.append(File(path="plan.json", content=to_json(best)))
+    write_folder(out, files)
+    screen().print(layerwise_table(plan, best))
+    print(f"Written to {out}; galvatron.json is for Hetu-Galvatron's runtime")
+    return 0
 
 
 class SearchProgress:
