@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-FLAGS = Path(os.environ["T_FLAGS"])
+FLAGS = "T_FLAGS"
+"""The variable that names the parser's dump."""
 TYPES = {"int": int, "float": float, "str": str}
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(allow_abbrev=False)
-    with FLAGS.open() as file:
+    with Path(os.environ[FLAGS]).open() as file:
         for row in csv.DictReader(file):
             if row["flag"] == "--help":
                 continue

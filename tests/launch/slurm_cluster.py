@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.launch.local import _end_with_parent
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONF = """\
 ClusterName=test
@@ -85,7 +87,10 @@ def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
     try:
         for command in commands:
             daemons.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+                subprocess.Popen(
+                    command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                    preexec_fn=_end_with_parent(),  # noqa: PLW1509 (no daemon outlives a test run that is killed)
+                )  # fmt: skip
             )
             time.sleep(0.5)
         deadline = time.monotonic() + READY_S
