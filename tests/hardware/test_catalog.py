@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, by_driver_name
@@ -88,7 +90,7 @@ def test_levels_nest_and_hold_the_job(num_gpus: int) -> None:
     for name in set(names()) - {"cpu"}:
         sizes = [level.size for level in load_cluster(name, num_gpus).levels]
         assert sizes[-1] >= num_gpus
-        assert all(outer % inner == 0 for inner, outer in zip(sizes, sizes[1:], strict=False))
+        assert all(outer % inner == 0 for inner, outer in pairwise(sizes))
 
 
 def test_nodes_may_have_any_size() -> None:
