@@ -86,12 +86,8 @@ def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
     daemons = []
     try:
         for command in commands:
-            daemons.append(
-                subprocess.Popen(
-                    command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                    preexec_fn=_end_with_parent(),  # noqa: PLW1509 (no daemon outlives a test run that is killed)
-                )  # fmt: skip
-            )
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+            daemons.append(subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent(), **quiet))  # noqa: PLW1509
             time.sleep(0.5)
         deadline = time.monotonic() + READY_S
         while True:
