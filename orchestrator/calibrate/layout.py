@@ -30,9 +30,9 @@ def nanotron_stages(num_layers: int, layer_cost: float, head_cost: float, parts:
     (nanotron/models/base.py, build_model). Only decoder layers and the head have a cost; the embedding comes first, final norm and head
     after the layers, then the cast to fp32 and the loss. A stage without any block can't be built.
 
-    >>> nanotron_stages(16, 67.1, 268.4, 2)
+    >>> nanotron_stages(16, 671, 2684, 2)
     ((11, 5), 1, True)
-    >>> nanotron_stages(16, 67.1, 268.4, 16)[1:]
+    >>> nanotron_stages(16, 671, 2684, 16)[1:]
     (12, False)
     """
     blocks = [("embedding", 0.0), *[("layer", layer_cost)] * num_layers, ("norm", 0.0), ("head", head_cost), ("cast", 0.0), ("loss", 0.0)]
