@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from instances import BEHAVIOUR, CALIBRATION
+from small_engines import megatron_like
+from small_models import cluster, gpt, training
+from test_planner import AMPLE, seconds, some_plan
+
+from orchestrator.report.text import explanation_text, proof
+from orchestrator.search.explain import Explanation, explain
+from orchestrator.search.floors import Floors, filled
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.units import MIB
+
+MODEL = gpt(6, hidden=256, seq=128, vocab=1024)
+
+
+def asked(pins: Pins, limit: MemoryLimit = AMPLE) -> Explanation:
+    engines = [(megatron_like(), BEHAVIOUR)]
+    (answer,) = explain(pins, MODEL, training(16, seq=128), cluster(8), engines, Pins(), limit, CALIBRATION)
+    return answer
+
+
+def test_why_not_has_the_best_plan_with_that_pin_and_its_causes() -> None:
+    chosen = some_plan().plan
+    answer = asked(Pins(tp=4))
+    assert answer.plan is not None
+    assert answer.plan.tp == 4
+    best = some_plan(pins=Pins(tp=4)).plan
+    assert (answer.plan.candidate, answer.plan.stages) == (best.candidate, best.stages)
+    assert seconds(answer.plan) > seconds(chosen)
+    text = explanation_text(chosen, answer.question, answer.plan, answer.why)
+    assert text.startswith("Why not tp=4? The best plan with it, megatron tp=4")
+    assert "%: " in text
+
+
+def test_why_not_names_the_rule_that_forbids_it() -> None:
+    answer = asked(Pins(tp=8))
+    assert answer.plan is None
+    assert "8 does not divide num_attention_heads=4" in explanation_text(some_plan().plan, answer.question, answer.plan, answer.why)
+
+
+def test_why_not_says_what_memory_is_missing() -> None:
+    answer = asked(Pins(zero_stage=0), MemoryLimit(limit=2 * MIB, reserve=0))
+    assert answer.plan is None
+    assert "needs" in answer.why
+
+
+def test_why_not_says_where_the_plan_has_it() -> None:
+    chosen = some_plan().plan
+    answer = asked(Pins(dp=chosen.dp))
+    assert explanation_text(chosen, answer.question, answer.plan, answer.why).endswith("The plan has it")
+
+
+def test_the_proof_says_what_is_proven() -> None:
+    result = some_plan()
+    assert result.proven
+    assert result.at_least_s == seconds(result.plan)
+    assert proof(result.plan, result.at_least_s).startswith("Proven the fastest of all legal plans")
+    assert "up to 10.0% faster" in proof(result.plan, 0.9 * seconds(result.plan))
+    assert proof(result.plan, None).startswith("Not proven")
+
+
+def test_a_filled_pipeline_is_between_the_mean_and_the_even_schedule() -> None:
+    for pp, m, vpp in ((2, 1, 1), (4, 4, 1), (8, 64, 1), (4, 8, 2), (16, 16, 8)):
+        bound = filled(1.0, pp, m, vpp, 0.0)
+        assert m / pp <= bound <= (m + (pp - 1) / vpp) / pp * (1 + 1e-12)
+
+
+def test_floors_undercut_every_price() -> None:
+    """Of every choice that was priced: the floor of its own, and that of its group."""
+    from orchestrator.cost.price import CostModel
+
+    result = some_plan(top_k=40)
+    capabilities = megatron_like()
+    costs = CostModel(MODEL, training(16, seq=128), cluster(8), BEHAVIOUR, CALIBRATION)
+    floors = Floors(costs, capabilities, AMPLE.usable, pinned_layout=False)
+    priced = [outcome for outcome in result.outcomes if outcome.step_time_s is not None]
+    assert len(priced) >= 40
+    for outcome in priced:
+        assert outcome.step_time_s is not None
+        assert floors.leaf(outcome.candidate) <= outcome.step_time_s * (1 + 1e-9)
+        assert floors.group(outcome.candidate, 8) <= outcome.step_time_s * (1 + 1e-9)
