@@ -67,6 +67,6 @@ def kind(of: Any) -> str:
     if typing.get_origin(first) is tuple:
         parts = [NAMES[part] for part in typing.get_args(first) if part is not Ellipsis]
         return ",".join(parts)
-    if typing.get_origin(first) is dict:
+    if first is dict or typing.get_origin(first) is dict:
         return "mapping (YAML only)"
     return NAMES[first]
