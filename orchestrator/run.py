@@ -205,7 +205,11 @@ def layerwise_run(settings: Settings, out: Path) -> int:
         except NoPlanError as error:
             print(f"engines: {error}")
             best = None
-    costs = CostModel(model, training, cluster, BEHAVIOUR, calibrated(cluster, BEHAVIOUR))
+    software = cluster.software
+    behaviour = msgspec.structs.replace(BEHAVIOUR, flash_attention=software.flash_attention or software.transformer_engine)
+    # The constants of the engine it is compared with, so that the difference is the plan's.
+    calibration = calibrated(cluster, behaviour if best is None else ENGINES[best.engine].behaviour(software))
+    costs = CostModel(model, training, cluster, behaviour, calibration)
     prices: Prices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     plan = layerwise(prices, training.global_batch_size, settings.limit, pp=settings.pins.pp).plan
     files = [
