@@ -33,6 +33,7 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=5
 SlurmdTimeout={timeout_s}
+FirstJobId={first_job}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmdSpoolDir={folder}/spool.%n
@@ -76,7 +77,8 @@ def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
     key.chmod(0o400)
     conf = folder / "slurm.conf"
     ports = {name: free_port() for name in ("port", "port0", "port1")}
-    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, timeout_s=timeout_s, **ports))
+    # The rendezvous port follows from the job's number: two clusters on this machine must not number alike.
+    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, timeout_s=timeout_s, first_job=ports["port"] % 9000 + 1, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
