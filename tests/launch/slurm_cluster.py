@@ -78,7 +78,8 @@ def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
     conf = folder / "slurm.conf"
     ports = {name: free_port() for name in ("port", "port0", "port1")}
     # The rendezvous port follows from the job's number: two clusters on this machine must not number alike.
-    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, timeout_s=timeout_s, first_job=ports["port"] % 9000 + 1, **ports))
+    host, first_job = socket.gethostname().split(".")[0], ports["port"] % 9000 + 1
+    conf.write_text(CONF.format(host=host, folder=folder, timeout_s=timeout_s, first_job=first_job, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
