@@ -393,7 +393,7 @@ class _Front:
             if dual is None:
                 return None
             bounds.append((dual[0], dual[1], which))
-            near = min(near, dual[2] * (1 + ROUNDING))
+            near = min(near, dual[2] * (1 + 4 * ROUNDING))  # wide enough that the path itself is found
         lower, self.price, self.which = max(bounds)
         self.togo = self._suffix(self.price, self.which)
         for gap in GAPS:
