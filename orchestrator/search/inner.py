@@ -370,11 +370,12 @@ class Inner:
         for mode in modes:
             self.modes = (mode,)
             self._options.clear()
+            self._most_fitting = None  # what fits depends on the modes
             answers.append(self.solve(threshold))
             found = answers[-1].solution
             if found is not None:
                 threshold = min(threshold, found.step_time_s)
-        self.modes = modes
+        self.modes, self._most_fitting = modes, None
         solved = [answer for answer in answers if answer.solution is not None]
         if solved:
             return min(solved, key=lambda answer: answer.bound_s)
