@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing as mp
 import os
+import signal
 import tempfile
+import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,8 +26,9 @@ TIMEOUT_S = 120.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _serve(rank: int, connection: Connection) -> None:
-    """One rank: run (function name, world size, store, arguments) messages until the pipe closes."""
+def _serve(rank: int, connection: Connection, stacks: str) -> None:
+    """One rank: run (function name, world size, store, arguments) messages until the pipe closes. SIGUSR2 writes its stacks to a file."""
+    faulthandler.register(signal.SIGUSR2, file=Path(stacks).open("w"))  # noqa: SIM115  (open as long as the rank lives)
     while True:
         try:
             name, world_size, store, arguments = connection.recv()
@@ -57,11 +61,20 @@ class Pool:
         self.processes = []
         for rank in range(RANKS):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there))
+            process = context.Process(target=_serve, args=(rank, there, str(self._stacks(rank))))
             process.start()
             there.close()
             self.pipes.append(here)
             self.processes.append(process)
+
+    def _stacks(self, rank: int) -> Path:
+        return Path(self.folder.name) / f"rank-{rank}.stacks"
+
+    def where(self, rank: int) -> str:
+        """The stacks of a rank that does not answer."""
+        os.kill(self.processes[rank].pid, signal.SIGUSR2)
+        time.sleep(0.5)
+        return self._stacks(rank).read_text()
 
     def run(self, name: str, world_size: int, *arguments: Any) -> list[Any]:
         """`worker_cases.<name>(*arguments)`, or `<module>.<function>`, on ranks 0..world_size-1; their answers. Raises AssertionError with
@@ -73,7 +86,7 @@ class Pool:
         failures, answers = [], []
         for rank, pipe in enumerate(self.pipes[:world_size]):
             if not pipe.poll(TIMEOUT_S if not failures else 5.0):
-                failures.append(f"rank {rank} does not answer")
+                failures.append(f"rank {rank} does not answer\n{self.where(rank)}")
                 continue
             good, answer = pipe.recv()
             (answers if good else failures).append(answer)
