@@ -106,6 +106,7 @@ def test_two_nodes_train_to_the_losses_of_a_local_run(tmp_path: Path, cluster: d
     assert (out / "logs" / "rank-0.log").read_text().splitlines()[1] == "ranks 0-1: n0, 2-3: n1"
 
 
+@pytest.mark.full  # Slurm holds a requeued job back for two minutes
 def test_a_killed_rank_is_requeued_and_goes_on_to_the_same_losses(tmp_path: Path, cluster: dict[str, str], reference: list[float]) -> None:
     """One task of srun a rank."""
     out = tmp_path / "run"
