@@ -144,13 +144,11 @@ def forget(trainer: Any) -> None:
     """DeepSpeed's and transformers' global state, so that the next case starts as a new process does."""
     from deepspeed.module_inject.layers import set_autotp_mode
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
-    from deepspeed.utils import groups
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     trainer.engine.destroy()
     for name in ("sdpa", "flash_attention_2"):
         ALL_ATTENTION_FUNCTIONS._local_mapping.pop(name, None)
-    groups._release_process_group_references()
     set_autotp_mode(training=False)
     torch.nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
     gc.collect()

@@ -46,8 +46,11 @@ def _forget_deepspeed() -> None:
     import deepspeed.comm.comm as deepspeed_comm
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import Init
+    from deepspeed.utils import groups
 
     deepspeed_comm.cdb = None
+    # Groups are kept for the life of a process: ranks that had a case before would not make them anew while the others wait for them.
+    groups._release_process_group_references()
     # ZeRO-3 numbers parameters and modules on, engine after engine, and compares the numbers between ranks.
     Init.param_id = 0
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
