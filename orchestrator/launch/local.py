@@ -55,7 +55,7 @@ STARTED_ON = re.compile(r"^=== rank \d+ on (\S+), .* ===$", re.MULTILINE)
 """launch.sh puts this before the output of each start."""
 JOB_STARTED = re.compile(r"^job \d+ on .*, restart \d+ of \d+$", re.MULTILINE)
 """job.sbatch says this at each start; the log of a job that was requeued has several."""
-TASK = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+TASK = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 """One message of srun about tasks that ended badly (slurm/src/srun/libsrun/launch.c, task_state)."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?: |$)")
 """torch.distributed puts this before each line of an uncaught traceback."""
@@ -63,6 +63,12 @@ SECONDARY = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|recv .* timed? ?out|TCPStore|ncclRemoteError", re.IGNORECASE
 )
 """What a rank says when another one has died before it."""
+CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above exception")
+"""Between the tracebacks of one exception (Lib/traceback.py)."""
+CONSEQUENCE = re.compile(r"SignalException: Process \d+ got signal|ChildFailedError|KeyboardInterrupt")
+"""How torchrun ends when it is ended, or when a rank has failed (torch/distributed/elastic/multiprocessing/api.py, errors/__init__.py)."""
+PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
+"""Of the store that the ranks meet at (torch/csrc/distributed/c10d/socket.cpp)."""
 
 
 HANG = Path("logs") / "hang.json"
@@ -150,15 +156,41 @@ def _lines(log: str) -> list[str]:
     return [RANK_PREFIX.sub("", line).rstrip() for line in log.splitlines()]
 
 
-def traceback_line(log: str) -> str | None:
-    """The end of the last traceback; None without one.
+def traceback_ends(log: str) -> list[str]:
+    """What each traceback ends with, in order; the tracebacks of one exception (its causes first) count as one, and those that Python
+    prints for exceptions that it ignores don't count.
 
-    >>> traceback_line("start\\nTraceback (most recent call last):\\n  File ...\\nValueError: no\\nwarning: leaked semaphore\\n")
-    'ValueError: no'
+    >>> traceback_ends("Traceback (most recent call last):\\n  File ...\\nValueError: no\\nwarning: leaked semaphore\\n")
+    ['ValueError: no']
     """
-    lines = _lines(log)
-    starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    return next((line for line in lines[starts[-1] + 1 :] if line and not line.startswith(" ")), None) if starts else None
+    ends: list[str] = []
+    inside = chained = ignored = False
+    for line in _lines(log):
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and line and not line.startswith(" "):
+            if chained:
+                ends.pop()
+            if not ignored:
+                ends.append(line)
+            inside = chained = ignored = False
+        elif CHAINED.match(line):
+            chained = bool(ends)
+        elif line and not inside:
+            ignored = line.startswith("Exception ignored in")
+    return ends
+
+
+def traceback_line(log: str) -> str | None:
+    """The end of a rank's last traceback, as far as it doesn't only say that something else has ended before; None without one.
+
+    >>> said = "Traceback (most recent call last):\\n  File ...\\n"
+    >>> traceback_line(said + "KeyError: 'a'\\n" + said + "SignalException: Process 7 got signal: 15\\n")
+    "KeyError: 'a'"
+    """
+    ends = traceback_ends(log)
+    causes = [end for end in ends if not CONSEQUENCE.search(end) and not SECONDARY.search(end)]
+    return (causes or ends or [None])[-1]
 
 
 def last_line(log: str) -> str | None:
@@ -221,9 +253,7 @@ def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
     report = report[max((start.start() for start in JOB_STARTED.finditer(report)), default=0) :]
     failure = _first_failure(out, report) or _first_task(out, report)
     if failure is None:
-        status = 128 - returncode if returncode < 0 else returncode
-        said = f"torchrun was ended by {signal.Signals(-returncode).name}" if returncode < 0 else last_line(report)
-        return Failure(status=status, said=said or f"launch.sh ended with status {status}", log=launch_log)
+        return _of_launcher(launch_log, report, returncode)
     rank, code = failure
     log = _log(out, rank)
     raised = traceback_line(_tail(log))
@@ -232,7 +262,33 @@ def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
         return Failure(status=128 - code, said=f"ended by {signal.Signals(-code).name}{hint}", log=log, rank=rank, host=_host(log))
     status = 128 - code if code < 0 else code  # gloo's threads abort a process that leaves with an exception
     said = raised or last_line(_tail(log)) or f"ended with status {code} and said nothing"
-    return Failure(status=status, said=said, log=log, rank=rank, host=_host(log))
+    return Failure(status=status, said=_advised(said), log=log, rank=rank, host=_host(log))
+
+
+def _of_launcher(launch_log: Path, report: str, returncode: int) -> Failure:
+    """Where no rank failed: torchrun itself did, on one node, and srun ended it on the others. The first that failed says why."""
+    status = 128 - returncode if returncode < 0 else returncode
+    host = None
+    for place, code, _ in _ended_tasks(report):
+        if code is not None:
+            host, status = place, 128 - code if code < 0 else code
+            break
+    ends = [end for end in traceback_ends(report) if not CONSEQUENCE.search(end)]
+    causes = [end for end in ends if not SECONDARY.search(end) or PORT_TAKEN.search(end)]
+    first = next(iter(causes or ends), None)
+    if first is None and returncode < 0:
+        first = f"torchrun was ended by {signal.Signals(-returncode).name}"
+    said = first or last_line(report) or f"launch.sh ended with status {status}"
+    return Failure(status=status, said=_advised(said), log=launch_log, host=host)
+
+
+def _advised(said: str) -> str:
+    """What was said, or, where something is to be done about it, that."""
+    taken = PORT_TAKEN.search(said)
+    if taken is None:
+        return said
+    what = "start it again: job.sbatch looks for a free one; by hand, MASTER_PORT=N on every node chooses another"
+    return f"the rendezvous port {taken.group(1)} on node 0 is taken by another program; {what}"
 
 
 def _host(log: Path) -> str | None:
@@ -243,18 +299,23 @@ def _host(log: Path) -> str | None:
     return str(found[-1]) if found else None
 
 
+def _ended_tasks(report: str) -> Iterator[tuple[str, int | None, list[int]]]:
+    """(node, exit code, tasks) of srun's messages about tasks that ended badly, in order; None: a message of another kind."""
+    for host, tasks, what in TASK.findall(report):
+        exited = re.match(r"Exited with exit code (\d+)", what)
+        number = next((n for n in signal.valid_signals() if what.startswith(str(signal.strsignal(n)))), None)
+        code = int(exited.group(1)) if exited else -int(number) if number else None
+        yield host, code, [task for part in tasks.split(",") for task in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
+
+
 def _first_task(out: Path, report: str) -> tuple[int, int] | None:
     """(rank, exit code) of the rank that failed first by srun's messages, where srun starts the ranks themselves. Tasks that srun ended
     after it are Terminated or Killed in later lines."""
     if SRUN_STYLE not in report:
         return None
-    for tasks, what in TASK.findall(report.rsplit(SRUN_STYLE, 1)[-1]):
-        exited = re.match(r"Exited with exit code (\d+)", what)
-        number = next((n for n in signal.valid_signals() if what.startswith(str(signal.strsignal(n)))), None)
-        code = int(exited.group(1)) if exited else -int(number) if number else None
+    for _, code, ranks in _ended_tasks(report.rsplit(SRUN_STYLE, 1)[-1]):
         if code is None:
             continue
-        ranks = [rank for part in tasks.split(",") for rank in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
 
         def order(rank: int, killed: bool = code == -signal.SIGKILL) -> tuple[bool, int]:
             log = _log(out, rank)

@@ -23,6 +23,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """What neither bash nor sbatch gives a meaning to, as in shlex."""
 FIRST_PORT, PORTS = 20000, 10000
 """The rendezvous port of a Slurm job is FIRST_PORT + job id % PORTS: below Linux's ephemeral range (32768), one a job."""
+PORT_TRIES = 20
+"""Ports that job.sbatch looks at, from that on, for one at which nothing listens: a service takes one or a few in a row."""
 
 
 class SlurmOptions(Value, frozen=True, kw_only=True):
@@ -279,6 +281,10 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 address=$(scontrol show node "${{hosts[0]}}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 export NNODES={nodes} RANKS_PER_NODE={ranks_per_node} STARTER={starter}
 export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + SLURM_JOB_ID % {ports} ))
+for (( tried = 0; tried < {port_tries}; tried++ )); do  # a program that listens there already would end the job
+  timeout 2 bash -c "</dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>/dev/null || break
+  MASTER_PORT=$(( MASTER_PORT + 1 ))
+done
 restarts=${{SLURM_RESTART_COUNT:-0}}
 if (( restarts > 0 )); then
   export CONTINUE=1
@@ -457,6 +463,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         try_again=TRY_AGAIN,
         first_port=FIRST_PORT,
         ports=PORTS,
+        port_tries=PORT_TRIES,
         run_variable=RUN_VARIABLE,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -249,6 +250,48 @@ def test_the_first_task_that_srun_names_is_the_rank_that_failed(tmp_path: Path, 
     log.write_text(start.format(0) + "srun: error: n0: task 0: Killed\n" + start.format(1) + "".join(f"srun: error: {x}\n" for x in lines))
     failure = local.describe_failure(tmp_path, log, 1)
     assert (failure.status, failure.rank, failure.host) == (status, rank, f"n{rank // 2}")
+
+
+TAKEN = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 21483, "
+TAKEN += "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+ENDED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+LOST = "torch.distributed.DistNetworkError: Connection reset by peer"
+
+
+@pytest.mark.parametrize("ends", [[TAKEN, ENDED], [ENDED, TAKEN], [LOST, TAKEN, ENDED]])
+def test_the_node_whose_torchrun_failed_says_why_not_those_that_were_ended_for_it(tmp_path: Path, ends: list[str]) -> None:
+    log = tmp_path / "slurm.log"
+    said = "job 7 on n0 n1, rendezvous at 127.0.0.1:1, torchrun on each node, restart 0 of 1\n"
+    said += "".join(f"Traceback (most recent call last):\n  File x\n    f()\n{end}\n" for end in ends)
+    said += "srun: error: n0: task 0: Exited with exit code 1\nsrun: error: n1: task 1: Terminated\n"
+    log.write_text(said)
+    failure = local.describe_failure(tmp_path, log, 143)
+    assert failure.said.startswith("the rendezvous port 21483 on node 0 is taken by another program; start it again")
+    assert (failure.status, failure.rank, failure.host) == (1, None, "n0")
+
+
+@engines
+def test_a_taken_rendezvous_port_is_named_with_what_to_do(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        places = {"PYTHON": sys.executable, "NNODES": "2", "RANKS_PER_NODE": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        done = subprocess.run(["bash", tmp_path / "launch.sh"], env=os.environ | places | {"MASTER_PORT": str(port)}, capture_output=True,
+                              check=False)  # fmt: skip
+    (tmp_path / "launch.log").write_bytes(done.stderr)
+    failure = local.describe_failure(tmp_path, tmp_path / "launch.log", done.returncode)
+    assert failure.status == 1
+    assert failure.said.startswith(f"the rendezvous port {port} on node 0 is taken by another program; start it again")
+    assert "MASTER_PORT=N" in failure.said
+
+
+def test_what_python_ignores_and_what_follows_are_no_causes(tmp_path: Path) -> None:
+    trace = "Traceback (most recent call last):\n  File x\n    f()\n"
+    log = f"{trace}ValueError: bad\nException ignored in: <function f>\n{trace}RuntimeError: at exit\n{trace}{LOST}\n{trace}{ENDED}\n"
+    assert local.traceback_line(log) == "ValueError: bad"
+    assert local.traceback_line(f"{trace}{LOST}\n") == LOST
 
 
 def test_the_watchdogs_verdict_is_the_cause(tmp_path: Path) -> None:

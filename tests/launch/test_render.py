@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Literal
@@ -16,6 +18,9 @@ from hypothesis import strategies as st
 from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.launch.render import (
+    FIRST_PORT,
+    PORT_TRIES,
+    PORTS,
     ContainerOptions,
     SlurmOptions,
     container_options,
@@ -128,7 +133,7 @@ def test_no_value_breaks_out_of_job_sbatch(
     """Run as the batch script would be; the `#SBATCH` lines must stay comments of one line each."""
     record = stub(tmp_path / "bin", "srun")
     scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=10.0.0.1 x'\n")
+    scontrol.write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=127.0.0.1 x'\n")
     scontrol.chmod(0o755)
     out = tmp_path / "out"
     slurm = SlurmOptions(partition=partition, extra=(f"--comment={extra}",), python=python)
@@ -149,6 +154,26 @@ def test_no_value_breaks_out_of_job_sbatch(
     lines = (out / "job.sbatch").read_text().split("\n")
     assert sum(line.startswith("#SBATCH") for line in lines) == 11
     assert not list(tmp_path.rglob("broken"))
+
+
+def test_a_rendezvous_port_at_which_something_listens_is_passed_over(tmp_path: Path) -> None:
+    record = stub(tmp_path / "bin", "srun")
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=127.0.0.1 x'\n")
+    scontrol.chmod(0o755)
+    write(tmp_path, GPT)
+    with socket.socket() as other:
+        for port in range(FIRST_PORT, FIRST_PORT + PORTS):  # one that is free here
+            with contextlib.suppress(OSError):
+                other.bind(("127.0.0.1", port))
+                break
+        other.listen()
+        slurm_sets = {"SLURM_JOB_ID": str(port - FIRST_PORT), "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_CPUS_ON_NODE": "8"}
+        done = subprocess.run(["bash", "job.sbatch"], check=True, cwd=tmp_path, capture_output=True, text=True,
+                              env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **slurm_sets})  # fmt: skip
+    (taken,) = (int(line.partition("=")[2]) for line in read(record, "env") if line.startswith("MASTER_PORT="))
+    assert port < taken <= port + PORT_TRIES
+    assert f"rendezvous at 127.0.0.1:{taken}," in done.stdout
 
 
 def test_every_node_gets_its_own_rank_and_the_first_nodes_address(tmp_path: Path) -> None:
