@@ -25,6 +25,7 @@ from typing import NamedTuple
 from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.cost.schedule import in_flight_by_chunk
 from orchestrator.model.spec import ModelSpec
+from orchestrator.search.capacity import Capacity
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
@@ -120,6 +121,19 @@ class _Table:
         return found
 
 
+def _largest(counts: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Those that no other one is at least as large as in everything.
+
+    >>> _largest({(3, 1), (2, 2), (2, 1)})
+    ((3, 1), (2, 2))
+    """
+    kept: list[tuple[int, ...]] = []
+    for entry in sorted(counts, reverse=True):
+        if not any(all(map(le, entry, other)) for other in kept):
+            kept.append(entry)
+    return tuple(kept)
+
+
 class Inner:
     """The inner search of one outer choice."""
 
@@ -137,7 +151,9 @@ class Inner:
         """Seconds that no partition which was left out undercuts; infinite where none was."""
         self._one_kind = len(model.runs) == 3
         self._fixed = self._fixed_sizes(layout)
+        self._fits: bool | None = None
         self._most_fitting: list[int] | None = None
+        self._capacity_of: tuple[tuple[Recompute, ...], Capacity] | None = None
         self._options: dict[tuple[object, ...], list[Option]] = {}
         calibration = costs.calibration
         self._pressure = calibration.pressure_slowdown > 0.0 and calibration.pressure_start < 1.0
@@ -145,10 +161,13 @@ class Inner:
         self._table = _Table(costs, model, self.candidate, self.modes)
         self._flights = [in_flight_by_chunk(self.candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
         # (all chunks, the first, the last) in flight: what counts where the chunks are alike
-        self._splits: dict[tuple[int, bool, int], tuple[tuple[int, int, int, int], ...]] = {}
+        self._splits: dict[tuple[int, bool, int], tuple[tuple[int, ...], ...]] = {}
         self._alike: dict[tuple[object, ...], Option] = {}
         self._sums_tell = self._one_kind and not calibration.gathered_kept and not calibration.wide_tp_transfer_s
-        self._flights_in_all = [tuple({(sum(counts), counts[0], counts[-1]) for counts in flights}) for flights in self._flights]
+        self._flights_in_all = [
+            _largest({(sum(counts), counts[0] * (p == 0), counts[-1] * (p == self.pp - 1)) for counts in flights})
+            for p, flights in enumerate(self._flights)
+        ]
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -299,7 +318,7 @@ class Inner:
             kept = max([sum(map(mul, counts, saved)) for counts in self._flights[p]])
         return float(stiff + table.slack * max(kept + forward, kept + backward + in_backward, in_step))
 
-    def _split(self, p: int, sizes: tuple[int, ...]) -> tuple[int, int, tuple[tuple[int, int, int, int], ...]] | None:
+    def _split(self, p: int, sizes: tuple[int, ...]) -> tuple[int, int, tuple[tuple[int, ...], ...]] | None:
         """Chunks of two sizes (`spread`): the sizes, and the micro-batches in flight (in large chunks, in small ones, in the first, in the
         last) of every peak. None for chunks of more sizes."""
         large, small = max(sizes), min(sizes)
@@ -311,11 +330,9 @@ class Inner:
             where = [index for index, size in enumerate(sizes) if size == large]
             if where != list(range(where[0], where[-1] + 1)) or (where[0] and where[-1] != len(sizes) - 1):
                 return None
-            peaks: dict[tuple[int, int, int, int], None] = {}
-            for counts in self._flights[p]:
-                inside = sum(counts[where[0] : where[-1] + 1])
-                peaks[inside, sum(counts) - inside, counts[0], counts[-1]] = None
-            found = self._splits[key] = tuple(peaks)
+            begins, ends, a, b = p == 0, p == self.pp - 1, where[0], where[-1] + 1
+            peaks = _largest({(sum(counts), sum(counts[a:b]), counts[0] * begins, counts[-1] * ends) for counts in self._flights[p]})
+            found = self._splits[key] = tuple((inside, total - inside, begin, end) for total, inside, begin, end in peaks)
         return large, small, found
 
     def _beats(self, a: Option, b: Option) -> bool:
@@ -370,12 +387,12 @@ class Inner:
         for mode in modes:
             self.modes = (mode,)
             self._options.clear()
-            self._most_fitting = None  # what fits depends on the modes
+            self._fits = self._most_fitting = None  # what fits depends on the modes
             answers.append(self.solve(threshold))
             found = answers[-1].solution
             if found is not None:
                 threshold = min(threshold, found.step_time_s)
-        self.modes, self._most_fitting = modes, None
+        self.modes, self._fits, self._most_fitting = modes, None, None
         solved = [answer for answer in answers if answer.solution is not None]
         if solved:
             return min(solved, key=lambda answer: answer.bound_s)
@@ -462,12 +479,13 @@ class Inner:
 
     def _any_fits(self) -> bool:
         """Whether some split fits: the even one at its leanest, or else the most layers that fit in each stage are enough."""
-        if self._most_fitting is None and self._one_kind:
+        if self._fits is None:
             even = self.even_sizes()
-            if all(self._fits_leanest(p, even[p :: self.pp]) for p in range(self.pp)):
-                return True
-            self._most_fitting = [self._fits_in(p) for p in range(self.pp)]
-        return self._most_fitting is None or sum(self._most_fitting) >= self.layers
+            self._fits = not self._one_kind or all(self._fits_leanest(p, even[p :: self.pp]) for p in range(self.pp))
+            if not self._fits:
+                self._most_fitting = [self._fits_in(p) for p in range(self.pp)]
+                self._fits = sum(self._most_fitting) >= self.layers
+        return self._fits
 
     def _fits_leanest(self, p: int, sizes: tuple[int, ...]) -> bool:
         """Whether the stage fits with some mode throughout; the strongest is asked first, because it mostly does."""
@@ -488,13 +506,10 @@ class Inner:
         """For each stage and number of layers before it: (layers before the next stage, options), of all stages that fit in memory and
         whose work alone is not above `upper`. None where no split is left."""
         pp = self.pp
-        least = [0 if p in (0, pp - 1) else 1 for p in range(pp)]
-        most = self._most_layers(upper)
-        if self._most_fitting is not None:
-            most = list(map(min, most, self._most_fitting))
-        low = [max(least[p], self.layers - sum(most) + most[p]) for p in range(pp)]
-        if any(a > b for a, b in zip(low, most, strict=True)):
+        ranges = self._ranges(upper)
+        if ranges is None:
             return None
+        low, most = ranges
         rest_low, rest_high = [0] * (pp + 1), [0] * (pp + 1)
         for p in range(pp - 1, -1, -1):
             rest_low[p], rest_high[p] = rest_low[p + 1] + low[p], rest_high[p + 1] + most[p]
@@ -515,10 +530,26 @@ class Inner:
                 return None
         return moves
 
-    def _steps(self, p: int, start: int, low: int, most: int) -> list[tuple[int, list[Option]]]:
-        """(layers, options) of the numbers of layers from `low` to `most` that fit in stage p."""
-        made = [(n, self.options(p, start, spread(n, self.vpp, p, self.pp))) for n in range(low, most + 1)]
-        return [(n, options) for n, options in made if options]
+    def _ranges(self, upper: float) -> tuple[list[int], list[int]] | None:
+        """(fewest, most) layers of each stage in the splits of at most `upper` seconds; None where there is none."""
+        if self._one_kind:
+            found = self._capacity().ranges(upper)
+            if found is None or self._most_fitting is None:
+                return found
+            low, most = found[0], list(map(min, found[1], self._most_fitting))
+            return None if any(a > b for a, b in zip(low, most, strict=True)) else (low, most)
+        least = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
+        most = self._most_layers(upper)
+        spare = sum(most) - self.layers
+        low = [max(fewest, many - spare) for fewest, many in zip(least, most, strict=True)]
+        return None if any(a > b for a, b in zip(low, most, strict=True)) else (low, most)
+
+    def _capacity(self) -> Capacity:
+        """Of these modes."""
+        if self._capacity_of is None or self._capacity_of[0] != self.modes:
+            flights = [max(total for total, _, _ in counts) for counts in self._flights_in_all]
+            self._capacity_of = self.modes, Capacity(self.costs, self.candidate, self.modes, self.layers, self.usable, flights)
+        return self._capacity_of[1]
 
     def _most_layers(self, upper: float) -> list[int]:
         """The most layers that each stage can work through m times within `upper`, nothing recomputed, embedding and head included."""
@@ -537,6 +568,11 @@ class Inner:
             room = upper * (1 + ROUNDING) / m - (work(first) if p == 0 else 0.0) - (work(last) if p == self.pp - 1 else 0.0)
             most.append(max(-1, min(self.layers, int(room / layer))) if layer > 0 else self.layers)
         return most
+
+    def _steps(self, p: int, start: int, low: int, most: int) -> list[tuple[int, list[Option]]]:
+        """(layers, options) of the numbers of layers from `low` to `most` that fit in stage p."""
+        made = [(n, self.options(p, start, spread(n, self.vpp, p, self.pp))) for n in range(low, most + 1)]
+        return [(n, options) for n, options in made if options]
 
 
 class _Walk:

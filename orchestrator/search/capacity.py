@@ -1,0 +1,144 @@
+"""How many layers a stage can hold and work through in a given time: what narrows the splits before any stage is priced.
+
+Closed forms over counts, where all transformer layers are of one kind: a stage with n layers keeps its static bytes and what its
+micro-batches in flight save; what is above the limit must be recomputed, in the mode that does it fastest. Both only grow with n, so that
+the most layers for a time are found without pricing a stage. Stage i can't end before a micro-batch has come down to it and gone back up:
+the stages before it hold at least what those behind can't, and that shortens its time in turn (`Capacity.ranges`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from orchestrator.cost.price import CostModel, LayerCost
+from orchestrator.strategy.spec import Candidate, Recompute
+
+ROUNDING = 1e-9
+"""Relative slack of every comparison: the same terms, added in another order."""
+PASSES = 3
+"""Times that the ranges are narrowed by each other; further ones change little."""
+INFINITE = float("inf")
+
+
+class _Relief(NamedTuple):
+    """Another mode than the usual: bytes that it saves a layer, and the seconds that costs. `by_layer`: for any number of layers."""
+
+    nbytes: float
+    seconds: float
+    by_layer: bool
+
+
+class _Place(NamedTuple):
+    """A stage but for its layers: seconds of a micro-batch, bytes that stay and that a pass adds, and micro-batches in flight over all
+    its chunks."""
+
+    seconds: float
+    nbytes: float
+    transient: float
+    flight: int
+
+
+class Capacity:
+    """For one outer choice. `flights`: micro-batches in flight by stage, counted in chunks."""
+
+    def __init__(
+        self, costs: CostModel, candidate: Candidate, modes: Sequence[Recompute], layers: int, usable: float, flights: Sequence[int]
+    ) -> None:
+        first, middle, last = (run.layer.kind for run in costs.model.runs)
+        self.pp, self.vpp, self.m, self.layers = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches, layers
+        self.usable = usable * (1 + ROUNDING)
+        self.slack = 1 + costs.calibration.allocator_slack
+        every = [costs.layer(candidate, middle, mode) for mode in modes]
+        plain = costs.layer(candidate, middle, modes[0] if len(modes) == 1 else "none")
+        free = "none" in modes or len(modes) == 1  # else every layer is computed in some other mode
+        self.saved, self.static, self.in_backward = plain.saved_bytes, plain.static_bytes, plain.backward_bytes
+        self.layer_s = min(_seconds(cost) for cost in every)
+        self.reliefs = [
+            _Relief(plain.saved_bytes - cost.saved_bytes, max(0.0, _seconds(cost) - _seconds(plain)) if free else 0.0, mode == "full")
+            for mode, cost in zip(modes, every, strict=True)
+            if cost.saved_bytes < plain.saved_bytes
+        ]
+        ends = [costs.layer(candidate, kind, "none") for kind in (first, last)]
+        overhead = costs.calibration.microbatch_overhead_s
+        self.transient_forward = min(cost.transient_forward_bytes for cost in every)
+        self.transient_backward = min(cost.transient_backward_bytes for cost in every)
+        stiff = sum(costs._fixed_bytes(candidate).values())
+        self.places = []
+        for p, flight in enumerate(flights):
+            here = [cost for cost, there in zip(ends, (p == 0, p == self.pp - 1), strict=True) if there]
+            self.places.append(
+                _Place(
+                    candidate.vpp * overhead + sum(map(_seconds, here)),
+                    stiff + sum(cost.static_bytes for cost in here),
+                    max((max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in here), default=0.0),
+                    flight,
+                )
+            )
+        hops = costs._boundary_seconds(candidate)
+        self.down = [0.0] * self.pp
+        """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
+        for p in range(1, self.pp):
+            self.down[p] = self.down[p - 1] + overhead + 2 * hops[p - 1] + (_seconds(ends[0]) if p == 1 else 0.0)
+        self.once = costs._once_seconds(candidate) + layers * plain.optimizer_s / self.pp
+        self.least = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
+
+    def seconds(self, p: int, n: int) -> float:
+        """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""
+        place = self.places[p]
+        alike = n // self.vpp  # layers of the smallest chunk
+        held = self.slack * place.flight
+        passing = max(place.transient, self.transient_forward, self.transient_backward + n * self.in_backward) if n else place.transient
+        over = place.nbytes + n * self.static + held * alike * self.saved + self.slack * passing - self.usable
+        plain = place.seconds + n * self.layer_s
+        if over <= 0.0:
+            return plain
+        best = INFINITE
+        for relief in self.reliefs:
+            if over > held * alike * relief.nbytes:
+                continue
+            again = self.vpp * ceil(over / (held * relief.nbytes) - ROUNDING) if relief.by_layer else n
+            best = min(best, again * relief.seconds)
+        return plain + best
+
+    def most(self, p: int, seconds: float) -> int:
+        """The most layers that stage p works through in `seconds` a micro-batch; -1: not even without any."""
+        room = seconds * (1 + ROUNDING)
+        if self.places[p].seconds > room:
+            return -1
+        high = self.layers
+        if 0.0 < self.layer_s and room < INFINITE:
+            high = min(high, int((room - self.places[p].seconds) / self.layer_s * (1 + ROUNDING)))
+        if self.seconds(p, high) <= room:
+            return high
+        low = -1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.seconds(p, middle) <= room else (low, middle)
+        return low
+
+    def ranges(self, upper: float) -> tuple[list[int], list[int]] | None:
+        """(fewest, most) layers of each stage in any split that takes at most `upper` seconds; None where there is none."""
+        pp, vpp, layers = self.pp, self.vpp, self.layers
+        most = [layers] * pp
+        for _ in range(PASSES if upper < INFINITE else 1):
+            before = sum(most)
+            behind = 0  # what the stages from p on can hold
+            for p in range(pp - 1, -1, -1):
+                ahead = max(0, layers - behind - most[p] - vpp + 1) / vpp if p else 0.0  # of the first chunks (inner.spread)
+                spent = self.down[p] + ahead * self.layer_s + self.once
+                most[p] = min(most[p], self.most(p, (upper - spent) / self.m))
+                if most[p] < self.least[p]:
+                    return None
+                behind += most[p]
+            if behind < layers:
+                return None
+            if behind == before:
+                break
+        spare = sum(most) - layers
+        return [max(fewest, many - spare) for fewest, many in zip(self.least, most, strict=True)], most
+
+
+def _seconds(cost: LayerCost) -> float:
+    return cost.forward_s + cost.backward_s
