@@ -39,6 +39,7 @@ def capabilities(software: Software) -> Capabilities:
         uneven_stages=False,
         schedules=("1f1b",),
         offload_optimizer=True,
+        zero_shard_groups=True,
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),

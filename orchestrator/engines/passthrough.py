@@ -108,8 +108,9 @@ def read(group: str, name: str, value: Any) -> tuple[str, Any]:
     """
     key = f"{group}.{name}"
     if group == DS:
-        kind = _ds_kind(key, name)
-        return name, typed(key, kind, value)
+        found = typed(key, _ds_kind(key, name), value)
+        _refuse_auto(key, found)
+        return name, found
     canonical, negated = _canonical(name)
     known = megatron_kind(canonical)
     if known is None:
@@ -368,6 +369,7 @@ def check(plan: Plan) -> None:
     for path, value in plan.extra.get(DS, {}).items():
         key = f"{DS}.{path}"
         _check_type(key, _ds_kind(key, path), value)
+        _refuse_auto(key, value)
         section = next((section for section in WHOLE_SECTIONS if path.startswith(f"{section}.")), None)
         if section:
             field = WHOLE_SECTIONS[section]
@@ -410,6 +412,15 @@ def _agree(key: str, value: Any, decided: tuple[str, Says], plan: Plan) -> None:
     there = says(plan)
     if value != there:
         raise InputError(key, _said(value), f"contradicts the plan's {field}, for which it would be {_said(there)}; change that one")
+
+
+def _refuse_auto(key: str, value: Any) -> None:
+    """DeepSpeed drops an "auto" that no Hugging Face Trainer fills in, and takes its default (engines README, silently wrong 10)."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in inside:
+        _refuse_auto(key, item)
+    if value == "auto":
+        raise InputError(key, "auto", "is filled in by the Hugging Face Trainer alone; write the value")
 
 
 def _said(value: Any) -> str:

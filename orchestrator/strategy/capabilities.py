@@ -49,6 +49,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     uneven_stages: bool
     schedules: tuple[str, ...]
     offload_optimizer: bool
+    zero_shard_groups: bool = False
+    """ZeRO-3 with a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
     rank_orders: tuple[tuple[str, ...], ...]

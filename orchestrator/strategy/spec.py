@@ -110,3 +110,5 @@ class Candidate(Value, frozen=True, kw_only=True):
             parts.append("offload")
         parts.append(f"mbs={self.micro_batch_size}")
         return " ".join(parts)
+        if self.strategy.zero_shard_size is not None:
+            parts.append(f"zero_shard_size={self.strategy.zero_shard_size}")

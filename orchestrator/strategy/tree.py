@@ -30,6 +30,7 @@ LEVELS = (
     "dp",
     "rank_order",
     "zero_stage",
+    "zero_shard_size",
     "sequence_parallel",
     "micro_batch_size",
     "vpp",
@@ -264,6 +265,7 @@ class Tree:
             self._dp,
             self._rank_order,
             self._zero_stage,
+            self._zero_shard_size,
             self._sequence_parallel,
             self._micro_batch_size,
             self._vpp,
@@ -310,7 +312,7 @@ class Tree:
     def _says_something(candidate: Candidate, name: str) -> bool:
         """Whether the level's value is worth its place in a branch's name: an axis of one rank is not."""
         always = name in ("pp", "tp", "dp", "zero_stage", "micro_batch_size")
-        return always or field(candidate, name) not in (1, "false", "-".join(RANK_ORDER))
+        return always or field(candidate, name) not in (1, None, "false", "-".join(RANK_ORDER))
 
     def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
         pinned: int | None = getattr(self.pins, axis)
@@ -401,6 +403,14 @@ class Tree:
         flat = [name for name in self.capabilities.schedules if name != "interleaved"]
         if self.pins.vpp is not None:
             degrees: tuple[int, ...] = (self.pins.vpp,)
+    def _zero_shard_size(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network level."""
+        yield candidate
+        levels = self.situation.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
+        for size in dict.fromkeys(level.size for level in levels):
+            if 1 < size < candidate.mesh.dp and self.world % size == 0:
+                yield _with_strategy(candidate, zero_shard_size=size)
+
         elif self.chunks is not None:
             degrees = (self.chunks // pp,)
         elif "vpp" in self.capabilities.axes and "interleaved" in self.capabilities.schedules:
