@@ -478,14 +478,32 @@ class Inner:
         return Answer(None, None, upper if found is None else min(upper, _Walk(self, found, self.layers).bound))
 
     def _any_fits(self) -> bool:
-        """Whether some split fits: the even one at its leanest, or else the most layers that fit in each stage are enough."""
-        if self._fits is None:
+        """Whether some split fits: the even one at its leanest, or else the most layers that fit in each stage are enough; of several
+        kinds of layers, whether borders lead from the first to the last."""
+        if self._fits is None and not self._one_kind:
+            self._fits = self.need(self.even_sizes()) <= self.usable or self._borders_lead_through()
+        elif self._fits is None:
             even = self.even_sizes()
-            self._fits = not self._one_kind or all(self._fits_leanest(p, even[p :: self.pp]) for p in range(self.pp))
+            self._fits = all(self._fits_leanest(p, even[p :: self.pp]) for p in range(self.pp))
             if not self._fits:
                 self._most_fitting = [self._fits_in(p) for p in range(self.pp)]
-                self._fits = sum(self._most_fitting) >= self.layers
+                whole = all(most >= (0 if p in (0, self.pp - 1) else 1) for p, most in enumerate(self._most_fitting))
+                self._fits = whole and sum(self._most_fitting) >= self.layers
         return self._fits
+
+    def _borders_lead_through(self) -> bool:
+        """Whether stages that fit at their leanest can be put one behind the other; a layer more in a stage never frees bytes."""
+        tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in self.modes]
+        reached = {0}
+        for p in range(self.pp):
+            ends: set[int] = set()
+            for start in reached:
+                for n in range(0 if p in (0, self.pp - 1) else 1, self.layers - start + 1):
+                    if all(self._option(p, start, (n,), recompute).cost.peak_bytes > self.usable for recompute in tries):
+                        break
+                    ends.add(start + n)
+            reached = ends
+        return self.layers in reached
 
     def _fits_leanest(self, p: int, sizes: tuple[int, ...]) -> bool:
         """Whether the stage fits with some mode throughout; the strongest is asked first, because it mostly does."""
