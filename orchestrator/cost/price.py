@@ -764,7 +764,7 @@ class CostModel:
         fixed = sum(self._fixed_bytes(candidate).values())
         slack = 1 + c.allocator_slack
         flights = [
-            max(map(min, schedule.in_flight_by_chunk(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp)))
+            schedule.fewest_in_flight(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp)
             for i in range(stages)
         ]
         mean = floor = 0.0

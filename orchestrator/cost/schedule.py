@@ -271,7 +271,8 @@ def in_flight_by_chunk(schedule: str, pp: int, stage: int, num_microbatches: int
 
 @lru_cache(maxsize=4096)
 def _interleaved_in_flight(pp: int, stage: int, num_microbatches: int, vpp: int) -> tuple[tuple[int, ...], ...]:
-    """Once the warm-up is through, a forward follows each backward: all peaks hold as many chunks, so that none covers another."""
+    """Once the warm-up is through, a forward follows each backward: all peaks hold as many chunks, so that none covers another. While both
+    stay in their chunks, what is held moves along a line: only its ends can be the most."""
     period = pp * vpp
     total = num_microbatches * vpp
     warm_up = min(total, 2 * (pp - stage - 1) + (vpp - 1) * pp)
@@ -279,8 +280,22 @@ def _interleaved_in_flight(pp: int, stage: int, num_microbatches: int, vpp: int)
     peaks: dict[tuple[int, ...], None] = {}
     for n in range(total):
         counts[n % period // pp] += 1
-        if n >= warm_up or n == total - 1:
-            peaks[tuple(counts)] = None
         if n >= warm_up:
-            counts[vpp - 1 - (n - warm_up) % period // pp] -= 1
+            back = n - warm_up
+            turns = n == warm_up or n % pp in (0, pp - 1) or back % pp in (0, pp - 1)
+            if turns or n == total - 1:
+                peaks[tuple(counts)] = None
+            counts[vpp - 1 - back % period // pp] -= 1
+        elif n == total - 1:
+            peaks[tuple(counts)] = None
     return tuple(peaks)
+
+
+@lru_cache(maxsize=4096)
+def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> int:
+    """Micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many, wherever it is.
+
+    >>> fewest_in_flight("1f1b", 4, 1, 8), fewest_in_flight("interleaved", 2, 0, 4, 2)
+    (3, 2)
+    """
+    return max(map(min, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp)))
