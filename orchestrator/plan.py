@@ -12,7 +12,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
-from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
 __all__ = [
@@ -116,7 +116,7 @@ class Plan(Value, frozen=True, kw_only=True):
     def strategy(self) -> Strategy:
         """The part that all layers share; `recompute` is the strongest that any layer uses."""
         used = {span.recompute for stage in self.stages for span in stage.layers}
-        strongest: Recompute = "full" if "full" in used else "selective" if "selective" in used else "none"
+        strongest: Recompute = max(used, key=RECOMPUTE_ORDER.index, default="none")
         return Strategy(
             mesh=self.mesh,
             zero_stage=self.zero_stage,

@@ -6,14 +6,12 @@ from math import ceil
 from typing import NamedTuple
 
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.recompute import dropped
 from orchestrator.cost.time import activation_itemsize
 from orchestrator.model.spec import Enter, Gemm, LayerSpec
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
 from orchestrator.strategy.spec import Recompute, Strategy
-
-RECOMPUTED_GROUPS: dict[Recompute, tuple[str, ...]] = {"none": (), "selective": ("core_attention",)}
-"""What selective recompute drops (arXiv 2205.05198, section 5). "full" keeps the layer's input alone."""
 
 
 class States(NamedTuple):
@@ -103,7 +101,7 @@ def activations(
         kept = layer.input_elements * itemsize * micro_batch_size / (mesh.cp * (mesh.tp if sp else 1))
         kept = min(kept, everything)
     else:
-        kept = saved(*RECOMPUTED_GROUPS.get(recompute, ())) if layer.recomputable else everything
+        kept = saved(*dropped(recompute, fused_norms=behaviour.fused_norms)) if layer.recomputable else everything
     largest = micro_batch_size * max(
         (
             tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp) * (tensor.itemsize or itemsize)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from orchestrator.cost import memory, schedule
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.recompute import again as recomputed_part
 from orchestrator.cost.time import activation_itemsize, layer_seconds
 from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
@@ -165,6 +166,8 @@ class CostModel:
         self._locals: dict[tuple[object, ...], _Local] = {}
         self._counted: dict[tuple[str, int, bool], int] = {}
         self._settings: dict[tuple[Strategy, int], _Setting] = {}
+        self.modes: tuple[Recompute, ...] = RECOMPUTE_ORDER
+        """The recompute modes that bounds reckon with: a search leaves out what none of its choices may use."""
         self._current: Candidate | None = None
         self._setting = _Setting()
 
@@ -326,14 +329,14 @@ class CostModel:
             causes["gemm"] += part.gemm
             causes["attention"] += part.attention
             causes["memory_bound"] += part.memory_bound
-        again = 0.0
-        if recompute == "selective":
-            again = forward.attention
-        elif recompute == "full":
-            again = forward.compute
+        repeated = recomputed_part(layer, recompute, fused_norms=behaviour.fused_norms)
+        again, launched_again = forward.compute if recompute == "full" else 0.0, 0.0
+        if repeated is not None:
+            part = layer_seconds(repeated, strategy, micro_batch_size, precision, self.cluster.gpu, behaviour, per_parameter, c).forward
+            again, launched_again = part.compute, part.launch
         causes["recompute"] = again
         passes = {"forward": forward.compute, "backward": backward.compute + again}
-        launch = {"forward": forward.launch, "backward": backward.launch}
+        launch = {"forward": forward.launch, "backward": backward.launch + launched_again}
         size = (layer, strategy, micro_batch_size, self._itemsize)
         experts = [
             item
@@ -353,6 +356,12 @@ class CostModel:
             launch[item.when] += item.count * c.collective_launch_s
             if times == 2:
                 passes["backward"] += exposed + slowed
+        for item in () if repeated is None else self._repeated_traffic(repeated, strategy, micro_batch_size):
+            exposed, slowed = self._exposed(self._seconds_of(item), item, forward.attention)
+            causes[item.axis] += exposed
+            causes["overlap"] += slowed
+            passes["backward"] += exposed + slowed
+            launch["backward"] += item.count * c.collective_launch_s
         local = self._locals[key] = _Local(
             forward_s=passes["forward"],
             backward_s=passes["backward"],
@@ -364,6 +373,12 @@ class CostModel:
             kept=memory.activations(layer, recompute, strategy, micro_batch_size, precision, behaviour, c),
         )
         return local
+
+    def _repeated_traffic(self, part: LayerSpec, strategy: Strategy, micro_batch_size: int) -> list[Traffic]:
+        """What the forward of a recomputed part of a layer communicates."""
+        size = (part, strategy, micro_batch_size, self._itemsize)
+        items = (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel))
+        return [item for item in items if item.repeats_with_recompute]
 
     def _tied_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
         """Copies of the gradients of tied embeddings that are on different stages."""
@@ -723,7 +738,8 @@ class CostModel:
     def _modes(self, candidate: Candidate, kind: str) -> tuple[Recompute, ...]:
         if not self._kinds[kind].recomputable:
             return ("none",)
-        return RECOMPUTE_ORDER[: RECOMPUTE_ORDER.index(candidate.strategy.recompute) + 1]
+        strongest = RECOMPUTE_ORDER.index(candidate.strategy.recompute)
+        return tuple(mode for mode in self.modes if RECOMPUTE_ORDER.index(mode) <= strongest)
 
     def time_floor(self, candidate: Candidate) -> float:
         """Seconds that no split of the layers and no recompute up to the candidate's undercuts.

@@ -12,7 +12,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
 
 NAME: Final = "megatron"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
@@ -33,7 +33,7 @@ def capabilities(software: Software) -> Capabilities:
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),
         sequence_parallel=True,
-        recompute=("none", "selective", "full"),
+        recompute=RECOMPUTE_ORDER,
         recompute_varies="stage",
         uneven_stages=True,
         schedules=("1f1b", "interleaved"),
@@ -50,6 +50,7 @@ def capabilities(software: Software) -> Capabilities:
                 "model",
             ),
             *rules.mesh_rules(),
+            *rules.recompute_rules(),
             rule("cp_worker", "ours: orchestrator/workers/megatron.py does not cut sequences", rules.cp_worker, "cp"),
             rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", rules.cp_attention, "cp"),
             rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", rules.cp_sequence, "cp"),
@@ -90,6 +91,7 @@ def behaviour(software: Software) -> Behaviour:
         gradient_bytes_on_wire="grad_reduce_dtype",
         reduce_scatter_from_stage=1,
         flash_attention=software.flash_attention or software.transformer_engine,
+        fused_norms=software.transformer_engine,
         fp32_gradient_fusion=software.apex,
     )
 

@@ -31,6 +31,8 @@ def why_not(plan: Plan) -> str | None:
     model = plan.model
     if plan.zero_stage >= 2:
         return f"{MEGATRON_LM} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
+    if plan.schedule == "deepspeed_1f1b":
+        return f"{MEGATRON_LM} has its own pipeline, not schedule={plan.schedule}"
     if plan.offload_optimizer:
         return f"{MEGATRON_LM} offloads only the precision-aware optimizer"
     if model.activation not in ACTIVATION_FLAGS:
@@ -116,9 +118,9 @@ def _parallel(plan: Plan) -> list[Flag]:
 def strongest_recompute(plan: Plan) -> dict[str, Any]:
     """The setting of the stage that recomputes most: the command line has one for all."""
 
-    def strength(fields: dict[str, Any]) -> tuple[int, int]:
+    def strength(fields: dict[str, Any]) -> tuple[int, int, int]:
         order = {None: 0, "selective": 1, "full": 2}
-        return order[fields["recompute_granularity"]], fields["recompute_num_layers"] or 0
+        return order[fields["recompute_granularity"]], len(fields["recompute_modules"] or ()), fields["recompute_num_layers"] or 0
 
     return max((recompute_fields(plan, stage) for stage in range(plan.pp)), key=strength)
 

@@ -13,7 +13,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
 
 NAME: Final = "megatron_deepspeed"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
@@ -41,7 +41,7 @@ def capabilities(software: Software) -> Capabilities:
         zero_stages=(0, 1, 2, 3),
         zero_stages_with_pipeline=(1,),
         sequence_parallel=True,
-        recompute=("none", "selective", "full"),
+        recompute=RECOMPUTE_ORDER,
         recompute_varies="stage",
         uneven_stages=True,
         schedules=("1f1b",),
@@ -58,6 +58,7 @@ def capabilities(software: Software) -> Capabilities:
                 "model",
             ),
             *rules.mesh_rules(),
+            *rules.recompute_rules(),
             rule(
                 "no_cp",
                 "mpu_api: without get_sequence_data_parallel_group ZeRO shards over dp only, silently (runtime/zero/stage3.py:370)",
@@ -108,6 +109,7 @@ def behaviour(software: Software) -> Behaviour:
         overlaps_grad_reduce=False,
         overlaps_param_gather=False,
         flash_attention=software.flash_attention or software.transformer_engine,
+        fused_norms=software.transformer_engine,
         fp32_gradient_fusion=False,
     )
 

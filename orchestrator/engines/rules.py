@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from orchestrator.strategy.capabilities import Rule, Situation
-from orchestrator.strategy.spec import RANK_ORDER, Candidate
+from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_MODULES, Candidate
 
 Check = Callable[[Candidate, Situation], str | None]
 
@@ -289,6 +289,53 @@ def zero_with_pipeline(stages: Collection[int]) -> Check:
         return f"zero_stage={stage} with pp={pp}: a pipeline goes with zero_stage {', '.join(map(str, stages))} only"
 
     return check
+
+
+# Recompute.
+
+
+def recompute_mlp(candidate: Candidate, situation: Situation) -> str | None:
+    mode = candidate.strategy.recompute
+    if "mlp" not in RECOMPUTE_MODULES.get(mode, ()) or not situation.model.architecture.add_bias_linear:
+        return None
+    return f"recompute={mode} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends"
+
+
+def recompute_norms(candidate: Candidate, situation: Situation) -> str | None:
+    mode, cluster = candidate.strategy.recompute, situation.cluster
+    if "layernorm" not in RECOMPUTE_MODULES.get(mode, ()) or not cluster.software.transformer_engine or cluster.is_cpu:
+        return None
+    return f"recompute={mode}: Transformer Engine's norms are part of the linears behind them, so that layernorm recomputes nothing"
+
+
+def recompute_attention(candidate: Candidate, situation: Situation) -> str | None:
+    mode, cluster = candidate.strategy.recompute, situation.cluster
+    fused = (cluster.software.flash_attention or cluster.software.transformer_engine) and not cluster.is_cpu
+    if not fused or mode == "selective" or "core_attn" not in RECOMPUTE_MODULES.get(mode, ()):
+        return None
+    rest = "+".join(module for module in RECOMPUTE_MODULES[mode] if module != "core_attn")
+    return f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take {rest}"
+
+
+def recompute_rules() -> tuple[Rule, ...]:
+    """Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""
+    return (
+        rule(
+            "recompute_mlp_bias",
+            "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
+            recompute_mlp,
+            "model",
+            "recompute",
+        ),
+        rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", recompute_norms, "software", "recompute"),
+        rule(
+            "recompute_flash",
+            "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",
+            recompute_attention,
+            "software",
+            "recompute",
+        ),
+    )
 
 
 def no_shard_group(candidate: Candidate, _: Situation) -> str | None:

@@ -16,7 +16,7 @@ from orchestrator.engines.rules import LAYER_KINDS
 from orchestrator.errors import InputError
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.megatron_layout import compress
-from orchestrator.strategy.spec import Recompute
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 
 TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
 """Parameters' data type by training precision; fp8 keeps bf16 parameters."""
@@ -30,9 +30,6 @@ MODEL_CLASS: Final = {"gpt": "GPTModel", "llama": "GPTModel", "bert": "BertModel
 DDP_MIN_BUCKET_ELEMENTS: Final = 40_000_000
 DDP_BUCKET_ELEMENTS_PER_RANK: Final = 1_000_000
 """Buckets grow with the group, so that each rank's share does not fall into the network's latency (distributed_data_parallel.py:64-80)."""
-
-SELECTIVE_MODULES: Final = ("core_attn",)
-"""What selective recompute drops (Korthikanti et al., section 5). "mlp" never: with linear bias it loops for ever in megatron-core."""
 
 
 def padded_vocab_size(plan: Plan) -> int:
@@ -89,8 +86,8 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     """Recompute of one stage in TransformerConfig's words; one setting serves all chunks of the rank.
 
     Every rank builds its own TransformerConfig, so stages may differ. Within a chunk (an encoder-decoder's encoder and decoder are two)
-    megatron-core can recompute the first N layers in full ("block", transformer_block.py:532-560) or all of them selectively, nothing
-    else. Raises InputError for another pattern.
+    megatron-core can recompute the first N layers in full ("block", transformer_block.py:532-560) or the same modules of all of them,
+    nothing else. Raises InputError for another pattern.
     """
     kinds = LAYER_KINDS[plan.model.family]
     chunks = [_modes([span for span in layers_of(plan, stage, chunk) if span.kind == kind]) for chunk in range(plan.vpp) for kind in kinds]
@@ -98,17 +95,17 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     off: dict[str, Any] = {
         "recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None, "recompute_modules": None,
     }  # fmt: skip
-    if used <= {"none"}:
-        return off
-    if used == {"selective"}:
-        return off | {"recompute_granularity": "selective", "recompute_modules": list(SELECTIVE_MODULES)}
+    if used <= {"none"} or plan.schedule == "deepspeed_1f1b":
+        return off  # DeepSpeed's pipeline has a list of its layers (ds_pipeline.py)
+    if len(used) == 1 and (modules := RECOMPUTE_MODULES.get(*used)) is not None:
+        return off | {"recompute_granularity": "selective", "recompute_modules": list(modules)}
     blocks = [_full_block(modes) for modes in chunks]
     wanted = max((block for block in blocks if block is not None), default=0)
     if None in blocks or any(block != min(wanted, len(modes)) for block, modes in zip(blocks, chunks, strict=True)):
         raise InputError(
             f"stages[{stage}].recompute",
             " ".join(",".join(modes) for modes in chunks),
-            "megatron-core recomputes the first N layers of every chunk in full, or all layers of a stage selectively, nothing else",
+            "megatron-core recomputes the first N layers of every chunk in full, or the same modules in all of a stage, nothing else",
         )
     return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
 

@@ -119,8 +119,9 @@ class Saved(Value, frozen=True, kw_only=True):
     """A tensor kept for the backward pass, per sample. `itemsize` None: the compute dtype's.
 
     `group` names the recompute that drops it: "core_attention" (Megatron's selective recompute: scores and logsumexp, not q, k, v),
-    "mlp" (what the activation makes and takes), "norm" (outputs of norms, which are inputs of GEMMs); "attention" (q, k, v, the
-    projection's input), "residual" (inputs of norms) and "dropout" (hidden masks) go only with the whole layer.
+    "mlp" (what the activation makes and takes), "norm" and "mlp_norm" (outputs of the norms before attention and MLP, which are inputs of
+    GEMMs); "attention" (q, k, v, the inputs of the projection and of cross-attention), "residual" (inputs of norms) and "dropout" (hidden
+    masks) go only with the whole layer.
     `quadratic`: exists only without flash (fused) attention; its element count has the product of two sequence lengths.
     """
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from msgspec.structs import replace
+
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError
@@ -14,6 +16,7 @@ from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Situation
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.spec import RECOMPUTE_ORDER
 from orchestrator.strategy.tree import FIXED_WITH, planner_rules, unsuited
 from orchestrator.units import format_bytes
 
@@ -79,12 +82,19 @@ def _check_rules(plan: Plan, capabilities: Capabilities, situation: Situation) -
     why = unsuited(capabilities, situation)
     if why is not None:
         raise InputError("engine", plan.engine, why)
+    used = sorted({span.recompute for stage in plan.stages for span in stage.layers}, key=RECOMPUTE_ORDER.index)
+    strategy = plan.strategy
+    by_mode = [replace(plan.candidate, strategy=replace(strategy, recompute=mode)) for mode in used]
     for rule in (*planner_rules(capabilities, situation), *capabilities.rules):
-        why = rule.check(plan.candidate, situation)
-        if why is not None:
-            key = _key(rule)
-            source = "" if rule.engine_rule == "planner" else f" (rule {rule.id}: {rule.engine_rule})"
-            raise InputError(key, getattr(plan, key), why + source)
+        about_modes = "recompute" in rule.needs
+        for candidate in by_mode if about_modes else [plan.candidate]:
+            why = rule.check(candidate, situation)
+            if why is not None:
+                source = "" if rule.engine_rule == "planner" else f" (rule {rule.id}: {rule.engine_rule})"
+                key = _key(rule)
+                if about_modes:
+                    raise InputError("stages.recompute", candidate.strategy.recompute, why + source)
+                raise InputError(key, getattr(plan, key), why + source)
 
 
 def _key(rule: Rule) -> str:
@@ -170,9 +180,9 @@ def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: C
         return
     inside = [(j, span) for j, span in enumerate(stage.layers) if span.kind not in fixed]
     modes = {span.recompute for _, span in inside}
-    if "selective" in modes and len(modes) > 1:
+    if len(modes) > 1 and not modes <= {"none", "full"}:
         j = next(j for j, span in inside if span.recompute != inside[0][1].recompute)
-        why = "one stage is either selective as a whole or recomputes its first layers fully (--recompute-method block)"
+        why = "one stage either recomputes the same modules of all its layers or its first layers fully (--recompute-method block)"
         raise InputError(f"{where}[{j}].recompute", stage.layers[j].recompute, why)
     prefixes = []
     for _, group in groupby(inside, key=lambda item: (item[1].chunk, item[1].kind)):

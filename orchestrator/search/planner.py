@@ -32,6 +32,7 @@ from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Si
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import RECOMPUTE_ORDER
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
@@ -128,6 +129,9 @@ def search(
                 chunk_sizes(pins.layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
             choices.append(Choice(order, index, leaf))
         cut += [(order, outcome) for outcome in cuts]
+    for index, cost in enumerate(costs):
+        offered = {mode for choice in choices if choice.engine == index for mode in choice.leaf.recompute}
+        cost.modes = tuple(mode for mode in RECOMPUTE_ORDER if mode == "none" or mode in offered)
     best = _Best(top_k)
     complete = True
     slower: list[tuple[Choice, float]] = []

@@ -113,6 +113,8 @@ class Behaviour(Value, frozen=True, kw_only=True):
     fp32_gradient_fusion: bool = True
     layers: Literal["megatron", "hugging_face"] = "megatron"
     """How the engine's layers compute: as families describe them, or as model.hugging_face changes that."""
+    fused_norms: bool = False
+    """Whether norms are part of the linears that follow them (Transformer Engine): recompute of the MLP then begins with its norm."""
     unfused_attention: tuple[str, ...] = ()
     """Families whose attention materialises the scores even where `flash_attention` is on."""
     context_parallel: Literal["ring", "all_to_all"] = "ring"

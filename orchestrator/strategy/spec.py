@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from orchestrator.model.training import Dtype
 from orchestrator.values import Value
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal[
+    "none", "layernorm", "selective", "core_attn+layernorm", "mlp", "layernorm+mlp", "core_attn+mlp", "core_attn+layernorm+mlp", "full"
+]
+"""What of a layer is computed again in backward: nothing, modules of it, or all. "selective" is core_attn, as in Korthikanti et al."""
 ZeroStage = Literal[0, 1, 2, 3]
-RECOMPUTE_ORDER: tuple[Recompute, ...] = ("none", "selective", "full")
+RECOMPUTE_ORDER: tuple[Recompute, ...] = get_args(Recompute)
+"""Weakest first; ties go to the weaker."""
+RECOMPUTE_MODULES: dict[Recompute, tuple[str, ...]] = {
+    mode: ("core_attn",) if mode == "selective" else tuple(mode.split("+")) for mode in RECOMPUTE_ORDER if mode not in ("none", "full")
+}
+"""Megatron's --recompute-modules of each mode that is one of modules (transformer_config.py:411-421)."""
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Megatron's default: the first axis has adjacent ranks."""
 
@@ -104,11 +112,11 @@ class Candidate(Value, frozen=True, kw_only=True):
         if self.vpp > 1:
             parts.append(f"vpp={self.vpp}")
         parts.append(f"zero_stage={self.strategy.zero_stage}")
+        if self.strategy.zero_shard_size is not None:
+            parts.append(f"zero_shard_size={self.strategy.zero_shard_size}")
         if self.strategy.sequence_parallel:
             parts.append("sp")
         if self.strategy.offload_optimizer:
             parts.append("offload")
         parts.append(f"mbs={self.micro_batch_size}")
         return " ".join(parts)
-        if self.strategy.zero_shard_size is not None:
-            parts.append(f"zero_shard_size={self.strategy.zero_shard_size}")

@@ -252,7 +252,7 @@ class Tree:
         self._alone: dict[str, list[Rule]] = {}
         for rule in self.rules:
             axis = only_axis(rule)
-            if axis in ("pp", "tp", "cp", "ep", "etp"):
+            if axis in ("pp", "tp", "cp", "ep", "etp", "recompute"):
                 self._alone.setdefault(axis, []).append(rule)
             else:
                 self._at[level_of(rule) + 1].append(rule)
@@ -286,6 +286,7 @@ class Tree:
         if self._broken(root, 0, cut):
             return
         self._degrees = {axis: self._allowed_degrees(axis, root, cut) for axis in ("pp", "tp", "cp", "ep", "etp")}
+        self._modes = self._allowed_modes(root, cut)
         yield from self._walk(root, 0, cut)
 
     def _walk(self, candidate: Candidate, level: int, cut: Cut) -> Iterator[Leaf]:
@@ -333,6 +334,24 @@ class Tree:
             else:
                 allowed.append(degree)
         return tuple(allowed)
+
+    def _allowed_modes(self, root: Candidate, cut: Cut) -> tuple[Recompute, ...]:
+        """The recompute modes that no rule forbids whatever else is chosen; a cut where a pinned one is forbidden, or all are."""
+        pinned = self.pins.recompute
+        allowed: list[Recompute] = []
+        blocked: list[Outcome] = []
+        for mode in self.capabilities.recompute if pinned is None else (pinned,):
+            candidate = _with_strategy(root, recompute=mode)
+            for rule in self._alone.get("recompute", ()):
+                broken = rule.check(candidate, self.situation)
+                if broken is not None:
+                    blocked.append(_illegal(candidate, ("recompute",), rule, broken))
+                    break
+            else:
+                allowed.append(mode)
+        for outcome in blocked[:1] if not allowed else ():
+            cut(outcome)
+        return tuple(sorted(allowed, key=RECOMPUTE_ORDER.index))
 
     def _left(self, candidate: Candidate) -> int:
         mesh = candidate.mesh
@@ -384,6 +403,14 @@ class Tree:
         for stage in offered if self.pins.zero_stage is None else (self.pins.zero_stage,):
             yield _with_strategy(candidate, zero_stage=stage)
 
+    def _zero_shard_size(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network level."""
+        yield candidate
+        levels = self.situation.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
+        for size in dict.fromkeys(level.size for level in levels):
+            if 1 < size < candidate.mesh.dp and self.world % size == 0:
+                yield _with_strategy(candidate, zero_shard_size=size)
+
     def _sequence_parallel(self, candidate: Candidate) -> Iterator[Candidate]:
         if self.pins.sequence_parallel is not None:
             choices: tuple[bool, ...] = (self.pins.sequence_parallel,)
@@ -403,14 +430,6 @@ class Tree:
         flat = [name for name in self.capabilities.schedules if name != "interleaved"]
         if self.pins.vpp is not None:
             degrees: tuple[int, ...] = (self.pins.vpp,)
-    def _zero_shard_size(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network level."""
-        yield candidate
-        levels = self.situation.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
-        for size in dict.fromkeys(level.size for level in levels):
-            if 1 < size < candidate.mesh.dp and self.world % size == 0:
-                yield _with_strategy(candidate, zero_shard_size=size)
-
         elif self.chunks is not None:
             degrees = (self.chunks // pp,)
         elif "vpp" in self.capabilities.axes and "interleaved" in self.capabilities.schedules:
@@ -431,12 +450,11 @@ class Tree:
 
     def _recompute(self, candidate: Candidate, cut: Cut) -> tuple[Recompute, ...]:
         """The modes that no rule forbids; a cut where there is none. A pinned mode is the only one."""
-        pinned = self.pins.recompute
+        if not self._at[len(LEVELS)]:
+            return self._modes
         modes = []
         blocked: list[Outcome] = []
-        for mode in RECOMPUTE_ORDER if pinned is None else (pinned,):
-            if pinned is None and mode not in self.capabilities.recompute:
-                continue
+        for mode in self._modes:
             if not self._broken(_with_strategy(candidate, recompute=mode), len(LEVELS), blocked.append):
                 modes.append(mode)
         if not modes:

@@ -16,6 +16,7 @@ from orchestrator.search.planner import SearchResult, check_plan, reprice, searc
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import Recompute
 from orchestrator.units import GB, GIB, MIB
 
 SOME, QUICK, FULL = range(60), range(300), range(300, 2000)
@@ -60,6 +61,28 @@ def test_the_score_is_the_oracles(seed: int) -> None:
 @pytest.mark.parametrize("seed", FULL)
 def test_the_score_is_the_oracles_on_more_instances(seed: int) -> None:
     assert agrees(Instance(seed))
+
+
+MODULE_SEEDS = range(0, 120, 8)
+MODULES: tuple[Recompute, ...] = ("none", "layernorm", "selective", "mlp", "layernorm+mlp", "core_attn+mlp", "full")
+
+
+def with_modules(seed: int) -> Instance:
+    """An instance whose engine also recomputes modules of layers."""
+    instance = Instance(seed)
+    instance.capabilities = replace(instance.capabilities, recompute=MODULES)
+    return instance
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed in MODULE_SEEDS else pytest.mark.full) for seed in range(300)])
+def test_the_score_is_the_oracles_where_modules_are_recomputed(seed: int) -> None:
+    assert agrees(with_modules(seed))
+
+
+def test_modules_are_recomputed_where_memory_is_short() -> None:
+    results = [planned(with_modules(seed)) for seed in MODULE_SEEDS]
+    used = {span.recompute for result in results if result is not None for _, span in result.plan.spans()}
+    assert len(used - {"none", "selective", "full"}) >= 2
 
 
 def test_instances_are_worth_their_name() -> None:

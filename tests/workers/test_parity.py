@@ -32,9 +32,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1, "sequence_parallel": True, "split": [[3], [1]], "recompute": [2, "none"]},
     ),
     "megatron llama tp4 more ranks than groups": (LLAMA, {"tp": 4, "micro_batch_size": 4}),
-    "megatron llama tp2 sp zero1": (LLAMA, {"tp": 2, "dp": 2, "sequence_parallel": True, "zero_stage": 1}),
+    "megatron llama tp2 sp zero1 recompute of modules": (
+        LLAMA,
+        {"tp": 2, "dp": 2, "sequence_parallel": True, "zero_stage": 1, "recompute": ["layernorm+mlp"]},
+    ),
     "megatron llama tp2 pp2 vpp2 dp2": (LLAMA, {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1, "recompute": ["full", "none"]}),
-    "megatron llama pp4": (LLAMA, {"pp": 4, "recompute": ["full", "selective", "none", "none"]}),
+    "megatron llama pp4": (LLAMA, {"pp": 4, "recompute": ["mlp", "selective", "layernorm", "none"]}),
     "megatron bert tp2 pp2": (BERT, {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batch_size": 2}),
     "megatron t5 tp2 dp2": (T5, {"tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),
     "megatron bert dp2 zero1 recompute": (BERT, {"dp": 2, "zero_stage": 1, "recompute": ["full"]}),
@@ -54,6 +57,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True, "micro_batch_size": 2},
     ),
     "deepspeed llama dp2 zero2 offload": (LLAMA, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 2, "offload_optimizer": True}),
+    "deepspeed llama dp2 zero3 recompute of modules": (
+        LLAMA,
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3, "recompute": ["core_attn+layernorm+mlp"]},
+    ),
     "deepspeed gpt pp2 dp2 zero1 tied": (GPT, {"engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 1}),
     "deepspeed llama tp2 pp2 zero1": (LLAMA, {"engine": DEEPSPEED, "tp": 2, "pp": 2, "zero_stage": 1, "micro_batch_size": 2}),
     "deepspeed bert tp2 dp2 zero2 sp": (

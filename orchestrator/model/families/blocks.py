@@ -165,7 +165,7 @@ def cross_attention(a: Architecture, tokens: int, context_tokens: int) -> Part:
     name, h = "cross_attention", a.hidden_size
     q = a.num_attention_heads * a.head_dim
     kv = a.query_groups * a.head_dim
-    q_input = Saved(name=f"{name}.linear_q.input", elements=tokens * h, group="norm")
+    q_input = Saved(name=f"{name}.linear_q.input", elements=tokens * h, group="attention")
     return Part(
         weights=linear_weights(f"{name}.linear_q", q, h, "column", bias=a.add_bias_linear)
         + linear_weights(f"{name}.linear_kv", 2 * kv, h, "column", bias=a.add_bias_linear)
@@ -188,7 +188,7 @@ def mlp(a: Architecture, tokens: int) -> Part:
     """
     h, f = a.hidden_size, a.ffn_hidden_size
     n = 2 * f if a.gated else f
-    fc1_input = Saved(name="mlp.linear_fc1.input", elements=tokens * h, group="norm")
+    fc1_input = Saved(name="mlp.linear_fc1.input", elements=tokens * h, group="mlp_norm")
     act_input = Saved(name="mlp.activation.input", elements=tokens * n, shard="tp", group="mlp")
     fc2_input = Saved(name="mlp.linear_fc2.input", elements=tokens * f, shard="tp", group="mlp")
     moved = (2 * READ if a.gated else READ) + WRITE

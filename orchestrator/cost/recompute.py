@@ -1,0 +1,55 @@
+"""What a recompute mode drops of a layer, and what of it runs again in backward (Megatron's --recompute-modules, Korthikanti et al.,
+arXiv 2205.05198, section 5)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from orchestrator.model.spec import Attention, Dispatch, Enter, Exit, LayerSpec
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
+
+DROPPED: dict[str, tuple[str, ...]] = {
+    "core_attn": ("core_attention",),
+    "layernorm": ("norm", "mlp_norm"),
+    "mlp": ("mlp",),
+}
+"""Groups of saved tensors by module: a module's checkpoint keeps its input, and makes again what it saves and gives."""
+NORMS = ("input_layernorm", "pre_mlp_layernorm")
+"""The norms that "layernorm" is about (transformer_layer.py:382-436); the one before cross-attention is not."""
+MLP = "mlp."
+"""How the MLP's operations are called (model/families/blocks.py)."""
+
+
+def dropped(mode: Recompute, *, fused_norms: bool) -> tuple[str, ...]:
+    """Groups of saved tensors that this mode does not keep. "full" keeps the layer's input alone, which is no matter of groups.
+
+    With `fused_norms` the MLP begins with its norm (Transformer Engine's LayerNormLinear), whose output then goes too.
+
+    >>> dropped("mlp", fused_norms=True), dropped("selective", fused_norms=True)
+    (('mlp', 'mlp_norm'), ('core_attention',))
+    """
+    modules = RECOMPUTE_MODULES.get(mode, ())
+    groups = [group for module in modules for group in DROPPED[module]]
+    return (*groups, "mlp_norm") if fused_norms and "mlp" in modules else tuple(groups)
+
+
+def again(layer: LayerSpec, mode: Recompute, *, fused_norms: bool) -> LayerSpec | None:
+    """The part of the layer that this mode of modules runs again, borders of its tensor-parallel regions included; None: none."""
+    modules = RECOMPUTE_MODULES.get(mode, ())
+    if not modules:
+        return None
+    where: set[int] = set()
+    names = [getattr(op, "name", "") for op in layer.ops]
+    if "core_attn" in modules:
+        where |= {i for i, op in enumerate(layer.ops) if isinstance(op, Attention)}
+    if "layernorm" in modules:
+        where |= {i for i, name in enumerate(names) if name in NORMS}
+    inside = [i for i, name in enumerate(names) if name.startswith(MLP)]
+    if "mlp" in modules and inside and not any(isinstance(op, Dispatch) for op in layer.ops):
+        first, last = inside[0], inside[-1]
+        first -= first > 0 and isinstance(layer.ops[first - 1], Enter)
+        last += last + 1 < len(layer.ops) and isinstance(layer.ops[last + 1], Exit)
+        where |= set(range(first, last + 1))
+        if fused_norms:
+            where |= {i for i, name in enumerate(names) if name == NORMS[1]}
+    return replace(layer, ops=tuple(op for i, op in enumerate(layer.ops) if i in where))
