@@ -183,7 +183,7 @@ def by_hand(plan: Plan) -> dict[str, Any]:
 
 
 def for_trainer(plan: Plan) -> dict[str, Any]:
-    """`ds_config` with "auto" where `transformers.Trainer` fills in its own arguments (raw DeepSpeed drops or refuses "auto").
+    """`ds_config` with "auto" where `transformers.Trainer` and accelerate fill in what they are given (raw DeepSpeed drops it or refuses).
 
     The schedule is left to the Trainer. With tp>1 the Trainer gets DeepSpeed's AutoTP of that size.
     """
@@ -194,7 +194,8 @@ def for_trainer(plan: Plan) -> dict[str, Any]:
         if name in config:
             config[name] = config[name] | {"enabled": "auto"}
     params = config["optimizer"]["params"]
-    filled = {name: "auto" for name in ("lr", "betas", "eps", "weight_decay") if name in params}
+    # Not Adam's betas and eps: accelerate can't fill them, and the Trainer says where its own are others.
+    filled = {name: "auto" for name in ("lr", "weight_decay") if name in params}
     config["optimizer"] = config["optimizer"] | {"params": params | filled}
     zero = config["zero_optimization"]
     sized = ["reduce_bucket_size"]

@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 PROGRAM = Path(__file__).parent / "hand_program.py"
 STEPS = 6
+TIMEOUT_S = 600.0
+"""Of one program: two ranks import everything, which on a busy machine takes minutes."""
 PLAN = make_plan(
     GPT,
     "deepspeed",
@@ -59,9 +61,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def run(command: list[str], plan: Plan, folder: Path) -> dict[str, Any]:
-    for file in deepspeed.translate(plan).files:
-        (folder / file.path).write_text(file.content)
+def start(command: list[str], plan: Plan, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
@@ -69,7 +69,14 @@ def run(command: list[str], plan: Plan, folder: Path) -> dict[str, Any]:
         "HAND_ARGUMENTS": json.dumps(arguments(plan)),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def run(command: list[str], plan: Plan, folder: Path) -> dict[str, Any]:
+    """What rank 0 tells."""
+    for file in deepspeed.translate(plan).files:
+        (folder / file.path).write_text(file.content)
+    done = start(command, plan, folder)
     line = next((line for line in done.stdout.splitlines() if "RESULT " in line), None)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert line is not None
@@ -79,6 +86,10 @@ def run(command: list[str], plan: Plan, folder: Path) -> dict[str, Any]:
 
 def torchrun(plan: Plan, *words: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={plan.world_size}", str(PROGRAM), *words]
+
+
+def deepspeed_launcher(plan: Plan, *words: str) -> list[str]:
+    return ["deepspeed", f"--num_gpus={plan.world_size}", f"--master_port={free_port()}", str(PROGRAM), *words]
 
 
 def assert_read_as_meant(found: dict[str, Any], plan: Plan) -> None:
@@ -95,8 +106,7 @@ def test_a_plain_script_takes_the_file_under_torchrun_and_under_the_deepspeed_la
     plan = PLANS[stage]
     found = run(torchrun(plan, "plain", "ds_config.json"), plan, tmp_path)
     assert_read_as_meant(found, plan)
-    launcher = ["deepspeed", f"--num_gpus={plan.world_size}", f"--master_port={free_port()}", str(PROGRAM), "plain", "ds_config.json"]
-    launched = run(launcher, plan, tmp_path)
+    launched = run(deepspeed_launcher(plan, "plain", "ds_config.json"), plan, tmp_path)
     assert launched["losses"] == pytest.approx(found["losses"], abs=1e-5)
 
 
@@ -108,5 +118,18 @@ def test_the_trainer_takes_the_file(stage: str, file: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("file", ["ds_config.json", "ds_config.auto.json"])
-def test_accelerate_takes_the_file(file: str, tmp_path: Path) -> None:
-    assert_read_as_meant(run(torchrun(PLAN, "accelerate", file), PLAN, tmp_path), PLAN)
+@pytest.mark.parametrize("stage", PLANS)
+def test_accelerate_takes_the_file(stage: str, file: str, tmp_path: Path) -> None:
+    plan = PLANS[stage]
+    assert_read_as_meant(run(torchrun(plan, "accelerate", file), plan, tmp_path), plan)
+
+
+def test_the_trainer_names_what_its_arguments_say_otherwise(tmp_path: Path) -> None:
+    """What decides convergence stands in both files: a Trainer that was told otherwise stops."""
+    other = replace(PLAN, training=replace(PLAN.training, betas=(0.8, 0.9)))
+    for file in deepspeed.translate(PLAN).files:
+        (tmp_path / file.path).write_text(file.content)
+    for file in ("ds_config.json", "ds_config.auto.json"):
+        done = start(torchrun(PLAN, "trainer", file), other, tmp_path)
+        assert done.returncode != 0
+        assert "adam_beta1+adam_beta2" in done.stderr
