@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from orchestrator.values import Value
 
 
@@ -16,7 +18,7 @@ class File(Value, frozen=True, kw_only=True):
 class Job(Value, frozen=True, kw_only=True):
     """What every rank runs: `python -m <module> <arguments>`, on `num_nodes` x `ranks_per_node` ranks.
 
-    `program`: a user's own script, run in place of the module.
+    `program`: a user's own script, run in place of the module. `launcher`: what starts the ranks of a node.
     `environment` is what the plan needs (CUDA_DEVICE_MAX_CONNECTIONS and the like), nothing of the submitter's.
     `notes`: what a user should know of the files ("megatron_args.sh: no such file, because ...").
     """
@@ -32,6 +34,7 @@ class Job(Value, frozen=True, kw_only=True):
     """nccl or gloo."""
     notes: tuple[str, ...] = ()
     program: str | None = None
+    launcher: Literal["torchrun", "deepspeed"] = "torchrun"
 
     @property
     def world_size(self) -> int:

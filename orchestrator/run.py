@@ -271,7 +271,7 @@ def the_job(settings: Settings, plan: Plan) -> Job:
     job = ENGINES[plan.engine].translate(plan)
     if settings.entry is not None:
         job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
-                        render.exit_minutes(settings.slurm.get("time")))  # fmt: skip
+                        render.exit_minutes(settings.slurm.get("time")), settings.entry_launcher)  # fmt: skip
     return render.with_environment(job, settings.env)
 
 

@@ -5,20 +5,29 @@ It runs in the run folder, on the same ranks and with the same environment as ou
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
+from orchestrator.engines.ds_config import dumps
 from orchestrator.engines.megatron_args import Flag, megatron_flags, why_not
 from orchestrator.errors import InputError
-from orchestrator.job import Job
+from orchestrator.job import File, Job
 from orchestrator.plan import Plan
+
+Launcher = Literal["torchrun", "deepspeed"]
 
 ENGINE_OF_ENTRY: Final = "megatron"
 """What engine=auto means beside entry=: the arguments of Megatron-LM are the commoner case; engine=deepspeed is said."""
 
 DS_CONFIG: Final = ("--deepspeed", "ds_config.json")
+MONITOR: Final[dict[str, Any]] = {
+    "wall_clock_breakdown": True,
+    "csv_monitor": {"enabled": True, "output_path": "logs", "job_name": "deepspeed"},
+}
+"""What makes DeepSpeed write each step's times and learning rate, for launch/deepspeed_csv.py: they become metrics.jsonl."""
 
 OWN_CHOICE: Final = (
     "--data-path", "--mock-data", "--tokenizer-type", "--tokenizer-model", "--vocab-size", "--vocab-extra-ids", "--padded-vocab-size",
@@ -63,21 +72,38 @@ def _megatron(plan: Plan, program: str, more: Sequence[str], without: Sequence[s
     return (*(word for flag in ours if flag[0] != "--mock-data" or mock for word in flag), *more)
 
 
+def _monitored(file: File) -> File:
+    """ds_config.json with MONITOR, as far as the user's own `ds.*` keys don't say otherwise."""
+    if file.path != DS_CONFIG[1]:
+        return file
+    return replace(file, content=dumps(MONITOR | json.loads(file.content)))
+
+
+def _deepspeed(job: Job, program: str, more: Sequence[str], without: Sequence[str], launcher: Launcher) -> Job:
+    """A script that takes its config by DS_CONFIG, or, where the user's arguments say so, by --deepspeed_config. Raises InputError."""
+    if without:
+        raise InputError("entry.without", without[0], "is for Megatron's programs")
+    given = {word.partition("=")[0] for word in more}
+    own = "--deepspeed_config" in given
+    if "--deepspeed" in given and not own:
+        raise InputError("entry.args", "--deepspeed", f"is ours: {' '.join(DS_CONFIG)}")
+    files = tuple(_monitored(file) for file in job.files)
+    return replace(job, program=program, arguments=(*(() if own else DS_CONFIG), *more), files=files, launcher=launcher)
+
+
 def entry_job(
-    plan: Plan, job: Job, program: str, more: Sequence[str] = (), without: Sequence[str] = (), exit_minutes: int | None = None
-) -> Job:
+    plan: Plan, job: Job, program: str, more: Sequence[str] = (), without: Sequence[str] = (), exit_minutes: int | None = None,
+    launcher: Launcher = "torchrun",
+) -> Job:  # fmt: skip
     """The job with `program` in place of our worker. `more`: the user's arguments, which come last. `exit_minutes`: what the time limit
     leaves. Raises InputError."""
     if plan.run.resume is not None:
         why = "is a checkpoint of our worker, and entry= starts another program; give that --load in entry.args"
         raise InputError("train.resume", plan.run.resume, why)
     if plan.engine == "deepspeed":
-        if without:
-            raise InputError("entry.without", without[0], "is for Megatron's programs")
-        given = {word.partition("=")[0] for word in more}
-        if "--deepspeed" in given:
-            raise InputError("entry.args", "--deepspeed", f"is ours: {' '.join(DS_CONFIG)}")
-        return replace(job, program=program, arguments=(*DS_CONFIG, *more))
+        return _deepspeed(job, program, more, without, launcher)
+    if launcher != "torchrun":
+        raise InputError("entry.launcher", launcher, f"starts DeepSpeed's scripts, and the plan is for engine={plan.engine}", ["torchrun"])
     if plan.engine != "megatron":
         raise InputError("entry", program, f"engine={plan.engine} is our worker's own; a program of yours can be started with one of",
                          ["megatron", "deepspeed"])  # fmt: skip

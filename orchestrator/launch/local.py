@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
-from orchestrator.launch import megatron_log
+from orchestrator.launch import program_metrics
 from orchestrator.launch.render import RUN_VARIABLE, SRUN_STYLE
 from orchestrator.values import Value
 
@@ -50,6 +50,11 @@ FAILURE = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) \
 """One entry of torchrun's closing report (torch/distributed/elastic/multiprocessing/errors/__init__.py)."""
 CLOSING = re.compile(r"Sending process (\d+) closing signal")
 """torchrun logs this for each rank that it ends after another one died (torch/distributed/elastic/multiprocessing/api.py)."""
+DEEPSPEED_ENDS = re.compile(r"Killing subprocess \d+")
+DEEPSPEED_CODE = re.compile(r"exits with return code = (-?\d+)")
+"""What DeepSpeed's launcher logs when a rank has died: that it ends the others, and with what the first ended
+(deepspeed/launcher/launch.py, sigkill_handler). It doesn't say which rank."""
+DEAD = re.compile(f"{CLOSING.pattern}|{DEEPSPEED_ENDS.pattern}")
 STARTED = re.compile(r"^=== rank \d+ on .* ===$\n?", re.MULTILINE)
 STARTED_ON = re.compile(r"^=== rank \d+ on (\S+), .* ===$", re.MULTILINE)
 """launch.sh puts this before the output of each start."""
@@ -190,7 +195,7 @@ def traceback_line(log: str) -> str | None:
     """
     ends = traceback_ends(log)
     causes = [end for end in ends if not CONSEQUENCE.search(end) and not SECONDARY.search(end)]
-    return (causes or ends or [None])[-1]
+    return next(reversed(causes or ends), None)
 
 
 def last_line(log: str) -> str | None:
@@ -253,16 +258,36 @@ def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
     report = report[max((start.start() for start in JOB_STARTED.finditer(report)), default=0) :]
     failure = _first_failure(out, report) or _first_task(out, report)
     if failure is None:
-        return _of_launcher(launch_log, report, returncode)
+        return _of_deepspeed(out, launch_log, report) or _of_launcher(launch_log, report, returncode)
     rank, code = failure
     log = _log(out, rank)
     raised = traceback_line(_tail(log))
     if code < 0 and (raised is None or code == -signal.SIGKILL):
-        hint = " (out of memory, or killed by someone)" if code == -signal.SIGKILL else ""
-        return Failure(status=128 - code, said=f"ended by {signal.Signals(-code).name}{hint}", log=log, rank=rank, host=_host(log))
+        return Failure(status=128 - code, said=_ended_by(code), log=log, rank=rank, host=_host(log))
     status = 128 - code if code < 0 else code  # gloo's threads abort a process that leaves with an exception
     said = raised or last_line(_tail(log)) or f"ended with status {code} and said nothing"
     return Failure(status=status, said=_advised(said), log=log, rank=rank, host=_host(log))
+
+
+def _ended_by(code: int) -> str:
+    hint = " (out of memory, or killed by someone)" if code == -signal.SIGKILL else ""
+    return f"ended by {signal.Signals(-code).name}{hint}"
+
+
+def _of_deepspeed(out: Path, launch_log: Path, report: str) -> Failure | None:
+    """Under DeepSpeed's launcher: the rank that raised something of its own first, where one did. None for another launcher's report."""
+    found = DEEPSPEED_CODE.search(report)
+    if found is None:
+        return None
+    code = int(found.group(1))
+    status = 128 - code if code < 0 else code
+    for log in sorted((out / "logs").glob("rank-*.log"), key=lambda log: log.stat().st_mtime_ns):
+        raised = traceback_line(_tail(log))
+        if raised is not None and not CONSEQUENCE.search(raised) and (not SECONDARY.search(raised) or PORT_TAKEN.search(raised)):
+            rank = int(log.stem.removeprefix("rank-"))
+            return Failure(status=status, said=_advised(raised), log=log, rank=rank, host=_host(log))
+    said = f"a rank was {_ended_by(code)}" if code < 0 else f"a rank ended with status {code}; logs/rank-*.log have its last words"
+    return Failure(status=status, said=said, log=launch_log)
 
 
 def _of_launcher(launch_log: Path, report: str, returncode: int) -> Failure:
@@ -427,7 +452,7 @@ def run_script(
     started = now()
     signals: list[int] = []
 
-    printed = None if own else megatron_log.Follower(out)
+    printed = None if own else program_metrics.Follower(out)
 
     def follow() -> None:
         if printed is not None:
@@ -478,7 +503,7 @@ def _supervise(
     while process.poll() is None:
         follow()
         clock = time.monotonic()
-        if (signals and not told) or CLOSING.search(_tail(launch_log)):
+        if (signals and not told) or DEAD.search(_tail(launch_log)):
             deadline = min(deadline, clock + grace_s)
         if signals and not told:
             process.terminate()

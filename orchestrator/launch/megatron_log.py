@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import re
 from pathlib import Path
@@ -49,46 +47,27 @@ def iteration(line: str, tokens_per_sequence: int) -> Row | None:
     }
 
 
-def tokens_per_sequence(out: Path) -> int:
-    """Of the folder's plan; 0 where it has none."""
-    try:
-        training = json.loads((out / "plan.json").read_text())["training"]
-        return int(training["seq_length"]) + int(training["decoder_seq_length"] or 0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+class Printed:
+    """Follows what the ranks of a folder print."""
 
-
-class Follower:
-    """Reads what the ranks of a folder print, and appends a line to metrics.jsonl for each iteration that is not there yet."""
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.tokens = tokens_per_sequence(out)
+    def __init__(self, out: Path, tokens_per_sequence: int) -> None:
+        self.logs = out / "logs"
+        self.tokens = tokens_per_sequence
         self.offsets: dict[Path, int] = {}
-        self.last_step = 0
         self.peak: int | None = None
-        path = out / "metrics.jsonl"
-        if path.exists():
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(ValueError, AttributeError):  # the last line of a run that was cut off
-                    self.last_step = max(self.last_step, int(json.loads(line).get("step", 0)))
 
-    def poll(self) -> None:
-        """Read what is new."""
-        rows: dict[int, Row] = {}
-        for log in sorted((self.out / "logs").glob("rank-*.log")):
+    def new_rows(self) -> list[Row]:
+        """A row for each iteration in what is new."""
+        rows: list[Row] = []
+        for log in sorted(self.logs.glob("rank-*.log")):
             for line in self._new_lines(log):
                 memory = MEMORY.search(line)
                 if memory:
                     self.peak = max(self.peak or 0, int(float(memory.group(2)) * BYTES[memory.group(1)]))
                 row = iteration(line, self.tokens)
-                if row is not None and row["step"] > self.last_step:
-                    rows.setdefault(row["step"], row)
-        if rows:
-            with (self.out / "metrics.jsonl").open("a") as file:
-                for step in sorted(rows):
-                    file.write(json.dumps(rows[step] | {"peak_memory_bytes": self.peak}) + "\n")
-            self.last_step = max(rows)
+                if row is not None:
+                    rows.append(row)
+        return [row | {"peak_memory_bytes": self.peak} for row in rows]
 
     def _new_lines(self, log: Path) -> list[str]:
         offset = self.offsets.get(log, 0)

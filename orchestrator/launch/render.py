@@ -230,18 +230,53 @@ if [[ "${{STARTER:-torchrun}}" == srun ]]; then
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node
   exec bash -c "$rank" rank "${{command[@]}}"
 fi
+{starter}"""
+
+TORCHRUN = """\
 torchrun=(torchrun)
-if [[ -n "${{PYTHON:-}}" ]]; then
+if [[ -n "${PYTHON:-}" ]]; then
   torchrun=("$PYTHON" -m torch.distributed.run)
 fi
 rendezvous=(--standalone --local-addr 127.0.0.1)  # a free port of its own: two runs on one machine don't clash
 if (( nnodes > 1 )); then
-  node_rank=${{NODE_RANK:-${{SLURM_NODEID:-}}}}
-  rendezvous=(--nnodes "$nnodes" --node-rank "${{node_rank:?NODE_RANK is not set: the number of this node, from 0}}"
-    --master-addr "${{MASTER_ADDR:?is not set: the address of node 0}}" --master-port "${{MASTER_PORT:-29500}}")
+  node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
+  rendezvous=(--nnodes "$nnodes" --node-rank "${node_rank:?NODE_RANK is not set: the number of this node, from 0}"
+    --master-addr "${MASTER_ADDR:?is not set: the address of node 0}" --master-port "${MASTER_PORT:-29500}")
 fi
-exec "${{torchrun[@]}}" "${{rendezvous[@]}}" --nproc-per-node "$ranks_per_node" --no-python bash -c "$rank" rank "${{command[@]}}"
+exec "${torchrun[@]}" "${rendezvous[@]}" --nproc-per-node "$ranks_per_node" --no-python bash -c "$rank" rank "${command[@]}"
 """
+
+DEEPSPEED = """\
+deepspeed=(deepspeed)
+if [[ -n "${PYTHON:-}" ]]; then
+  deepspeed=("$PYTHON" -m deepspeed.launcher.runner)
+fi
+node_rank=${NODE_RANK:-${SLURM_NODEID:-0}}
+port=${MASTER_PORT:-29500}
+if (( nnodes == 1 )) && [[ -z "${MASTER_PORT:-}" ]]; then  # a free one: two runs on one machine don't clash
+  port=$("${PYTHON:-python}" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+fi
+if [[ -z "${HOSTFILE:-}" ]]; then  # job.sbatch has the hosts; by hand their order counts, not their names, since each starts its own
+  HOSTFILE=logs/hostfile-$node_rank
+  for (( node = 0; node < nnodes; node++ )); do
+    echo "node-$node slots=$ranks_per_node"
+  done >"$HOSTFILE"
+fi
+# DeepSpeed's launcher does not pass signals on: it gets a process group of its own, which they are sent to.
+set -m
+"${deepspeed[@]}" --hostfile "$HOSTFILE" --no_ssh --node_rank "$node_rank" --master_addr "${MASTER_ADDR:-127.0.0.1}" \\
+  --master_port "$port" --no_python --no_local_rank bash -c "$rank" rank "${command[@]}" >&2 &
+launcher=$!
+trap 'kill -TERM -- "-$launcher" 2>/dev/null || true' TERM INT HUP
+status=0
+wait "$launcher" || status=$?
+while kill -0 "$launcher" 2>/dev/null; do  # a signal came while we waited
+  status=0
+  wait "$launcher" || status=$?
+done
+exit "$status"
+"""
+LOCAL_RANK = 'set -- "$@" "--local_rank=$LOCAL_RANK"  # as the deepspeed launcher gives it'
 
 MODULE = """\
 command=("${{PYTHON:-python}}" -m {words})
@@ -265,6 +300,12 @@ TRY_AGAIN = 75
 """Exit status of a job that stopped before its end and can be continued (EX_TEMPFAIL, sysexits.h); finish.py asks for a requeue with it."""
 SRUN_STYLE = "one task of srun a rank"
 """Printed by job.sbatch in slurm.style=srun: then srun's messages name ranks."""
+
+HOSTFILE = """\
+export HOSTFILE="$PWD/hostfile"
+printf "%s slots=$RANKS_PER_NODE\\n" "${hosts[@]:0:NNODES}" >"$HOSTFILE"
+"""
+"""For DeepSpeed's launcher, which reads from it how many ranks there are where."""
 
 SBATCH = """\
 #!/usr/bin/env bash
@@ -294,7 +335,7 @@ for (( node = 0; node < NNODES; node++ )); do
   echo "ranks $(( node * RANKS_PER_NODE )) to $(( (node + 1) * RANKS_PER_NODE - 1 )): ${{hosts[node]:-}}"
 done
 rm -f logs/hang.json
-
+{hostfile}
 # {tasks} The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
 cpus=${{SLURM_CPUS_ON_NODE:-${{SLURM_JOB_CPUS_PER_NODE%%[(,]*}}}}
 cpus=${{SLURM_CPUS_PER_TASK:-$(( cpus / {ntasks_per_node} ))}}
@@ -405,7 +446,8 @@ def launch_sh(job: Job) -> str:
         ranks_per_node=job.ranks_per_node,
         how=how,
         environment=environment + (THREADS if job.backend == "gloo" else ""),
-        rank=shlex.quote(RANK),
+        rank=shlex.quote(RANK if job.launcher == "torchrun" else f"\n{LOCAL_RANK}{RANK}"),
+        starter=TORCHRUN if job.launcher == "torchrun" else DEEPSPEED,
         command=(MODULE if job.program is None else PROGRAM).format(words=shlex.join(words)),
     )
 
@@ -428,6 +470,8 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     if nodes < 1 or job.world_size % nodes:
         raise InputError("slurm.nodes", nodes, f"does not divide the {job.world_size} ranks of the plan")
     ranks_per_node = job.world_size // nodes
+    if slurm.style == "srun" and job.launcher != "torchrun":
+        raise InputError("slurm.style", "srun", f"starts one task a rank, and entry.launcher={job.launcher} starts the ranks itself")
     tasks = ranks_per_node if slurm.style == "srun" else 1
     options = [f"--job-name={checked('recipe', job.name)}", f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
     if job.backend == "nccl" and slurm.gres is None:
@@ -464,6 +508,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         first_port=FIRST_PORT,
         ports=PORTS,
         port_tries=PORT_TRIES,
+        hostfile="" if job.launcher == "torchrun" else HOSTFILE,
         run_variable=RUN_VARIABLE,
     )
 

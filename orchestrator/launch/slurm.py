@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
-from orchestrator.launch import megatron_log
+from orchestrator.launch import program_metrics
 from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, by_step, now, run_script
 from orchestrator.launch.render import SlurmOptions
 from orchestrator.values import Value
@@ -194,7 +194,7 @@ def follow(
     metrics = Metrics(out / "metrics.jsonl")
     rows: list[Row] = []
 
-    printed = None if own else megatron_log.Follower(out)
+    printed = None if own else program_metrics.Follower(out)
 
     def look() -> None:
         if printed is not None:

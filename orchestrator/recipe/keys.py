@@ -18,6 +18,7 @@ from orchestrator.strategy.pins import Pins
 from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
+Launcher = Literal["torchrun", "deepspeed"]
 
 RESERVE_SHARE: Final = 0.05
 """Of the limit, kept free by default: holes in the allocator's segments. Context and NCCL are priced, not reserved. Runs that come
@@ -98,6 +99,8 @@ def _keys() -> dict[str, Key]:
         Key(name="launch.wait", type=bool, help="follow a job submitted with launch=slurm, and return its status", default="false"),
         Key(name="entry", type=str, help="a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script"),
         Key(name="entry.args", type=str, help="more arguments for it, in quotes"),
+        Key(name="entry.launcher", type=Launcher, help="of a DeepSpeed script's ranks; deepspeed: its own, with a hostfile",
+            default="torchrun"),
         Key(name="entry.without", type=str, help="flags of ours that it shall not get (--async-save --log-straggler)"),
         Key(name="seed", type=int, help="of weights and data", default=str(defaults["seed"]), low=0, high=2**31 - 1),
         Key(name="data", type=str, help="text, jsonl or a Megatron .bin/.idx prefix", default="Python's own sources, byte by byte"),
@@ -131,6 +134,9 @@ def _keys() -> dict[str, Key]:
         train("clip", "global gradient norm; 0: none", low=0),
         train("grad_reduce_dtype", "what crosses the data-parallel network"),
         train("grad_accum_dtype", "what micro-batches are summed in"),
+        train("precision_aware_optimizer", "Transformer Engine's Adam, whose states take fewer bytes (megatron)"),
+        train("exp_avg_dtype", "of Adam's first moment, with precision_aware_optimizer"),
+        train("exp_avg_sq_dtype", "of its second moment"),
         train("steps", "to train", low=1, high=10**12),
         Key(name="train.eval_every", type=int, help="steps between evaluations; 0: none", default="0", low=0, high=10**12),
         Key(name="train.eval_steps", type=int, help="global batches of an evaluation, at most", default="10", low=1, high=10**9),

@@ -25,7 +25,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
 from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named, stored, to_tree
-from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, check_range, parse, shown
+from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, Launcher, check_range, parse, shown
 from orchestrator.recipe.profiles import FAMILY, read_profile, stand_in
 from orchestrator.recipe.read import GROUPS, Tree, check_key, read_arguments, read_text
 from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
@@ -49,6 +49,7 @@ MAPPINGS: Final = ("cluster", "profile")
 """Keys whose value may be a mapping of its own."""
 NOT_ARCHITECTURE: Final = ("hf_config", "init_from", "export_to")
 """Keys of the group "model" that are not facts of it."""
+OWN_PROGRAM: Final = "is for a program of your own: name it with entry=PATH"
 
 
 class Settings(Value, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class Settings(Value, frozen=True, kw_only=True):
     entry: str | None
     entry_args: tuple[str, ...]
     entry_without: tuple[str, ...]
+    entry_launcher: Launcher
     wait: bool
 
 
@@ -143,6 +145,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         entry=_entry(merged),
         entry_args=_words(merged, "entry.args"),
         entry_without=_words(merged, "entry.without"),
+        entry_launcher=_launcher(merged),
         wait=_value(merged, "launch.wait", False),
     )
 
@@ -231,11 +234,18 @@ def _words(flat: Flat, name: str) -> tuple[str, ...]:
     """Words as a shell splits them. Raises InputError for an open quote, and for words without a program that they are for."""
     text = _value(flat, name, "")
     if text and "entry" not in flat:
-        raise InputError(name, shown(text), "is for a program of your own: name it with entry=PATH")
+        raise InputError(name, shown(text), OWN_PROGRAM)
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise InputError(name, shown(text), f"can't be split into words: {error}") from None
+
+
+def _launcher(flat: Flat) -> Launcher:
+    if "entry.launcher" in flat and "entry" not in flat:
+        raise InputError("entry.launcher", shown(flat["entry.launcher"]), OWN_PROGRAM)
+    found: Launcher = _value(flat, "entry.launcher", "torchrun")
+    return found
 
 
 def _entry(flat: Flat) -> str | None:
@@ -568,6 +578,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,
         "entry.without": shlex.join(settings.entry_without) or None,
+        "entry.launcher": settings.entry_launcher if settings.entry else None,
         "wandb": settings.run.wandb,
         **{group: {name: "null" if value is None else value for name, value in values.items()} for group, values in settings.extra.items()},
         "slurm": settings.slurm,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.launch import megatron_log
+from orchestrator.launch import program_metrics
 
 HERE = Path(__file__).parent
 FLAGS = HERE.parent / "engines" / "megatron_flags.csv"
@@ -48,22 +48,58 @@ def test_megatrons_program_gets_the_plans_arguments_and_its_log_becomes_metrics(
 
 
 @pytest.mark.engines
-def test_a_users_deepspeed_script_trains_under_the_planned_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_a_users_deepspeed_script_trains_under_the_planned_config_and_is_measured(tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "run"
-    words = ("engine=deepspeed", "pin.zero_stage=2", "pin.tp=1", "entry.args=--hidden 4", "launch=local")
+    words = ("engine=deepspeed", "pin.zero_stage=2", "pin.tp=1", "entry.args=--hidden 4", "launch=local", f"entry.launcher={launcher}")
     done = run(out, f"entry={HERE / 'deepspeed_user.py'}", *words)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ("launch.py" in (out / "logs" / "launch.log").read_text()) == (launcher == "deepspeed")
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert all(row["step_time_s"] > 0 and row["tokens_per_s"] == pytest.approx(16 * 128 / row["step_time_s"]) for row in rows)
+    assert rows[1]["lr"] > rows[-1]["lr"] > 0, "DeepSpeed's own schedule"
+    assert json.loads((out / "status.json").read_text())["measured_step_time_s"] > 0
+    assert "measured / predicted" in done.stdout
     for rank in range(2):
         stage, *losses = json.loads((out / f"user-{rank}.json").read_text())
         assert stage == 2
         assert losses[-1] < losses[0]
 
 
+def monitored(folder: Path, name: str, *lines: str) -> None:
+    """Appends to a file as DeepSpeed's csv monitor does."""
+    (folder / "logs" / "deepspeed").mkdir(parents=True, exist_ok=True)
+    with (folder / "logs" / "deepspeed" / f"Train_Samples_{name}.csv").open("a") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+
+
+def test_a_step_of_deepspeed_is_told_once_when_its_last_time_is_written(tmp_path: Path) -> None:
+    plan = {"training": {"global_batch_size": 8, "seq_length": 100, "decoder_seq_length": None}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "ds_config.json").write_text('{"wall_clock_breakdown": true}')
+    follower = program_metrics.Follower(tmp_path)
+    follower.poll()
+    monitored(tmp_path, "lr", "step,lr", "8,0.1", "16,0.2")
+    monitored(tmp_path, "elapsed_time_ms_forward", "step,elapsed_time_ms_forward", "8,100.0", "16,300.0")
+    monitored(tmp_path, "elapsed_time_ms_backward", "step,elapsed_time_ms_backward", "8,200.0", "16,400.0")
+    monitored(tmp_path, "elapsed_time_ms_step", "step,elapsed_time_ms_step", "8,100.0")
+    follower.poll()
+    follower.poll()
+    program_metrics.Follower(tmp_path).poll()  # of the job's end, beside the one of who waits
+    first = {"step": 1, "loss": None, "grad_norm": None, "lr": 0.1, "step_time_s": 0.4, "tokens_per_s": 2000.0, "peak_memory_bytes": None}
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [first]
+    program_metrics.Follower(tmp_path).poll()
+    monitored(tmp_path, "elapsed_time_ms_step", "16,50.0", "step,elapsed_time_ms_step")
+    follower.poll()
+    assert [json.loads(line)["step_time_s"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0.4, 0.75]
+
+
 def test_the_log_of_a_resumed_run_counts_each_step_once(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "rank-1.log"
     line = " iteration {:8d}/ 9 | elapsed time per iteration (ms): 10.0 | lm loss: {:.6E} | grad norm: nan |\n"
-    follower = megatron_log.Follower(tmp_path)
+    follower = program_metrics.Follower(tmp_path)
     log.write_text("loading\n" + line.format(1, 3.0) + line.format(2, 2.0)[:20])
     follower.poll()
     with log.open("a") as file:
@@ -82,6 +118,8 @@ def test_what_contradicts_the_plan_is_refused(tmp_path: Path) -> None:
         (["entry.without=--lr"], "entry.without=--lr: is no flag that we add; choose one of --log-throughput"),
         (["engine=megatron_deepspeed"], "engine=megatron_deepspeed is our worker's own"),
         (["engine=deepspeed", "pin.tp=1", "entry.args=--deepspeed x.json"], "entry.args=--deepspeed: is ours"),
+        (["entry.launcher=deepspeed"], "entry.launcher=deepspeed: starts DeepSpeed's scripts, and the plan is for engine=megatron"),
+        (["engine=deepspeed", "pin.tp=1", "entry.launcher=deepspeed", "slurm.style=srun"], "slurm.style=srun: starts one task a rank"),
         (["entry.args='"], "entry.args=': can't be split into words"),
         (["launch=local"], "launch=local: there is no entry="),
     ]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -37,10 +38,13 @@ sys.exit(outcome.exit_status)
 """
 
 
-def prepared(out: Path, *arguments: str, ranks: int = 2, environment: dict[str, str] | None = None) -> Job:
+def prepared(
+    out: Path, *arguments: str, ranks: int = 2, environment: dict[str, str] | None = None,
+    launcher: Literal["torchrun", "deepspeed"] = "torchrun",
+) -> Job:  # fmt: skip
     """A folder with launch.sh and the program as module `rank_program`."""
     job = Job(name="tiny", module="rank_program", arguments=arguments, environment=environment or {}, files=(), num_nodes=1,
-              ranks_per_node=ranks, backend="gloo")  # fmt: skip
+              ranks_per_node=ranks, backend="gloo", launcher=launcher)  # fmt: skip
     out.mkdir(exist_ok=True)
     (out / "rank_program.py").write_bytes(PROGRAM.read_bytes())
     for file in files(job):
@@ -112,6 +116,35 @@ def test_a_dead_rank_ends_the_others_and_its_last_words_come_back(tmp_path: Path
     assert (outcome[0].status, outcome[0].exit_status, outcome[0].last_line, outcome[0].rank) == ("failed", status, said, 1)
     assert outcome[0].log == str(tmp_path / "logs" / "rank-1.log")
     assert all(ended(pid) for pid in pids(tmp_path))
+
+
+@engines
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("arguments", "status", "said", "rank"),
+    [
+        (["raise"], 1, "ValueError: the batch of rank 1 is empty", 1),
+        (["exit", "7"], 7, "a rank ended with status 7; logs/rank-*.log have its last words", None),
+        (["killed"], 137, "a rank was ended by SIGKILL (out of memory, or killed by someone)", None),
+    ],
+)
+def test_deepspeeds_launcher_ends_the_others_too(tmp_path: Path, arguments: list[str], status: int, said: str, rank: int | None) -> None:
+    outcome = start(prepared(tmp_path, *arguments, launcher="deepspeed"), tmp_path)
+    assert (outcome.status, outcome.exit_status, outcome.last_line, outcome.rank) == ("failed", status, said, rank)
+    assert all(ended(pid) for pid in pids(tmp_path))
+
+
+@engines
+@pytest.mark.full
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_ranks_under_deepspeeds_launcher_end_with_their_parent(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    program = PARENT.replace('"sleep")', '"sleep", launcher="deepspeed")')
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=Path(__file__).parent)
+    wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
+    time.sleep(0.2)
+    parent.send_signal(number)
+    assert parent.wait(4 * SECONDS_TO_END) == status
+    wait_for(lambda: all(ended(pid) for pid in pids(tmp_path)), SECONDS_TO_END)
 
 
 @engines

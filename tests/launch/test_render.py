@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -56,6 +57,7 @@ ENTRY = Job(
     name="gpt3_175b", module="orchestrator.workers.megatron", program="/opt/my fork/pretrain_gpt.py", arguments=("--num-layers", "96"),
     environment={}, files=(), num_nodes=2, ranks_per_node=8, backend="nccl",
 )  # fmt: skip
+SCRIPT = msgspec.structs.replace(ENTRY, program="/my/train.py", arguments=("--deepspeed", "ds_config.json"), launcher="deepspeed")
 STUB = """#!/bin/sh
 printf '%s\\0' "$@" > {record}.argv
 env -0 > {record}.env
@@ -88,7 +90,7 @@ def write(folder: Path, job: Job, slurm: SlurmOptions | None = None, container: 
 
 @pytest.mark.parametrize(
     ("name", "job", "slurm", "container"),
-    [("gpt3_175b", GPT, SITE, None), ("gpt_tiny", TINY, None, None), ("entry", ENTRY, TASKS, IMAGE)],
+    [("gpt3_175b", GPT, SITE, None), ("gpt_tiny", TINY, None, None), ("entry", ENTRY, TASKS, IMAGE), ("deepspeed", SCRIPT, None, None)],
 )
 def test_scripts_equal_the_golden_files(name: str, job: Job, slurm: SlurmOptions | None, container: ContainerOptions | None) -> None:
     for file in files(job, slurm=slurm, container=container):
@@ -190,6 +192,21 @@ def test_every_node_gets_its_own_rank_and_the_first_nodes_address(tmp_path: Path
     done = subprocess.run(["bash", tmp_path / "launch.sh"], check=False, env=places, capture_output=True, text=True)
     assert done.returncode != 0
     assert "MASTER_ADDR" in done.stderr
+
+
+def test_deepspeeds_launcher_gets_a_hostfile_and_this_nodes_number(tmp_path: Path) -> None:
+    record = stub(tmp_path / "bin", "deepspeed")
+    write(tmp_path, SCRIPT)
+    places = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "NODE_RANK": "1", "MASTER_ADDR": "first.host"}
+    subprocess.run(["bash", tmp_path / "launch.sh"], check=True, env=places)
+    argv = read(record, "argv")
+    hostfile = tmp_path / argv[argv.index("--hostfile") + 1]
+    assert [line.split()[1] for line in hostfile.read_text().splitlines()] == ["slots=8", "slots=8"]
+    assert argv[2:11] == ["--no_ssh", "--node_rank", "1", "--master_addr", "first.host", "--master_port", "29500", "--no_python",
+                          "--no_local_rank"]  # fmt: skip
+    assert argv[-4:] == ["python", "/my/train.py", "--deepspeed", "ds_config.json"]
+    with pytest.raises(InputError, match=r"slurm\.style=srun: starts one task a rank, and entry\.launcher=deepspeed starts the ranks itself"):
+        files(SCRIPT, slurm=SlurmOptions(style="srun"))
 
 
 def test_python_variable_chooses_the_interpreter(tmp_path: Path) -> None:

@@ -95,9 +95,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(out)
 
 
-def test_two_nodes_train_to_the_losses_of_a_local_run(tmp_path: Path, cluster: dict[str, str], reference: list[float]) -> None:
+@pytest.mark.parametrize("style", ["torchrun", "srun"])
+def test_two_nodes_train_to_the_losses_of_a_local_run(tmp_path: Path, cluster: dict[str, str], reference: list[float], style: str) -> None:
+    """TP 2 x PP 2 over both nodes."""
     out = tmp_path / "a run"
-    code, said = end(begin(out, cluster, *SUBMIT, f"train.steps={STEPS}", "env.T_ADDED=a 'b'"))
+    code, said = end(begin(out, cluster, *SUBMIT, f"slurm.style={style}", f"train.steps={STEPS}", "env.T_ADDED=a 'b'"))
     assert code == 0, said
     assert "Submitted as job" in said
     assert f"step {STEPS}/{STEPS}" in said
