@@ -205,7 +205,7 @@ def test_deepspeeds_launcher_gets_a_hostfile_and_this_nodes_number(tmp_path: Pat
     assert argv[2:11] == ["--no_ssh", "--node_rank", "1", "--master_addr", "first.host", "--master_port", "29500", "--no_python",
                           "--no_local_rank"]  # fmt: skip
     assert argv[-4:] == ["python", "/my/train.py", "--deepspeed", "ds_config.json"]
-    with pytest.raises(InputError, match=r"slurm\.style=srun: starts one task a rank, and entry\.launcher=deepspeed starts the ranks itself"):
+    with pytest.raises(InputError, match=r"style=srun: starts one task a rank, and entry\.launcher=deepspeed starts the ranks itself"):
         files(SCRIPT, slurm=SlurmOptions(style="srun"))
 
 
