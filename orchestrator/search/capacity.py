@@ -81,7 +81,12 @@ class Capacity:
         """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
         for p in range(1, self.pp):
             self.down[p] = self.down[p - 1] + overhead + 2 * hops[p - 1] + (_seconds(ends[0]) if p == 1 else 0.0)
-        self.once = costs._once_seconds(candidate) + layers * plain.optimizer_s / self.pp
+        self.once = costs._once_seconds(candidate) + (layers * plain.optimizer_s + sum(cost.optimizer_s for cost in ends)) / self.pp
+        """Seconds of a step beside its schedule: the slowest update is at least the mean."""
+        overheads = self.pp * candidate.vpp * overhead / 2
+        self.forward_s = layers * min(cost.forward_s for cost in every) + sum(cost.forward_s for cost in ends) + overheads
+        """Of one micro-batch through all stages."""
+        self.backward_s = layers * min(cost.backward_s for cost in every) + sum(cost.backward_s for cost in ends) + overheads
         self.least = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
 
     def seconds(self, p: int, n: int) -> float:
@@ -108,7 +113,7 @@ class Capacity:
         if self.places[p].seconds > room:
             return -1
         high = self.layers
-        if 0.0 < self.layer_s and room < INFINITE:
+        if self.layer_s > 0.0 and room < INFINITE:
             high = min(high, int((room - self.places[p].seconds) / self.layer_s * (1 + ROUNDING)))
         if self.seconds(p, high) <= room:
             return high

@@ -7,7 +7,7 @@ other beats in forward, backward, exposed synchronisation and optimizer time.
 Bounds. A stage i can't end before a micro-batch has come down to it through the stages before, it has worked m times, and the last
 gradient has gone back up: lead(j) summed over j < i, plus m * work(i). The least of the largest of these over all ways to complete a
 partial partition is an exact scalar dynamic program (`_to_go`), which then guides a depth-first enumeration: every branch that the bound
-does not exclude ends in a partition, and every partition is simulated. So what is returned is the optimum of the simulated score over
+does not exclude ends in a partition, and every partition is simulated (interleaved ones unless `interleaved_floor` excludes them). So what is returned is the optimum of the simulated score over
 
 * every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty), and
 * every recompute choice of every stage that the engine has (a pinned mode is that of all layers),
@@ -26,6 +26,7 @@ from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.cost.schedule import in_flight_by_chunk
 from orchestrator.model.spec import ModelSpec
 from orchestrator.search.capacity import Capacity
+from orchestrator.search.interleaved import interleaved_floor
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
@@ -35,6 +36,8 @@ from orchestrator.strategy.tree import Leaf
 
 MOST_SIMULATED = 60
 """Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
+DISMISSED_FOR_ONE = 20
+"""Partitions that are bounded in the time that one takes to simulate."""
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
 UNDECIDED = 1e-9
@@ -146,6 +149,8 @@ class Inner:
         self.pp, self.vpp = self.candidate.mesh.pp, self.candidate.vpp
         self.layers = transformer_layers(model)
         self.simulated = 0
+        self.dismissed = 0
+        """Partitions that a bound of their schedule excluded."""
         self.most_simulated = MOST_SIMULATED
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
@@ -377,7 +382,7 @@ class Inner:
     def solve_further(self, threshold: float, most: int) -> Answer:
         """`solve` once more, for what takes less than `threshold` seconds, over `most` further partitions."""
         self.left = INFINITE
-        self.most_simulated = self.simulated + most
+        self.most_simulated = self.simulated + self.dismissed // DISMISSED_FOR_ONE + most
         return self.solve(threshold)
 
     def _solve_each_mode(self, threshold: float) -> Answer:
@@ -546,7 +551,66 @@ class Inner:
             reached = sorted({end for onwards in here.values() for end, _ in onwards})
             if not reached:
                 return None
-        return moves
+        return self._through(moves, upper) if self.vpp > 1 and self._one_kind and upper < INFINITE else moves
+
+    def _through(self, moves: Moves, upper: float) -> Moves | None:
+        """Of interleaved moves those that can still lead to a step of `upper` seconds; None where there are none.
+
+        Stage i begins its first backward pass once the first micro-batch has gone down through every chunk of every stage, and back up to
+        it; it has then done its warm-up and one forward pass more. From the end of its last forward pass on, the last micro-batch goes the
+        same way. Between the two it works on the rest: with every transfer over all vpp x pp borders, that is what a step takes at least
+        (Megatron's order, schedules.py:773). What the stages behind it take in their last chunks is the least over all ways to go on.
+        """
+        pp, vpp, m, capacity = self.pp, self.vpp, self.candidate.num_microbatches, self._capacity()
+        hops = self.costs._boundary_seconds(self.candidate)
+        way = sum(hops[: pp * vpp - 1])
+        exposed = min(option.exposed for _, options in moves[0][0] for option in options)
+        limit = upper * (1 + ROUNDING) - capacity.once - exposed
+        rest: dict[int, tuple[float, float]] = {self.layers: (0.0, 0.0)}  # forward, backward seconds of the stages behind
+        kept: Moves = []
+        for p in range(pp - 1, -1, -1):
+            passes = min(m * vpp, 2 * (pp - 1 - p) + (vpp - 1) * pp + 1)
+            turns, some = divmod(passes, pp * vpp)
+            early = [turns * pp + min(pp, max(0, some - chunk * pp)) for chunk in range(vpp)]
+            behind, before = sum(hops[p : pp - 1]), sum(hops[:p])
+            down, up = capacity.forward_s + way + behind, capacity.backward_s + way + behind
+            here: dict[int, tuple[tuple[int, list[Option]], ...]] = {}
+            best: dict[int, tuple[float, float]] = {}
+            needs: dict[int, tuple[float, float, float]] = {}
+            for start, onwards in moves[p].items():
+                going = []
+                for end, options in onwards:
+                    if end not in rest:
+                        continue
+                    after_forward, after_backward = rest[end]
+                    fast = []
+                    for option in options:
+                        need = needs.get(id(option))
+                        if need is None:
+                            cost = option.cost
+                            forward, backward = m * sum(cost.forward_s), m * sum(cost.backward_s)
+                            if passes < m * vpp:
+                                spent = sum(map(mul, early, cost.forward_s)) + sum(map(mul, early, cost.backward_s))
+                                need = (down + up + forward + backward - spent, 0.0, 0.0)
+                            else:  # all forward passes come first
+                                need = (0.0, before + forward + up, down + backward + before)
+                            needs[id(option)] = need
+                        both, one, other = need
+                        if max(both + after_forward + after_backward, one + after_forward, other + after_backward) <= limit:
+                            fast.append(option)
+                    if fast:
+                        going.append((end, fast))
+                        f = after_forward + min(option.cost.forward_s[-1] for option in fast)
+                        b = after_backward + min(option.cost.backward_s[-1] for option in fast)
+                        known = best.get(start, (INFINITE, INFINITE))
+                        best[start] = min(known[0], f), min(known[1], b)
+                if going:
+                    here[start] = tuple(going)
+            rest = best
+            kept.append(here)
+            if not here:
+                return None
+        return kept[::-1]
 
     def _ranges(self, upper: float) -> tuple[list[int], list[int]] | None:
         """(fewest, most) layers of each stage in the splits of at most `upper` seconds; None where there is none."""
@@ -602,7 +666,8 @@ class _Walk:
         self.pp, self.m = inner.pp, inner.candidate.num_microbatches
         hops = inner.costs._boundary_seconds(inner.candidate) if self.pp > 1 else ()
         self.back_and_forth = [*(2 * hop for hop in hops[: self.pp - 1]), 0.0]
-        self.fixed = inner.costs._once_seconds(inner.candidate)
+        self.once = inner.costs._once_seconds(inner.candidate)
+        self.fixed = inner._capacity().once if inner._one_kind else self.once
         self.path: list[Option] = []
         self.best: tuple[float, float, tuple[Option, ...]] | None = None
         self.togo = self._to_go()
@@ -663,15 +728,26 @@ class _Walk:
         for bound, end, option, below, here in steps:
             if self._excluded(bound):
                 return
-            if self.inner.simulated >= self.inner.most_simulated:
+            if self.inner.simulated + self.inner.dismissed // DISMISSED_FOR_ONE >= self.inner.most_simulated:
                 self.inner.left = min(self.inner.left, bound)
                 return
             self.path.append(option)
             self._down(p + 1, end, below, here)
             self.path.pop()
 
+    def _too_slow(self) -> bool:
+        """Whether a bound tells that of this interleaved partition, without simulating it."""
+        inner, costs = self.inner, [option.cost for option in self.path]
+        forward = [cost.forward_s[chunk] for chunk in range(inner.vpp) for cost in costs]
+        backward = [cost.backward_s[chunk] for chunk in range(inner.vpp) for cost in costs]
+        end = interleaved_floor(forward, backward, inner.costs._boundary_seconds(inner.candidate), self.m, self.pp, inner.vpp)
+        return self._excluded(end + costs[0].exposed_s + max(cost.optimizer_s for cost in costs) + self.once)
+
     def _simulate(self) -> None:
         inner = self.inner
+        if inner.vpp > 1 and self._too_slow():
+            inner.dismissed += 1
+            return
         inner.simulated += 1
         seconds, peak = inner.costs.score_stages(inner.candidate, [option.cost for option in self.path])
         if seconds < self.upper or (not self.strictly and seconds <= self.upper):
