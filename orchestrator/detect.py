@@ -18,12 +18,13 @@ MIB: Final = 2**20
 
 
 class Machine(Value, frozen=True, kw_only=True):
-    """`gpu_name`: what the driver calls the GPUs; None where there are none or several types.
+    """`gpu_name`: what the driver calls the GPUs; None where there are none or several types. `gpu_types`: all that it calls them.
     `catalog_name`: what the catalog calls them; None: not in it. `slurm_nodes`: of the allocation that
     this process is in; 0 outside. `missing`: packages that training here would need and that are not installed."""
 
     num_gpus: int = 0
     gpu_name: str | None = None
+    gpu_types: tuple[str, ...] = ()
     catalog_name: str | None = None
     nvlink: bool = False
     host_memory: int = 0
@@ -46,6 +47,7 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
     return Machine(
         num_gpus=len(names),
         gpu_name=name,
+        gpu_types=tuple(dict.fromkeys(names)),
         catalog_name=gpu.name if gpu else None,
         nvlink=len(names) > 1 and _has_nvlink(),
         host_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

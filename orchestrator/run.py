@@ -31,6 +31,7 @@ from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
 from orchestrator.engines.hf_export import why_no_exchange
 from orchestrator.engines.translation import TRAINED_FAMILIES
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
+from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
@@ -326,8 +327,11 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
         needs = f"the plan needs {cluster.num_gpus} x {cluster.gpu.name}"
         if not machine.num_gpus:
             return f"{needs}, and this machine has no GPU"
-        if machine.catalog_name != cluster.gpu.name:
-            return f"{needs}, and this machine has {machine.gpu_name or 'GPUs of several types'}"
+        types = [by_driver_name(name) for name in machine.gpu_types]
+        mixed = cluster.mixed and types and all(gpu is not None and gpu.covers(cluster.gpu) for gpu in types)
+        if machine.catalog_name != cluster.gpu.name and not mixed:
+            several = "" if machine.gpu_name else "; cluster.mixed=slowest plans for what all of them can do"
+            return f"{needs}, and this machine has {machine.gpu_name or ', '.join(machine.gpu_types)}{several}"
         if machine.num_gpus < cluster.num_gpus:
             return f"{needs}, and this machine has {machine.num_gpus}"
     if machine.missing:

@@ -41,6 +41,7 @@ def test_mixed_types_have_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     text = "0, GPU-a, Disabled, NVIDIA H100 80GB HBM3\n1, GPU-b, [N/A], NVIDIA GeForce RTX 4090"
     machine = found(monkeypatch, nvidia_smi(tmp_path, text))
     assert (machine.num_gpus, machine.gpu_name, machine.catalog_name) == (2, None, None)
+    assert machine.gpu_types == ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090")
 
 
 def test_gpus_cut_into_slices_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
+from typing import Final
+
 from orchestrator.values import Value
+
+
+FIRST_WITH_MXFP8: Final = 10.0
 
 
 class Gpu(Value, frozen=True, kw_only=True):
@@ -17,6 +26,38 @@ class Gpu(Value, frozen=True, kw_only=True):
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory))
+
+    @property
+    def has_mxfp8(self) -> bool:
+        """Blackwell's tensor cores, from compute capability 10 on, scale FP8 by blocks of 32 elements."""
+        return float(self.compute_capability) >= FIRST_WITH_MXFP8
+
+    def covers(self, other: Gpu) -> bool:
+        """Whether what was planned for `other` fits and runs here, no slower."""
+        peaks = self.peak_flops
+        return (
+            self.memory >= other.memory
+            and self.memory_bandwidth >= other.memory_bandwidth
+            and all(peaks.get(precision, 0.0) >= peak for precision, peak in other.peak_flops.items())
+        )
+
+
+def slowest(gpus: Sequence[Gpu]) -> Gpu:
+    """What all of them can do: the least memory, bandwidth and peak of each precision that all have, under the name of the one with the
+    lowest peak."""
+
+    def capability(gpu: Gpu) -> tuple[int, ...]:
+        return tuple(int(part) for part in gpu.compute_capability.split("."))
+
+    common = [precision for precision in gpus[0].peak_flops if all(precision in gpu.peak_flops for gpu in gpus)]
+    first = min(gpus, key=lambda gpu: [gpu.peak_flops[precision] for precision in reversed(common)])
+    return msgspec.structs.replace(
+        first,
+        memory=min(gpu.memory for gpu in gpus),
+        memory_bandwidth=min(gpu.memory_bandwidth for gpu in gpus),
+        peak_flops={precision: min(gpu.peak_flops[precision] for gpu in gpus) for precision in common},
+        compute_capability=min(gpus, key=capability).compute_capability,
+    )
 
 
 class Level(Value, frozen=True, kw_only=True):
@@ -56,6 +97,8 @@ class Cluster(Value, frozen=True, kw_only=True):
     host_memory: int
     """Bytes of host memory per GPU."""
     software: Software = Software()
+    mixed: bool = False
+    """Its GPUs are of several types, and `gpu` is what all of them can do (`slowest`)."""
 
     @property
     def is_cpu(self) -> bool:

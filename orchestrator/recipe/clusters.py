@@ -1,6 +1,7 @@
 """Clusters: a YAML of ten lines and a number of GPUs become a `Cluster`.
 
-gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, memory_bandwidth, peak_flops, compute_capability}
+gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, memory_bandwidth, peak_flops, compute_capability};
+                              # with mixed: slowest a list of them
 gpus_per_node: 8
 levels:                       # from the inside out; size: a number of GPUs, node, or unlimited
 - {name: nvlink, size: node, bandwidth: 450 GB/s, latency: 1.9 us}
@@ -23,8 +24,8 @@ import msgspec
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
-from orchestrator.recipe.keys import MAX_GPUS, Key, parse, shown
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
+from orchestrator.recipe.keys import MAX_GPUS, Key, Mixed, parse, shown
 from orchestrator.recipe.read import Tree, read_yaml
 from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, US
 
@@ -98,16 +99,19 @@ def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> 
     return cluster_from(tree, short, name, num_gpus, gpus_per_node)
 
 
-_CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software")
+_CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "mixed")
 _LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source")
 _GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source")
 
 
-def cluster_from(tree: Tree, name: str, where: str, num_gpus: int, gpus_per_node: int | None = None) -> Cluster:
-    """A cluster from its YAML's content; `where` names the file in messages. Raises InputError."""
+def cluster_from(
+    tree: Tree, name: str, where: str, num_gpus: int, gpus_per_node: int | None = None, mixed: str | None = None
+) -> Cluster:
+    """A cluster from its YAML's content; `where` names the file in messages. `mixed`: over the YAML's own. Raises InputError."""
     _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where)
     node = gpus_per_node or _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
-    gpu = _gpu(tree["gpu"], where)
+    mixed = mixed or parse(Key(name=f"{where}: mixed", type=Mixed, help=""), tree.get("mixed", "refuse"))
+    gpu = _gpus(tree["gpu"], where, mixed)
     host_bandwidth = quantity(f"{where}: host_bandwidth", tree["host_bandwidth"], RATES)
     host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
     software = _software(tree.get("software"), where)
@@ -125,6 +129,7 @@ def cluster_from(tree: Tree, name: str, where: str, num_gpus: int, gpus_per_node
         host_bandwidth=host_bandwidth,
         host_memory=host_memory,
         software=software,
+        mixed=mixed == "slowest",
     )
 
 
@@ -164,6 +169,17 @@ def _size(key: str, raw: Any, num_gpus: int, node: int, inner: int) -> int:
     if isinstance(raw, str) and raw.isdecimal():
         return _count(key, raw)
     raise InputError(key, shown(raw), "is no size", ["a number of GPUs", "node", "unlimited"])
+
+
+def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
+    """One type, or what all of a list can do."""
+    if not isinstance(raw, list) or not raw:
+        return _gpu(raw, where)
+    gpus = [_gpu(item, where) for item in raw]
+    if len(gpus) > 1 and mixed != "slowest":
+        names = ", ".join(gpu.name for gpu in gpus)
+        raise InputError(f"{where}: gpu", names, "are several types; cluster.mixed=slowest plans for what all of them can do")
+    return slowest(gpus)
 
 
 def _gpu(raw: Any, where: str) -> Gpu:
@@ -252,6 +268,7 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
         "host_bandwidth": f"{cluster.host_bandwidth!r} B/s",
         "host_memory": f"{cluster.host_memory} B",
         "software": msgspec.structs.asdict(cluster.software),
+        **({"mixed": "slowest"} if cluster.mixed else {}),
     }
 
 

@@ -19,6 +19,7 @@ from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
+Mixed = Literal["refuse", "slowest"]
 
 RESERVE_SHARE: Final = 0.05
 """Of the limit, kept free by default: holes in the allocator's segments. Context and NCCL are priced, not reserved. Runs that come
@@ -91,6 +92,7 @@ def _keys() -> dict[str, Key]:
     keys = [
         Key(name="recipe", type=str, help="name or path of a YAML; --help lists the names"),
         Key(name="cluster", type=str, help="name or path of a YAML", default="GPUs found here, else the recipe's"),
+        Key(name="cluster.mixed", type=Mixed, help="GPUs of several types; slowest: plan for what all of them can do", default="refuse"),
         Key(name="gpus", type=int, help="how many", default="the recipe's, else all found here", low=1, high=MAX_GPUS),
         Key(name="gpus_per_node", type=int, help="GPUs of a node", default="the cluster's", low=1, high=MAX_GPUS),
         Key(name="engine", type=str, help="auto or an engine's name", default="auto"),
@@ -123,6 +125,7 @@ def _keys() -> dict[str, Key]:
         train("seq_length", "tokens of a sequence (an encoder's)", low=1, high=10**9),
         train("decoder_seq_length", "tokens of a decoder's sequence (t5)", low=1, high=10**9),
         train("precision", "of the matrix products"),
+        train("fp8_recipe", "how FP8 tensors are scaled; default: tensorwise before Blackwell, mxfp8 on it"),
         train("optimizer", "which"),
         train("lr", "peak learning rate", above=0),
         train("min_lr", "at the end of the schedule", low=0),

@@ -18,8 +18,8 @@ from orchestrator.cost.profile import Profile
 from orchestrator.detect import Machine
 from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
-from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
+from orchestrator.hardware.catalog import GPUS, by_driver_name
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
 from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
@@ -112,6 +112,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
             _check_positions(architecture, training)
         cluster, why = _cluster(merged, given, machine)
         _check_precision(training, cluster)
+        training = _with_fp8_recipe(training, cluster)
         run = _run(merged, RunSettings(), architecture)
     else:
         _check_agreement(merged, plan)
@@ -325,6 +326,17 @@ def _check_precision(training: Training, cluster: Cluster) -> None:
         raise InputError("train.precision", training.precision, f"{cluster.gpu.name} has no fast path for it", fast)
 
 
+def _with_fp8_recipe(training: Training, cluster: Cluster) -> Training:
+    """FP8's scaling where it is left open: what NVIDIA's recipes take, mxfp8 on Blackwell and tensorwise before it."""
+    if training.precision != "fp8":
+        if training.fp8_recipe is not None:
+            raise InputError("train.fp8_recipe", training.fp8_recipe, f"is for train.precision=fp8, not {training.precision}")
+        return training
+    if training.fp8_recipe is not None:
+        return training
+    return msgspec.structs.replace(training, fp8_recipe="mxfp8" if cluster.gpu.has_mxfp8 else "tensorwise")
+
+
 def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSettings:
     """Data, tokenizer, weights and resume must be there: a job that dies for them at its first step is found out here."""
     resume = _value(merged, "train.resume", base.resume)
@@ -380,11 +392,12 @@ def _cluster(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, str]
     gpus = _value(merged, "gpus", None)
     node = _value(merged, "gpus_per_node", None)
     raw = merged.get("cluster")
-    here = GPUS[machine.catalog_name] if machine.catalog_name else None
+    mixed = _value(merged, "cluster.mixed", None)
+    here = _gpu_here(machine, mixed)
     fixed = "cluster" in given or isinstance(raw, dict)
     if not fixed and here is not None and machine.num_gpus >= (gpus or 1):
-        cluster = _cluster_here(here, gpus or machine.num_gpus, machine)
-        return cluster, f"cluster here, {_counted(cluster)}: this machine has {machine.num_gpus} ({machine.gpu_name})"
+        cluster = _cluster_here(here, gpus or machine.num_gpus, machine, mixed == "slowest")
+        return cluster, f"cluster here, {_counted(cluster)}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
     if raw is None:
         from orchestrator.recipe.clusters import names
 
@@ -394,21 +407,39 @@ def _cluster(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, str]
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
         )
     if isinstance(raw, dict):
-        cluster = cluster_from(raw, "cluster", "cluster", gpus, node)
+        cluster = cluster_from(raw, "cluster", "cluster", gpus, node, mixed)
         why = "written out in the recipe"
     else:
         name = str(parse(KEYS["cluster"], raw))
         short, tree = read_named("cluster", name, "clusters")
-        cluster = cluster_from(tree, short, name, gpus, node)
+        cluster = cluster_from(tree, short, name, gpus, node, mixed)
         why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
     return cluster, f"cluster {cluster.name}, {_counted(cluster)}: {why}"
+
+
+def _types(machine: Machine) -> tuple[str, ...]:
+    return machine.gpu_types or ((machine.gpu_name,) if machine.gpu_name else ())
+
+
+def _gpu_here(machine: Machine, mixed: str | None) -> Gpu | None:
+    """The type of this machine's GPUs, with cluster.mixed=slowest what all of them can do; None: several, none, or not in the catalog."""
+    if machine.catalog_name:
+        return GPUS[machine.catalog_name]
+    if mixed != "slowest":
+        return None
+    found = [by_driver_name(name) for name in machine.gpu_types]
+    known = [gpu for gpu in found if gpu is not None]
+    return slowest(known) if known and len(known) == len(found) else None
 
 
 def _not_here(machine: Machine, known: bool, gpus: int | None) -> str:
     if not machine.num_gpus:
         return "this machine has no GPU"
     if machine.gpu_name is None:
-        return f"the {machine.num_gpus} GPUs of this machine are of several types"
+        types = ", ".join(machine.gpu_types)
+        unknown = [name for name in machine.gpu_types if by_driver_name(name) is None]
+        what = f"{unknown[0]} is not in the catalog" if unknown else "cluster.mixed=slowest plans for what all of them can do"
+        return f"the {machine.num_gpus} GPUs of this machine are of several types ({types}; {what})"
     if not known:
         return f"{machine.gpu_name}, of this machine, is not in the catalog"
     return f"this machine has {machine.num_gpus} of the {gpus} GPUs"
@@ -451,9 +482,11 @@ def _pcie(gpu: Gpu) -> float:
     return PCIE[gpu.compute_capability.partition(".")[0]]
 
 
-def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine) -> Cluster:
+def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Cluster:
     """The GPUs of this machine as one node; the link between them from what the driver says of NVLink."""
-    name, bandwidth, latency = _links_here(gpu, machine.nvlink)
+    found = [by_driver_name(name) for name in machine.gpu_types] if mixed else [gpu]
+    links = [_links_here(each, machine.nvlink) for each in found if each is not None] or [_links_here(gpu, machine.nvlink)]
+    name, bandwidth, latency = min(links, key=lambda link: link[1])
     return Cluster(
         name="here",
         gpu=gpu,
@@ -463,6 +496,7 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine) -> Cluster:
         host_bandwidth=_pcie(gpu),
         host_memory=machine.host_memory // machine.num_gpus,
         software=Software(transformer_engine=machine.transformer_engine, flash_attention=machine.flash_attention, apex=machine.apex),
+        mixed=mixed,
     )
 
 
@@ -546,7 +580,9 @@ def _in_plan(group: str, short: str, plan: Plan) -> Any:
         return getattr(plan.training, short)
     if group == "pin":
         return getattr(plan, {"offload": "offload_optimizer"}.get(short, short), ...)
-    return {"gpus": plan.world_size, "gpus_per_node": plan.cluster.gpus_per_node, "seed": plan.training.seed}.get(short, ...)
+    mixed = "slowest" if plan.cluster.mixed else "refuse"
+    facts = {"gpus": plan.world_size, "gpus_per_node": plan.cluster.gpus_per_node, "seed": plan.training.seed, "mixed": mixed}
+    return facts.get(short, ...)
 
 
 # ---------------------------------------------------------------------------------------------------------- written out

@@ -211,9 +211,16 @@ def _gpu(plan: Plan, facts: Facts, first: Facts, local_world: int) -> str | None
     if facts.mig:
         return f"GPU {facts.local_rank} is a MIG slice ({name}), not a whole GPU"
     known = by_driver_name(name)
-    if known is not None and known.name != plan.cluster.gpu.name:
-        return f"GPU {facts.local_rank} is a {name}, the plan was made for {plan.cluster.gpu.name}"
-    if name != first.gpus[first.local_rank]:
+    planned = plan.cluster.gpu
+    if plan.cluster.mixed:
+        if known is None:
+            return f"GPU {facts.local_rank} is a {name}, which is not in the catalog: whether it is as fast as {planned.name} is not known"
+        if not known.covers(planned):
+            return f"GPU {facts.local_rank} is a {name}, slower or smaller than {planned.name}, the slowest that the plan was made for"
+    elif known is not None and known.name != planned.name:
+        several = "; cluster.mixed=slowest plans for mixed types" if name != first.gpus[first.local_rank] else ""
+        return f"GPU {facts.local_rank} is a {name}, the plan was made for {planned.name}{several}"
+    elif name != first.gpus[first.local_rank]:
         return f"GPU {facts.local_rank} is a {name}, on {first.host} {first.gpus[first.local_rank]}"
     needs = plan.predicted.peak_memory_bytes if plan.predicted else 0.0
     if facts.gpu_free < FREE_SHARE * needs:

@@ -15,6 +15,7 @@ from msgspec.structs import replace as changed
 from worker_plans import CPU, make_plan
 
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.spec import slowest
 from orchestrator.plan import Plan, Prediction, RunSettings, Source
 from orchestrator.workers import preflight
 from orchestrator.workers.preflight import Facts, Measured, PreflightError, agree, bandwidth_report, check_nodes, first_mismatch
@@ -65,6 +66,23 @@ def test_each_mismatch_is_one_line_with_node_and_cause(fields: dict[str, object]
     assert said is not None
     assert said.startswith(f"n1 (rank 3): {why}")
     assert "\n" not in said
+
+
+def test_mixed_nodes_are_named_and_refused_or_held_to_the_slowest() -> None:
+    """n1 has A100, n0 H100."""
+    ranks = [facts(0), facts(1), *(facts(rank, gpus=("NVIDIA A100-SXM4-80GB",) * 2) for rank in (2, 3))]
+    said = first_mismatch(on_gpus(), ranks, "/run")
+    assert said == ("n1 (rank 2): GPU 0 is a NVIDIA A100-SXM4-80GB, the plan was made for H100-SXM-80GB; cluster.mixed=slowest plans "
+                    "for mixed types")  # fmt: skip
+    plan = on_gpus()
+    of_all = changed(plan, cluster=changed(plan.cluster, gpu=slowest([H100, GPUS["A100-SXM-80GB"]]), mixed=True))
+    assert first_mismatch(of_all, ranks, "/run") is None
+    ranks[3] = facts(3, gpus=("NVIDIA A100-SXM4-40GB",) * 2)
+    said = first_mismatch(of_all, ranks, "/run")
+    assert said == ("n1 (rank 3): GPU 1 is a NVIDIA A100-SXM4-40GB, slower or smaller than A100-SXM-80GB, the slowest that the plan was "
+                    "made for")  # fmt: skip
+    ranks[3] = facts(3, gpus=("NVIDIA T1000",) * 2)
+    assert "NVIDIA T1000, which is not in the catalog" in str(first_mismatch(of_all, ranks, "/run"))
 
 
 def meet(ranks: list[Facts], missing: int | None = None, timeout_s: float = 20.0) -> list[str]:
