@@ -189,12 +189,12 @@ def for_trainer(plan: Plan) -> dict[str, Any]:
     """
     config = ds_config(plan)
     config |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
-    config |= {"gradient_clipping": "auto"}
     for name in ("bf16", "fp16"):
         if name in config:
             config[name] = config[name] | {"enabled": "auto"}
     params = config["optimizer"]["params"]
-    # Not Adam's betas and eps: accelerate can't fill them, and the Trainer says where its own are others.
+    # Not Adam's betas and eps, which accelerate can't fill, nor the clipping, which it would fill with 1.0 whatever it is told. The Trainer
+    # names them where its arguments say otherwise.
     filled = {name: "auto" for name in ("lr", "weight_decay") if name in params}
     config["optimizer"] = config["optimizer"] | {"params": params | filled}
     zero = config["zero_optimization"]

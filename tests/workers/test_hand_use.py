@@ -98,6 +98,9 @@ def assert_read_as_meant(found: dict[str, Any], plan: Plan) -> None:
     assert (found["micro_batch_size"], found["num_microbatches"]) == (plan.micro_batch_size, plan.num_microbatches)
     assert found["lr"] == plan.training.lr
     assert len(found["losses"]) == STEPS
+    # Every rank trains on its own samples, and no sample comes twice.
+    together = [sample for rank in found["seen"] for sample in rank]
+    assert len(together) == len(set(together)) == STEPS * plan.global_batch_size
     assert found["losses"][-1] < found["losses"][0]
 
 
