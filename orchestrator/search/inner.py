@@ -7,7 +7,8 @@ other beats in forward, backward, exposed synchronisation and optimizer time.
 Bounds. A stage i can't end before a micro-batch has come down to it through the stages before, it has worked m times, and the last
 gradient has gone back up: lead(j) summed over j < i, plus m * work(i). The least of the largest of these over all ways to complete a
 partial partition is an exact scalar dynamic program (`_to_go`), which then guides a depth-first enumeration: every branch that the bound
-does not exclude ends in a partition, and every partition is simulated (interleaved ones unless `interleaved_floor` excludes them). So what is returned is the optimum of the simulated score over
+does not exclude ends in a partition, and every partition is simulated (interleaved ones unless `interleaved_floor` excludes them). So what
+is returned is the optimum of the simulated score over
 
 * every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty), and
 * every recompute choice of every stage that the engine has (a pinned mode is that of all layers),
