@@ -100,7 +100,7 @@ def run(words: Sequence[str]) -> int:
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
     job = the_job(settings, found.plan)
-    python = None if machine.missing else sys.executable
+    python = None if machine.missing or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
     try:
@@ -301,7 +301,8 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
             raise LaunchError(f"launch=local: {here}; launch=none writes everything without starting it")
         if settings.container:
             image = settings.container.get("image")
-            raise InputError("container.image", image, "is for launch=slurm; docker/README.md says how to run one node by hand")
+            raise InputError("container.image", image, "is not started by launch=local",
+                             ["launch=slurm", "launch=none (prints the line for docker, enroot or apptainer)"])  # fmt: skip
         return Start(how="local")
     if settings.launch == "slurm":
         if blocked or not machine.sbatch:
@@ -315,6 +316,8 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
             return Start(how="allocation")
         nodes = f"{machine.slurm_nodes} node{'s' if machine.slurm_nodes != 1 else ''}"
         return Start(how="none", why=f"this Slurm allocation has {nodes} of {settings.cluster.num_nodes}")
+    if settings.container:
+        here = here or "container.image is for the nodes of a Slurm job, or by hand"
     return Start(how="none", why=here) if here else Start(how="local")
 
 
@@ -348,7 +351,7 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     console = screen()
     submitted: slurm.Submitted | None = None
     if start.how == "none":
-        print(f"Not started: {start.why}. To start it: {start_command(job, out)}")
+        print(f"Not started: {start.why}. To start it: {start_command(settings, job, out)}")
         return 0
     if start.how == "slurm":
         submitted = slurm.submit(out, render.slurm_options(settings.slurm))
@@ -378,13 +381,16 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     return outcome.exit_status
 
 
-def start_command(job: Job, out: Path) -> str:
+def start_command(settings: Settings, job: Job, out: Path) -> str:
     """What a user types on the machine where the job can run."""
     import shlex
 
     folder = shlex.quote(str(out))
     if job.num_nodes > 1:
         return f"cd {folder} && sbatch job.sbatch"
+    container = render.container_options(settings.container)
+    if container is not None:
+        return render.container_command(container, str(out), job.backend == "nccl")
     return f"bash {shlex.quote(str(out / 'launch.sh'))}"
 
 
@@ -468,7 +474,7 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
     files += job.files
     container = render.container_options(settings.container)
-    files += render.files(job, slurm=render.slurm_options(settings.slurm, python), container=container)
+    files += render.files(job, slurm=render.slurm_options(settings.slurm, python, sys.executable), container=container)
     return files
 
 

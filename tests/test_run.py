@@ -218,6 +218,8 @@ def start(machine: Machine, *words: str) -> run.Start:
         (IN_SLURM, (*TWO_NODES, "launch=none"), "none", "launch=none"),
         (IN_SLURM, ("recipe=llama2_7b", "gpus=32", "cluster=dgx_h100"), "none", "this Slurm allocation has 2 nodes of 4"),
         (Machine(sbatch=True), (*TWO_NODES, "launch=slurm"), "slurm", ""),
+        (READY, (*CPU, "container.image=a.sif"), "none", "container.image is for the nodes of a Slurm job, or by hand"),
+        (IN_SLURM, (*TWO_NODES, "container.image=a.sif"), "allocation", ""),
     ],
 )
 def test_where_a_job_is_started(machine: Machine, words: tuple[str, ...], how: str, why: str) -> None:
@@ -239,6 +241,14 @@ def test_launch_local_where_it_can_not_is_an_error(machine: Machine, words: tupl
         start(machine, *words, "launch=local")
     assert why in str(caught.value)
     assert caught.value.status == 2
+
+
+def test_an_image_with_launch_local_is_refused_with_the_choices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"=a\.sif: is not started by launch=local; choose one of launch=slurm, launch=none"):
+        start(READY, *CPU, "container.image=a.sif", "launch=local")
+    assert run.main([*CPU, "container.image=a.sif", "launch=none", "out=o"]) == 0
+    line = f"To start it: apptainer exec --bind {folder}/o --pwd {folder}/o a.sif bash {folder}/o/launch.sh"
+    assert line in " ".join(capsys.readouterr().out.split())
 
 
 # -------------------------------------------------------------------------------------------------------------- for real

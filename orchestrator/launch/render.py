@@ -33,7 +33,8 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     `gres` None: `--gpus-per-node` for an nccl job; "" asks for no GPUs at all (sites that hand out whole nodes).
     `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
     srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
-    time or a rank or node fails. `python`: the nodes' interpreter (a shared environment); None: what the PATH of the node offers.
+    time or a rank or node fails. `python`: the ranks' interpreter (of a shared environment, or of the image); None: what the PATH offers
+    there. `planner`: an interpreter that has this package, for the job's status.json; None: `python`.
     """
 
     partition: str | None = None
@@ -56,6 +57,7 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     style: Literal["torchrun", "srun"] = "torchrun"
     requeue: int = 0
     python: str | None = None
+    planner: str | None = None
 
 
 VALUED = (
@@ -65,8 +67,8 @@ VALUED = (
 """Options of SlurmOptions that become `#SBATCH --name=value` unchanged."""
 
 
-def slurm_options(values: Mapping[str, str], python: str | None = None) -> SlurmOptions:
-    """From texts by name, as `slurm.name=text` gives them. Raises InputError that names the key.
+def slurm_options(values: Mapping[str, str], python: str | None = None, planner: str | None = None) -> SlurmOptions:
+    """From texts by name, as `slurm.name=text` gives them; `python` where they don't say. Raises InputError that names the key.
 
     >>> slurm_options({"nodes": "2", "exclusive": "true", "extra": "--comment 'a b'"}).extra
     ('--comment', 'a b')
@@ -74,11 +76,11 @@ def slurm_options(values: Mapping[str, str], python: str | None = None) -> Slurm
     Traceback (most recent call last):
     orchestrator.errors.InputError: slurm.nodes=two: must be a whole number above 0
     """
-    fields: dict[str, str | int | bool | tuple[str, ...] | None] = {"python": python}
+    fields: dict[str, str | int | bool | tuple[str, ...] | None] = {"python": python, "planner": planner}
     for name, text in values.items():
         key = f"slurm.{name}"
-        if name not in SlurmOptions.__struct_fields__ or name == "python":
-            raise InputError(key, text, "is not known", sorted({*SlurmOptions.__struct_fields__} - {"python"}))
+        if name not in SlurmOptions.__struct_fields__ or name == "planner":
+            raise InputError(key, text, "is not known", sorted({*SlurmOptions.__struct_fields__} - {"planner"}))
         if name in ("nodes", "cpus_per_task", "requeue"):
             if not text.isascii() or not text.isdecimal() or (name != "requeue" and not int(text)):
                 raise InputError(key, text, "must be a whole number" + (" above 0" if name != "requeue" else ""))
@@ -347,7 +349,8 @@ started=$(date -u +%FT%T+00:00)
 cause=ranks  # who ended the job first: its ranks, or Slurm
 finish() {{  # status.json, unless a supervisor of this script writes it; {try_again}: the job is to be put back into the queue
   if [[ -z "${{{run_variable}:-}}" ]]; then
-    "${{ORCHESTRATOR_PYTHON:-python3}}" -m orchestrator.finish \\
+    local planner=${{ORCHESTRATOR_PYTHON:-python3}}
+    "$(command -v "$planner" || echo python3)" -m orchestrator.finish \\
       "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" "$restarts" {requeue} "$cause"
   fi
 }}
@@ -464,6 +467,27 @@ def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:
     return [], ["apptainer", "exec", "--nv", "--bind", '"$PWD"', *binds, "--pwd", workdir, image]
 
 
+def container_command(container: ContainerOptions, out: str, gpus: bool) -> str:
+    """One line that starts `launch.sh` of the folder on one machine, in the image: by apptainer, by enroot for its files (.sqsh), by docker
+    for an image of a registry. Raises InputError."""
+
+    def quoted(*words: str) -> list[str]:
+        return [shlex.quote(checked("container", word)) for word in words]
+
+    workdir = container.workdir or out
+    both = [mount if ":" in mount else f"{mount}:{mount}" for mount in (f"{out}:{out}", *container.mounts)]
+    if container.runtime == "apptainer":
+        words = ["apptainer", "exec", *(["--nv"] if gpus else []), *(f"--bind {mount}" for mount in quoted(out, *container.mounts))]
+        words += ["--pwd", *quoted(workdir, container.image)]
+    elif container.image.endswith(".sqsh"):
+        words = ["enroot", "start", *(f"--mount {mount}" for mount in quoted(*both)), *quoted(container.image)]
+    else:
+        image = container.image.removeprefix("docker://").replace("#", "/", 1)  # pyxis writes REGISTRY#IMAGE
+        words = ["docker", "run", "--rm", *(["--gpus", "all"] if gpus else []), "--ipc=host", "--ulimit", "memlock=-1"]
+        words += ['--user "$(id -u):$(id -g)"', *(f"--volume {mount}" for mount in quoted(*both)), "--workdir", *quoted(workdir, image)]
+    return " ".join([*words, "bash", *quoted(f"{out}/launch.sh")])
+
+
 def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None = None) -> str:
     """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). Raises InputError."""
     nodes = job.num_nodes if slurm.nodes is None else slurm.nodes
@@ -489,8 +513,8 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
             raise InputError("slurm.extra", slurm.extra[0], "must be an option of sbatch, such as --comment=text")
         lines.append(" ".join(sbatch_quote(checked("slurm.extra", word)) for word in slurm.extra))
     flags, before = ([], []) if container is None else _in_container(container)
-    python = checked("slurm.python", slurm.python) if slurm.python else None
-    environment = _exports({"ORCHESTRATOR_PYTHON": python, **({} if container else {"PYTHON": python})}) if python else ""
+    interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}
+    environment = _exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
     return SBATCH.format(
         options="\n".join(f"#SBATCH {line}" for line in lines),
         environment=environment,

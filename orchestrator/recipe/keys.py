@@ -45,6 +45,7 @@ SLURM_KEYS: Final = {
     "segment": "nodes per block (topology/block)",
     "extra": "more options of sbatch, in quotes (--comment=x --nice)",
     "style": "torchrun: one task a node, default; srun: one task a rank",
+    "python": "the ranks' interpreter; default: this one where it has the engines, else the PATH's",
     "requeue": "times to go back into the queue and on from the newest checkpoint; default: 0",
 }
 CONTAINER_KEYS: Final = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 
 import deepspeed
@@ -31,6 +32,8 @@ def main() -> None:
         engine.step()
         losses.append(loss.item())
     Path(f"user-{os.environ['RANK']}.json").write_text(json.dumps([engine.zero_optimization_stage(), *losses]))
+    sys.stdout.flush()
+    os._exit(0)  # a thread of gloo's may abort a Python that closes (orchestrator/workers/distributed.py: leave)
 
 
 if __name__ == "__main__":

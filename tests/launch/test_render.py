@@ -24,6 +24,7 @@ from orchestrator.launch.render import (
     PORTS,
     ContainerOptions,
     SlurmOptions,
+    container_command,
     container_options,
     files,
     sbatch_quote,
@@ -51,7 +52,7 @@ SITE = SlurmOptions(
     mem="0", exclusive=True, reservation="us", dependency="afterok:7", switches="1@00:10:00", segment="2", extra=("--comment", "a 'b' #c"),
     python="/opt/my venv/bin/python",
 )  # fmt: skip
-TASKS = SlurmOptions(style="srun", requeue=3, python="/opt/venv/bin/python")
+TASKS = SlurmOptions(style="srun", requeue=3, planner="/opt/venv/bin/python")
 IMAGE = ContainerOptions(image="nvcr.io#nvidia/pytorch:26.06-py3", mounts=("/data:/data:ro",))
 ENTRY = Job(
     name="gpt3_175b", module="orchestrator.workers.megatron", program="/opt/my fork/pretrain_gpt.py", arguments=("--num-layers", "96"),
@@ -286,7 +287,7 @@ def test_sbatch_words_keep_every_character(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"nodes": "0"}, {"nodes": "-1"}, {"cpus_per_task": "x"}, {"exclusive": "yes"}, {"extra": "'"}, {"tme": "1"}, {"python": "p"},
+    "values", [{"nodes": "0"}, {"nodes": "-1"}, {"cpus_per_task": "x"}, {"exclusive": "yes"}, {"extra": "'"}, {"tme": "1"}, {"planner": ""},
                {"qos": "a\nb"}]
 )  # fmt: skip
 def test_bad_slurm_keys_are_refused(values: dict[str, str]) -> None:
@@ -300,6 +301,7 @@ def test_slurm_keys_are_taken_as_written() -> None:
     options = slurm_options({"time": "12:30:00", "account": "0123", "cpus_per_task": "8", "exclusive": "false"}, python="/p")
     assert (options.time, options.account, options.cpus_per_task, options.exclusive) == ("12:30:00", "0123", 8, False)
     assert (options.python, options.partition) == ("/p", None)
+    assert slurm_options({"python": "/theirs"}, python="/p", planner="/mine").python == "/theirs"
 
 
 def test_a_task_of_srun_is_a_rank_and_continues_after_a_restart(tmp_path: Path) -> None:
@@ -333,6 +335,28 @@ def test_variables_that_can_not_be_added_are_refused_and_secrets_not_repeated(va
 def test_added_variables_reach_the_script_beside_those_of_the_plan() -> None:
     script = files(with_environment(GPT, {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}))[0].content
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\nexport NCCL_DEBUG=INFO\nexport NCCL_IB_HCA=mlx5_0,mlx5_1\n" in script
+
+
+@pytest.mark.parametrize(
+    ("image", "program"), [("a b.sif", "apptainer"), ("/i/a $(touch broken).sqsh", "enroot"), ("nv.io#a/b:1", "docker")]
+)
+def test_the_line_for_one_machine_mounts_the_folder_and_starts_it(tmp_path: Path, image: str, program: str) -> None:
+    record = stub(tmp_path / "bin", program)
+    out = "/runs/it's $(touch broken)"
+    container = container_options({"image": image, "mounts": "/data:/d:ro,/home", "workdir": "/w"})
+    assert container is not None
+    line = container_command(container, out, gpus=True)
+    subprocess.run(["bash", "-c", line], check=True, cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    mounts = [f"{out}:{out}", "/data:/d:ro", "/home:/home"]
+    user = f"{os.getuid()}:{os.getgid()}"
+    words = {
+        "apptainer": ["exec", "--nv", "--bind", out, "--bind", "/data:/d:ro", "--bind", "/home", "--pwd", "/w", image],
+        "enroot": ["start", *(word for mount in mounts for word in ("--mount", mount)), image],
+        "docker": ["run", "--rm", "--gpus", "all", "--ipc=host", "--ulimit", "memlock=-1", "--user", user,
+                   *(word for mount in mounts for word in ("--volume", mount)), "--workdir", "/w", "nv.io/a/b:1"],
+    }  # fmt: skip
+    assert read(record, "argv") == [*words[program], "bash", f"{out}/launch.sh"]
+    assert not list(tmp_path.rglob("broken"))
 
 
 @pytest.mark.parametrize(
