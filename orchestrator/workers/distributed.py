@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -63,6 +64,17 @@ def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = N
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process without Python's own teardown. A thread of gloo's that lets go of the last collective's tensors then asks for the
+    interpreter, which a closing Python answers by ending the thread inside a C++ destructor: std::terminate, SIGABRT after a training that
+    went well (seen in 8% of the ends of two ranks on one core, torch 2.13). destroy_process_group doesn't join such a thread where an
+    engine still holds the group."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def prepare_device(plan: Plan) -> torch.device:

@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -293,8 +294,16 @@ def read_engine(folder: Path) -> dict[str, Any]:
 
 
 def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
-    """`run` under torch's error recorder, so that torchrun knows the first failure."""
-    record(run)(build)
+    """`run` under torch's error recorder, so that torchrun knows the first failure; ends the process."""
+    status: str | int | None = 0
+    try:
+        record(run)(build)
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    distributed.leave(status if isinstance(status, int) else int(status is not None))
 
 
 def repeat(batches: Sequence[Batch], chunks: int) -> Iterator[Batch] | list[Iterator[Batch]]:

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from orchestrator.workers import distributed
+
 # Only to save the minute in which DeepSpeed compiles an all-reduce over shared memory.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -138,3 +140,4 @@ def accelerate(path: str) -> None:
 if __name__ == "__main__":
     mode, config = [word for word in sys.argv[1:] if not word.startswith("--local_rank")][:2]
     {"plain": plain, "trainer": trainer, "accelerate": accelerate}[mode](config)
+    distributed.leave(0)
