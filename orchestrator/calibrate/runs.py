@@ -31,8 +31,9 @@ COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "glob
 MEGATRON_VOCAB = 51200
 """GPT-2's 50257 padded to 128 x 8 and more, as the Megatron papers state."""
 GPT2_VOCAB = 50257
-GPT2_VOCAB_DROPOUT = 0.1
-"""Megatron's default dropout, which the functional goldens use."""
+MEGATRON_DROPOUT = 0.1
+"""Megatron's default for hidden states and attention (arguments.py), which the functional goldens and BigScience's scripts leave as it
+is: V100 peaks without recompute need dropout's masks and outputs (34 s b h + 5 a s^2 b a layer)."""
 NEMOTRON_VOCAB = 256000
 T5_DECODER_LENGTH = 128
 """Megatron's functional T5 tests: --decoder-seq-length 128."""
@@ -235,6 +236,8 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         word in notes for word in ("attention-backend=unfused", "attention-backend=local", "transformer-impl=local")
     ):
         behaviour = "megatron_unfused"
+    elif behaviour == "megatron" and "cross-entropy-loss-fusion=True" in notes:
+        behaviour = "megatron_fused_loss"
     if behaviour == "deepspeed" and row.get("flash_attention", "").startswith("no"):
         behaviour = "deepspeed_unfused"
     if behaviour == "deepspeed" and "liger" in row.get("engine", "").lower():
@@ -341,10 +344,17 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         illegal=illegal,
         time_s=time_s,
         memory_bytes=memory * GIB if memory else None,
-        memory_of="last" if "last rank" in kind else "first" if behaviour == "nanotron" or "embedding" in kind else "max",
+        memory_of=memory_of(table, behaviour, kind),
         memory_kind="process" if "nvidia-smi" in kind else "allocated" if "max_memory_allocated" in kind else "reserved",
         fits=fits,
     )
+
+
+def memory_of(table: str, behaviour: str, kind: str) -> MemoryOf:
+    """The rank whose memory a source shows. BigScience's V100 peaks grow with the micro-batch without the logits of a last stage."""
+    if "last rank" in kind:
+        return "last"
+    return "first" if behaviour == "nanotron" or "embedding" in kind or table == "bigscience_v100" else "max"
 
 
 DOUBTFUL: tuple[tuple[str, str], ...] = (
@@ -364,13 +374,14 @@ DOUBTFUL: tuple[tuple[str, str], ...] = (
     ("mimo/", "vision-language model"),
     ("rowwise", "rowwise scaling"),
     ("is-hybrid-model", "hybrid Mamba model"),
+    ("defer-embedding-wgrad-compute=True", "the vocabulary's weight gradients are made after the pipeline, which is not priced"),
     ("multi-latent-attention", "multi-latent attention"),
 )
 """A word in notes, model or sweep, and why such a row is not priced."""
 
 SP_DEFAULT = frozenset({"nemo", "megatron_fsdp", "fsdp_torchtitan", "fsdp_automodel"})
 """Engines whose recipes turn sequence parallelism on with tp > 1."""
-KEEPS_ALL = frozenset({"nemo", "megatron", "megatron_lm", "megatron_unfused"})
+KEEPS_ALL = frozenset({"nemo", "megatron", "megatron_lm", "megatron_unfused", "megatron_fused_loss"})
 """Engines whose recipes say so where they recompute; elsewhere a blank leaves memory open."""
 BF16_REDUCE = frozenset({"nemo", "fsdp_torchtitan_bf16"})
 """Engines whose published recipes reduce gradients in bf16 (NeMo: grad_reduce_in_fp32=False)."""
@@ -380,6 +391,7 @@ ZERO_DEFAULT: dict[str, ZeroStage] = {
     "megatron_lm": 0,
     "megatron": 0,
     "megatron_unfused": 0,
+    "megatron_fused_loss": 0,
     "megatron_fsdp": 3,
     "deepspeed": 3,
     "deepspeed_unfused": 3,
@@ -491,7 +503,8 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
     if family == "llama":
         tied = "nanotron" in row.get("engine", "") and _int(row, "ffn_hidden_size") < 10000
     rope = "position-embedding-type=rope" in notes or nemotron or family == "llama"
-    dropout = GPT2_VOCAB_DROPOUT if (golden and hidden <= 1024) or "megatron-lm" in row.get("engine", "") else 0.0
+    megatrons = any(name in row.get("engine", "").lower() for name in ("megatron-lm", "megatron-deepspeed"))
+    dropout = MEGATRON_DROPOUT if (golden and hidden <= 1024) or megatrons else 0.0
     mpt = "mosaic" in table
     kv = re.search(r"kv-channels=(\d+)", notes)
     groups = _int(row, "num_query_groups", heads)

@@ -16,21 +16,28 @@ the distributed optimizer shards the last 12."""
 MEGATRON_FP32: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
 NEMO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 """NVIDIA's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 off): --grad-reduce-in-bf16, param_and_grad_buffer.py."""
-NANOTRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2.2)
+NANOTRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2)
 """nanotron with accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
-(optim/gradient_accumulator.py); ZeRO-1 shards master and moments. In backward the bf16 gradients, and copies of them in buckets: 2.0 to
-2.3 bytes by its published peaks."""
+(optim/gradient_accumulator.py); ZeRO-1 shards master and moments. In backward the bf16 gradients as well."""
+NANOTRON_LOGITS: Final = 10.0
+"""Its loss: bf16 logits 2, fp32 copy 4, fp32 softmax kept for backward 4 (parallel/tensor_parallel/functional.py)."""
+FUSED_LOSS_LOGITS: Final = 10.0
+"""Megatron's --cross-entropy-loss-fusion: bf16 logits 2, fp32 copy 4, and exponentials 4 that jit does not write in place."""
 FSDP: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
 """PyTorch FSDP under mixed precision: the shard is fp32 (it is the master copy), gathered in 16 bits (docs: MixedPrecision)."""
 INTERNEVO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 """InternEvo's HybridZeroOptimizer: 16-bit weights and gradients, fp32 master and Adam sharded over the zero1 group."""
-DEEPSPEED_FP16: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
-"""DeepSpeed ZeRO-1 in fp16: stage_1_and_2.py:557; gradients of the shard in fp32 at the step."""
-DEEPSPEED_BF16: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=4)
-"""DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients (bf16_optimizer.py:163) and their flat copy
-(BLOOM's prequel: about 4 bytes beside the 6 resident ones)."""
+DEEPSPEED_FP16: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=6)
+"""DeepSpeed ZeRO-1 in fp16: stage_1_and_2.py:557; at the step the shard's gradients are flattened in 16 bits, then cast to fp32."""
+DEEPSPEED_STAGE3: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
+"""Stage 3 steps by sub-group: fp32 gradients alone (stage3.py:2683)."""
+DEEPSPEED_BF16: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=3, step=6)
+"""DeepSpeed's BF16_Optimizer: a whole fp32 gradient buffer beside the transient bf16 gradients (bf16_optimizer.py:163) and a flat copy of
+part of them (BLOOM's prequel: about 3 bytes beside the 6 resident ones); the step as in fp16."""
 DEEPSPEED_BUCKET: Final = 500_000_000
 """reduce_bucket_size and allgather_bucket_size by default (runtime/zero/config.py); two of each are alive with overlap."""
+DEEPSPEED_LIVE: Final = 1_050_000_000
+"""Stage 3: stage3_max_live_parameters and stage3_prefetch_bucket_size by default: gathered weights that stay beside the current layer."""
 TORCH_LOGITS: Final = 14.0
 """torch's cross_entropy on `logits.float()`: bf16 2, fp32 4, log-softmax 4, gradient 4."""
 
@@ -57,7 +64,8 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             gradient_bytes_on_wire="grad_accum_dtype",
             reduce_scatter_from_stage=1,
             overlaps_param_gather=False,
-            logits_bytes=13.4,
+            fused_gate=False,
+            logits_bytes=NANOTRON_LOGITS,
             fp32_gradient_fusion=False,
         ),
         Behaviour(
@@ -72,6 +80,13 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             states=_all_stages(MEGATRON),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
+        ),
+        Behaviour(
+            engine="megatron_fused_loss",
+            states=_all_stages(MEGATRON),
+            gradient_bytes_on_wire="grad_reduce_dtype",
+            reduce_scatter_from_stage=1,
+            logits_bytes=FUSED_LOSS_LOGITS,
         ),
         Behaviour(
             engine="megatron_unfused",
@@ -96,6 +111,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             reduce_scatter_from_stage=2,
             bucket_elements=DEEPSPEED_BUCKET,
             bucket_copies=4,
+            keeps_stage_outputs=True,
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
@@ -107,6 +123,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             reduce_scatter_from_stage=2,
             bucket_elements=DEEPSPEED_BUCKET,
             bucket_copies=4,
+            keeps_stage_outputs=True,
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
@@ -158,27 +175,36 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="deepspeed",
-            states=_all_stages(DEEPSPEED_FP16),
+            states=_all_stages(DEEPSPEED_STAGE3),
             gradient_bytes_on_wire="weight",
             reduce_scatter_from_stage=2,
+            bucket_elements=DEEPSPEED_BUCKET,
+            bucket_copies=2,
+            live_parameter_elements=DEEPSPEED_LIVE,
             logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
         Behaviour(
             engine="deepspeed_unfused",
             constants=EAGER,
-            states=_all_stages(DEEPSPEED_FP16),
+            states=_all_stages(DEEPSPEED_STAGE3),
             gradient_bytes_on_wire="weight",
             reduce_scatter_from_stage=2,
+            bucket_elements=DEEPSPEED_BUCKET,
+            bucket_copies=2,
+            live_parameter_elements=DEEPSPEED_LIVE,
             flash_attention=False,
             logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
         Behaviour(
             engine="deepspeed_tiled_loss",
-            states=_all_stages(DEEPSPEED_FP16),
+            states=_all_stages(DEEPSPEED_STAGE3),
             gradient_bytes_on_wire="weight",
             reduce_scatter_from_stage=2,
+            bucket_elements=DEEPSPEED_BUCKET,
+            bucket_copies=2,
+            live_parameter_elements=DEEPSPEED_LIVE,
             logits_bytes=0.0,
             fp32_gradient_fusion=False,
         ),

@@ -142,7 +142,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Share of the inputs of tensor-parallel regions, as sequence parallelism gathers them, that stays allocated until their backward: an
     engine whose asynchronous gathers are not made again in backward (nanotron). Where memory ends the allocator gives some back."""
     gathered_released: float = 0.7
-    """Share of those that it can give back: runs with more need than that went out of memory (nanotron's crashes)."""
+    """Share of those, and of `allocator_slack` with them, that it can give back: runs with more need than that went out of memory
+    (nanotron's crashes)."""
     pressure_start: float = 1.0
     """Share of the GPU's memory from which on the allocator slows the step down (it frees cached blocks and waits for the device)."""
     pressure_slowdown: float = 0.0

@@ -21,7 +21,7 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.flops import model_flops_per_sample
-from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.hugging_face import hugging_face, with_separate_gate
 from orchestrator.model.spec import Dispatch, Enter, LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.axes import cp, dp, ep, pp, tp
@@ -32,6 +32,11 @@ from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompu
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
+DEVICE_WAITS_BELOW = 0.75
+"""Share of a layer's floor: where it computes for less, the device waits for the host, and buffers that another stream used are free before
+the next is asked for (nanotron's peaks change between 0.7 and 0.8)."""
+YOUNGEST_GIVEN_BACK = 1.8
+"""Micro-batches in flight, the youngest, whose gathered inputs are then given back."""
 WIDE_DOMAINS = 2
 """Inner domains beyond which tensor parallelism is wide (`Calibration.wide_tp_transfer_s`)."""
 FORWARD_SHARE = 1 / 3
@@ -151,6 +156,8 @@ class CostModel:
     def __init__(self, model: ModelSpec, training: Training, cluster: Cluster, behaviour: Behaviour, calibration: Calibration) -> None:
         if behaviour.layers == "hugging_face":
             model = hugging_face(model)
+        elif not behaviour.fused_gate:
+            model = with_separate_gate(model)
         if model.architecture.family in behaviour.unfused_attention:
             behaviour = replace(behaviour, flash_attention=False)
         self.model, self.training, self.cluster = model, training, cluster
@@ -232,6 +239,7 @@ class CostModel:
         floor = self._floor_seconds(strategy) if layer.recomputable else 0.0
         if layer.recomputable and c.expert_layer_floor_s and any(isinstance(op, Dispatch) for op in layer.ops):
             floor = max(floor, c.expert_layer_floor_s)
+        waits = sum(passes.values()) < DEVICE_WAITS_BELOW * floor
         launch["forward"] = max(launch["forward"], FORWARD_SHARE * floor)
         launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
         if recompute == "full":
@@ -243,6 +251,9 @@ class CostModel:
 
         held = memory.states(parameters, per_parameter, strategy)
         kept = local.kept
+        cached = self._cached_bytes(layer, strategy, micro_batch_size, waits=waits)
+        if recompute == "full":  # of the layer that is made again alone
+            kept, cached = kept._replace(transient_backward=kept.transient_backward + cached), 0.0
         live_forward = live_backward = 0.0
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             live_forward = float(weight_bytes)
@@ -265,7 +276,7 @@ class CostModel:
             optimizer_s=self._optimizer_seconds(parameters, per_parameter, strategy),
             parameters=parameters,
             by_cause=causes,
-            cached_bytes=self._cached_bytes(layer, strategy, micro_batch_size, waits=floor > 0 and causes["overhead"] > 0),
+            cached_bytes=cached,
         )
         experts = sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
         return self._with_experts(cost, layer, strategy, experts) if experts else cost
@@ -389,8 +400,8 @@ class CostModel:
 
     def _cached_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, *, waits: bool) -> float:
         """Gathered inputs of the layer's tensor-parallel regions that this engine keeps. Where the device waits for the host between the
-        borders of a pipeline that spans nodes, most are given back in time: measured 0.15 of them at pp=2, 0.6 at 4, nearly all at 16
-        (nanotron); a tenth where tensor parallelism spans more than two nodes."""
+        borders of a pipeline that spans nodes, those of the youngest micro-batches are given back in time: measured 0.1 of all are left at
+        pp=2, 0.55 at 4, 0.9 at 16 (nanotron); a tenth where tensor parallelism spans more than two nodes."""
         c, mesh = self.calibration, strategy.mesh
         if not c.gathered_kept or not strategy.sequence_parallel or mesh.tp == 1:
             return 0.0
@@ -400,7 +411,7 @@ class CostModel:
             if mesh.tp > WIDE_DOMAINS * self.cluster.levels[0].size:
                 share *= 0.1
             elif waits:
-                share *= max(0.0, 1 - 1.7 / mesh.pp)
+                share *= max(0.0, 1 - YOUNGEST_GIVEN_BACK / mesh.pp)
         return share * entering * self._itemsize * micro_batch_size / mesh.cp
 
     def _spreads(self, strategy: Strategy) -> bool:
@@ -530,9 +541,7 @@ class CostModel:
         (_, kept, forward), (_, _, backward), (_, _, step) = self._phases(candidate, sums, index)
         moving = max(kept + forward, kept + backward, step)
         peak = sums.weights + sums.gradients + sums.optimizer + fixed + self._bucket_bytes(candidate, sums.parameters)
-        peak += moving * (1 + self.calibration.allocator_slack)
-        if self.calibration.gathered_kept:
-            peak += self._cached(candidate, sums, index, peak)
+        peak += moving + sum(self._loose_bytes(candidate, sums, index, moving, peak + moving))
         blocked = self._blocked_seconds(candidate, index)
         return StageCost(
             forward_s=tuple(seconds + blocked / 2 for seconds in sums.forward_s),
@@ -542,13 +551,19 @@ class CostModel:
             peak_bytes=peak,
         )
 
-    def _cached(self, candidate: Candidate, sums: _Sums, index: int, stiff: float) -> float:
-        """Bytes of gathered inputs beside the `stiff` ones: those that the allocator can give back only as far as there is room."""
+    def _loose_bytes(self, candidate: Candidate, sums: _Sums, index: int, moving: float, stiff: float) -> tuple[float, float]:
+        """(fragments of the `moving` bytes, gathered inputs that are kept) beside the `stiff` bytes: where the engine keeps any, those
+        that the allocator can give back only as far as there is room."""
+        c = self.calibration
+        fragments = c.allocator_slack * moving
+        if not c.gathered_kept:
+            return fragments, 0.0
         flights = schedule.in_flight_by_chunk(candidate.schedule, candidate.mesh.pp, index, candidate.num_microbatches, candidate.vpp)
-        wanted: float = max(sum(map(mul, counts, sums.cached)) for counts in flights)
-        firm = wanted * (1 - self.calibration.gathered_released)
-        room: float = self.cluster.gpu.memory - stiff - firm
-        return firm + min(wanted - firm, max(0.0, room))
+        gathered: float = max(sum(map(mul, counts, sums.cached)) for counts in flights)
+        wanted = fragments + gathered or 1.0
+        firm = wanted * (1 - c.gathered_released)
+        held = firm + min(wanted - firm, max(0.0, self.cluster.gpu.memory - stiff - firm))
+        return fragments * held / wanted, gathered * held / wanted
 
     def _blocked_seconds(self, candidate: Candidate, index: int) -> float:
         """What the transfers over a stage's borders keep it from computing, per micro-batch."""
@@ -604,9 +619,16 @@ class CostModel:
         """(phase, activations kept, what is there besides) in bytes."""
         flights = schedule.in_flight_by_chunk(candidate.schedule, candidate.mesh.pp, index, candidate.num_microbatches, candidate.vpp)
         activations = max(sum(map(mul, counts, sums.saved)) for counts in flights)
+        if self.behaviour.keeps_stage_outputs and index < candidate.mesh.pp - 1:
+            activations += max(map(sum, flights)) * self._boundary_bytes(candidate)
+        backward = sums.transient_backward + sums.in_backward
+        if candidate.num_microbatches == 1 and activations > sums.in_backward:  # gradients come as the activations go
+            backward -= sums.in_backward
+        elif candidate.num_microbatches == 1:
+            backward -= activations
         return (
             ("forward", activations, sums.transient_forward),
-            ("backward", activations, sums.transient_backward + sums.in_backward),
+            ("backward", activations, backward),
             ("step", 0.0, sums.in_step),
         )
 
@@ -616,10 +638,11 @@ class CostModel:
         phase, kept, transient = max(self._phases(candidate, sums, index), key=lambda entry: entry[1] + entry[2])
         causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self._fixed_bytes(candidate)}
         causes["buffers"] += self._bucket_bytes(candidate, sums.parameters)
-        slack = self.calibration.allocator_slack * (kept + transient)
-        causes |= {"activations": kept, "transient": transient, "fragmentation": slack}
-        if self.calibration.gathered_kept:
-            causes["gathered"] = self._cached(candidate, sums, index, sum(causes.values()))
+        causes |= {"activations": kept, "transient": transient}
+        fragments, gathered = self._loose_bytes(candidate, sums, index, kept + transient, sum(causes.values()))
+        causes["fragmentation"] = fragments
+        if gathered:
+            causes["gathered"] = gathered
         return phase, causes
 
     def _fixed_bytes(self, candidate: Candidate) -> dict[str, float]:

@@ -322,7 +322,8 @@ class Inner:
             saved[0] += before
             saved[-1] += after
             kept = max([sum(map(mul, counts, saved)) for counts in self._flights[p]])
-        return float(stiff + table.slack * max(kept + forward, kept + backward + in_backward, in_step))
+        grown = kept + in_backward if self.candidate.num_microbatches > 1 else max(kept, in_backward)
+        return float(stiff + table.slack * max(kept + forward, backward + grown, in_step))
 
     def _split(self, p: int, sizes: tuple[int, ...]) -> tuple[int, int, tuple[tuple[int, ...], ...]] | None:
         """Chunks of two sizes (`spread`): the sizes, and the micro-batches in flight (in large chunks, in small ones, in the first, in the
