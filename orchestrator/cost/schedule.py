@@ -3,8 +3,9 @@
 * "1f1b": Megatron's `forward_backward_pipelining_without_interleaving` (schedules.py:2093): min(m, pp-rank-1) forwards of warm-up,
   then one forward, one backward.
 * "interleaved": Megatron's with a micro-batch group of pp (schedules.py:773): 2(pp-rank-1) + (vpp-1)pp chunk forwards of warm-up.
-* "deepspeed_1f1b": DeepSpeed's TrainSchedule (runtime/pipe/schedule.py:189) orders a stage's passes as 1F1B does; its sends block, so
-  that a transfer occupies the sender as well.
+* "deepspeed_1f1b": DeepSpeed's TrainSchedule (runtime/pipe/schedule.py:189) orders a stage's passes as 1F1B does, in steps in which every
+  second stage runs forward and the others backward. Between two steps neighbours exchange a gradient, then an activation, by send and
+  recv that wait for each other (runtime/pipe/p2p.py:46,69): nothing runs beside a transfer, and both sides start when the later is there.
 
 With constant stage times such a schedule is a max-plus linear system and turns periodic (Baccelli et al., "Synchronization and
 Linearity", 1992, theorem 3.112): as soon as the state repeats up to a shift, the remaining periods are jumped over.
@@ -71,11 +72,8 @@ def finish_times(
     if vpp > 1:
         raise ValueError(f"{schedule} has no virtual stages")
     if schedule == "deepspeed_1f1b":
-        for stage in range(pp - 1):
-            forward[stage] += hops[stage]
-            backward[stage + 1] += hops[stage]
-        hops = [0.0] * pp
-    elif schedule not in ("1f1b", "interleaved"):
+        return _deepspeed(forward, backward, hops, num_microbatches, pp, jump)
+    if schedule not in ("1f1b", "interleaved"):
         raise ValueError(f"schedule={schedule}: choose one of 1f1b, interleaved, deepspeed_1f1b")
     return _one_f_one_b(forward, backward, hops, num_microbatches, pp, jump)
 
@@ -90,6 +88,40 @@ def _shift(new: list[float], old: list[float]) -> float | None:
         if abs(a - b - shift) > tolerance:
             return None
     return shift
+
+
+def _deepspeed(forward: list[float], backward: list[float], hops: list[float], m: int, pp: int, jump: bool) -> list[float]:
+    """Step k: stages of its parity run forward (micro-batch k//2 - s//2), the others backward (k//2 - (pp-1) + s//2). Before it, each of the
+    others meets the stage behind it: that one's last gradient goes up, its own last activation down."""
+    clock = [0.0] * pp
+    history: list[list[float]] = []
+    step, end, skipped = 0, m, 0.0
+    while step < 2 * (end + pp - 1):
+        half, odd = divmod(step, 2)
+        earlier = half - 1 + odd  # of the step before
+        for s in range(1 - odd, pp - 1, 2):
+            moved = (0 <= half - pp + 1 + s // 2 < end) + (0 <= earlier - s // 2 < end)
+            if moved:
+                clock[s] = clock[s + 1] = max(clock[s], clock[s + 1]) + moved * hops[s]
+        for s in range(pp):
+            if s % 2 == odd:
+                if 0 <= half - s // 2 < end:
+                    clock[s] += forward[s]
+            elif 0 <= half - pp + 1 + s // 2 < end:
+                clock[s] += backward[s]
+        step += 1
+        # From step 2 pp to 2 end all stages have both passes in every two steps.
+        if jump and not odd and 2 * pp <= step <= 2 * end - 2:
+            for period in range(1, min(len(history), pp) + 1):
+                shift = _shift(clock, history[-period])
+                if shift is not None:
+                    periods = (2 * end - 2 - step) // (2 * period)
+                    skipped += periods * shift
+                    end -= periods * period
+                    jump = False
+                    break
+            history.append(clock[:])
+    return [time + skipped for time in clock]
 
 
 def _one_f_one_b(forward: list[float], backward: list[float], hops: list[float], m: int, pp: int, jump: bool) -> list[float]:
@@ -242,14 +274,12 @@ def _drift(blocks: list[tuple[list[float], list[float]]]) -> tuple[int, list[flo
 def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> int:
     """The most micro-batches whose saved activations a stage holds at once; with `vpp` > 1 counted in chunks of the stage.
 
-    1F1B: min(m, pp-stage). Interleaved: min(m vpp, 2(pp-stage-1) + (vpp-1)pp + 1) (schedules.py:773). DeepSpeed keeps
-    max(2, min(pp-stage, m)) buffers (runtime/pipe/schedule.py:247).
+    1F1B: min(m, pp-stage), DeepSpeed's as well: it has a buffer more on the last stage, which we empty (workers/deepspeed_pipeline.py).
+    Interleaved: min(m vpp, 2(pp-stage-1) + (vpp-1)pp + 1) (schedules.py:773).
 
     >>> [in_flight("1f1b", 4, stage, 8) for stage in range(4)], in_flight("interleaved", 4, 0, 8, 2), in_flight("deepspeed_1f1b", 4, 3, 8)
-    ([4, 3, 2, 1], 11, 2)
+    ([4, 3, 2, 1], 11, 1)
     """
-    if schedule == "deepspeed_1f1b" and pp > 1:
-        return max(2, min(pp - stage, num_microbatches))
     if vpp > 1:
         return min(num_microbatches * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp + 1)
     return min(num_microbatches, pp - stage)
