@@ -35,7 +35,12 @@ class InputError(OrchestratorError):
 
 
 class NoPlanError(OrchestratorError):
-    """Nothing legal fits: the message says what was missing, the nearest plan, and what to relax."""
+    """Nothing legal fits: the message says what was missing, the nearest plan, and what to relax. `refused`: that plan with its price
+    (search.refuse.Refused), where there is a legal one."""
+
+    def __init__(self, message: str, refused: object | None = None) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class LaunchError(OrchestratorError):

@@ -38,7 +38,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.recipe import Settings
-from orchestrator.search.explain import Explanation, explain
+from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -122,6 +122,8 @@ class Found(Value, frozen=True, kw_only=True):
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts, where the search knows."""
     explained: tuple[Explanation, ...] = ()
+    alone: tuple[DataParallel, ...] = ()
+    """Data parallelism alone, where the plan is more than that."""
 
 
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Behaviour]]:
@@ -164,10 +166,21 @@ def searched_plan(settings: Settings) -> Found:
         print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     plan = msgspec.structs.replace(result.plan, extra=settings.extra)
     explained = explain(settings.explain, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
+    alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
     gc.enable()
     return Found(
-        plan=plan, alternatives=result.alternatives, outcomes=result.outcomes, at_least_s=result.at_least_s, explained=explained
+        plan=plan,
+        alternatives=result.alternatives,
+        outcomes=result.outcomes,
+        at_least_s=result.at_least_s,
+        explained=explained,
+        alone=alone,
     )
+
+
+def divided(plan: Plan) -> bool:
+    """Whether the plan divides the model, or its weights, over ranks."""
+    return plan.tp * plan.pp * plan.cp > 1 or plan.zero_stage == 3
 
 
 def exchanging(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
@@ -406,6 +419,7 @@ def screen() -> Console:
 
 def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     """The plan, its price, the alternatives, and what the files are."""
+    from orchestrator.report.memory import data_parallel_table, memory_table
     from orchestrator.report.text import alternatives_table, explanation_text, plan_table, price_table, proof
 
     console = screen()
@@ -415,9 +429,14 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     console.print(price_table(plan, settings.limit))
     if found.outcomes:
         console.print(alternatives_table(plan, found.alternatives))
+        alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
+        if any(predicted is not None and predicted.peak_memory_bytes > settings.limit.usable for _, _, predicted, _ in alone):
+            console.print(data_parallel_table(plan, alone, settings.limit))
         total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
         for explanation in found.explained:
             print(explanation_text(plan, explanation.question, explanation.plan, explanation.why))
+            if explanation.refused is not None:
+                console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, settings.limit))
         print(proof(plan, found.at_least_s) + ".")
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")

@@ -1,4 +1,4 @@
-"""Why the plan is not another one: the best plan with one choice pinned, or what forbids it."""
+"""Why the plan is not another one: the best plan with a choice pinned, what forbids it, and what data parallelism alone would need."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.search.planner import Engines, search
+from orchestrator.search.refuse import Refused, at_its_leanest
+from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.megatron_layout import transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import ZeroStage
+from orchestrator.strategy.tree import Outcome, Tree, unsuited
 from orchestrator.values import Value
 
 
 class Explanation(Value, frozen=True, kw_only=True):
-    """The answer for one pin.
+    """The answer for one pin, or for several together.
 
     `question` is "tp=4". `plan`: the best plan with it, which may be the chosen one; None: there is none, and `why` has the rule or the
-    memory that forbids it.
+    memory that forbids it. `refused`: then the plan that lacks least memory, if a legal one was too large.
     """
 
     question: str
     plan: Plan | None = None
     why: str = ""
+    refused: Refused | None = None
 
 
 def explain(
@@ -39,16 +46,53 @@ def explain(
     limit: MemoryLimit,
     calibration: Calibration | Sequence[Calibration],
 ) -> tuple[Explanation, ...]:
-    """An answer for each field of `questions` that is set, the others as pinned. One search each."""
+    """An answer for each field of `questions` that is set, the others as pinned, and where there are several one for all of them
+    together. One search each."""
+    asked = {name: getattr(questions, name) for name in questions.__struct_fields__ if getattr(questions, name) is not None}
     answers = []
-    for name in questions.__struct_fields__:
-        value = getattr(questions, name)
-        if value is None:
-            continue
-        question = f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+    for changes in [*({name: value} for name, value in asked.items()), *([asked] if len(asked) > 1 else [])]:
+        question = " ".join(f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changes.items())
         try:
-            found = search(model, training, cluster, engines, replace(pins, **{name: value}), limit, calibration, top_k=1)
+            found = search(model, training, cluster, engines, replace(pins, **changes), limit, calibration, top_k=1)
             answers.append(Explanation(question=question, plan=found.plan))
         except NoPlanError as error:
-            answers.append(Explanation(question=question, why=str(error)))
+            refused = error.refused if isinstance(error.refused, Refused) else None
+            answers.append(Explanation(question=question, why=str(error), refused=refused))
     return tuple(answers)
+
+
+class DataParallel(Value, frozen=True, kw_only=True):
+    """Data parallelism alone (tp=1 pp=1 cp=1) at a ZeRO stage, with the fewest bytes: one sample at a time, the strongest recompute.
+    `least`: its price; None: no legal choice, because of `why`."""
+
+    engine: str
+    zero_stage: ZeroStage
+    least: Refused | None = None
+    why: str = ""
+
+
+def data_parallelism_alone(
+    model: ModelSpec,
+    training: Training,
+    cluster: Cluster,
+    engines: Engines,
+    calibrations: Sequence[Calibration],
+) -> tuple[DataParallel, ...]:
+    """What every ZeRO stage of every engine that has the model would need on a GPU without tensor, pipeline or context parallelism."""
+    situation = Situation(model=model, training=training, cluster=cluster)
+    rows = []
+    for (capabilities, behaviour), calibration in zip(engines, calibrations, strict=True):
+        if unsuited(capabilities, situation) is not None:
+            continue
+        costs = CostModel(model, training, cluster, behaviour, calibration)
+        for stage in capabilities.zero_stages:
+            cuts: list[Outcome] = []
+            pins = Pins(tp=1, pp=1, cp=1, zero_stage=stage, micro_batch_size=1, offload=False)
+            leaf = next(Tree(capabilities, situation, pins).leaves(cuts.append), None)
+            if leaf is not None:
+                least = at_its_leanest(costs, model, leaf.candidate, [transformer_layers(model)])
+                rows.append(DataParallel(engine=capabilities.engine, zero_stage=stage, least=least))
+            else:
+                deepest = max(cuts, key=lambda cut: len(cut.decided))
+                rows.append(DataParallel(engine=capabilities.engine, zero_stage=stage, why=deepest.reason or ""))
+    return tuple(rows)

@@ -14,11 +14,24 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search.inner import Inner
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, Situation
+from orchestrator.strategy.layout import Prediction
+from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.units import format_bytes
+from orchestrator.values import Value
 
 Engines = Sequence[tuple[Capabilities, Behaviour]]
+
+
+class Refused(Value, frozen=True, kw_only=True):
+    """A legal choice that does not fit: its name, and what it would need, by cause."""
+
+    choice: str
+    predicted: Prediction
+
+
 REASONS_SHOWN = 4
 LOOKED_AT = 40
 """Choices of least memory whose need is computed exactly; the others are known by their floor."""
@@ -42,11 +55,11 @@ def no_plan(
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus)
         return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(model, training, cluster, engines, pins, None, costs)}")
-    need, nearest = _nearest(model, engines, limit, costs, outcomes, pins)
+    need, nearest, refused = _nearest(model, engines, limit, costs, outcomes, pins)
     have = format_bytes(limit.usable)
     kept = f" ({format_bytes(limit.limit)} less {format_bytes(limit.reserve)} kept free)" if limit.reserve else ""
     relax = _relaxed(model, training, cluster, engines, pins, limit, costs)
-    return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}")
+    return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
 
 
 def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
@@ -74,11 +87,11 @@ def _leaves(model: ModelSpec, training: Training, cluster: Cluster, engines: Eng
 
 def _nearest(
     model: ModelSpec, engines: Engines, limit: MemoryLimit, costs: Sequence[CostModel], outcomes: Sequence[Outcome], pins: Pins
-) -> tuple[float, str]:
-    """(bytes, choice) of the choice that lacks least, of those with the lowest floors."""
+) -> tuple[float, str, Refused]:
+    """(bytes, choice, its price) of the choice that lacks least, of those with the lowest floors."""
     index = {capabilities.engine: i for i, (capabilities, _) in enumerate(engines)}
     ranked = sorted(outcomes, key=lambda outcome: outcome.peak_memory_bytes or float("inf"))
-    best: tuple[float, str] | None = None
+    best: tuple[float, Inner] | None = None
     for outcome in ranked[:LOOKED_AT]:
         if best is not None and (outcome.peak_memory_bytes or 0.0) >= best[0]:
             break
@@ -89,7 +102,16 @@ def _nearest(
         if best is None or need < best[0]:
             best = (need, f"{outcome.choice} recompute={strongest}")
     assert best is not None
-    return best
+    need, inner = best
+    refused = at_its_leanest(inner.costs, model, inner.candidate, inner.even_sizes())
+    return need, refused.choice, refused
+
+
+def at_its_leanest(costs: CostModel, model: ModelSpec, candidate: Candidate, sizes: Sequence[int]) -> Refused:
+    """The price of a choice with these chunks (vpp-major), all layers recomputed in its strongest mode."""
+    mode = candidate.strategy.recompute
+    stages = stages_of(model, sizes, candidate.mesh.pp, [(mode, 0 if mode == "none" else max(sizes))] * candidate.mesh.pp)
+    return Refused(choice=f"{candidate.label()} recompute={mode}", predicted=costs.price(candidate, stages))
 
 
 def _fits(

@@ -1,0 +1,67 @@
+"""Why a plan divides the model: the memory of choices side by side, by cause, against what a GPU has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from orchestrator.plan import Plan, Prediction, StagePrediction
+from orchestrator.report.text import _table, cause_name
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.units import format_bytes
+
+STATES = ("weights", "gradients", "optimizer", "activations")
+"""Causes that have a column of their own; the rest is one."""
+
+
+def fullest(predicted: Prediction) -> StagePrediction:
+    """The stage with the highest peak."""
+    return max(predicted.by_stage, key=lambda stage: stage.peak_memory_bytes)
+
+
+def verdict(nbytes: float, limit: MemoryLimit) -> str:
+    """
+    >>> verdict(50 * 2**30, MemoryLimit(limit=42 * 2**30, reserve=2 * 2**30)), verdict(1, MemoryLimit(limit=2, reserve=0))
+    ('lacks 10.0 GiB', 'fits')
+    """
+    return "fits" if nbytes <= limit.usable else f"lacks {format_bytes(nbytes - limit.usable)}"
+
+
+def memory_table(refused: str, predicted: Prediction, limit: MemoryLimit) -> RenderableType:
+    """The memory of one choice that does not fit, cause by cause, at its fullest stage."""
+    stage = fullest(predicted)
+    table = _table((f"memory of {refused}", False), ("", True))
+    for name, nbytes in sorted(stage.memory_by_cause.items(), key=lambda item: -item[1]):
+        if nbytes > 0:
+            table.add_row(Text(cause_name(name)), format_bytes(nbytes))
+    table.add_section()
+    table.add_row("needs", format_bytes(stage.peak_memory_bytes))
+    table.add_row("usable", format_bytes(limit.usable))
+    table.add_row("", verdict(stage.peak_memory_bytes, limit))
+    return table
+
+
+def data_parallel_table(plan: Plan, rows: Iterable[tuple[str, int, Prediction | None, str]], limit: MemoryLimit) -> RenderableType:
+    """The plan's memory beside that of data parallelism alone; `rows`: engine, ZeRO stage, its price (None: refused, because of the last).
+    Raises ValueError for a plan without prediction."""
+    if plan.predicted is None:
+        raise ValueError("the plan has no prediction")
+    title = f"Data parallelism alone (tp=1 pp=1 dp={plan.world_size}, mbs=1, all recomputed) against {format_bytes(limit.usable)} usable"
+    table = _table(("", False), *((name, True) for name in (*STATES, "rest", "needs", "over")), title=title)
+    table.add_row("the plan", *_row(plan.predicted, limit))
+    illegal = []
+    for engine, stage, predicted, why in rows:
+        if predicted is None:
+            illegal.append(Text(f"{engine} ZeRO-{stage}: {why}"))
+        else:
+            table.add_row(f"{engine} ZeRO-{stage}", *_row(predicted, limit))
+    return Group(table, *illegal)
+
+
+def _row(predicted: Prediction, limit: MemoryLimit) -> Sequence[str]:
+    stage = fullest(predicted)
+    peak = stage.peak_memory_bytes
+    shown = [stage.memory_by_cause.get(name, 0.0) for name in STATES]
+    return [*(format_bytes(value) for value in (*shown, peak - sum(shown), peak)), verdict(peak, limit).removeprefix("lacks ")]
