@@ -100,7 +100,7 @@ def _nearest(
         inner = Inner(costs[i], model, engines[i][0], Leaf(outcome.candidate, (strongest,)), limit, pins.layout)
         need = inner.need(inner.even_sizes())
         if best is None or need < best[0]:
-            best = (need, f"{outcome.choice} recompute={strongest}")
+            best = (need, inner)
     assert best is not None
     need, inner = best
     refused = at_its_leanest(inner.costs, model, inner.candidate, inner.even_sizes())
