@@ -386,6 +386,8 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
     if outcome.status == "finished":
         console.print(comparison_table(plan, outcome.rows))
+        for note in local.preflight_notes(out):
+            print(f"preflight: {note}")
         print(f"Finished: {out}")
     else:
         host = f" on {outcome.host}" if outcome.host else ""

@@ -76,6 +76,8 @@ PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
 """Of the store that the ranks meet at (torch/csrc/distributed/c10d/socket.cpp)."""
 
 
+PREFLIGHT = "preflight: "
+"""Rank 0 prints this before each line of preflight's report (workers/loop.py)."""
 HANG = Path("logs") / "hang.json"
 """Written by the watchdog of the workers."""
 
@@ -517,6 +519,13 @@ def _supervise(
     return process.wait()
 
 
+def preflight_notes(out: Path) -> list[str]:
+    """What preflight found slower than planned in the last start (workers/preflight.py, bandwidth_report), a line a group."""
+    log = _log(out, 0)
+    last = STARTED.split(log.read_text(errors="replace"))[-1] if log.exists() else ""
+    return [line.removeprefix(PREFLIGHT) for line in last.splitlines() if line.startswith(PREFLIGHT)]
+
+
 def write_status(
     out: Path, outcome: Outcome, *, predicted_step_time_s: float | None = None, measured_step_time_s: float | None = None
 ) -> None:
@@ -534,6 +543,7 @@ def write_status(
         "failed_host": outcome.host,
         "restarts": outcome.restarts,
         "log": outcome.log,
+        "preflight": preflight_notes(out),
         "predicted_step_time_s": predicted_step_time_s,
         "measured_step_time_s": measured_step_time_s,
     }

@@ -48,7 +48,7 @@ NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={port0} CPUs=4 Boards=1 
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port1} CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1
 PartitionName=main Nodes=n[0-1] Default=YES MaxTime=INFINITE State=UP
 """
-READY_S = 30.0
+READY_S = 90.0
 
 
 def missing() -> str | None:

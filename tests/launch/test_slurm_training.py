@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,19 @@ import slurm_cluster
 from test_local import wait_for
 
 pytestmark = [pytest.mark.engines, pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing()))]
+HERE = Path(__file__).parent
 STEPS = 4
-TRAIN = ("recipe=gpt_tiny", "gpus=4", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "train.warmup=1")
+TRAIN = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "pin.micro_batch_size=4",
+         "pin.recompute=none", "train.warmup=1")  # fmt: skip
+FAST = """
+gpu: cpu
+gpus_per_node: 64
+levels: [{name: loopback, size: node, bandwidth: 100 TB/s, latency: 1 ns}]
+host_bandwidth: 3 GB/s
+host_memory: 4 GB
+software: {transformer_engine: false, flash_attention: false, apex: false}
+"""
+"""A network that no machine has."""
 STARTED: list[subprocess.Popen[str]] = []
 FOREVER = ("train.steps=100000",)
 SUBMIT = ("launch=slurm", "launch.wait=true", "slurm.nodes=2", "slurm.time=10", "slurm.cpus_per_task=2")
@@ -48,7 +60,7 @@ def begin(out: Path, environment: dict[str, str], *words: str) -> subprocess.Pop
     return STARTED[-1]
 
 
-def end(process: subprocess.Popen[str], seconds: float = 240.0) -> tuple[int, str]:
+def end(process: subprocess.Popen[str], seconds: float = 480.0) -> tuple[int, str]:
     try:
         said, _ = process.communicate(timeout=seconds)
     finally:
@@ -88,10 +100,15 @@ def job_of(out: Path) -> str:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of a local run."""
+    """The losses of a local run, which was planned for a faster network than there is."""
     out = tmp_path_factory.mktemp("local") / "run"
-    code, said = end(begin(out, dict(os.environ), "launch=local", f"train.steps={STEPS}"))
+    cluster = out.with_name("fast.yaml")
+    cluster.write_text(FAST)
+    code, said = end(begin(out, dict(os.environ), "launch=local", f"train.steps={STEPS}", f"cluster={cluster}"))
     assert code == 0, said
+    slow = next(line for line in status(out)["preflight"] if line.startswith("tp=2: an all-reduce takes "))
+    assert re.search(r"assumes \(.* GB/s measured, the link has 1e\+05\): its .* grow, the step from .* to about .*$", slow)
+    assert f"preflight: {slow}\n" in said
     return losses(out)
 
 
@@ -175,6 +192,33 @@ def test_scancel_is_the_cause_and_is_not_requeued(tmp_path: Path, cluster: dict[
     code, said = end(process)
     assert code != 0, said
     assert (status(out)["status"], status(out)["error"]) == ("interrupted", "Slurm: cancelled")
+
+
+ENTRIES = {
+    "megatron": (f"entry={HERE / 'megatron_stand_in.py'}", f"env.T_FLAGS={HERE.parent / 'engines' / 'megatron_flags.csv'}", "pin.tp=2"),
+    "torchrun": (f"entry={HERE / 'deepspeed_user.py'}", "engine=deepspeed", "pin.tp=1"),
+    "deepspeed": (f"entry={HERE / 'deepspeed_user.py'}", "engine=deepspeed", "pin.tp=1", "entry.launcher=deepspeed"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_job_itself_writes_the_metrics_of_a_program_that_nobody_waits_for(tmp_path: Path, cluster: dict[str, str], entry: str) -> None:
+    out = tmp_path / "run"
+    words = (*TRAIN[:2], *ENTRIES[entry], "train.steps=5", "train.warmup=1", "launch=slurm", *SUBMIT[2:], f"out={out}")
+    command = [sys.executable, "-m", "orchestrator.run", *words]
+    done = subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (out / "metrics.jsonl").exists()
+    wait_for((out / "status.json").exists, 200)
+    said = next(out.glob("slurm-*.log")).read_text()
+    assert [row["step"] for row in metrics(out)] == [1, 2, 3, 4, 5], said
+    assert (status(out)["status"], status(out)["steps"]) == ("finished", 5)
+    assert status(out)["measured_step_time_s"] > 0
+    assert status(out)["predicted_step_time_s"] > 0
+    if entry == "deepspeed":
+        assert (out / "hostfile").read_text() == "n0 slots=2\nn1 slots=2\n"
+        assert "launch.py" in said
 
 
 @pytest.mark.full
