@@ -30,7 +30,7 @@ PORT_TRIES = 20
 class SlurmOptions(Value, frozen=True, kw_only=True):
     """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
 
-    `gres` None: `--gpus-per-node` for an nccl job; "" asks for no GPUs at all (sites that hand out whole nodes).
+    `gres` None: `--gpus-per-node` for an nccl job; "" (`slurm.gres=none`) asks for no GPUs at all (sites that hand out whole nodes).
     `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
     srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
     time or a rank or node fails. `python`: the ranks' interpreter (of a shared environment, or of the image); None: what the PATH offers
@@ -99,7 +99,7 @@ def slurm_options(values: Mapping[str, str], python: str | None = None, planner:
             except ValueError as error:
                 raise InputError(key, text, f"can't be split into words: {error}") from None
         else:
-            fields[name] = checked(key, text)
+            fields[name] = "" if (name, text) == ("gres", "none") else checked(key, text)
     return msgspec.convert(fields, SlurmOptions)
 
 

@@ -110,17 +110,24 @@ def test_scripts_pass_bash_and_shellcheck(golden: Path) -> None:
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=LINES, arguments=st.lists(WORDS, max_size=4), values=st.lists(WORDS, max_size=3), folder=st.sampled_from(NASTY))
-def test_no_value_breaks_out_of_launch_sh(tmp_path: Path, name: str, arguments: list[str], values: list[str], folder: str) -> None:
-    record = stub(tmp_path / "bin", "torchrun")
+@given(
+    name=LINES, arguments=st.lists(WORDS, max_size=4), values=st.lists(WORDS, max_size=3), folder=st.sampled_from(NASTY), program=LINES,
+    launcher=st.sampled_from(["torchrun", "deepspeed"])
+)  # fmt: skip
+def test_no_value_breaks_out_of_launch_sh(
+    tmp_path: Path, name: str, arguments: list[str], values: list[str], folder: str, program: str,
+    launcher: Literal["torchrun", "deepspeed"],
+) -> None:  # fmt: skip
+    record = stub(tmp_path / "bin", launcher)
     environment = {f"T_{index}": value for index, value in enumerate(values)}
     out = tmp_path / f"run {folder.replace('/', '_')}"
     job = Job(name=name, module="pkg.mod", arguments=tuple(arguments), environment=environment, files=(), num_nodes=1, ranks_per_node=2,
-              backend="gloo")  # fmt: skip
+              backend="gloo", launcher=launcher, program=program if launcher == "deepspeed" else None)  # fmt: skip
     write(out, job)
-    subprocess.run(["bash", out / "launch.sh"], check=True, cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    places = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "MASTER_PORT": "29500"}
+    subprocess.run(["bash", out / "launch.sh"], check=True, cwd=tmp_path, env=places)
     argv = read(record, "argv")
-    assert argv[argv.index("rank") + 1 :] == ["python", "-m", "pkg.mod", *arguments]
+    assert argv[argv.index("rank") + 1 :] == ["python", *([program] if job.program else ["-m", "pkg.mod"]), *arguments]
     assert [line for line in read(record, "env") if line.startswith("T_")] == [f"{name}={value}" for name, value in environment.items()]
     assert Path(f"{record}.cwd").read_text() == f"{out}\n"
     assert not list(tmp_path.rglob("broken"))
@@ -135,6 +142,7 @@ def test_no_value_breaks_out_of_job_sbatch(
 ) -> None:
     """Run as the batch script would be; the `#SBATCH` lines must stay comments of one line each."""
     record = stub(tmp_path / "bin", "srun")
+    stub(tmp_path / "bin", "python3")  # in place of orchestrator.finish
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=127.0.0.1 x'\n")
     scontrol.chmod(0o755)
@@ -161,6 +169,7 @@ def test_no_value_breaks_out_of_job_sbatch(
 
 def test_a_rendezvous_port_at_which_something_listens_is_passed_over(tmp_path: Path) -> None:
     record = stub(tmp_path / "bin", "srun")
+    stub(tmp_path / "bin", "python3")  # in place of orchestrator.finish
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=127.0.0.1 x'\n")
     scontrol.chmod(0o755)
@@ -301,6 +310,8 @@ def test_slurm_keys_are_taken_as_written() -> None:
     options = slurm_options({"time": "12:30:00", "account": "0123", "cpus_per_task": "8", "exclusive": "false"}, python="/p")
     assert (options.time, options.account, options.cpus_per_task, options.exclusive) == ("12:30:00", "0123", 8, False)
     assert (options.python, options.partition) == ("/p", None)
+    assert "gpus" not in files(GPT, slurm=slurm_options({"gres": "none"}))[1].content
+    assert "#SBATCH --gpus-per-node=8\n" in files(GPT, slurm=slurm_options({}))[1].content
     assert slurm_options({"python": "/theirs"}, python="/p", planner="/mine").python == "/theirs"
 
 
