@@ -35,7 +35,7 @@ SLURM_KEYS: Final = {
     "nodelist": "hosts to use",
     "exclude": "hosts to leave out",
     "constraint": "node features",
-    "gres": "generic resources; default: gpu:<GPUs of a node>",
+    "gres": "generic resources in place of --gpus-per-node; none: ask for none (sites that hand out whole nodes)",
     "cpus_per_task": "cores of a task",
     "mem": "host memory of a node",
     "exclusive": "true: whole nodes",
