@@ -102,7 +102,7 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a decoder for a family without": ((*TINY, "train.decoder_seq_length=64"), "decoder_seq_length=64: the gpt family has no decoder"),
     "zero stage 5": ((*TINY, "pin.zero_stage=5"), "pin.zero_stage=5: is not known; choose one of 0, 1, 2, 3"),
-    "unknown recompute": ((*TINY, "pin.recompute=some"), "pin.recompute=some: is not known; choose one of none, selective, full"),
+    "unknown recompute": ((*TINY, "pin.recompute=some"), "pin.recompute=some: is not known; choose one of none, layernorm, selective,"),
     "pinned tp that doesn't divide the heads": ((*TINY, "pin.tp=3"), "tp=3"),
     "pinned product beyond the GPUs": ((*TINY, "pin.tp=4", "pin.pp=2"), "tp=4"),
     "pinned pp beyond the layers": (("recipe=gpt_tiny", "gpus=16", "launch=none", "pin.pp=16"), "pp=16"),

@@ -71,6 +71,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     fp8_efficiency: float = 0.80
     """FP8 GEMMs' share of their peak, against `gemm_efficiency`: the scaling kernels, and a peak that power keeps out of reach (NVIDIA's
     published pairs of bf16 and FP8 runs)."""
+    mxfp8_slowdown: float = 1.06
+    """Seconds of a step's products with MXFP8 against one scale a tensor, on Blackwell, where the efficiency above is mostly MXFP8's: 4% of
+    the step in NVIDIA's five published pairs of Llama-3-8B (FP8-CS against FP8-MX on B200, GB200, GB300)."""
     fp8_saved_bytes: float = 1.0
     """Bytes per element that an FP8 product keeps of its input for backward: Transformer Engine quantises it, torchao keeps bf16 (2.0)."""
     tp_overlap: float = -1.0

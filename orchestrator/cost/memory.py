@@ -5,13 +5,53 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.recompute import dropped
 from orchestrator.cost.time import activation_itemsize
+from orchestrator.hardware.spec import Gpu
 from orchestrator.model.spec import Enter, Gemm, LayerSpec
+from orchestrator.model.training import Training
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
-from orchestrator.strategy.spec import Recompute, Strategy
+from orchestrator.strategy.spec import Recompute, Strategy, ZeroStage
+
+MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+REMAINDER_BYTES = 2
+"""What the precision-aware optimizer keeps of an fp32 weight beside the bf16 one: the 16 bits that it lacks (optimizer_config.py:192)."""
+
+
+def state_bytes(behaviour: Behaviour, training: Training, zero_stage: ZeroStage) -> StateBytes:
+    """Bytes per parameter before sharding of this engine under this training. Raises KeyError for a stage that the engine has not.
+
+    Plain SGD (the engines are given momentum 0) keeps no moments. Gradients of 16 bits take 2 bytes, and an fp32 copy of the optimizer's
+    shard while it steps (distrib_optimizer.py:2419; stage_1_and_2.py:1020), which the precision-aware optimizer does without. With FP8 in
+    another recipe than delayed scaling megatron-core keeps whole fp32 weights all the same (optimizer_config.py:352).
+    """
+    states = behaviour.state_bytes(training.precision, zero_stage)
+    if training.optimizer == "sgd":
+        states = replace(states, moments=0)
+    if training.precision == "fp32":
+        return states
+    buffer = {"grad_reduce_dtype": training.grad_reduce_dtype, "grad_accum_dtype": training.grad_accum_dtype}
+    narrow = buffer.get(behaviour.gradient_buffer, "fp32") != "fp32"
+    if narrow:
+        states = replace(states, gradient=2, backward=0, step=4)
+    if training.precision_aware_optimizer:
+        moments = MOMENT_BYTES[training.exp_avg_dtype] + MOMENT_BYTES[training.exp_avg_sq_dtype]
+        states = replace(states, moments=moments)
+        if training.precision != "fp8" or training.fp8_recipe == "delayed":
+            states = replace(states, master=REMAINDER_BYTES if training.precision != "fp16" else 4, step=0)
+    return states
+
+
+def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:
+    """Bytes per weight of the FP8 copies that Transformer Engine makes in the first micro-batch and keeps for the others (its workspaces
+    under is_first_microbatch): one as it is and one transposed, which Blackwell needs only where blocks have scales of their own."""
+    if training.precision != "fp8":
+        return 0.0
+    return 2.0 if not gpu.has_mxfp8 or training.fp8_recipe in ("mxfp8", "blockwise") else 1.0
 
 
 class States(NamedTuple):

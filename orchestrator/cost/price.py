@@ -160,6 +160,8 @@ class CostModel:
             model = with_separate_gate(model)
         if model.architecture.family in behaviour.unfused_attention:
             behaviour = replace(behaviour, flash_attention=False)
+        if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
+            calibration = replace(calibration, fp8_efficiency=calibration.fp8_efficiency * calibration.mxfp8_slowdown)
         self.model, self.training, self.cluster = model, training, cluster
         self.behaviour, self.calibration = behaviour, calibration
         self._kinds: dict[str, LayerSpec] = {run.layer.kind: run.layer for run in model.runs}
@@ -169,7 +171,9 @@ class CostModel:
         self._itemsize = activation_itemsize(training.precision)
         self._flops_per_sample = model_flops_per_sample(model)
         self._has_tied = any(weight.tied for layer in self._kinds.values() for weight in layer.weights)
+        self._fp8_copies = memory.fp8_weight_bytes(training, cluster.gpu) if behaviour.fp8_weight_copies else 0.0
         self._links: dict[tuple[int, int], Link] = {}
+        self._state_bytes: dict[int, StateBytes] = {}
         self._locals: dict[tuple[object, ...], _Local] = {}
         self._counted: dict[tuple[str, int, bool], int] = {}
         self._settings: dict[tuple[Strategy, int], _Setting] = {}
@@ -198,12 +202,15 @@ class CostModel:
         return self._setting
 
     def _states(self, strategy: Strategy) -> StateBytes:
-        """Bytes per parameter; plain SGD (the engines are given momentum 0) keeps no moments."""
-        try:
-            states = self.behaviour.state_bytes(self.training.precision, strategy.zero_stage)
-        except KeyError:
-            raise InputError("pin.zero_stage", strategy.zero_stage, f"{self.behaviour.engine} does not have it", ()) from None
-        return replace(states, moments=0) if self.training.optimizer == "sgd" else states
+        """Bytes per parameter."""
+        states = self._state_bytes.get(strategy.zero_stage)
+        if states is None:
+            try:
+                states = memory.state_bytes(self.behaviour, self.training, strategy.zero_stage)
+            except KeyError:
+                raise InputError("pin.zero_stage", strategy.zero_stage, f"{self.behaviour.engine} does not have it", ()) from None
+            self._state_bytes[strategy.zero_stage] = states
+        return states
 
     def _layer(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
         mesh, c = strategy.mesh, self.calibration
@@ -250,6 +257,8 @@ class CostModel:
                 passes[when] = seconds_launched
 
         held = memory.states(parameters, per_parameter, strategy)
+        if self._fp8_copies and layer.recomputable:
+            held = held._replace(weights=held.weights + self._fp8_copies * parameters)
         kept = local.kept
         cached = self._cached_bytes(layer, strategy, micro_batch_size, waits=waits)
         if recompute == "full":  # of the layer that is made again alone

@@ -46,6 +46,7 @@ def capabilities(software: Software) -> Capabilities:
         rules=(
             rule("family", "transformers/models/{gpt2,llama,qwen2,bert,t5}", rules.offered(FAMILIES, NAME), "model"),
             rule("precision", "fp16_bf16, runtime/engine.py:2000", rules.precision(NAME, PRECISIONS), "model"),
+            rule("no_precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.no_precision_aware, "model"),
             rule("seq_pos", "transformers: n_positions, max_position_embeddings of the model's config", rules.positions, "model"),
             rule("hidden_heads", "transformers/models/gpt2/modeling_gpt2.py GPT2Attention", rules.head_width, "model"),
             rule("head_groups", "transformers/models/llama/modeling_llama.py repeat_kv", rules.head_groups, "model"),
@@ -151,6 +152,7 @@ def behaviour(software: Software) -> Behaviour:
         engine=NAME,
         states=STATES,
         gradient_bytes_on_wire="grad_reduce_dtype",
+        gradient_buffer="grad_accum_dtype",
         reduce_scatter_from_stage=2,
         bucket_elements=BUCKET_ELEMENTS,
         bucket_copies=2,

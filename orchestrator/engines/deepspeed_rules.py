@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.engines.hf_config import inexpressible
 from orchestrator.engines.rules import sequence_lengths
 from orchestrator.strategy.capabilities import Situation
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
 from orchestrator.units import ITEMSIZE, format_bytes
 
 AUTOTP_FAMILIES: Final = ("llama", "bert", "t5")
@@ -33,9 +33,10 @@ def no_sequence_parallel(candidate: Candidate, _: Situation) -> str | None:
 
 
 def no_selective(candidate: Candidate, _: Situation) -> str | None:
-    if candidate.strategy.recompute != "selective":
+    mode = candidate.strategy.recompute
+    if mode not in RECOMPUTE_MODULES:
         return None
-    return "recompute=selective: gradient checkpointing of Hugging Face models is for whole layers"
+    return f"recompute={mode}: gradient checkpointing of Hugging Face models is for whole layers"
 
 
 def autotp_family(candidate: Candidate, situation: Situation) -> str | None:

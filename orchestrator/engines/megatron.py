@@ -16,8 +16,7 @@ from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
 
 NAME: Final = "megatron"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
-PRECISIONS: Final = ("bf16", "fp16", "fp32")
-"""fp8 needs Transformer Engine and Hopper; it is not offered yet."""
+PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
 
 def capabilities(software: Software) -> Capabilities:
@@ -49,6 +48,19 @@ def capabilities(software: Software) -> Capabilities:
                 rules.megatron_gradient_dtype,
                 "model",
             ),
+            rule("fp8", "fp8: megatron/training/arguments.py:655-669", rules.fp8, "model"),
+            rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", rules.fp8_features, "model", "tp"),
+            rule(
+                "fp8_tokens",
+                "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec",
+                rules.fp8_tokens,
+                "model",
+                "tp",
+                "cp",
+                "sequence_parallel",
+                "micro_batch_size",
+            ),
+            rule("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.precision_aware, "zero_stage"),
             *rules.mesh_rules(),
             *rules.recompute_rules(),
             rule("cp_worker", "ours: orchestrator/workers/megatron.py does not cut sequences", rules.cp_worker, "cp"),
@@ -89,9 +101,11 @@ def behaviour(software: Software) -> Behaviour:
         engine=NAME,
         states={"mixed/0": mixed, "mixed/1": mixed, "fp32/0": full, "fp32/1": full},
         gradient_bytes_on_wire="grad_reduce_dtype",
+        gradient_buffer="grad_reduce_dtype",
         reduce_scatter_from_stage=1,
         flash_attention=software.flash_attention or software.transformer_engine,
         fused_norms=software.transformer_engine,
+        fp8_weight_copies=True,
         fp32_gradient_fusion=software.apex,
     )
 

@@ -9,7 +9,7 @@ import shlex
 from typing import Any, Final
 
 from orchestrator.engines.passthrough import with_flags
-from orchestrator.engines.transformer_config import ddp_fields, implementation, layout, padded_vocab_size, recompute_fields
+from orchestrator.engines.transformer_config import ddp_fields, fp8_fields, implementation, layout, padded_vocab_size, recompute_fields
 from orchestrator.plan import Plan
 
 Flag = tuple[str, ...]
@@ -152,9 +152,11 @@ def _training(plan: Plan) -> list[Flag]:
         ("--global-batch-size", str(plan.global_batch_size)),
         ("--train-iters", str(training.steps)),
     ]
-    if training.precision in ("bf16", "fp16"):
-        flags += [("--" + training.precision,)]
-    if training.precision == "bf16" and training.grad_reduce_dtype == "bf16":
+    if training.precision != "fp32":
+        flags += [("--fp16",) if training.precision == "fp16" else ("--bf16",)]
+    names = {"fp8": "--fp8-format"}
+    flags += [(names.get(name, "--" + name.replace("_", "-")), str(value)) for name, value in fp8_fields(plan).items()]
+    if training.precision in ("bf16", "fp8") and training.grad_reduce_dtype == "bf16":
         flags += [("--grad-reduce-in-bf16",)]
     if training.precision == "fp16" and training.grad_reduce_dtype == "fp32":
         flags += [("--accumulate-allreduce-grads-in-fp32",)]
@@ -165,6 +167,13 @@ def _training(plan: Plan) -> list[Flag]:
             ("--adam-beta2", repr(training.betas[1])),
             ("--adam-eps", repr(training.eps)),
         ]
+        if training.precision_aware_optimizer:
+            flags += [
+                ("--use-precision-aware-optimizer",),
+                ("--main-grads-dtype", training.grad_reduce_dtype),
+                ("--exp-avg-dtype", training.exp_avg_dtype),
+                ("--exp-avg-sq-dtype", training.exp_avg_sq_dtype),
+            ]
     else:
         flags += [("--sgd-momentum", "0.0")]
     return [

@@ -57,6 +57,7 @@ def capabilities(software: Software) -> Capabilities:
                 rules.gradient_dtype,
                 "model",
             ),
+            rule("no_precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.no_precision_aware, "model"),
             *rules.mesh_rules(),
             *rules.recompute_rules(),
             rule(
@@ -101,6 +102,7 @@ def behaviour(software: Software) -> Behaviour:
         engine=NAME,
         states=STATES,
         gradient_bytes_on_wire="grad_reduce_dtype",
+        gradient_buffer="grad_accum_dtype",
         reduce_scatter_from_stage=2,
         bucket_elements=BUCKET_ELEMENTS,
         bucket_copies=2,

@@ -15,7 +15,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from orchestrator.engines.transformer_config import TORCH_DTYPE, ddp_fields, layout, padded_vocab_size, recompute_fields
+from orchestrator.engines.transformer_config import (
+    TORCH_DTYPE,
+    ddp_fields,
+    fp8_fields,
+    layout,
+    optimizer_fields,
+    padded_vocab_size,
+    recompute_fields,
+)
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
 
@@ -219,6 +227,11 @@ def _ddp(name: str) -> Says:
     return lambda plan: ddp_fields(plan)[name]
 
 
+def _moment(name: str) -> Says:
+    """What the optimizer's configuration gets, or has by default."""
+    return lambda plan: optimizer_fields(plan).get(name, "float32")
+
+
 DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.precision])
 
 
@@ -278,7 +291,13 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "decoupled_weight_decay": ("training.optimizer", lambda plan: True),
     "bf16": ("training.precision", lambda plan: plan.training.precision in ("bf16", "fp8")),
     "fp16": ("training.precision", lambda plan: plan.training.precision == "fp16"),
-    "fp8": ("training.precision", lambda plan: None),
+    "fp8": ("training.precision", lambda plan: fp8_fields(plan).get("fp8")),
+    "fp8_recipe": ("training.fp8_recipe", lambda plan: fp8_fields(plan).get("fp8_recipe")),
+    "use_precision_aware_optimizer": ("training.precision_aware_optimizer", lambda plan: plan.training.precision_aware_optimizer),
+    "main_grads_dtype": ("training.grad_reduce_dtype", _moment("main_grads_dtype")),
+    "main_params_dtype": ("training.precision_aware_optimizer", lambda plan: "float32"),
+    "exp_avg_dtype": ("training.exp_avg_dtype", _moment("exp_avg_dtype")),
+    "exp_avg_sq_dtype": ("training.exp_avg_sq_dtype", _moment("exp_avg_sq_dtype")),
     "fp4": ("training.precision", lambda plan: None),
     "params_dtype": DTYPE,
     "pipeline_dtype": DTYPE,

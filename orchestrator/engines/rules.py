@@ -57,7 +57,7 @@ def precision(engine: str, precisions: Collection[str]) -> Check:
         if wanted not in precisions:
             return f"{engine} offers precision {', '.join(precisions)} here, not {wanted}"
         if situation.cluster.is_cpu:
-            return "fp16 does not run on a CPU" if wanted == "fp16" else None
+            return f"{wanted} does not run on a CPU" if wanted in ("fp16", "fp8") else None
         if wanted == "bf16" and float(gpu.compute_capability) < MIN_BF16_COMPUTE_CAPABILITY:
             return f"{gpu.name} has compute capability {gpu.compute_capability}: bf16 needs {MIN_BF16_COMPUTE_CAPABILITY}; use fp16"
         return None
@@ -125,6 +125,80 @@ def gradient_dtype(_: Candidate, situation: Situation) -> str | None:
         if dtype not in allowed:
             return f"{name}={dtype} with precision {training.precision}: {' or '.join(sorted(allowed))}"
     return None
+
+
+MIN_FP8_COMPUTE_CAPABILITY: Final = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
+"""From which GPU on Transformer Engine has the recipe (its pytorch/fp8.py, check_fp8_support and its like)."""
+FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32)}
+"""What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
+
+
+def fp8(_: Candidate, situation: Situation) -> str | None:
+    training, cluster = situation.training, situation.cluster
+    if training.precision != "fp8":
+        return None
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return "precision=fp8 needs Transformer Engine, on GPUs"
+    recipe, has = training.fp8_recipe or "delayed", cluster.gpu.compute_capability
+    least = MIN_FP8_COMPUTE_CAPABILITY[recipe]
+    return None if float(has) >= least else f"fp8_recipe={recipe} needs compute capability {least}; {cluster.gpu.name} has {has}"
+
+
+def fp8_features(candidate: Candidate, situation: Situation) -> str | None:
+    training, a, tp = situation.training, situation.model.architecture, candidate.mesh.tp
+    if training.precision != "fp8":
+        return None
+    unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][1]
+    heads_in = a.num_attention_heads * a.head_dim
+    widths = {
+        "hidden_size": a.hidden_size,
+        f"ffn_hidden_size/tp={tp}": a.ffn_hidden_size * (2 if a.gated else 1) / tp,
+        f"num_attention_heads*kv_channels/tp={tp}": heads_in / tp,
+        f"(num_attention_heads + 2*num_query_groups)*kv_channels/tp={tp}": (heads_in + 2 * a.query_groups * a.head_dim) / tp,
+    }
+    return next((f"fp8 products need widths that are multiples of {unit}: {k} is {v:g}" for k, v in widths.items() if v % unit), None)
+
+
+def fp8_tokens(candidate: Candidate, situation: Situation) -> str | None:
+    training, mesh = situation.training, candidate.mesh
+    if training.precision != "fp8":
+        return None
+    unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][0]
+    parts = mesh.cp * (mesh.tp if candidate.strategy.sequence_parallel else 1)
+    for name, length in sequence_lengths(situation).items():
+        if length * candidate.micro_batch_size / parts % unit:
+            tokens = length * candidate.micro_batch_size / parts
+            return f"fp8 products need a multiple of {unit} tokens: {name}={length} x micro_batch_size over {parts} ranks is {tokens:g}"
+    return None
+
+
+def precision_aware(candidate: Candidate, situation: Situation) -> str | None:
+    training, cluster = situation.training, situation.cluster
+    if not training.precision_aware_optimizer:
+        return narrow_moments(candidate, situation)
+    if training.optimizer != "adamw":
+        return f"precision_aware_optimizer with optimizer={training.optimizer}: it is an Adam"
+    if training.precision == "fp32":
+        return "precision_aware_optimizer with precision=fp32: there is no narrower copy of the weights"
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return "precision_aware_optimizer needs Transformer Engine's Adam, on GPUs"
+    if candidate.strategy.zero_stage == 0:
+        return "precision_aware_optimizer needs the distributed optimizer, zero_stage=1"
+    return None
+
+
+def narrow_moments(_: Candidate, situation: Situation) -> str | None:
+    training = situation.training
+    for name, dtype in (("exp_avg_dtype", training.exp_avg_dtype), ("exp_avg_sq_dtype", training.exp_avg_sq_dtype)):
+        if dtype != "fp32" and not training.precision_aware_optimizer:
+            return f"{name}={dtype} needs precision_aware_optimizer=true"
+    return None
+
+
+def no_precision_aware(candidate: Candidate, situation: Situation) -> str | None:
+    if situation.training.precision_aware_optimizer:
+        return "precision_aware_optimizer is Megatron's: this engine has DeepSpeed's optimizer"
+    return narrow_moments(candidate, situation)
 
 
 # The mesh.
@@ -245,6 +319,35 @@ def vpp_needs_pp(candidate: Candidate, _: Situation) -> str | None:
 def schedule_fits(candidate: Candidate, _: Situation) -> str | None:
     wanted = "interleaved" if candidate.vpp > 1 else "1f1b"
     return None if candidate.schedule == wanted else f"schedule={candidate.schedule}: vpp={candidate.vpp} runs {wanted}"
+
+
+def deepspeed_schedules(candidate: Candidate, _: Situation) -> str | None:
+    """megatron-core's 1F1B, or with a pipeline DeepSpeed's own."""
+    if candidate.schedule == "deepspeed_1f1b" and candidate.vpp == 1:
+        return None if candidate.mesh.pp > 1 else "schedule=deepspeed_1f1b needs pp above 1"
+    return schedule_fits(candidate, _)
+
+
+def megatron_pipeline_zero(candidate: Candidate, _: Situation) -> str | None:
+    """Over megatron-core's schedule, which calls autograd itself, DeepSpeed's engine at stage 1 is told when to reduce; stage 0 is not."""
+    stage = candidate.strategy.zero_stage
+    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or stage == 1:
+        return None
+    return f"zero_stage={stage} with schedule={candidate.schedule}: megatron-core's pipeline goes with zero_stage 1 under DeepSpeed"
+
+
+def megatron_pipeline_fp16(candidate: Candidate, situation: Situation) -> str | None:
+    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or situation.training.precision != "fp16":
+        return None
+    return f"precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in engine.backward, which megatron-core never calls"
+
+
+def deepspeed_pipeline_zero(candidate: Candidate, situation: Situation) -> str | None:
+    """At stage 0 bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own norm."""
+    strategy, precision = candidate.strategy, situation.training.precision
+    if candidate.schedule != "deepspeed_1f1b" or strategy.zero_stage > 0 or precision == "fp32":
+        return None
+    return f"zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only, not in {precision}: take zero_stage=1"
 
 
 def no_vpp(candidate: Candidate, _: Situation) -> str | None:

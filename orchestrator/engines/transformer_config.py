@@ -21,6 +21,9 @@ from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
 """Parameters' data type by training precision; fp8 keeps bf16 parameters."""
 
+MOMENT_DTYPE: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
+"""Moments of 8 bits are kept as bytes, with a scale (optimizer_config.py)."""
+
 ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"}
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
@@ -159,7 +162,22 @@ def common_fields(plan: Plan) -> dict[str, Any]:
     }
     if plan.cp > 1:
         fields["cp_comm_type"] = "p2p"
-    return fields
+    return fields | fp8_fields(plan)
+
+
+FP8_FORMAT: Final = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
+"""Types of FP8 tensors: gradients as e5m2 ("hybrid") where one scale serves a whole tensor; blocks need no wider range."""
+DELAYED_SCALING: Final = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
+"""Transformer Engine's own defaults of delayed scaling; megatron-core's look at one step only."""
+
+
+def fp8_fields(plan: Plan) -> dict[str, Any]:
+    """FP8 in TransformerConfig's words; empty in another precision. Parameters stay bf16 (no fp8_param)."""
+    training = plan.training
+    if training.precision != "fp8":
+        return {}
+    recipe = training.fp8_recipe or "delayed"
+    return {"fp8": FP8_FORMAT[recipe], "fp8_recipe": recipe} | (DELAYED_SCALING if recipe == "delayed" else {})
 
 
 def implementation(plan: Plan) -> str:
@@ -216,7 +234,15 @@ def optimizer_fields(plan: Plan) -> dict[str, Any]:
     """OptimizerConfig's arguments. Adam's weight decay is decoupled (AdamW)."""
     training = plan.training
     overlap = ddp_fields(plan)["overlap_param_gather"]
-    return {
+    more: dict[str, Any] = {"fp8_recipe": fp8_fields(plan)["fp8_recipe"]} if training.precision == "fp8" else {}
+    if training.precision_aware_optimizer:
+        more |= {
+            "use_precision_aware_optimizer": True,
+            "main_grads_dtype": TORCH_DTYPE[training.grad_reduce_dtype],
+            "exp_avg_dtype": MOMENT_DTYPE[training.exp_avg_dtype],
+            "exp_avg_sq_dtype": MOMENT_DTYPE[training.exp_avg_sq_dtype],
+        }
+    return more | {
         "optimizer": "adam" if training.optimizer == "adamw" else "sgd",
         "lr": training.lr,
         "min_lr": training.min_lr,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-from typing import Final
-
 from orchestrator.values import Value
-
 
 FIRST_WITH_MXFP8: Final = 10.0
 

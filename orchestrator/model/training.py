@@ -8,6 +8,8 @@ from orchestrator.values import Value
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Dtype = Literal["fp32", "bf16", "fp16"]
+MomentDtype = Literal["fp32", "bf16", "fp16", "fp8"]
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 
 
 class Training(Value, frozen=True, kw_only=True):
@@ -20,6 +22,9 @@ class Training(Value, frozen=True, kw_only=True):
     seq_length: int
     decoder_seq_length: int | None = None
     precision: Precision = "bf16"
+    fp8_recipe: Fp8Recipe | None = None
+    """How FP8 tensors are scaled: by the maxima of steps before, by their own maximum, by blocks, by 32 elements (Blackwell's hardware).
+    A recipe for runs says it; None where precision is not fp8."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: float = 3e-4
     min_lr: float = 0.0
@@ -31,5 +36,12 @@ class Training(Value, frozen=True, kw_only=True):
     clip: float = 1.0
     grad_reduce_dtype: Dtype = "fp32"
     grad_accum_dtype: Dtype = "fp32"
+    precision_aware_optimizer: bool = False
+    """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own type,
+    and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
+    exp_avg_dtype: MomentDtype = "fp32"
+    """Of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
+    exp_avg_sq_dtype: MomentDtype = "fp32"
+    """Of Adam's second moment."""
     steps: int = 20
     seed: int = 1234

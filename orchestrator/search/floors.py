@@ -17,6 +17,7 @@ from math import ceil, expm1, log1p
 
 from msgspec.structs import replace
 
+from orchestrator.cost.memory import state_bytes
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.schedule import in_flight
 from orchestrator.strategy.capabilities import Capabilities
@@ -51,7 +52,7 @@ class Floors:
             self.counts[run.layer.kind] = self.counts.get(run.layer.kind, 0) + run.count
         self.kinds = {run.layer.kind: run.layer for run in costs.model.runs}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline})
-        states = [costs.behaviour.state_bytes(costs.training.precision, stage) for stage in stages]
+        states = [state_bytes(costs.behaviour, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
         """Of all the engine's ZeRO stages the fewest bytes that a layer's backward pass moves."""
 

@@ -35,6 +35,11 @@ class Refused(Value, frozen=True, kw_only=True):
 REASONS_SHOWN = 4
 LOOKED_AT = 40
 """Choices of least memory whose need is computed exactly; the others are known by their floor."""
+NARROWER: tuple[dict[str, object], ...] = (
+    {"precision_aware_optimizer": True},
+    {"precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
+)
+"""Optimizers that need less memory: one that computes the same, then one with narrower moments. The search takes neither by itself."""
 MORE_GPUS = (2, 4, 8, 16, 32, 64)
 """Multiples of the GPUs that are tried, to say how many would do."""
 
@@ -129,7 +134,8 @@ def _fits(
         return leaves[0][1].candidate.label() if leaves else None
     for index, (capabilities, _) in enumerate(engines):
         known = costs[index]
-        here = known if cluster is known.cluster else CostModel(model, training, cluster, known.behaviour, known.calibration)
+        same = cluster is known.cluster and training is known.training
+        here = known if same else CostModel(model, training, cluster, known.behaviour, known.calibration)
         floors = sorted(
             ((here.memory_floor(leaf.candidate), order, leaf) for order, (i, leaf) in enumerate(leaves) if i == index), key=lambda x: x[:2]
         )
@@ -163,7 +169,7 @@ def _relaxed(
     limit: MemoryLimit | None,
     costs: Sequence[CostModel],
 ) -> str:
-    """What would help, each tried: leaving out one pin, leaving out all, more GPUs."""
+    """What would help, each tried: leaving out one pin, leaving out all, an optimizer of fewer bytes, more GPUs."""
     help_: list[str] = []
     names = [name for name in pins.__struct_fields__ if getattr(pins, name) is not None]
     for name in names:
@@ -177,6 +183,12 @@ def _relaxed(
         if found is not None:
             help_.append(f"leave out the pins {', '.join(names)} ({found})")
     if not help_ and limit is not None:
+        for changes in NARROWER if training.optimizer == "adamw" else ():
+            narrow = replace(training, **changes)
+            found = None if narrow == training else _fits(model, narrow, cluster, engines, pins, limit, costs)
+            if found is not None:
+                help_.append(" ".join(f"train.{name}={str(value).lower()}" for name, value in changes.items()) + f" ({found})")
+                break
         for times in MORE_GPUS:
             more = _grown(cluster, times)
             found = _fits(model, training, more, engines, pins, limit, costs)

@@ -88,6 +88,8 @@ class Behaviour(Value, frozen=True, kw_only=True):
     states: dict[str, StateBytes]
     """By "<precision class>/<zero stage>", precision class "mixed" (bf16, fp16, fp8) or "fp32"; stage "0".."3"."""
     gradient_bytes_on_wire: Literal["grad_reduce_dtype", "grad_accum_dtype", "weight"]
+    gradient_buffer: Literal["fixed", "grad_reduce_dtype", "grad_accum_dtype"] = "fixed"
+    """Whose type the kept gradients have where that is one of 16 bits (`cost.memory.state_bytes`); fixed: as `states` say."""
     reduce_scatter_from_stage: int
     """Below it (and at stage 0) gradients are all-reduced."""
     reduces_every_microbatch_from_stage: int = 2
@@ -118,6 +120,8 @@ class Behaviour(Value, frozen=True, kw_only=True):
     fp32_gradient_fusion: bool = True
     layers: Literal["megatron", "hugging_face"] = "megatron"
     """How the engine's layers compute: as families describe them, or as model.hugging_face changes that."""
+    fp8_weight_copies: bool = False
+    """Whether FP8 copies of the linears' weights are kept from micro-batch to micro-batch beside the weights (Transformer Engine)."""
     fused_norms: bool = False
     """Whether norms are part of the linears that follow them (Transformer Engine): recompute of the MLP then begins with its norm."""
     unfused_attention: tuple[str, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from cost_cases import DEEPSPEED, GPT3_175B, MEGATRON, UNFUSED, a100, candidate, cost_model, gpt, stages
 from hypothesis import given
@@ -10,7 +12,9 @@ from msgspec.structs import replace
 
 from orchestrator.cost import memory
 from orchestrator.cost.calibration import Calibration, datasheet
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.model.families import describe
+from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 from orchestrator.units import GIB, MIB
@@ -66,6 +70,47 @@ def test_plain_sgd_keeps_no_moments() -> None:
 
 def test_the_optimizer_is_sharded_over_context_parallel_ranks_too() -> None:
     assert bytes_per_parameter(1, 4, cp=2) == 6 + 12 / 8
+
+
+@pytest.mark.parametrize(
+    ("training", "resident", "sharded", "step"),
+    [
+        ({}, 6, 12, 0),
+        ({"grad_reduce_dtype": "bf16", "grad_accum_dtype": "bf16"}, 4, 12, 4),
+        ({"precision_aware_optimizer": True}, 6, 2 + 8, 0),
+        ({"precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, 6, 2 + 4, 0),
+        (
+            {
+                **{"grad_reduce_dtype": "bf16", "grad_accum_dtype": "bf16", "precision_aware_optimizer": True},
+                **{"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
+            },
+            *(4, 6, 0),
+        ),
+        ({"precision_aware_optimizer": True, "precision": "fp8", "fp8_recipe": "tensorwise", "exp_avg_dtype": "fp8"}, 6, 4 + 5, 0),
+        ({"precision_aware_optimizer": True, "precision": "fp8", "fp8_recipe": "delayed", "exp_avg_dtype": "fp8"}, 6, 2 + 5, 0),
+    ],
+)
+def test_narrow_gradients_and_moments_hold_the_tabled_bytes(training: dict[str, Any], resident: int, sharded: int, step: int) -> None:
+    """Bytes per parameter under the distributed optimizer of d ranks: resident + sharded/d, and step/d while it steps
+    (distrib_optimizer.py:797-806 and 2419, optimizer_config.py:192 and 352)."""
+    behaviour = replace(MEGATRON, gradient_buffer="grad_reduce_dtype")
+    states = memory.state_bytes(behaviour, Training(global_batch_size=8, seq_length=8, **training), 1)
+    assert states.weight + states.gradient == resident
+    assert states.master + states.moments == sharded
+    assert states.step == step
+
+
+def test_fp8_keeps_the_copies_of_weights_that_its_products_read() -> None:
+    fp8 = {"precision": "fp8", "fp8_recipe": "tensorwise"}
+    cluster = replace(a100(), gpu=GPUS["H100-SXM-80GB"])
+    plain, copied = (
+        cost_model(cluster=cluster, behaviour=replace(MEGATRON, fp8_weight_copies=copies), **fp8).layer(candidate(), "decoder", "none")
+        for copies in (False, True)
+    )
+    assert copied.weight_bytes - plain.weight_bytes == 2 * plain.parameters
+    batch = {"global_batch_size": 8, "seq_length": 8}
+    training = {recipe: Training(**batch, **{**fp8, "fp8_recipe": recipe}) for recipe in ("tensorwise", "mxfp8")}
+    assert [memory.fp8_weight_bytes(training[recipe], GPUS["B200"]) for recipe in ("tensorwise", "mxfp8")] == [1.0, 2.0]
 
 
 @given(d=st.integers(1, 1024))

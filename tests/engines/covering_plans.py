@@ -28,6 +28,14 @@ MEGATRON: dict[str, Plan] = {
         run=RunSettings(data="/data/it's here/corpus.bin", tokenizer="/tok", save_every=50),
     ),
     "llama3_8b_b200": make_plan(model=LLAMA3_8B, gpu="B200", training=LONG, world=16, tp=2, sequence_parallel=True),
+    "llama3_8b_fp8_delayed": make_plan(
+        model=LLAMA3_8B,
+        training=replace(LONG, precision="fp8", fp8_recipe="delayed", precision_aware_optimizer=True, exp_avg_dtype="bf16"),
+        world=16,
+        tp=2,
+        sequence_parallel=True,
+        recompute=[("mlp", 32)],
+    ),
     "gpt_cpu": make_plan(gpu="cpu", world=4, tp=2, pp=2, zero_stage=0, recompute=[("full", 4), ("none", 0)]),
     "gpt_fp16_v100": make_plan(
         gpu="V100-SXM2-16GB", software=BARE, tp=2, training=training_for(GPT, precision="fp16", schedule="linear", warmup=10)

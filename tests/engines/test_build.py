@@ -31,8 +31,11 @@ SEED = 7
 
 
 def bare(plan: Plan) -> Plan:
-    """The same plan on a machine without GPU, Transformer Engine and Apex, as this one: only fused kernels differ."""
-    return replace(plan, cluster=replace(plan.cluster, gpu=CPU, software=BARE))
+    """The same plan on a machine without GPU, Transformer Engine and Apex, as this one: only fused kernels differ, and what the second
+    alone has, FP8 and the precision-aware optimizer (test_new_gpu_choices.py)."""
+    plain = {"precision_aware_optimizer": False, "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "fp8_recipe": None}
+    training = replace(plan.training, **plain, precision="bf16" if plan.training.precision == "fp8" else plan.training.precision)
+    return replace(plan, cluster=replace(plan.cluster, gpu=CPU, software=BARE), training=training)
 
 
 def as_case(plan: Plan) -> dict[str, Any]:

@@ -93,6 +93,8 @@ CONTRADICTIONS = [
     ("megatron", "hidden_size", "128", "model.hidden_size, for which it would be 64"),
     ("megatron", "overlap_p2p_comm", "true", "vpp"),
     ("megatron", "fp8", "hybrid", "training.precision"),
+    ("megatron", "fp8_recipe", "mxfp8", "training.fp8_recipe"),
+    ("megatron", "use_precision_aware_optimizer", "true", "training.precision_aware_optimizer"),
     ("ds", "zero_optimization.stage", "2", "zero_stage, for which it would be 1"),
     ("ds", "gradient_clipping", "5.0", "training.clip"),
     ("ds", "train_micro_batch_size_per_gpu", "64", "micro_batch_size"),
@@ -156,7 +158,7 @@ def test_a_value_that_a_hand_put_into_a_plan_is_checked_too() -> None:
 
 
 def test_fields_of_megatrons_optimizer_do_not_reach_deepspeed() -> None:
-    plan = with_values(deepspeed_plan(), megatron={"use_precision_aware_optimizer": "true"})
+    plan = with_values(deepspeed_plan(), megatron={"log_num_zeros_in_grad": "true"})
     with pytest.raises(InputError, match=r"engine=megatron_deepspeed has DeepSpeed's; ds\.\* reaches those"):
         ENGINES[plan.engine].translate(plan)
 
@@ -166,7 +168,7 @@ def test_fields_of_megatrons_optimizer_do_not_reach_deepspeed() -> None:
 
 def test_values_reach_the_classes_and_the_argument_list() -> None:
     values = {
-        "init_method_std": "0.01", "bucket_size": "1000", "main_grads_dtype": "bf16", "no-bias-dropout-fusion": "true",
+        "init_method_std": "0.01", "bucket_size": "1000", "initial_loss_scale": "64", "no-bias-dropout-fusion": "true",
         "log_throughput": "true", "eval_iters": "3", "batch_p2p_sync": "false", "attention_backend": "unfused",
     }  # fmt: skip
     plan = with_values(make_plan(tp=2), megatron=values)
@@ -175,10 +177,10 @@ def test_values_reach_the_classes_and_the_argument_list() -> None:
     assert engine["transformer_config"]["bias_dropout_fusion"] is False
     assert engine["transformer_config"]["attention_backend"] == "unfused"
     assert engine["ddp"]["bucket_size"] == 1000
-    assert engine["optimizer"]["main_grads_dtype"] == "bfloat16"
+    assert engine["optimizer"]["initial_loss_scale"] == 64
     flags = megatron_flags(plan)
     for expected in (
-        ("--init-method-std", "0.01"), ("--ddp-bucket-size", "1000"), ("--main-grads-dtype", "bf16"), ("--no-bias-dropout-fusion",),
+        ("--init-method-std", "0.01"), ("--ddp-bucket-size", "1000"), ("--initial-loss-scale", "64.0"), ("--no-bias-dropout-fusion",),
         ("--log-throughput",), ("--eval-iters", "3"), ("--attention-backend", "unfused"),
     ):  # fmt: skip
         assert flags.count(expected) == 1
@@ -236,9 +238,9 @@ def test_every_reachable_field_of_megatron_is_taken_by_its_class() -> None:
 
     from orchestrator.workers.models import transformer_config, with_types
 
-    values = {"attention_backend": "unfused", "init_method_std": "0.5", "main_grads_dtype": "bf16"}
+    values = {"attention_backend": "unfused", "init_method_std": "0.5"}
     plan = with_values(make_plan(gpu="cpu"), megatron=values)
     engine = json.loads(file_of(plan, "engine.json"))
     config = transformer_config(engine, 0)
     assert (config.attention_backend, config.init_method_std) == (AttnBackend.unfused, 0.5)
-    assert with_types(OptimizerConfig, engine["optimizer"])["main_grads_dtype"] is torch.bfloat16
+    assert with_types(OptimizerConfig, {"main_grads_dtype": "bfloat16"})["main_grads_dtype"] is torch.bfloat16

@@ -1,0 +1,96 @@
+"""The choices that decide speed on new GPUs: what megatron-core's own classes are told, taken by them, and what can't be."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hand_plans import LLAMA3_8B, make_plan, training_for
+
+from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.engines.transformer_config import engine_fields
+from orchestrator.plan import Plan
+
+RECIPES = {"delayed": ("H100-SXM-80GB", "hybrid"), "tensorwise": ("H100-SXM-80GB", "hybrid"), "blockwise": ("H100-SXM-80GB", "e4m3"),
+           "mxfp8": ("B200", "e4m3")}  # fmt: skip
+
+
+def llama(gpu: str = "H100-SXM-80GB", training: dict[str, Any] | None = None, **choices: Any) -> Plan:
+    fields = {"seq_length": 4096, "global_batch_size": 64, **(training or {})}
+    return make_plan(model=LLAMA3_8B, gpu=gpu, training=training_for(LLAMA3_8B, **fields), **choices)
+
+
+def flags_of(plan: Plan) -> dict[str, tuple[str, ...]]:
+    return {flag: tuple(values) for flag, *values in megatron_flags(plan)}
+
+
+def with_precision_aware(**training: Any) -> Plan:
+    return llama(training={"precision_aware_optimizer": True, **training})
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_fp8_recipe_reaches_both_the_worker_and_the_command_line(recipe: str) -> None:
+    gpu, form = RECIPES[recipe]
+    plan = llama(gpu, {"precision": "fp8", "fp8_recipe": recipe})
+    engine, flags = engine_fields(plan), flags_of(plan)
+    assert (engine["transformer_config"]["fp8"], engine["transformer_config"]["fp8_recipe"]) == (form, recipe)
+    assert engine["optimizer"]["fp8_recipe"] == recipe
+    assert engine["transformer_config"]["params_dtype"] == "bfloat16"
+    assert (flags["--fp8-format"], flags["--fp8-recipe"], flags["--bf16"]) == ((form,), (recipe,), ())
+    assert ("--fp8-amax-history-len" in flags) == (recipe == "delayed")
+
+
+def test_without_fp8_nothing_of_it_is_said() -> None:
+    assert not any(name.startswith("fp8") for name in engine_fields(llama())["transformer_config"])
+    assert not any("fp8" in flag or "precision-aware" in flag for flag in flags_of(llama()))
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_megatrons_own_configuration_takes_every_recipe(recipe: str) -> None:
+    from orchestrator.workers.models import transformer_config
+
+    engine = engine_fields(llama(RECIPES[recipe][0], {"precision": "fp8", "fp8_recipe": recipe}))
+    engine["module"]["implementation"] = "local"  # Transformer Engine is not installed here
+    engine["transformer_config"] |= {"apply_rope_fusion": False}
+    config = transformer_config(engine, 0)
+    assert (config.fp8, config.fp8_recipe) == (RECIPES[recipe][1], recipe)
+
+
+def test_the_precision_aware_optimizer_reads_gradients_in_their_own_type() -> None:
+    narrow = with_precision_aware(grad_reduce_dtype="bf16", grad_accum_dtype="bf16", exp_avg_dtype="bf16", exp_avg_sq_dtype="fp8")
+    fields = engine_fields(narrow)["optimizer"]
+    assert (fields["main_grads_dtype"], fields["exp_avg_dtype"], fields["exp_avg_sq_dtype"]) == ("bfloat16", "bfloat16", "uint8")
+    assert engine_fields(with_precision_aware())["optimizer"]["main_grads_dtype"] == "float32"
+    flags = flags_of(narrow)
+    assert flags["--use-precision-aware-optimizer"] == ()
+    assert [flags[f"--{name}-dtype"][0] for name in ("main-grads", "exp-avg", "exp-avg-sq")] == ["bf16", "bf16", "fp8"]
+
+
+@pytest.fixture
+def transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of Transformer Engine, which does not install without CUDA, as megatron-core's check of its Adam asks for."""
+    import megatron.core.optimizer.optimizer_config as checked
+
+    class FusedAdam:
+        def __init__(self, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: bool) -> None: ...
+
+    for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["transformer_engine.pytorch.optimizers"].FusedAdam = FusedAdam  # type: ignore[attr-defined]
+    monkeypatch.setattr(checked, "is_te_min_version", lambda version: True)
+
+
+@pytest.mark.engines
+def test_megatrons_own_optimizer_configuration_takes_narrow_moments(transformer_engine: None) -> None:
+    import torch
+    from megatron.core.optimizer import OptimizerConfig
+
+    from orchestrator.workers.models import with_types
+
+    plan = with_precision_aware(exp_avg_dtype="bf16", exp_avg_sq_dtype="fp8", grad_reduce_dtype="bf16", grad_accum_dtype="bf16")
+    config = OptimizerConfig(**with_types(OptimizerConfig, engine_fields(plan)["optimizer"]))
+    assert (config.exp_avg_dtype, config.exp_avg_sq_dtype, config.main_grads_dtype) == (torch.bfloat16, torch.uint8, torch.bfloat16)
+    assert config.use_precision_aware_optimizer_no_fp8_or_ds_fp8  # so that only the missing 16 bits of the weights are kept
