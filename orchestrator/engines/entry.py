@@ -6,6 +6,7 @@ It runs in the run folder, on the same ranks and with the same environment as ou
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -15,7 +16,7 @@ from orchestrator.engines.ds_config import dumps
 from orchestrator.engines.megatron_args import Flag, megatron_flags, why_not
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, RunSettings
 
 Launcher = Literal["torchrun", "deepspeed"]
 
@@ -38,10 +39,20 @@ DATA: Final = ("--data-path", "--data-args-path", "--train-data-path", "--per-sp
 """Any of them ends mock data."""
 
 
+def timeout_minutes(plan: Plan) -> int | None:
+    """What train.step_timeout_s means to a program that has no watchdog of ours: how long a collective may last (with NCCL, torch then
+    dumps its flight recorder and ends the rank). None: the program's own default, 10 minutes in Megatron-LM and DeepSpeed."""
+    seconds = plan.run.step_timeout_s
+    return None if seconds in (0.0, RunSettings().step_timeout_s) else max(1, math.ceil(seconds / 60))
+
+
 def useful_flags(plan: Plan, exit_minutes: int | None = None) -> tuple[Flag, ...]:
     """What we add for a run that nobody watches: save beside the training, in a layout that any other plan can load; save and leave
     on Slurm's warning (launch/render.py sends SIGUSR1) and before the time limit; say which GPU is slow; go on from the own checkpoint."""
     flags: list[Flag] = [("--log-throughput",)]
+    minutes = timeout_minutes(plan)
+    if minutes is not None:
+        flags += [("--distributed-timeout-minutes", str(minutes))]
     if not plan.cluster.is_cpu:
         flags += [("--log-straggler",)]
     if plan.run.save_every:
@@ -79,7 +90,7 @@ def _monitored(file: File) -> File:
     return replace(file, content=dumps(MONITOR | json.loads(file.content)))
 
 
-def _deepspeed(job: Job, program: str, more: Sequence[str], without: Sequence[str], launcher: Launcher) -> Job:
+def _deepspeed(plan: Plan, job: Job, program: str, more: Sequence[str], without: Sequence[str], launcher: Launcher) -> Job:
     """A script that takes its config by DS_CONFIG, or, where the user's arguments say so, by --deepspeed_config. Raises InputError."""
     if without:
         raise InputError("entry.without", without[0], "is for Megatron's programs")
@@ -87,8 +98,15 @@ def _deepspeed(job: Job, program: str, more: Sequence[str], without: Sequence[st
     own = "--deepspeed_config" in given
     if "--deepspeed" in given and not own:
         raise InputError("entry.args", "--deepspeed", f"is ours: {' '.join(DS_CONFIG)}")
-    files = tuple(_monitored(file) for file in job.files)
-    return replace(job, program=program, arguments=(*(() if own else DS_CONFIG), *more), files=files, launcher=launcher)
+    minutes = timeout_minutes(plan)
+    return replace(
+        job,
+        program=program,
+        arguments=(*(() if own else DS_CONFIG), *more),
+        files=tuple(_monitored(file) for file in job.files),
+        environment=job.environment | ({} if minutes is None else {"DEEPSPEED_TIMEOUT": str(minutes)}),
+        launcher=launcher,
+    )
 
 
 def entry_job(
@@ -101,7 +119,7 @@ def entry_job(
         why = "is a checkpoint of our worker, and entry= starts another program; give that --load in entry.args"
         raise InputError("train.resume", plan.run.resume, why)
     if plan.engine == "deepspeed":
-        return _deepspeed(job, program, more, without, launcher)
+        return _deepspeed(plan, job, program, more, without, launcher)
     if launcher != "torchrun":
         raise InputError("entry.launcher", launcher, f"starts DeepSpeed's scripts, and the plan is for engine={plan.engine}", ["torchrun"])
     if plan.engine != "megatron":
