@@ -1,6 +1,6 @@
 """What a user writes around our ds_config: a plain script, the HF Trainer, accelerate. Prints its losses and what the engine read.
 
-Usage: hand_program.py MODE CONFIG [--local_rank N]; MODE: plain, trainer, accelerate.
+Usage: hand_program.py MODE CONFIG; MODE: plain, trainer, accelerate.
 """
 
 from __future__ import annotations
@@ -138,6 +138,6 @@ def accelerate(path: str) -> None:
 
 
 if __name__ == "__main__":
-    mode, config = [word for word in sys.argv[1:] if not word.startswith("--local_rank")][:2]
+    mode, config = sys.argv[1:]
     {"plain": plain, "trainer": trainer, "accelerate": accelerate}[mode](config)
     distributed.leave(0)

@@ -89,7 +89,7 @@ def torchrun(plan: Plan, *words: str) -> list[str]:
 
 
 def deepspeed_launcher(plan: Plan, *words: str) -> list[str]:
-    return ["deepspeed", f"--num_gpus={plan.world_size}", f"--master_port={free_port()}", str(PROGRAM), *words]
+    return ["deepspeed", "--no_local_rank", f"--num_gpus={plan.world_size}", f"--master_port={free_port()}", str(PROGRAM), *words]
 
 
 def assert_read_as_meant(found: dict[str, Any], plan: Plan) -> None:
