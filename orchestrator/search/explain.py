@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
-from orchestrator.errors import NoPlanError
+from orchestrator.errors import InputError, NoPlanError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.search.planner import Engines, search
-from orchestrator.search.refuse import Refused, at_its_leanest
+from orchestrator.search.refuse import RELAX, Refused, at_its_leanest
 from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.megatron_layout import transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -57,7 +57,11 @@ def explain(
             answers.append(Explanation(question=question, plan=found.plan))
         except NoPlanError as error:
             refused = error.refused if isinstance(error.refused, Refused) else None
-            answers.append(Explanation(question=question, why=str(error), refused=refused))
+            alone = replace(pins, **dict.fromkeys(changes)) == Pins()  # there is no other pin to leave out
+            why = str(error).split(RELAX)[0] if alone else str(error)
+            answers.append(Explanation(question=question, why=why, refused=refused))
+        except InputError as error:  # a layout that is not this model's
+            answers.append(Explanation(question=question, why=error.why))
     return tuple(answers)
 
 

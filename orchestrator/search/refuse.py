@@ -40,6 +40,8 @@ NARROWER: tuple[dict[str, object], ...] = (
     {"precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
 )
 """Optimizers that need less memory: one that computes the same, then one with narrower moments. The search takes neither by itself."""
+RELAX = "; to relax: "
+"""Begins the last part of the message: what would help."""
 MORE_GPUS = (2, 4, 8, 16, 32, 64)
 """Multiples of the GPUs that are tried, to say how many would do."""
 
@@ -197,4 +199,4 @@ def _relaxed(
                 break
     if not help_:
         return ""
-    return "; to relax: " + ", or ".join(help_)
+    return RELAX + ", or ".join(help_)

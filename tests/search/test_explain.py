@@ -39,6 +39,19 @@ def test_why_not_names_the_rule_that_forbids_it() -> None:
     assert "8 does not divide num_attention_heads=4" in explanation_text(some_plan().plan, answer.question, answer.plan, answer.why)
 
 
+def test_why_not_does_not_advise_to_leave_out_what_was_asked() -> None:
+    assert "to relax" not in asked(Pins(tp=8)).why
+    engines = [(megatron_like(), BEHAVIOUR)]
+    (answer,) = explain(Pins(tp=4), MODEL, training(16, seq=128), cluster(8), engines, Pins(dp=4), AMPLE, CALIBRATION)
+    assert "leave out pin.dp" in answer.why
+
+
+def test_why_not_answers_for_a_layout_of_another_model() -> None:
+    answer = asked(Pins(layout="Et*2|t*2L"))
+    assert answer.plan is None
+    assert "the model has 6" in answer.why
+
+
 def test_why_not_says_what_memory_is_missing() -> None:
     answer = asked(Pins(zero_stage=0), MemoryLimit(limit=2 * MIB, reserve=0))
     assert answer.plan is None
