@@ -35,9 +35,9 @@ DIFFERENCE: Final = 0.02
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "gemm_efficiency": (0.3, 1.0),
     "fp8_efficiency": (0.5, 1.2),
-    "attention_efficiency": (0.05, 1.0),
-    "attention_backward_efficiency": (0.05, 1.0),
-    "tp_overlap": (0.05, 0.95),
+    "attention_efficiency": (0.05, 0.8),
+    "attention_backward_efficiency": (0.05, 0.7),
+    "tp_overlap": (0.05, 0.85),
     "inner_efficiency": (0.2, 1.1),
     "outer_efficiency": (0.2, 1.0),
     "outer_scaling": (0.02, 1.0),

@@ -300,7 +300,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         micro_batch_size=mbs,
         num_microbatches=microbatches,
         vpp=vpp,
-        schedule="interleaved" if vpp > 1 else "1f1b",
+        schedule="interleaved" if vpp > 1 else DEEPSPEED_SCHEDULE if behaviour.startswith("megatron_deepspeed") else "1f1b",
     )
     try:
         model = _model(architecture, seq_length, decoder)
@@ -355,6 +355,10 @@ def memory_of(table: str, behaviour: str, kind: str) -> MemoryOf:
     if "last rank" in kind:
         return "last"
     return "first" if behaviour == "nanotron" or "embedding" in kind or table == "bigscience_v100" else "max"
+
+
+DEEPSPEED_SCHEDULE = "deepspeed_1f1b"
+"""Megatron-DeepSpeed runs its pipeline by DeepSpeed's instructions."""
 
 
 DOUBTFUL: tuple[tuple[str, str], ...] = (

@@ -46,6 +46,9 @@ EAGER: Final = {"pointwise_factor": 1.8}
 1.9, Composer's on A100 1.4, its H100 the same in slower products."""
 TORCHAO: Final = {"fp8_saved_bytes": 2.0}
 """torchao's Float8Linear keeps the input as it came (float8_linear.py)."""
+DEEPSPEED_PIPELINE: Final = {"microbatch_overhead_s": 20e-3}
+"""PipelineEngine's instructions for a micro-batch: blocking sends and receives, loss scaling, gradient hooks from Python, and
+for every recomputed layer the random states that are read from and put back to the device, each a wait."""
 NANOTRON_HOST: Final = {"layer_floor_s": 4e-3, "pipeline_layer_floor_s": 2.4e-3}
 """A layer's forward and backward are never faster than its Python: one tp rank's, and added for every further one in a pipeline."""
 
@@ -105,7 +108,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="megatron_deepspeed",
-            constants=EAGER,
+            constants=EAGER | DEEPSPEED_PIPELINE,
             states=_all_stages(DEEPSPEED_FP16),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=2,
@@ -117,7 +120,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="megatron_deepspeed_bf16",
-            constants=EAGER,
+            constants=EAGER | DEEPSPEED_PIPELINE,
             states=_all_stages(DEEPSPEED_BF16),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=2,

@@ -812,8 +812,7 @@ class CostModel:
         fixed = sum(self._fixed_bytes(candidate).values())
         slack = 1 + c.allocator_slack
         flights = [
-            schedule.fewest_in_flight(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp)
-            for i in range(stages)
+            schedule.fewest_in_flight(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp) for i in range(stages)
         ]
         mean = floor = 0.0
         for kind, count in self._counts.items():

@@ -70,10 +70,13 @@ class Rates(NamedTuple):
         return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, activation_itemsize(precision))
 
 
-def gemm_seconds(m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, batched: bool = False) -> float:
-    """(m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of bytes
-    (Williams et al., "Roofline", CACM 2009). A feature dimension that is no multiple of 16 bytes slows tensor cores down, and keeps the
-    `batched` GEMMs of attention off them: they run at the fp32 rate (BigScience's heads of 108 and 150 show it within 15%)."""
+def gemm_seconds(
+    m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, batched: bool = False, more_bytes: float = 0.0
+) -> float:
+    """(m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of bytes, its
+    epilogue's `more_bytes` among them (Williams et al., "Roofline", CACM 2009). A feature dimension that is no multiple of 16 bytes slows
+    tensor cores down, and keeps the `batched` GEMMs of attention off them: they run at the fp32 rate (BigScience's heads of 108 and 150
+    show it within 15%)."""
     c = calibration
     shape = (1 + c.gemm_half_tokens / m) * (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
     aligned = not (k % TENSOR_CORE_ELEMENTS or n % TENSOR_CORE_ELEMENTS)
@@ -81,7 +84,7 @@ def gemm_seconds(m: float, k: float, n: float, rates: Rates, calibration: Calibr
     if not aligned:
         peak = rates.unaligned if batched else max(rates.unaligned, rates.peak / c.misaligned_gemm)
     flops = 2 * m * k * n * shape / (peak * c.gemm_efficiency)
-    moved = (m * k + k * n + m * n) * rates.itemsize / (rates.bandwidth * c.memory_efficiency)
+    moved = ((m * k + k * n + m * n) * rates.itemsize + more_bytes) / (rates.bandwidth * c.memory_efficiency)
     return max(flops, moved)
 
 
@@ -127,15 +130,18 @@ def layer_seconds(
         if isinstance(op, Gemm):
             m, k, n = local_gemm(op, strategy, micro_batch_size)
             groups = op.experts / mesh.ep if op.experts else 1.0
-            forward = groups * gemm_seconds(m / groups, k, n, wide_rates if op.pad_to else rates, c)
-            if op.experts:
-                forward /= c.expert_efficiency
+            factor = groups / c.expert_efficiency if op.experts else groups
+            op_rates = wide_rates if op.pad_to else rates
+            forward = factor * gemm_seconds(m / groups, k, n, op_rates, c)
             f_gemm += forward
-            b_gemm += GEMM_BACKWARD_FLOPS * forward
             # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
             # kernel of its own that reads the fresh gradient too.
-            accumulate = 2 * states.gradient + (0 if behaviour.fp32_gradient_fusion else 2 * states.weight)
-            b_memory += groups * k * n * accumulate / memory
+            accumulate = 2 * states.gradient * k * n
+            if behaviour.fp32_gradient_fusion:
+                b_gemm += forward + factor * gemm_seconds(m / groups, k, n, op_rates, c, more_bytes=accumulate)
+            else:
+                b_gemm += GEMM_BACKWARD_FLOPS * forward
+                b_memory += groups * (accumulate + 2 * states.weight * k * n) / memory
         elif isinstance(op, Attention):
             seconds = _attention(op, strategy, micro_batch_size, wide_rates, behaviour, c)
             f_attention += seconds[0]

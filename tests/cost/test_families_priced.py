@@ -83,4 +83,4 @@ def test_heads_that_tensor_cores_can_not_load_are_slow_without_flash_attention()
         )
         seconds[heads] = cost.layer(candidate(tp=4, micro_batch_size=2), "decoder", "full")
     slower = (seconds[128].forward_s + seconds[128].backward_s) / (seconds[64].forward_s + seconds[64].backward_s)
-    assert 1.2 < slower < 1.6
+    assert 1.2 < slower < 1.65
