@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from orchestrator.engines.ds_pipeline import SECTION, is_pipeline_module
 from orchestrator.engines.passthrough import with_ds
 from orchestrator.job import File
 from orchestrator.model.families import describe
@@ -168,6 +169,8 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         "optimizer": optimizer(plan),
         "zero_optimization": zero_optimization(plan),
     }
+    if is_pipeline_module(plan):
+        config["pipeline"] = dict(SECTION)
     if plan.engine == "deepspeed" and plan.tp > 1:
         config["tensor_parallel"] = tensor_parallel(plan)
     if plan.training.optimizer == "sgd" and plan.zero_stage >= 1:

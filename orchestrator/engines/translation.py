@@ -7,6 +7,7 @@ from typing import Final
 
 from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import deepspeed_files, ds_config, dumps
+from orchestrator.engines.ds_pipeline import is_pipeline_module, pipeline_fields
 from orchestrator.engines.hf_export import export_fields
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, shape, why_not
 from orchestrator.engines.transformer_config import engine_fields
@@ -40,8 +41,12 @@ def environment(plan: Plan) -> dict[str, str]:
         # Activations of changing sizes leave holes in the allocator's fixed segments.
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
-    if (plan.tp > 1 or plan.cp > 1) and float(plan.cluster.gpu.compute_capability) < FIRST_WITHOUT_MAX_CONNECTIONS:
-        # One queue: communication is started before the GEMM that hides it (rule cuda_conn_1).
+    if plan.cuda_graph_impl != "none":
+        # Graphs over an allocator with expandable segments (rule expandable: arguments.py:1247).
+        env["NCCL_GRAPH_REGISTER"] = "0"
+    older = float(plan.cluster.gpu.compute_capability) < FIRST_WITHOUT_MAX_CONNECTIONS
+    if (plan.tp > 1 or plan.cp > 1) and older and not plan.megatron_fsdp:
+        # One queue: communication is started before the GEMM that hides it (rules cuda_conn_1 and, without it, cuda_conn_fsdp).
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     return env
 
@@ -55,6 +60,8 @@ def translate(plan: Plan, module: str) -> Job:
     values contradict the plan."""
     passthrough.check(plan)
     engine_json = passthrough.with_megatron(engine_fields(plan), plan) | {"ds_config": ds_config(plan) if uses_deepspeed(plan) else None}
+    if is_pipeline_module(plan):
+        engine_json["pipeline"] = pipeline_fields(plan)
     if plan.run.export_to:
         engine_json["export"] = export_fields(plan.model)
     files = [File(path="engine.json", content=dumps(engine_json))]

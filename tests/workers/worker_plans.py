@@ -117,6 +117,7 @@ def make_plan(
     recompute: list[Any] | None = None,
     offload_optimizer: bool = False,
     run: RunSettings | None = None,
+    pipeline_schedule: Any = None,
     **training: Any,
 ) -> Plan:
     """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: fields of Training."""
@@ -149,7 +150,7 @@ def make_plan(
         micro_batch_size=micro_batch_size,
         num_microbatches=train.global_batch_size // (dp * micro_batch_size),
         global_batch_size=train.global_batch_size,
-        schedule="interleaved" if vpp > 1 else "1f1b",
+        schedule=pipeline_schedule or ("interleaved" if vpp > 1 else "1f1b"),
         rank_order=RANK_ORDER,
         stages=spans(model, split, recompute or ["none"] * pp),
         model=model,

@@ -1,0 +1,284 @@
+"""What all models under a DeepSpeed engine share: joining, the configuration of this machine, steps, norms, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.workers import as_planned, hf_weights, parts
+from orchestrator.workers.checkpoint import Saved, layout
+from orchestrator.workers.distributed import generator_states, initialise_groups, set_generator_states
+from orchestrator.workers.models import Batch, build_chunks, frees_sent_outputs, transformer_config
+
+TAG = "state"
+"""DeepSpeed's name for the folder inside a checkpoint."""
+CLIP_EPSILON = 1e-6
+"""Added to the norm that gradients are clipped by: torch's clip_grad_norm_, megatron-core's and DeepSpeed's."""
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """DeepSpeed, made ready for this device before it looks at the machine itself."""
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    if device.type == "cpu":
+        # Otherwise init_distributed compiles a shared-memory all-reduce, for a minute (comm/torch.py); gloo does the same.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def set_log_level(plan: Plan) -> None:
+    """DeepSpeed's own reports (ds.steps_per_print, ds.wall_clock_breakdown) go to the log of whoever asks for something of DeepSpeed."""
+    from deepspeed.utils.logging import set_log_level_from_string
+
+    set_log_level_from_string("info" if plan.extra.get("ds") else "error")
+
+
+def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """As megatron-core groups them (optimizer/__init__.py:69): biases and norms (one dimension) don't decay. A partitioned parameter's own
+    shape is flat."""
+    decayed, free = [], []
+    for parameter in model.parameters():
+        (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
+    return [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+
+
+def complete_groups(model: torch.nn.Module) -> None:
+    """Stage 1 asks the other stages of a pipeline for the norm once a group of parameters (stage_1_and_2.py:2951): a stage that has the
+    embedding alone has nothing that doesn't decay, and the others would wait for it for ever. It gets a zero that nothing reads."""
+    if all(parameter.dim() > 1 for parameter in model.parameters()):
+        like = next(model.parameters())
+        model.register_parameter("group_filler", torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device)))
+
+
+class DeepSpeedTrainer:
+    """One rank of a DeepSpeed engine. A subclass builds `model`, `places` and `engine`, and says how a micro-batch becomes a loss."""
+
+    model: torch.nn.Module
+    places: list[parts.Place]
+    engine: Any
+
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
+        self.plan, self.device, self.engine_fields = plan, device, engine
+        as_planned.require_ranks(plan)
+        self.deepspeed = import_deepspeed(device)
+        set_log_level(plan)
+        self.deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
+        initialise_groups(plan)
+
+    def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
+        """Make `engine`."""
+        if self.plan.pp > 1:
+            complete_groups(model)
+        # BF16_Optimizer, hpZ and the pipeline print their sizes.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.engine, *_ = self.deepspeed.initialize(
+                model=model,
+                model_parameters=parameter_groups(model),
+                mpu=mpu,
+                config=self._ds_config(self.engine_fields["ds_config"]),
+            )
+        as_planned.require_as_planned(self.engine, self.plan, clip=as_planned.UNCLIPPED if self._clips() else None)
+        if self._steps_when_built():
+            self.engine.optimizer.optimizer.state.clear()
+
+    def _clips(self) -> bool:
+        """Whether norm and clipping are ours. In fp32 at stage 0 DeepSpeed tells no norm, and clips by one that leaves out the later stages
+        of its pipeline (clip_grad_norm_ in runtime/utils.py counts what is not cut on the first rank of TP x PP alone)."""
+        return self.plan.zero_stage == 0 and self.plan.training.precision == "fp32"
+
+    def _steps_when_built(self) -> bool:
+        """At stage 0 in bf16 or fp16 DeepSpeed allocates Adam's state by a step with gradients of zero (initialize_optimizer_states in
+        fp16/unfused_optimizer.py and fused_optimizer.py:125): it decays the weights once, and Adam's bias correction is one step ahead for
+        ever. We give that step no learning rate, and forget its count."""
+        return self.plan.zero_stage == 0 and self.plan.training.precision != "fp32"
+
+    def _ds_config(self, ds_config: dict[str, Any]) -> dict[str, Any]:
+        """The file's content, with what depends on this machine."""
+        if "gradient_clipping" not in ds_config:
+            raise InputError("ds_config.json", None, "has no gradient_clipping, and DeepSpeed would clip at 1.0")
+        as_planned.require_no_auto(ds_config)
+        if self._clips() or (not ds_config["gradient_clipping"] and self.plan.zero_stage == 0):
+            ds_config = ds_config | {"gradient_clipping": as_planned.UNCLIPPED}
+        if self._steps_when_built():
+            optimizer = ds_config["optimizer"]
+            ds_config = ds_config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": 0.0}}}
+        if self.device.type == "cpu":
+            optimizer = ds_config["optimizer"]
+            if optimizer["type"].lower().startswith("adam"):
+                # DeepSpeed's own Adam is compiled for the GPU, or for the CPU at first use; torch's is the same rule.
+                params = {key: value for key, value in optimizer["params"].items() if key != "fused"} | {"torch_adam": True}
+                ds_config = ds_config | {"optimizer": optimizer | {"params": params}}
+        return ds_config
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """Of one micro-batch, without a pipeline."""
+        raise NotImplementedError
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss)
+
+    def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        logs = []
+        for index, batch in enumerate(batches):
+            loss = self._loss(batch)
+            self._backward(loss)
+            logs.append(loss.detach())
+            if index + 1 < len(batches):
+                # Not a boundary: counts the micro-batch.
+                self.engine.step()
+        return torch.stack(logs).mean()
+
+    def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        self.engine.eval()
+        with torch.no_grad():
+            logs = self._evaluated(batches)
+        self.engine.train()
+        return torch.stack(logs).mean() if logs else None
+
+    def _evaluated(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """The micro-batches' losses, on the last stage; empty elsewhere."""
+        return [self._loss(batch) for batch in batches]
+
+    def update(self, lr: float) -> float | None:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        grad_norm = self._clip(self.plan.training.clip) if self._clips() else None
+        self._apply()
+        if grad_norm is None:
+            grad_norm = self.engine.get_global_grad_norm()
+        return None if grad_norm is None else float(grad_norm)
+
+    def _apply(self) -> None:
+        """Step and clear."""
+        self.engine.step()
+
+    def _clip(self, most: float) -> float:
+        """Scale the gradients down to this norm (0: as they are); what it was."""
+        norm = self._plain_norm()
+        if most and norm > most:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(most / (norm + CLIP_EPSILON))
+        return norm
+
+    def _plain_norm(self) -> float:
+        """The global gradient norm at stage 0 in fp32. Parts of a tensor count on every rank, copies once."""
+        first = parallel_state.get_tensor_model_parallel_rank() == 0
+        counted = [
+            p.grad
+            for p in self.model.parameters()
+            if p.grad is not None and (first or getattr(p, "tensor_model_parallel", False)) and not getattr(p, "ds_pipe_replicated", False)
+        ]
+        square = sum((gradient.double().square().sum() for gradient in counted), torch.zeros((), dtype=torch.float64, device=self.device))
+        dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
+        return math.sqrt(float(square))
+
+    def save(self, folder: Path, step: int) -> None:
+        """By places in the whole model where that covers this plan; else as DeepSpeed does, for this layout only."""
+        from orchestrator.workers import states
+
+        if not states.covers(self.plan):
+            self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False)
+            return
+        if dist.get_rank() == 0:
+            (folder / states.FOLDER).mkdir()
+        dist.barrier()
+        states.save(self.engine, self.places, self.plan, folder / states.FOLDER)
+        torch.save(generator_states(self.device), folder / f"generators-{dist.get_rank():06d}.pt")
+
+    def load(self, saved: Saved) -> None:
+        """Any layout, but for plans whose checkpoints are DeepSpeed's own (`save`); the generators only in the same. Raises InputError."""
+        from orchestrator.workers import states
+
+        mine = layout(self.plan)
+        if saved.layout["engine"] != self.plan.engine:
+            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+        if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
+            states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
+            if saved.layout == mine:
+                path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
+                set_generator_states(torch.load(path, weights_only=False), self.device)
+            return
+        if saved.layout != mine:
+            different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine[key]})" for key in mine if saved.layout.get(key) != mine[key])
+            why = f"was written with {different}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only"
+            raise InputError("train.resume", saved.folder, why)
+        path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG)
+        if path is None:
+            raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")
+
+
+def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
+    """Under sequence parallelism each tensor-parallel rank sees a part of the sequence: gradients of what all ranks hold whole (norms,
+    row-parallel biases) must be summed over the group. megatron-core does it in finalize_model_grads, which DeepSpeed never calls."""
+    group = parallel_state.get_tensor_model_parallel_group()
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=group)
+        return gradient
+
+    for parameter in model.parameters():
+        if getattr(parameter, "sequence_parallel", False):
+            parameter.register_hook(hook)
+
+
+class MegatronLayersTrainer(DeepSpeedTrainer):
+    """One rank: its stage of a megatron-core model, filled; what becomes of it is the subclass's."""
+
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
+        super().__init__(plan, engine, device)
+        if plan.run.init_from:
+            hf_weights.match_activation(engine, Path(plan.run.init_from))
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
+        (model,) = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
+        self.model = model = model.to(device)
+        hf_weights.first_weights([model], config, plan)
+        self.places = parts.places([model])
+        self._tag()
+        if plan.sequence_parallel:
+            sum_sequence_parallel_gradients(model)
+
+    def _tag(self) -> None:
+        """Say which parameters are parts of a tensor and which are copies, so that DeepSpeed counts each once in the gradient norm."""
+        for parameter in self.model.parameters():
+            parameter.model_parallel = bool(getattr(parameter, "tensor_model_parallel", False))
+            # The last stage's copy of a tied embedding (megatron-core: `shared`) is counted on the first.
+            parameter.ds_pipe_replicated = bool(getattr(parameter, "shared", False))
+
+    def _sum_tied_gradients(self) -> None:
+        """Of the tied embedding's two copies, before the data-parallel reduction."""
+        if self.plan.model.tie_embeddings and (self.model.pre_process or self.model.post_process):
+            gradient = self._gradient(self.model.shared_embedding_or_output_weight())
+            dist.all_reduce(gradient, group=parallel_state.get_embedding_group())
+
+    def _gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Where this optimizer adds up a parameter's gradient before the reduction (stage 1: stage_1_and_2.py:1247, or BF16_Optimizer's
+        fp32 buffer)."""
+        accumulated = getattr(parameter, "_hp_grad", None)
+        if accumulated is not None:
+            return accumulated
+        return parameter.grad if self.plan.zero_stage == 0 else self.engine.optimizer.get_gradient_for_reduction(parameter)
+
+    def export(self, folder: Path) -> None:
+        """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
+        partitioned = self.plan.zero_stage == 3
+
+        def gathered(parameter: torch.nn.Parameter) -> Any:
+            return self.deepspeed.zero.GatheredParameters([parameter]) if partitioned else contextlib.nullcontext()
+
+        hf_weights.export(self.places, self.plan, folder, self.engine_fields, gathered)
