@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -22,13 +23,18 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, loop, parts
+from orchestrator.workers import hf_weights, loop, optimizer_formats, parts
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.distributed import generator_states, initialise_groups, set_generator_states
 from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config, with_types
 
 OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 """The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
+
+
+T5_HEAD_BIAS = "lm_head.output_layer.bias"
+"""As long as the padded vocabulary, which depends on tp: T5Model does not say of it, as other models do, that it may be read into another
+length (t5_model.py, T5LMHead)."""
 
 
 class MegatronTrainer:
@@ -118,6 +124,9 @@ class MegatronTrainer:
         state: dict[str, Any] = {f"model{index}": _bare(chunk).sharded_state_dict() for index, chunk in enumerate(self.chunks)}
         state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(OPTIMIZER_FORMAT))
         return state
+        for base in nested_values(state):
+            if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
+                base.allow_shape_mismatch = True
 
     def _torch_adams(self) -> list[DistributedOptimizer]:
         """The distributed optimizers over torch's own AdamW."""
@@ -169,10 +178,17 @@ class MegatronTrainer:
         same = saved.layout == layout(self.plan)
         if same:
             state["generators"] = self._generators()
+        other_kind = (saved.layout["zero_stage"] == 0) != (self.plan.zero_stage == 0)
+        (*others, wrapped) = self.optimizer.chained_optimizers
+        if other_kind:
+            if others:
+                why = f"was written at zero_stage={saved.layout['zero_stage']}, and experts continue at the same only"
+                raise InputError("train.resume", saved.folder, why)
+            optimizer_formats.ask(state["optimizer"], wrapped)
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
             _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], wrapped) if other_kind else state["optimizer"])
         for wrapped in self._torch_adams():
             # One tensor for all parameters (distrib_optimizer.py:813): it would count every parameter's step.
             for values in wrapped.optimizer.state.values():

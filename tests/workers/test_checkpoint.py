@@ -1,4 +1,4 @@
-"""A resumed run continues the curve: exactly in the same layout, and for megatron in another."""
+"""A resumed run continues the curve: exactly in the same layout, to rounding in another of the same engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_plans import GPT, LLAMA, make_plan
+from worker_plans import BERT, GPT, LLAMA, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.plan import RunSettings, to_json
@@ -77,7 +77,32 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "deepspeed pp2 zero1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
 }
-
+MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "megatron tp2 to dp2 zero1": ({"tp": 2}, {"dp": 2, "zero_stage": 1}),
+    "megatron bert tp2 pp2 to dp2": ({"model": BERT, "tp": 2, "pp": 2}, {"model": BERT, "dp": 2}),
+    "megatron t5 tp2 to dp2 zero1": ({"model": T5, "tp": 2}, {"model": T5, "dp": 2, "zero_stage": 1}),
+    "megatron llama tp2 pp2 dp2 zero1 to tp2 zero0": (
+        {"model": LLAMA, "tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "tp": 2},
+    ),
+    "megatron bf16 tp2 to dp2 zero1": ({"tp": 2, "precision": "bf16"}, {"dp": 2, "zero_stage": 1, "precision": "bf16"}),
+    "megatron bf16 dp2 zero1 to tp2": ({"dp": 2, "zero_stage": 1, "precision": "bf16"}, {"tp": 2, "precision": "bf16"}),
+    "deepspeed pp2 zero1 to pp1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "zero_stage": 1}),
+    "deepspeed t5 tp2 zero1 to dp2 zero3": (
+        {"model": T5, "engine": DEEPSPEED, "tp": 2, "zero_stage": 1},
+        {"model": T5, "engine": DEEPSPEED, "dp": 2, "zero_stage": 3},
+    ),
+    "deepspeed dp1 zero1 to pp2 bert": (
+        {"model": BERT, "engine": DEEPSPEED, "zero_stage": 1},
+        {"model": BERT, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
+    ),
+    "hugging face dp2 zero1 to zero3": ({"engine": ALONE, "dp": 2, "zero_stage": 1}, {"engine": ALONE, "dp": 2, "zero_stage": 3}),
+    "hugging face bert dp2 zero3 to zero1": (
+        {"model": BERT, "engine": ALONE, "dp": 2, "zero_stage": 3},
+        {"model": BERT, "engine": ALONE, "dp": 2, "zero_stage": 1},
+    ),
+}
+"""Left to .ci/full, as LONG."""
 
 LONG = (
     "hugging face tp2 dp2 zero3 to zero0",
@@ -94,9 +119,9 @@ LONG = (
 """Left to .ci/full: their parts are in other cases."""
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.full if case in LONG else ()) for case in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.full if case in (*LONG, *MORE) else ()) for case in CASES | MORE])
 def test_a_resumed_run_continues_the_curve(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
-    before, after = CASES[case]
+    before, after = (CASES | MORE)[case]
     whole = run(pool, corpus, tmp_path / "first", save_every=2, **before)
     # The run that resumes starts in the middle: its own losses are those of steps 3 and 4.
     half = tmp_path / "first" / "checkpoints" / "step_000002"

@@ -53,6 +53,16 @@ MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "bert dp2 zero3": (BERT, {"dp": 2, "zero_stage": 3}),
     "t5 dp4 zero2": (HF_T5, {"dp": 4, "zero_stage": 2}),
     "t5 tp2 zero3": (HF_T5, {"tp": 2, "zero_stage": 3}),
+    "llama dp2 zero0": (LLAMA, {"dp": 2}),
+    "bert dp2 zero0": (BERT, {"dp": 2}),
+    "t5 dp2 zero0": (HF_T5, {"dp": 2}),
+    "bert dp2 zero2 checkpointing": (BERT, {"dp": 2, "zero_stage": 2, "recompute": ["full"]}),
+    "gpt dp2 zero2 offload": (GPT, {"dp": 2, "zero_stage": 2, "offload_optimizer": True}),
+    "bert dp2 zero2 offload": (BERT, {"dp": 2, "zero_stage": 2, "offload_optimizer": True}),
+    "t5 dp2 zero2 offload": (HF_T5, {"dp": 2, "zero_stage": 2, "offload_optimizer": True}),
+    "gpt dp4 zero3 hpz2": (GPT, {"dp": 4, "zero_stage": 3, "zero_shard_size": 2}),
+    "bert dp4 zero3 hpz2": (BERT, {"dp": 4, "zero_stage": 3, "zero_shard_size": 2}),
+    "t5 dp4 zero3 hpz2": (HF_T5, {"dp": 4, "zero_stage": 3, "zero_shard_size": 2}),
 }
 ALL = CASES | MORE
 
