@@ -122,11 +122,11 @@ class MegatronTrainer:
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         """Everything a checkpoint holds, each tensor with its global place."""
         state: dict[str, Any] = {f"model{index}": _bare(chunk).sharded_state_dict() for index, chunk in enumerate(self.chunks)}
-        state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(OPTIMIZER_FORMAT))
-        return state
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True
+        state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(OPTIMIZER_FORMAT))
+        return state
 
     def _torch_adams(self) -> list[DistributedOptimizer]:
         """The distributed optimizers over torch's own AdamW."""
@@ -176,8 +176,6 @@ class MegatronTrainer:
         self._prepare_torch_adam()
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)
-        if same:
-            state["generators"] = self._generators()
         other_kind = (saved.layout["zero_stage"] == 0) != (self.plan.zero_stage == 0)
         (*others, wrapped) = self.optimizer.chained_optimizers
         if other_kind:
@@ -185,6 +183,8 @@ class MegatronTrainer:
                 why = f"was written at zero_stage={saved.layout['zero_stage']}, and experts continue at the same only"
                 raise InputError("train.resume", saved.folder, why)
             optimizer_formats.ask(state["optimizer"], wrapped)
+        if same:
+            state["generators"] = self._generators()
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
             _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
