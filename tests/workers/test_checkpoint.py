@@ -88,6 +88,14 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "megatron bf16 tp2 to dp2 zero1": ({"tp": 2, "precision": "bf16"}, {"dp": 2, "zero_stage": 1, "precision": "bf16"}),
     "megatron bf16 dp2 zero1 to tp2": ({"dp": 2, "zero_stage": 1, "precision": "bf16"}, {"tp": 2, "precision": "bf16"}),
     "deepspeed pp2 zero1 to pp1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "zero_stage": 1}),
+    "deepspeed pipeline pp2 zero1 to dp2 zero3": (
+        {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1, "pipeline_schedule": "deepspeed_1f1b"},
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3},
+    ),
+    "deepspeed llama tp2 zero2 to pipeline pp2 zero0": (
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "zero_stage": 2},
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "pipeline_schedule": "deepspeed_1f1b"},
+    ),
     "deepspeed t5 tp2 zero1 to dp2 zero3": (
         {"model": T5, "engine": DEEPSPEED, "tp": 2, "zero_stage": 1},
         {"model": T5, "engine": DEEPSPEED, "dp": 2, "zero_stage": 3},
