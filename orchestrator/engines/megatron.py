@@ -12,7 +12,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
-from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
+from orchestrator.strategy.spec import RECOMPUTE_ORDER
 
 NAME: Final = "megatron"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
@@ -39,7 +39,7 @@ def capabilities(software: Software) -> Capabilities:
         offload_optimizer=False,
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
-        rank_orders=(RANK_ORDER,),
+        rank_orders=rules.MEGATRON_ORDERS,
         rules=(
             *rules.given(NAME, FAMILIES, PRECISIONS),
             rule(
@@ -61,7 +61,7 @@ def capabilities(software: Software) -> Capabilities:
                 "micro_batch_size",
             ),
             rule("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.precision_aware, "zero_stage"),
-            *rules.mesh_rules(),
+            *rules.mesh_rules(rules.megatron_rank_order),
             *rules.recompute_rules(),
             rule("cp_worker", "ours: orchestrator/workers/megatron.py does not cut sequences", rules.cp_worker, "cp"),
             rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", rules.cp_attention, "cp"),

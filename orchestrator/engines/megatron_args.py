@@ -11,6 +11,7 @@ from typing import Any, Final
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import ddp_fields, fp8_fields, implementation, layout, padded_vocab_size, recompute_fields
 from orchestrator.plan import Plan
+from orchestrator.strategy.spec import PP_BEFORE_DP
 
 Flag = tuple[str, ...]
 """A flag and its values."""
@@ -108,6 +109,8 @@ def _parallel(plan: Plan) -> list[Flag]:
         flags += [("--num-virtual-stages-per-pipeline-rank", str(plan.vpp))]
     if plan.cp > 1:
         flags += [("--cp-comm-type", "p2p")]
+    if plan.rank_order == PP_BEFORE_DP:
+        flags += [("--use-tp-pp-dp-mapping",)]
     ddp = ddp_fields(plan)
     for field in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
         if ddp[field]:

@@ -26,6 +26,7 @@ from orchestrator.engines.transformer_config import (
 )
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
+from orchestrator.strategy.spec import PP_BEFORE_DP
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
@@ -259,7 +260,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
         name: ("stages.recompute", _recompute(name))
         for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
     },
-    "use_tp_pp_dp_mapping": ("rank_order", lambda plan: False),
+    "use_tp_pp_dp_mapping": ("rank_order", lambda plan: plan.rank_order == PP_BEFORE_DP),
     "use_distributed_optimizer": ("zero_stage", lambda plan: plan.zero_stage >= 1),
     "use_megatron_fsdp": ("zero_stage", lambda plan: False),
     "use_torch_fsdp2": ("zero_stage", lambda plan: False),

@@ -11,9 +11,12 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from orchestrator.strategy.capabilities import Rule, Situation
-from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_MODULES, Candidate
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Candidate
 
 Check = Callable[[Candidate, Situation], str | None]
+
+MEGATRON_ORDERS: Final = (RANK_ORDER, PP_BEFORE_DP)
+"""What initialize_model_parallel is given (training/initialize.py:378)."""
 
 LAYER_KINDS: Final = {"gpt": ("decoder",), "llama": ("decoder",), "bert": ("encoder",), "t5": ("encoder", "decoder")}
 """What Megatron counts as a layer, by family; embedding and head come on top."""
@@ -207,6 +210,15 @@ def no_precision_aware(candidate: Candidate, situation: Situation) -> str | None
 def rank_order(candidate: Candidate, _: Situation) -> str | None:
     order = candidate.mesh.order
     return None if order == RANK_ORDER else f"rank order {'-'.join(order)}: the workers build {'-'.join(RANK_ORDER)}"
+
+
+def megatron_rank_order(candidate: Candidate, _: Situation) -> str | None:
+    mesh = candidate.mesh
+    if mesh.order not in MEGATRON_ORDERS:
+        return f"rank order {'-'.join(mesh.order)}: Megatron has {' and '.join('-'.join(order) for order in MEGATRON_ORDERS)}"
+    if mesh.order != RANK_ORDER and mesh.pp > 1 and mesh.expert_dp != mesh.dp:
+        return f"expert_dp={mesh.expert_dp} is not dp={mesh.dp}, which rank order {'-'.join(mesh.order)} with a pipeline needs"
+    return None
 
 
 def world_divides(candidate: Candidate, situation: Situation) -> str | None:
@@ -507,10 +519,10 @@ def given(engine: str, families: Collection[str], precisions: Collection[str]) -
     )
 
 
-def mesh_rules() -> tuple[Rule, ...]:
-    """Rules on the mesh that every engine mode with megatron-core models has."""
+def mesh_rules(order: Callable[[Candidate, Situation], str | None] = rank_order) -> tuple[Rule, ...]:
+    """Rules on the mesh that every engine mode with megatron-core models has. `order`: the check of the rank order."""
     return (
-        rule("rank_order", "rank_order: core/parallel_state.py:808-816", rank_order, "order"),
+        rule("rank_order", "rank_order: core/parallel_state.py:808-816", order, "pp", "ep", "etp", "dp", "order"),
         rule("no_experts", "ep_basic: megatron/training/arguments.py:1025", no_experts, "ep", "etp"),
         rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", heads, "tp"),
         rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", groups, "tp"),

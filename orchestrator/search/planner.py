@@ -233,7 +233,7 @@ def _groups(choices: Sequence[Choice], floors: Sequence[Floors]) -> list[Entry]:
         candidate = choice.leaf.candidate
         strategy, mesh = candidate.strategy, candidate.strategy.mesh
         key = (
-            *(choice.engine, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.etp, mesh.order),
+            *(choice.engine, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.etp, mesh.stride("tp"), mesh.stride("cp")),
             *(strategy.sequence_parallel, candidate.micro_batch_size),
         )
         groups.setdefault(key, []).append(choice)

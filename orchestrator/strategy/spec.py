@@ -20,6 +20,8 @@ RECOMPUTE_MODULES: dict[Recompute, tuple[str, ...]] = {
 """Megatron's --recompute-modules of each mode that is one of modules (transformer_config.py:411-421)."""
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Megatron's default: the first axis has adjacent ranks."""
+PP_BEFORE_DP = ("tp", "cp", "ep", "pp", "dp")
+"""Megatron's --use-tp-pp-dp-mapping: a pipeline's stages are near each other and its replicas far apart."""
 
 
 class Mesh(Value, frozen=True, kw_only=True):

@@ -391,12 +391,19 @@ class Tree:
             yield _with_mesh(candidate, "dp", dp)
 
     def _rank_order(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Those that differ, for axes above 1; an order that puts PP nearer only where that takes a transfer off a slower network level,
+        or else it only puts DP farther."""
         seen = set()
         for order in self.capabilities.rank_orders:
-            shape = tuple(axis for axis in order if candidate.mesh.degree(axis) > 1)
-            if shape not in seen:
+            mesh = replace(candidate.mesh, order=order)
+            shape = tuple(axis for axis in order if mesh.degree(axis) > 1)
+            if shape not in seen and (not seen or order[-1] == "pp" or self._nearer(mesh.stride("pp"))):
                 seen.add(shape)
-                yield _with_strategy(candidate, mesh=replace(candidate.mesh, order=order))
+                yield _with_strategy(candidate, mesh=mesh)
+
+    def _nearer(self, stride: int) -> bool:
+        """Whether ranks so far apart share a domain of a level that does not hold all GPUs."""
+        return any(2 * stride <= level.size < self.world for level in self.situation.cluster.levels)
 
     def _zero_stage(self, candidate: Candidate) -> Iterator[Candidate]:
         offered = self.capabilities.zero_stages if candidate.mesh.pp == 1 else self.capabilities.zero_stages_with_pipeline

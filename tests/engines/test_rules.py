@@ -69,7 +69,7 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("grad_dtype", M, situation(grad_reduce_dtype="bf16"), {}, "one buffer"),
     ("grad_dtype", M, situation(grad_reduce_dtype="fp16", grad_accum_dtype="fp16"), {}, "fp16 with precision bf16"),
     ("grad_dtype", D, situation(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
-    ("rank_order", M, situation(), {"order": ("tp", "cp", "ep", "pp", "dp")}, "tp-cp-ep-pp-dp"),
+    ("rank_order", M, situation(), {"order": ("dp", "tp", "cp", "ep", "pp")}, "dp-tp-cp-ep-pp"),
     ("no_experts", M, situation(), {"ep": 2}, "ep=2"),
     ("heads_tp", M, situation(WIDE), {"tp": 4, "dp": 2}, "tp=4 does not divide num_attention_heads=6"),
     ("groups_tp", M, situation(GROUPED), {"tp": 4, "dp": 2}, "tp=4 neither divides num_query_groups=6"),

@@ -22,6 +22,7 @@ from orchestrator.engines.transformer_config import engine_fields, layout, recom
 from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.plan import LayerSpan, Plan, Stage, from_json, to_json
+from orchestrator.strategy.spec import PP_BEFORE_DP
 
 GOLDEN = Path(__file__).parent / "golden"
 FLAGS = Path(__file__).parent / "megatron_flags.csv"
@@ -217,6 +218,13 @@ def test_megatrons_arguments_are_not_written_where_megatron_can_not_say_the_plan
         assert any("megatron_args.sh was not written" in note for note in job.notes)
     geglu = make_plan(model=replace(LLAMA, activation="geglu"))
     assert any("geglu" in note for note in job_of(geglu).notes)
+
+
+def test_the_other_rank_order_has_its_flag_and_only_that() -> None:
+    plan = make_plan(pp=2, tp=2)
+    other = replace(plan, rank_order=PP_BEFORE_DP)
+    assert [flag for flag in megatron_flags(other) if flag not in megatron_flags(plan)] == [("--use-tp-pp-dp-mapping",)]
+    assert ENGINES["megatron"].capabilities(plan.cluster.software).broken_rule(other.candidate, situation_of(other)) is None
 
 
 def test_what_the_command_line_says_otherwise_is_noted() -> None:

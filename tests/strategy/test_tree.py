@@ -162,18 +162,23 @@ def test_a_rule_is_judged_as_soon_as_its_needs_are_known() -> None:
     assert asked == len(divisors(64))
 
 
-def test_a_second_rank_order_is_searched_only_where_it_differs() -> None:
-    orders = (("tp", "cp", "ep", "dp", "pp"), ("tp", "cp", "ep", "pp", "dp"))
-    both, _ = grow(megatron_like(rank_orders=orders))
-    one, _ = grow(megatron_like())
-    differ = [leaf for leaf in one if leaf.candidate.mesh.pp > 1 and leaf.candidate.mesh.dp > 1]
+ORDERS = (("tp", "cp", "ep", "dp", "pp"), ("tp", "cp", "ep", "pp", "dp"))
+
+
+def test_a_second_rank_order_is_searched_only_where_it_puts_stages_nearer() -> None:
+    """On nodes of 8: not with tp=8, whose stages never share a node, and not on one node."""
+    both, _ = grow(megatron_like(rank_orders=ORDERS), gpus=16, heads=8)
+    one, _ = grow(megatron_like(), gpus=16, heads=8)
+    differ = [leaf for leaf in one if leaf.candidate.mesh.pp > 1 and leaf.candidate.mesh.dp > 1 and leaf.candidate.mesh.tp <= 4]
+    assert any(leaf.candidate.mesh.tp == 8 for leaf in one)
+    assert len(differ) > 20
     assert len(both) == len(one) + len(differ)
+    assert grow(megatron_like(rank_orders=ORDERS), gpus=8)[0] == grow(megatron_like(), gpus=8)[0]
 
 
 def test_the_papers_first_takeaway_is_a_rule_that_can_be_switched_on() -> None:
-    orders = (("tp", "cp", "ep", "dp", "pp"), ("tp", "cp", "ep", "pp", "dp"))
-    pruned, cuts = grow(megatron_like(rank_orders=orders), prunings=(PP_OUTERMOST,))
-    one, _ = grow(megatron_like())
+    pruned, cuts = grow(megatron_like(rank_orders=ORDERS), gpus=16, prunings=(PP_OUTERMOST,))
+    one, _ = grow(megatron_like(), gpus=16)
     assert pruned == one
     assert {cut.rule for cut in cuts} >= {"pp_outermost"}
 
