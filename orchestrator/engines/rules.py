@@ -216,8 +216,9 @@ def megatron_rank_order(candidate: Candidate, _: Situation) -> str | None:
     mesh = candidate.mesh
     if mesh.order not in MEGATRON_ORDERS:
         return f"rank order {'-'.join(mesh.order)}: Megatron has {' and '.join('-'.join(order) for order in MEGATRON_ORDERS)}"
-    if mesh.order != RANK_ORDER and mesh.pp > 1 and mesh.expert_dp != mesh.dp:
-        return f"expert_dp={mesh.expert_dp} is not dp={mesh.dp}, which rank order {'-'.join(mesh.order)} with a pipeline needs"
+    expert_dp = mesh.expert_dp if mesh.ep * mesh.etp > 1 else mesh.dp * mesh.cp  # Megatron's etp is tp where none is given
+    if mesh.order != RANK_ORDER and mesh.pp > 1 and expert_dp != mesh.dp:
+        return f"expert_dp={expert_dp} is not dp={mesh.dp}, which rank order {'-'.join(mesh.order)} with a pipeline needs"
     return None
 
 
