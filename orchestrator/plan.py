@@ -11,8 +11,20 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import (
+    RECOMPUTE_ORDER,
+    Candidate,
+    CpCommType,
+    CudaGraphImpl,
+    Dispatcher,
+    Mesh,
+    Recompute,
+    Schedule,
+    Strategy,
+    options_of,
+)
 from orchestrator.values import Value
 
 __all__ = [
@@ -92,10 +104,17 @@ class Plan(Value, frozen=True, kw_only=True):
     zero_shard_size: int | None = None
     sequence_parallel: bool
     offload_optimizer: bool = False
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    tp_comm_overlap: bool = False
+    cuda_graph_impl: CudaGraphImpl = "none"
+    cp_comm_type: CpCommType = "p2p"
+    moe_token_dispatcher_type: Dispatcher = "alltoall"
+    megatron_fsdp: bool = False
     micro_batch_size: int
     num_microbatches: int
     global_batch_size: int
-    schedule: Literal["1f1b", "interleaved", "deepspeed_1f1b"]
+    schedule: Schedule
     rank_order: tuple[str, ...]
     stages: tuple[Stage, ...]
     predicted: Prediction | None = None
@@ -125,7 +144,15 @@ class Plan(Value, frozen=True, kw_only=True):
             recompute=strongest,
             offload_optimizer=self.offload_optimizer,
             grad_reduce_dtype=self.training.grad_reduce_dtype,
+            **options_of(self),
         )
+
+    @property
+    def optimizer_instances(self) -> int:
+        """Copies of the optimizer's states below ZeRO-3, each divided over `zero_shard_size` ranks (Megatron's
+        --num-distributed-optimizer-instances)."""
+        shared = self.zero_shard_size if 1 <= self.zero_stage < SHARDED_FROM_STAGE["weight"] else None
+        return self.dp * self.cp // shared if shared else 1
 
     @property
     def candidate(self) -> Candidate:

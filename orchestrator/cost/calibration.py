@@ -79,12 +79,18 @@ class Calibration(Value, frozen=True, kw_only=True):
     tp_overlap: float = -1.0
     """Share of tensor-parallel traffic behind GEMMs, inside the innermost network level; below 0: the engine's `Behaviour.tp_overlap`."""
 
+    user_buffers_overlap: float = 0.85
+    """The same where the user asks for Transformer Engine's overlap (tp_comm_overlap): as for NeMo's recipes, which use it."""
+
     # Overheads
     op_overhead_s: float = 12 * US
     """Host seconds to launch one operation of the layer in forward (PyTorch's dispatch of a module and its kernels, 5 to 20 us); a
     stage is never faster than its launches. Backward: twice."""
     collective_launch_s: float = 30 * US
     """Host seconds to launch a collective of a layer (process group, stream and event), part of the same floor."""
+    graph_launch_s: float = 50 * US
+    """Host seconds to replay one layer's pass as a CUDA graph: cudaGraphLaunch takes about 10 us, megatron-core's replay node, which copies
+    the inputs into the graph's, the rest (an estimate: nothing that was published tells it apart)."""
     microbatch_overhead_s: float = 300 * US
     """Per micro-batch and stage: the schedule's Python, the data, the loss."""
     layer_floor_s: float = 0.0

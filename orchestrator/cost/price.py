@@ -39,6 +39,9 @@ YOUNGEST_GIVEN_BACK = 1.8
 """Micro-batches in flight, the youngest, whose gathered inputs are then given back."""
 WIDE_DOMAINS = 2
 """Inner domains beyond which tensor parallelism is wide (`Calibration.wide_tp_transfer_s`)."""
+USER_BUFFERS = 10
+"""Gathered tensors that Transformer Engine allocates for overlapped traffic, one for each product that has some: qkv, proj, fc1 and fc2 in
+forward and in the input's gradient, qkv and fc1 in the weight's (its pytorch/module/base.py, initialize_ub)."""
 FORWARD_SHARE = 1 / 3
 """Of the launches of a layer: its backward has twice as many."""
 COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
@@ -172,6 +175,7 @@ class CostModel:
         self._flops_per_sample = model_flops_per_sample(model)
         self._has_tied = any(weight.tied for layer in self._kinds.values() for weight in layer.weights)
         self._fp8_copies = memory.fp8_weight_bytes(training, cluster.gpu) if behaviour.fp8_weight_copies else 0.0
+        self._domain = cluster.levels[0].size
         self._links: dict[tuple[int, int], Link] = {}
         self._state_bytes: dict[int, StateBytes] = {}
         self._locals: dict[tuple[object, ...], _Local] = {}
@@ -251,6 +255,11 @@ class CostModel:
         launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
         if recompute == "full":
             launch["backward"] += launch["forward"]
+        graph_bytes = 0.0
+        if layer.recomputable and strategy.cuda_graph_impl != "none":
+            launch = {when: min(c.graph_launch_s, seconds) for when, seconds in launch.items()}
+            ends = (layer.input_elements + layer.output_elements) * self._itemsize * micro_batch_size
+            graph_bytes = ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))  # a graph has an input and output of its own
         for when, seconds_launched in launch.items():
             if seconds_launched > passes[when]:
                 causes["overhead"] += seconds_launched - passes[when]
@@ -270,7 +279,7 @@ class CostModel:
         cost = LayerCost(
             forward_s=passes["forward"],
             backward_s=passes["backward"],
-            saved_bytes=kept.saved,
+            saved_bytes=kept.saved + graph_bytes,
             transient_forward_bytes=kept.transient_forward + live_forward,
             transient_backward_bytes=kept.transient_backward + live_backward,
             static_bytes=held.resident,
@@ -338,6 +347,7 @@ class CostModel:
             *(layer.kind, recompute, mesh.tp, mesh.cp, strategy.sequence_parallel, micro_batch_size),
             *(mesh.stride("tp") if mesh.tp > 1 else 1, mesh.stride("cp") if mesh.cp > 1 else 1),
             *(per_parameter.weight, per_parameter.gradient, mesh.ep, mesh.etp),
+            *(strategy.tp_comm_overlap, strategy.cp_comm_type, strategy.moe_token_dispatcher_type),
         )
         local = self._locals.get(key)
         if local is not None:
@@ -364,7 +374,7 @@ class CostModel:
             if isinstance(op, Dispatch)
             for item in ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._itemsize)
         ]
-        for item in (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel), *experts):
+        for item in (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel, domain=self._domain), *experts):
             attention = (forward if item.when == "forward" else backward).attention
             exposed, slowed = self._exposed(self._seconds_of(item), item, attention)
             if item.axis == ep.AXIS:
@@ -397,7 +407,7 @@ class CostModel:
     def _repeated_traffic(self, part: LayerSpec, strategy: Strategy, micro_batch_size: int) -> list[Traffic]:
         """What the forward of a recomputed part of a layer communicates."""
         size = (part, strategy, micro_batch_size, self._itemsize)
-        items = (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel))
+        items = (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel, domain=self._domain))
         return [item for item in items if item.repeats_with_recompute]
 
     def _tied_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
@@ -483,8 +493,10 @@ class CostModel:
         c = self.calibration
         if item.hidden == "nothing":
             return seconds, 0.0
-        if item.hidden == "gemm":  # chunks of a product passed on over the inner level (Transformer Engine's user buffers)
+        if item.hidden in ("gemm", "user_buffers"):  # chunks of a product passed on over the inner level
             tp_overlap = self.behaviour.tp_overlap if c.tp_overlap < 0 else c.tp_overlap
+            if item.hidden == "user_buffers":
+                tp_overlap = max(tp_overlap, c.user_buffers_overlap)
             hidden = seconds * tp_overlap if item.size * item.stride <= self.cluster.levels[0].size else 0.0
         else:
             hidden = min(seconds, c.overlap_efficiency * compute)
@@ -665,6 +677,9 @@ class CostModel:
         buffers = c.workspace_bytes
         if mesh.pp > 1:
             buffers += 2 * self._boundary_bytes(candidate)  # one tensor on its way out, one gradient on its way in
+        if candidate.strategy.tp_comm_overlap:
+            widest = max(layer.input_elements for layer in self._kinds.values())
+            buffers += USER_BUFFERS * widest * self._itemsize * candidate.micro_batch_size / mesh.cp
         setting.fixed_bytes = {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
         return setting.fixed_bytes
 

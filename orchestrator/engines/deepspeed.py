@@ -15,7 +15,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.job import File, Job
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
 
 NAME: Final = "deepspeed"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
@@ -46,6 +46,7 @@ def capabilities(software: Software) -> Capabilities:
         rules=(
             rule("family", "transformers/models/{gpt2,llama,qwen2,bert,t5}", rules.offered(FAMILIES, NAME), "model"),
             rule("precision", "fp16_bf16, runtime/engine.py:2000", rules.precision(NAME, PRECISIONS), "model"),
+            rule("no_options", "ours: never tried under DeepSpeed's engine", rules.no_options, *ENGINE_OPTIONS),
             rule("no_precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.no_precision_aware, "model"),
             rule("seq_pos", "transformers: n_positions, max_position_embeddings of the model's config", rules.positions, "model"),
             rule("hidden_heads", "transformers/models/gpt2/modeling_gpt2.py GPT2Attention", rules.head_width, "model"),

@@ -37,6 +37,7 @@ def capabilities(software: Software) -> Capabilities:
         uneven_stages=True,
         schedules=("1f1b", "interleaved"),
         offload_optimizer=False,
+        fsdp_zero_stages=(2, 3),
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
         rank_orders=rules.MEGATRON_ORDERS,
@@ -77,8 +78,22 @@ def capabilities(software: Software) -> Capabilities:
                 "vpp",
                 "num_microbatches",
             ),
-            rule("zero_stage", "megatron_3d.zero: 0 and --use-distributed-optimizer", rules.zero_offered((0, 1)), "zero_stage"),
-            rule("zero_shard_size", "distopt_instances: core/parallel_state.py:833", rules.no_shard_group, "zero_shard_size"),
+            rule(
+                "zero_stage",
+                "megatron_3d.zero: 0 and --use-distributed-optimizer; megatron_fsdp.zero",
+                rules.zero_offered((0, 1), fsdp=(2, 3)),
+                "zero_stage",
+            ),
+            rule(
+                "zero_shard_size",
+                "distopt_instances: core/parallel_state.py:833",
+                rules.optimizer_instances,
+                "zero_shard_size",
+                "zero_stage",
+                "dp",
+                "cp",
+            ),
+            *rules.option_rules(),
             rule("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", rules.distributed_adam, "zero_stage"),
             rule(
                 "no_offload",
@@ -94,12 +109,13 @@ def behaviour(software: Software) -> Behaviour:
     """Bytes per parameter: 18 without sharding, 6 + 12/d with (Megatron-LM theoretical_memory_usage.py:182).
 
     The distributed optimizer reduces gradients by reduce-scatter once a step, at the last micro-batch, and gathers the weights once.
+    Stages 2 and 3 are Megatron-FSDP's, which divide the same bytes further.
     """
     mixed = StateBytes(weight=2, gradient=4, master=4, moments=8)
     full = StateBytes(weight=4, gradient=4, master=0, moments=8)
     return Behaviour(
         engine=NAME,
-        states={"mixed/0": mixed, "mixed/1": mixed, "fp32/0": full, "fp32/1": full},
+        states={f"{kind}/{stage}": states for kind, states in (("mixed", mixed), ("fp32", full)) for stage in range(4)},
         gradient_bytes_on_wire="grad_reduce_dtype",
         gradient_buffer="grad_reduce_dtype",
         reduce_scatter_from_stage=1,

@@ -9,7 +9,15 @@ import shlex
 from typing import Any, Final
 
 from orchestrator.engines.passthrough import with_flags
-from orchestrator.engines.transformer_config import ddp_fields, fp8_fields, implementation, layout, padded_vocab_size, recompute_fields
+from orchestrator.engines.transformer_config import (
+    ddp_fields,
+    fp8_fields,
+    hierarchical_sizes,
+    implementation,
+    layout,
+    padded_vocab_size,
+    recompute_fields,
+)
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import PP_BEFORE_DP
 
@@ -30,7 +38,7 @@ MEGATRON_LM: Final = "Megatron-LM, tag core_v0.16.1"
 def why_not(plan: Plan) -> str | None:
     """Why Megatron's command line can't say this plan; None: it can."""
     model = plan.model
-    if plan.zero_stage >= 2:
+    if plan.zero_stage >= 2 and not plan.megatron_fsdp:
         return f"{MEGATRON_LM} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
     if plan.schedule == "deepspeed_1f1b":
         return f"{MEGATRON_LM} has its own pipeline, not schedule={plan.schedule}"
@@ -108,10 +116,23 @@ def _parallel(plan: Plan) -> list[Flag]:
     elif plan.vpp > 1:
         flags += [("--num-virtual-stages-per-pipeline-rank", str(plan.vpp))]
     if plan.cp > 1:
-        flags += [("--cp-comm-type", "p2p")]
+        flags += [("--cp-comm-type", plan.cp_comm_type)]
+    sizes = hierarchical_sizes(plan)
+    if sizes is not None:
+        flags += [("--hierarchical-context-parallel-sizes", *map(str, sizes))]
+    if plan.tp_comm_overlap:
+        flags += [("--tp-comm-overlap",)]
+    if plan.cuda_graph_impl != "none":
+        # Graphs can't replay Megatron's own random numbers (cuda_graphs.py:1406).
+        flags += [("--cuda-graph-impl", plan.cuda_graph_impl), ("--te-rng-tracker",)]
     if plan.rank_order == PP_BEFORE_DP:
         flags += [("--use-tp-pp-dp-mapping",)]
     ddp = ddp_fields(plan)
+    if plan.optimizer_instances > 1:
+        flags += [("--num-distributed-optimizer-instances", str(plan.optimizer_instances))]
+    if plan.megatron_fsdp:
+        flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", ddp["data_parallel_sharding_strategy"])]
+        flags += [("--ckpt-format", "fsdp_dtensor")]
     for field in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
         if ddp[field]:
             flags += [("--" + field.replace("_", "-"),)]
@@ -199,8 +220,10 @@ def _software(plan: Plan) -> list[Flag]:
     flags: list[Flag] = [("--transformer-impl", implementation(plan))]
     if plan.model.family == "bert" and not te:
         flags += [("--spec", "local")]
+    if not apex or plan.megatron_fsdp:
+        flags += [("--no-gradient-accumulation-fusion",)]
     if not apex:
-        flags += [("--no-gradient-accumulation-fusion",), ("--no-masked-softmax-fusion",), ("--no-persist-layer-norm",)]
+        flags += [("--no-masked-softmax-fusion",), ("--no-persist-layer-norm",)]
     if not te:
         flags += [("--no-rope-fusion",)]
     if on_cpu:
@@ -252,7 +275,8 @@ def _data(plan: Plan) -> list[Flag]:
         # Megatron asks for a name where there is a project (global_vars.py).
         flags += [(names[key], value) for key, value in ({"name": model.name} | run.wandb).items()]
     if run.save_every:
-        flags += [("--save", "checkpoints"), ("--save-interval", str(run.save_every)), ("--ckpt-format", "torch_dist")]
+        flags += [("--save", "checkpoints"), ("--save-interval", str(run.save_every))]
+        flags += [] if plan.megatron_fsdp else [("--ckpt-format", "torch_dist")]
     return flags
 
 
@@ -278,6 +302,8 @@ def notes(plan: Plan) -> tuple[str, ...]:
         )
     if (plan.run.data is not None or plan.run.blend) and not reads_indexed_data(plan):
         found.append("megatron_args.sh uses mock data: Megatron reads only its own indexed format.")
+    if plan.megatron_fsdp:
+        found.append("Our worker does not train Megatron-FSDP: start Megatron's own program, entry=PATH/pretrain_gpt.py.")
     if plan.cluster.is_cpu:
         found.append(f"{MEGATRON_LM} itself needs GPUs: here megatron_args.sh is for reading.")
     return tuple(found)

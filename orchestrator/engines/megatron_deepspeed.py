@@ -13,7 +13,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.job import Job
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
-from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER
+from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER, RECOMPUTE_ORDER
 
 NAME: Final = "megatron_deepspeed"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
@@ -57,6 +57,7 @@ def capabilities(software: Software) -> Capabilities:
                 rules.gradient_dtype,
                 "model",
             ),
+            rule("no_options", "ours: never tried under DeepSpeed's engine", rules.no_options, *ENGINE_OPTIONS),
             rule("no_precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.no_precision_aware, "model"),
             *rules.mesh_rules(),
             *rules.recompute_rules(),

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
+from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.capabilities import Rule, Situation
-from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Candidate
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Candidate, said_options
 
 Check = Callable[[Candidate, Situation], str | None]
 
@@ -389,10 +390,13 @@ def batch_filled(candidate: Candidate, situation: Situation) -> str | None:
 # ZeRO and what goes with it.
 
 
-def zero_offered(stages: Collection[int]) -> Check:
+def zero_offered(stages: Collection[int], fsdp: Collection[int] = ()) -> Check:
+    """`fsdp`: the stages of Megatron-FSDP."""
+
     def check(candidate: Candidate, _: Situation) -> str | None:
-        stage = candidate.strategy.zero_stage
-        return None if stage in stages else f"zero_stage={stage}: this engine mode has {', '.join(map(str, stages))}"
+        stage, offered = candidate.strategy.zero_stage, fsdp if candidate.strategy.megatron_fsdp else stages
+        more = f", and {', '.join(map(str, fsdp))} with megatron_fsdp" if fsdp and offered is stages else ""
+        return None if stage in offered else f"zero_stage={stage}: this engine mode has {', '.join(map(str, offered))}{more}"
 
     return check
 
@@ -451,6 +455,102 @@ def recompute_rules() -> tuple[Rule, ...]:
             "software",
             "recompute",
         ),
+    )
+
+
+def optimizer_instances(candidate: Candidate, _: Situation) -> str | None:
+    strategy, mesh = candidate.strategy, candidate.mesh
+    size, group = strategy.zero_shard_size, mesh.dp * mesh.cp
+    if size is None:
+        return None
+    if strategy.zero_stage != 1:
+        return f"zero_shard_size={size} with zero_stage={strategy.zero_stage}: instances are of the distributed optimizer, zero_stage=1"
+    return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
+
+
+# What the user chooses of the engine's own ways (`ENGINE_OPTIONS`).
+
+
+def tp_comm_overlap(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, cluster, tp = candidate.strategy, situation.cluster, candidate.mesh.tp
+    if not strategy.tp_comm_overlap:
+        return None
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return "tp_comm_overlap needs Transformer Engine's user buffers, on GPUs"
+    if not strategy.sequence_parallel:
+        return "tp_comm_overlap needs sequence_parallel"
+    inner = cluster.levels[0]
+    return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
+
+
+def cuda_graphs(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, cluster = candidate.strategy, situation.cluster
+    if strategy.cuda_graph_impl == "none":
+        return None
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return f"cuda_graph_impl={strategy.cuda_graph_impl} needs Transformer Engine's random numbers, on GPUs"
+    if strategy.recompute == "full":
+        return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute=full: graphs of layers take recompute of modules only"
+    modules, a = RECOMPUTE_MODULES.get(strategy.recompute, ()), situation.model.architecture
+    for module, name, dropout in (("core_attn", "attention", a.attention_dropout), ("mlp", "hidden", a.hidden_dropout)):
+        if module in modules and dropout:
+            return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute={strategy.recompute} and {name}_dropout={dropout}"
+    return None
+
+
+def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, mesh, a = candidate.strategy, candidate.mesh, situation.model.architecture
+    kind, shards = strategy.cp_comm_type, mesh.cp
+    if mesh.cp == 1 or kind in ("p2p", "all_gather"):
+        return None
+    if kind == "a2a+p2p":
+        shards = inner_size(mesh, situation.cluster.levels[0].size)
+        if shards in (1, mesh.cp):
+            return f"cp_comm_type={kind}: cp={mesh.cp} with tp={mesh.tp} is not of several inner network domains and within each"
+    for name, heads in (("num_attention_heads", a.num_attention_heads), ("num_query_groups", a.query_groups)):
+        if heads / mesh.tp % shards:
+            return f"cp_comm_type={kind}: {shards} ranks do not divide {name}/tp={heads / mesh.tp:g}"
+    return None
+
+
+def dispatcher(candidate: Candidate, situation: Situation) -> str | None:
+    kind = candidate.strategy.moe_token_dispatcher_type
+    if kind == "alltoall" or hasattr(situation.model.architecture, "num_experts"):
+        return None
+    return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
+
+
+def megatron_fsdp(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, mesh = candidate.strategy, candidate.mesh
+    if not strategy.megatron_fsdp:
+        return None
+    if situation.cluster.is_cpu:
+        return "megatron_fsdp needs GPUs"
+    if mesh.pp > 1:
+        return f"megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"
+    return None if situation.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={situation.training.optimizer}: Adam only"
+
+
+def no_options(candidate: Candidate, _: Situation) -> str | None:
+    said = said_options(candidate.strategy)
+    return f"{', '.join(said)}: an option of engine=megatron" if said else None
+
+
+def option_rules() -> tuple[Rule, ...]:
+    """Rules on what the user chooses of Megatron's own ways."""
+    return (
+        rule(
+            "tp_comm_overlap",
+            "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators",
+            tp_comm_overlap,
+            "tp_comm_overlap",
+            "tp",
+            "sequence_parallel",
+        ),
+        rule("cuda_graphs", "core/transformer/transformer_config.py:1780-1829", cuda_graphs, "cuda_graph_impl", "recompute"),
+        rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", cp_kind, "cp_comm_type", "tp", "cp"),
+        rule("dispatcher", "moe_disp: core/transformer/transformer_config.py:1063-1095", dispatcher, "moe_token_dispatcher_type"),
+        rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", megatron_fsdp, "megatron_fsdp", "pp"),
     )
 
 

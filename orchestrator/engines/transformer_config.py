@@ -15,6 +15,7 @@ from typing import Any, Final
 from orchestrator.engines.rules import LAYER_KINDS
 from orchestrator.errors import InputError
 from orchestrator.plan import LayerSpan, Plan
+from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.megatron_layout import compress
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 
@@ -29,6 +30,9 @@ FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
 
 MODEL_CLASS: Final = {"gpt": "GPTModel", "llama": "GPTModel", "bert": "BertModel", "t5": "T5Model"}
+
+FSDP_STRATEGY: Final = {2: "optim_grads", 3: "optim_grads_params"}
+"""Megatron-FSDP's --data-parallel-sharding-strategy by ZeRO stage."""
 
 DDP_MIN_BUCKET_ELEMENTS: Final = 40_000_000
 DDP_BUCKET_ELEMENTS_PER_RANK: Final = 1_000_000
@@ -150,7 +154,7 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         "overlap_p2p_comm": plan.vpp > 1,
         "batch_p2p_comm": plan.vpp == 1,
         # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925); DeepSpeed reads param.grad, which it leaves empty.
-        "gradient_accumulation_fusion": apex and plan.engine == "megatron",
+        "gradient_accumulation_fusion": apex and plan.engine == "megatron" and not plan.megatron_fsdp,
         "bias_activation_fusion": not on_cpu and model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear),
         "bias_dropout_fusion": not on_cpu,
         "masked_softmax_fusion": apex,
@@ -161,8 +165,23 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         "transformer_impl": implementation(plan),
     }
     if plan.cp > 1:
-        fields["cp_comm_type"] = "p2p"
+        fields["cp_comm_type"] = plan.cp_comm_type
+    sizes = hierarchical_sizes(plan)
+    if sizes is not None:
+        fields["hierarchical_context_parallel_sizes"] = sizes
+    if plan.tp_comm_overlap:
+        fields["tp_comm_overlap"] = True
+    if plan.cuda_graph_impl != "none":
+        fields["cuda_graph_impl"] = plan.cuda_graph_impl
     return fields | fp8_fields(plan)
+
+
+def hierarchical_sizes(plan: Plan) -> list[int] | None:
+    """Context-parallel ranks that exchange heads, and groups of them that pass on keys and values; None for another kind."""
+    if plan.cp == 1 or plan.cp_comm_type != "a2a+p2p":
+        return None
+    inner = inner_size(plan.mesh, plan.cluster.levels[0].size)
+    return [inner, plan.cp // inner]
 
 
 FP8_FORMAT: Final = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
@@ -216,12 +235,19 @@ def model_fields(plan: Plan) -> dict[str, Any]:
 def ddp_fields(plan: Plan) -> dict[str, Any]:
     """DistributedDataParallelConfig's arguments. Overlap needs a second stream to run on: not on a CPU."""
     shared = plan.dp * plan.cp > 1
-    overlap = shared and not plan.cluster.is_cpu
+    can_overlap = shared and not plan.cluster.is_cpu
+    overlap = can_overlap and plan.overlap_grad_reduce
     sharded = plan.zero_stage >= 1
-    return {
+    more: dict[str, Any] = {}
+    if plan.optimizer_instances > 1:
+        more["num_distributed_optimizer_instances"] = plan.optimizer_instances
+    if plan.megatron_fsdp:
+        more |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": FSDP_STRATEGY[plan.zero_stage]}
+    return more | {
         "grad_reduce_in_fp32": plan.training.grad_reduce_dtype == "fp32",
         "overlap_grad_reduce": overlap,
-        "overlap_param_gather": overlap and sharded,
+        # The gathers are started by the hooks of the overlapped reduction (arguments.py:597).
+        "overlap_param_gather": overlap and sharded and plan.overlap_param_gather,
         "use_distributed_optimizer": sharded,
         # Under dynamic loss scaling an overflow is a step to skip, not an error (Megatron-LM's arguments.py does the same).
         "check_for_nan_in_grad": plan.training.precision != "fp16",

@@ -23,8 +23,8 @@ class Training(Value, frozen=True, kw_only=True):
     decoder_seq_length: int | None = None
     precision: Precision = "bf16"
     fp8_recipe: Fp8Recipe | None = None
-    """How FP8 tensors are scaled: by the maxima of steps before, by their own maximum, by blocks, by 32 elements (Blackwell's hardware).
-    A recipe for runs says it; None where precision is not fp8."""
+    """How FP8 tensors are scaled: by the maxima of steps before, by their own, by blocks, by 32 elements (Blackwell's hardware). None where
+    precision is not fp8."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: float = 3e-4
     min_lr: float = 0.0
@@ -37,8 +37,8 @@ class Training(Value, frozen=True, kw_only=True):
     grad_reduce_dtype: Dtype = "fp32"
     grad_accum_dtype: Dtype = "fp32"
     precision_aware_optimizer: bool = False
-    """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own type,
-    and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
+    """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own
+    type, and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
     exp_avg_dtype: MomentDtype = "fp32"
     """Of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
     exp_avg_sq_dtype: MomentDtype = "fp32"

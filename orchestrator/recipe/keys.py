@@ -15,6 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.pins import Pins
+from orchestrator.strategy.spec import ENGINE_OPTIONS, Strategy
 from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
@@ -190,10 +191,27 @@ def _architecture_key(name: str, kind: Any) -> Key:
     return Key(name=f"model.{name}", type=kind, help=text, default=shown)
 
 
+_PIN_HELP = {
+    "layout": "Megatron's layout string (Et*2|t*3L)",
+    "offload": "optimizer states in host memory",
+    "zero_shard_size": "ranks that share one copy of the optimizer's states (ZeRO-1, Megatron), or hpZ's copy of the weights (ZeRO-3)",
+    "overlap_grad_reduce": "gradients reduced beside the backward pass (megatron)",
+    "overlap_param_gather": "weights gathered beside the forward pass (megatron, ZeRO-1)",
+    "tp_comm_overlap": "tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine)",
+    "cuda_graph_impl": "layers as CUDA graphs (megatron)",
+    "cp_comm_type": "how context parallelism exchanges keys and values",
+    "moe_token_dispatcher_type": "how tokens reach their experts",
+    "megatron_fsdp": "ZeRO-2 or 3 by Megatron's own FSDP",
+}
+_PIN_DEFAULT = {"zero_shard_size": "none"} | {
+    info.name: str(info.default).lower() for info in msgspec.structs.fields(Strategy) if info.name in ENGINE_OPTIONS
+}
+
+
 def _pin_key(name: str, kind: Any, group: str = "pin") -> Key:
-    text = {"layout": "Megatron's layout string (Et*2|t*3L)", "offload": "optimizer states in host memory"}.get(name, f"fixes {name}")
+    text = _PIN_HELP.get(name, f"fixes {name}")
     degree = int in _options(kind)
-    default = "searched"
+    default = _PIN_DEFAULT.get(name, "searched")
     if group == "explain":
         text, default = f"why the plan is not that with pin.{name}=", "nothing is asked"
     return Key(name=f"{group}.{name}", type=kind, help=text, default=default, low=1 if degree else None, high=MAX_GPUS if degree else None)

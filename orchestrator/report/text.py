@@ -15,6 +15,7 @@ from rich.text import Text
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Reason, Stage
 from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.spec import said_options
 from orchestrator.units import TFLOPS, format_bytes, format_count, format_seconds
 
 WIDTH = 100
@@ -113,6 +114,8 @@ def choice(plan: Plan) -> str:
     """The axes that are used, ZeRO, recompute: one line without the engine. The micro-batch size is "mbs", as in the field's scripts;
     "recompute=full(3/80)": 3 of 80 layers."""
     parts = [f"{axis}={getattr(plan, axis)}" for axis in MESH_AXES if getattr(plan, axis) > 1 or axis in ("tp", "pp", "dp")]
+    if plan.schedule == "deepspeed_1f1b":
+        parts.append(plan.schedule)
     parts.append(f"zero_stage={plan.zero_stage}")
     if plan.zero_shard_size:
         parts.append(f"zero_shard_size={plan.zero_shard_size}")
@@ -120,6 +123,7 @@ def choice(plan: Plan) -> str:
         parts.append("sp")
     if plan.offload_optimizer:
         parts.append("offload")
+    parts += said_options(plan)
     parts.append(f"mbs={plan.micro_batch_size}")
     counts = recomputed(plan.stages)
     total = sum(counts.values())
@@ -145,9 +149,14 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
         features.append("sequence parallel")
     if plan.offload_optimizer:
         features.append("optimizer offloaded")
+    features += said_options(plan)
     micro = f"dp {plan.dp} x {plan.num_microbatches} micro-batches of {plan.micro_batch_size}"
     pipeline = f", {plan.schedule} pipeline" if plan.pp > 1 else ""
     dtypes = f"gradients reduced in {training.grad_reduce_dtype}"
+    precision = f"{training.precision} ({training.fp8_recipe})" if training.fp8_recipe else training.precision
+    optimizer = training.optimizer
+    if training.precision_aware_optimizer:
+        optimizer += f" (precision-aware, moments in {training.exp_avg_dtype} and {training.exp_avg_sq_dtype})"
     return [
         ("model", f"{plan.model.name}, {format_count(model.parameters)} parameters, sequences of {lengths} tokens"),
         ("cluster", f"{cluster.name}: {where}"),
@@ -155,7 +164,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
         ("parallel", f"{mesh}   ({'; '.join(features)})"),
         ("placement", placement(plan)),
         ("batch", f"{plan.global_batch_size} = {micro}{pipeline}"),
-        ("numbers", f"{training.precision}, {training.optimizer}, {dtypes}"),
+        ("numbers", f"{precision}, {optimizer}, {dtypes}"),
     ]
 
 

@@ -16,13 +16,13 @@ from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Situation
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import RECOMPUTE_ORDER
+from orchestrator.strategy.spec import ENGINE_OPTIONS, RECOMPUTE_ORDER
 from orchestrator.strategy.tree import FIXED_WITH, planner_rules, unsuited
 from orchestrator.units import format_bytes
 
 KEYS = frozenset(
     {"tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches", "schedule"}
-    | {"sequence_parallel", "offload_optimizer", "rank_order"}
+    | {"sequence_parallel", "offload_optimizer", "rank_order", *ENGINE_OPTIONS}
 )
 """Keys of plan.json that a rule may be about."""
 
@@ -46,7 +46,7 @@ def check_plan(
     _check_rules(plan, capabilities, situation)
     _check_stages(plan, model, capabilities)
     for index, stage in enumerate(plan.stages):
-        _check_recompute(f"stages[{index}].layers", stage, model, capabilities)
+        _check_recompute(f"stages[{index}].layers", stage, model, capabilities, plan.schedule)
     if capabilities.recompute_varies == "never":
         _check_same_recompute(plan, model)
     if limit is not None and calibration is not None:
@@ -168,7 +168,7 @@ def _check_order(plan: Plan, model: ModelSpec) -> None:
         raise InputError("stages", None, f"{left[kind] - done[kind]} of the model's {left[kind]} {kind} layers are in no stage")
 
 
-def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: Capabilities) -> None:
+def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: Capabilities, schedule: str) -> None:
     """Modes that the engine has, where it has them."""
     fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
     for j, span in enumerate(stage.layers):
@@ -176,7 +176,7 @@ def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: C
             raise InputError(f"{where}[{j}].recompute", span.recompute, f"the {span.kind} is never recomputed", ["none"])
         if span.kind not in fixed and span.recompute not in capabilities.recompute:
             raise InputError(f"{where}[{j}].recompute", span.recompute, f"{capabilities.engine} has not", capabilities.recompute)
-    if capabilities.recompute_varies == "layer":
+    if capabilities.each_layer_recomputes_alone(schedule):
         return
     inside = [(j, span) for j, span in enumerate(stage.layers) if span.kind not in fixed]
     modes = {span.recompute for _, span in inside}

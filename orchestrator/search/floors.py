@@ -51,7 +51,7 @@ class Floors:
         for run in costs.model.runs:  # as this engine computes them
             self.counts[run.layer.kind] = self.counts.get(run.layer.kind, 0) + run.count
         self.kinds = {run.layer.kind: run.layer for run in costs.model.runs}
-        stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline})
+        stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.behaviour, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
         """Of all the engine's ZeRO stages the fewest bytes that a layer's backward pass moves."""

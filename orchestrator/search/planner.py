@@ -32,7 +32,7 @@ from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Si
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.spec import RECOMPUTE_ORDER
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, options_of
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
@@ -336,6 +336,7 @@ def _plan(
         zero_shard_size=strategy.zero_shard_size,
         sequence_parallel=strategy.sequence_parallel,
         offload_optimizer=strategy.offload_optimizer,
+        **options_of(strategy),
         micro_batch_size=candidate.micro_batch_size,
         num_microbatches=candidate.num_microbatches,
         global_batch_size=training.global_batch_size,

@@ -46,15 +46,23 @@ class Capabilities(Value, frozen=True, kw_only=True):
     sequence_parallel: bool
     recompute: tuple[Recompute, ...]
     recompute_varies: Literal["never", "stage", "layer"]
+    recompute_by_layer: tuple[str, ...] = ()
+    """Schedules under which each layer has a mode of its own, where otherwise a stage has one."""
     uneven_stages: bool
     schedules: tuple[str, ...]
     offload_optimizer: bool
     zero_shard_groups: bool = False
     """ZeRO-3 with a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
+    fsdp_zero_stages: tuple[ZeroStage, ...] = ()
+    """The stages that `Strategy.megatron_fsdp` has."""
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
     rank_orders: tuple[tuple[str, ...], ...]
     rules: tuple[Rule, ...]
+
+    def each_layer_recomputes_alone(self, schedule: str) -> bool:
+        """Whether any layer may be recomputed in any mode, whatever its neighbours do."""
+        return self.recompute_varies == "layer" or schedule in self.recompute_by_layer
 
     def broken_rule(self, candidate: Candidate, situation: Situation) -> tuple[Rule, str] | None:
         """The first rule, in declared order, that the candidate breaks, with the reason; None: legal."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.strategy.spec import Recompute, ZeroStage
+from orchestrator.strategy.spec import CpCommType, CudaGraphImpl, Dispatcher, Recompute, Schedule, ZeroStage
 from orchestrator.values import Value
 
 
@@ -22,6 +22,15 @@ class Pins(Value, frozen=True, kw_only=True):
     recompute: Recompute | None = None
     layout: str | None = None
     offload: bool | None = None
+    zero_shard_size: int | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
+    tp_comm_overlap: bool | None = None
+    cuda_graph_impl: CudaGraphImpl | None = None
+    cp_comm_type: CpCommType | None = None
+    moe_token_dispatcher_type: Dispatcher | None = None
+    megatron_fsdp: bool | None = None
+    schedule: Schedule | None = None
 
 
 class MemoryLimit(Value, frozen=True, kw_only=True):

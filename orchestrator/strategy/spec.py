@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Final, Literal, get_args
+
+import msgspec
 
 from orchestrator.model.training import Dtype
 from orchestrator.values import Value
@@ -12,12 +14,16 @@ Recompute = Literal[
 ]
 """What of a layer is computed again in backward: nothing, modules of it, or all. "selective" is core_attn, as in Korthikanti et al."""
 ZeroStage = Literal[0, 1, 2, 3]
+Schedule = Literal["1f1b", "interleaved", "deepspeed_1f1b"]
 RECOMPUTE_ORDER: tuple[Recompute, ...] = get_args(Recompute)
 """Weakest first; ties go to the weaker."""
 RECOMPUTE_MODULES: dict[Recompute, tuple[str, ...]] = {
     mode: ("core_attn",) if mode == "selective" else tuple(mode.split("+")) for mode in RECOMPUTE_ORDER if mode not in ("none", "full")
 }
 """Megatron's --recompute-modules of each mode that is one of modules (transformer_config.py:411-421)."""
+CpCommType = Literal["p2p", "a2a", "all_gather", "a2a+p2p"]
+CudaGraphImpl = Literal["none", "local"]
+Dispatcher = Literal["alltoall", "allgather", "flex"]
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Megatron's default: the first axis has adjacent ranks."""
 PP_BEFORE_DP = ("tp", "cp", "ep", "pp", "dp")
@@ -81,6 +87,44 @@ class Strategy(Value, frozen=True, kw_only=True):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     grad_reduce_dtype: Dtype = "fp32"
+    tp_comm_overlap: bool = False
+    """Tensor-parallel traffic in chunks beside the products that make or take it (Transformer Engine's user buffers)."""
+    cuda_graph_impl: CudaGraphImpl = "none"
+    """local: each layer's forward and backward are one CUDA graph."""
+    cp_comm_type: CpCommType = "p2p"
+    moe_token_dispatcher_type: Dispatcher = "alltoall"
+    megatron_fsdp: bool = False
+    """ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads, optim_grads_params)."""
+
+
+ENGINE_OPTIONS: Final = (
+    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "cuda_graph_impl", "cp_comm_type", "moe_token_dispatcher_type"),
+    "megatron_fsdp",
+)
+"""Choices of the user's that the search takes as they are pinned: fields of `Strategy`, of plans and of pins by the same names."""
+
+
+def options_of(value: object) -> dict[str, Any]:
+    """The engine options of a strategy or a plan; of pins those that are set.
+
+    >>> options_of(Strategy(mesh=Mesh(), tp_comm_overlap=True))["tp_comm_overlap"]
+    True
+    """
+    found = {name: getattr(value, name) for name in ENGINE_OPTIONS}
+    return {name: given for name, given in found.items() if given is not None}
+
+
+def said_options(value: object) -> list[str]:
+    """Those that are not as the engines are by themselves, as a line names them.
+
+    >>> said_options(Strategy(mesh=Mesh(), cuda_graph_impl="local", overlap_param_gather=False))
+    ['overlap_param_gather=false', 'cuda_graph_impl=local']
+    """
+    given = {name: there for name, there in options_of(value).items() if there != _DEFAULTS[name]}
+    return [name if there is True else f"{name}={str(there).lower()}" for name, there in given.items()]
+
+
+_DEFAULTS = {info.name: info.default for info in msgspec.structs.fields(Strategy)}
 
 
 class Candidate(Value, frozen=True, kw_only=True):
@@ -92,7 +136,7 @@ class Candidate(Value, frozen=True, kw_only=True):
     micro_batch_size: int
     num_microbatches: int
     vpp: int = 1
-    schedule: Literal["1f1b", "interleaved", "deepspeed_1f1b"] = "1f1b"
+    schedule: Schedule = "1f1b"
 
     @property
     def mesh(self) -> Mesh:
@@ -113,6 +157,8 @@ class Candidate(Value, frozen=True, kw_only=True):
         parts.append(f"dp={mesh.dp}")
         if self.vpp > 1:
             parts.append(f"vpp={self.vpp}")
+        if self.schedule == "deepspeed_1f1b":
+            parts.append(self.schedule)
         parts.append(f"zero_stage={self.strategy.zero_stage}")
         if self.strategy.zero_shard_size is not None:
             parts.append(f"zero_shard_size={self.strategy.zero_shard_size}")
@@ -120,5 +166,6 @@ class Candidate(Value, frozen=True, kw_only=True):
             parts.append("sp")
         if self.strategy.offload_optimizer:
             parts.append("offload")
+        parts += said_options(self.strategy)
         parts.append(f"mbs={self.micro_batch_size}")
         return " ".join(parts)

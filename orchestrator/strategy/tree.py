@@ -18,7 +18,17 @@ from msgspec.structs import replace
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
 from orchestrator.strategy.megatron_layout import expand, transformer_layers
 from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import RANK_ORDER, RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import (
+    ENGINE_OPTIONS,
+    RANK_ORDER,
+    RECOMPUTE_ORDER,
+    Candidate,
+    Mesh,
+    Recompute,
+    Strategy,
+    ZeroStage,
+    options_of,
+)
 from orchestrator.values import Value
 
 LEVELS = (
@@ -53,8 +63,8 @@ FIXED_WITH = {
 }
 """Fields that are known as soon as another one is."""
 
-GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precision", "optimizer", "world"})
-"""What a rule may need that is no choice."""
+GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precision", "optimizer", "world", *ENGINE_OPTIONS})
+"""What a rule may need that is no choice of the tree's."""
 
 
 class Outcome(Value, frozen=True, kw_only=True):
@@ -109,6 +119,13 @@ def vpp_degrees(layers: int, pp: int, *, uneven: bool) -> tuple[int, ...]:
     return tuple(sorted(v for v in whole if pp * v <= layers + 2))
 
 
+def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[ZeroStage, ...]:
+    """The ZeRO stages that the engine has for this pipeline, or by Megatron's FSDP."""
+    if candidate.strategy.megatron_fsdp:
+        return capabilities.fsdp_zero_stages
+    return capabilities.zero_stages if candidate.mesh.pp == 1 else capabilities.zero_stages_with_pipeline
+
+
 def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
     """Rules that hold for every engine: arithmetic, and what `Capabilities` says without a rule of its own."""
     world = situation.cluster.num_gpus
@@ -148,9 +165,14 @@ def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
 
     def zero(candidate: Candidate, _: Situation) -> str | None:
         stage, pp = candidate.strategy.zero_stage, candidate.mesh.pp
-        allowed = capabilities.zero_stages if pp == 1 else capabilities.zero_stages_with_pipeline
+        allowed = stages_offered(capabilities, candidate)
         known = ", ".join(map(str, allowed))
         return None if stage in allowed else f"{capabilities.engine} has zero_stage {known}{' with a pipeline' if pp > 1 else ''}"
+
+    def fsdp(candidate: Candidate, _: Situation) -> str | None:
+        if candidate.strategy.megatron_fsdp and not capabilities.fsdp_zero_stages:
+            return f"{capabilities.engine} has no Megatron-FSDP"
+        return None
 
     def sequence_parallel(candidate: Candidate, _: Situation) -> str | None:
         if not candidate.strategy.sequence_parallel:
@@ -183,6 +205,7 @@ def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
         rule("stages", stages, "model", "pp"),
         rule("data_parallel", data_parallel, "training", "dp"),
         rule("mesh", mesh, "pp", "tp", "cp", "dp"),
+        rule("megatron_fsdp", fsdp, "megatron_fsdp"),
         rule("zero_stage", zero, "pp", "zero_stage"),
         rule("sequence_parallel", sequence_parallel, "tp", "sequence_parallel"),
         rule("batch", batches, "dp", "micro_batch_size"),
@@ -278,7 +301,7 @@ class Tree:
         Deterministic.
         """
         root = Candidate(engine=self.capabilities.engine, strategy=Strategy(mesh=Mesh()), micro_batch_size=1, num_microbatches=1)
-        root = replace(root, strategy=replace(root.strategy, grad_reduce_dtype=self.situation.training.grad_reduce_dtype))
+        root = _with_strategy(root, grad_reduce_dtype=self.situation.training.grad_reduce_dtype, **options_of(self.pins))
         why = unsuited(self.capabilities, self.situation)
         if why is not None:
             cut(Outcome(choice=root.engine, candidate=root, decided=(), reason=why, rule="unsuited"))
@@ -406,12 +429,15 @@ class Tree:
         return any(2 * stride <= level.size < self.world for level in self.situation.cluster.levels)
 
     def _zero_stage(self, candidate: Candidate) -> Iterator[Candidate]:
-        offered = self.capabilities.zero_stages if candidate.mesh.pp == 1 else self.capabilities.zero_stages_with_pipeline
+        offered = stages_offered(self.capabilities, candidate)
         for stage in offered if self.pins.zero_stage is None else (self.pins.zero_stage,):
             yield _with_strategy(candidate, zero_stage=stage)
 
     def _zero_shard_size(self, candidate: Candidate) -> Iterator[Candidate]:
         """Without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network level."""
+        if self.pins.zero_shard_size is not None:
+            yield _with_strategy(candidate, zero_shard_size=self.pins.zero_shard_size)
+            return
         yield candidate
         levels = self.situation.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
         for size in dict.fromkeys(level.size for level in levels):
@@ -444,11 +470,9 @@ class Tree:
         else:
             degrees = (1,)
         for vpp in degrees:
-            if vpp > 1:
-                yield replace(candidate, vpp=vpp, schedule="interleaved")
-            else:
-                for schedule in flat if pp > 1 else flat[:1]:
-                    yield replace(candidate, vpp=1, schedule=schedule)
+            schedules = ["interleaved"] if vpp > 1 else flat if pp > 1 else flat[:1]
+            for schedule in schedules if self.pins.schedule is None else (self.pins.schedule,):
+                yield replace(candidate, vpp=vpp, schedule=schedule)
 
     def _offload(self, candidate: Candidate) -> Iterator[Candidate]:
         choices = (False, True) if self.capabilities.offload_optimizer else (False,)

@@ -102,13 +102,15 @@ def initialise_groups(plan: Plan) -> None:
         virtual_pipeline_model_parallel_size=plan.vpp if plan.vpp > 1 else None,
         context_parallel_size=plan.cp,
         expert_model_parallel_size=plan.ep,
+        num_distributed_optimizer_instances=plan.optimizer_instances,
         order="-".join(plan.rank_order),
         create_gloo_process_groups=False,
     )
     # Dropout differs between pipeline stages, as in Megatron's own training loop.
     seed = plan.training.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    graphs = {"use_cudagraphable_rng": True} if plan.cuda_graph_impl != "none" else {}
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True, **graphs)
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class MegatronTrainer:
         if plan.run.init_from:
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         stage = parallel_state.get_pipeline_model_parallel_rank()
+        if plan.tp_comm_overlap:
+            _make_user_buffers(plan)
         self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
         chunks = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
         chunks = [chunk.to(device) for chunk in chunks]
@@ -197,6 +199,22 @@ class MegatronTrainer:
             set_generator_states(state["generators"], self.device)
 
 
+def _make_user_buffers(plan: Plan) -> None:
+    """Transformer Engine's buffers for tensor-parallel traffic beside products, as Megatron's own programs make them
+    (training/initialize.py, _initialize_tp_communicators)."""
+    from megatron.core.utils import is_te_min_version
+    from transformer_engine.pytorch.module import base
+
+    fp8 = plan.training.precision == "fp8"
+    tokens = plan.training.seq_length * plan.micro_batch_size // plan.cp
+    if is_te_min_version("2.7.0"):
+        modes = base.UserBufferQuantizationMode
+        how: dict[str, Any] = {"quantization_modes": [modes.FP8 if fp8 else modes.NONE]}
+    else:
+        how = {"use_fp8": fp8}
+    base.initialize_ub(shape=[tokens, plan.model.hidden_size], tp_size=plan.tp, bootstrap_backend="nccl", **how)
+
+
 def _set_with_step(wrapped: Any, put: Any, model_parameter: Any, tensors: dict[str, torch.Tensor]) -> None:
     """`put(model_parameter, tensors)` with the step count that the state holds already."""
     group, order = wrapped.model_param_group_index_map[model_parameter]
@@ -221,6 +239,8 @@ def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronT
     """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
     if plan.cp > 1:
         raise InputError("pin.cp", plan.cp, "this worker has no context parallelism")
+    if plan.megatron_fsdp:
+        raise InputError("pin.megatron_fsdp", "true", "this worker has no Megatron-FSDP: start Megatron's own program with entry=")
     return MegatronTrainer(plan, engine, device)
 
 

@@ -58,6 +58,7 @@ PLANS: dict[str, Plan] = {
 NO_BIAS = replace(GPT, add_bias_linear=False)
 CASES: list[tuple[str, Situation, dict[str, Any], str]] = [
     ("precision", situation(precision="fp8"), {}, "not fp8"),
+    ("no_options", situation(), {"tp_comm_overlap": True}, "an option of engine=megatron"),
     ("no_precision_aware", situation(exp_avg_dtype="bf16"), {}, "needs precision_aware_optimizer=true"),
     ("precision", situation(gpu="cpu", precision="fp16"), {}, "CPU"),
     ("family", situation(replace(GPT, family="vit")), {}, "no model of family vit"),

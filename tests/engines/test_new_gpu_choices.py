@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import ModuleType
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 from hand_plans import LLAMA3_8B, make_plan, training_for
 
+from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.engines.transformer_config import engine_fields
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, from_json, to_json
+from orchestrator.strategy.spec import ENGINE_OPTIONS
 
 RECIPES = {"delayed": ("H100-SXM-80GB", "hybrid"), "tensorwise": ("H100-SXM-80GB", "hybrid"), "blockwise": ("H100-SXM-80GB", "e4m3"),
            "mxfp8": ("B200", "e4m3")}  # fmt: skip
@@ -94,3 +97,105 @@ def test_megatrons_own_optimizer_configuration_takes_narrow_moments(transformer_
     config = OptimizerConfig(**with_types(OptimizerConfig, engine_fields(plan)["optimizer"]))
     assert (config.exp_avg_dtype, config.exp_avg_sq_dtype, config.main_grads_dtype) == (torch.bfloat16, torch.uint8, torch.bfloat16)
     assert config.use_precision_aware_optimizer_no_fp8_or_ds_fp8  # so that only the missing 16 bits of the weights are kept
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, tuple[str, ...]]]] = {
+    # the plan's choices; TransformerConfig's fields; DistributedDataParallelConfig's; flags
+    "tp overlap": (
+        {"tp": 2, "sequence_parallel": True, "tp_comm_overlap": True},
+        {"tp_comm_overlap": True},
+        {},
+        {"--tp-comm-overlap": ()},
+    ),
+    "cuda graphs": (
+        {"cuda_graph_impl": "local"},
+        {"cuda_graph_impl": "local"},
+        {},
+        {"--cuda-graph-impl": ("local",), "--te-rng-tracker": ()},
+    ),
+    "instances of the distributed optimizer": (
+        {"zero_shard_size": 4},
+        {},
+        {"num_distributed_optimizer_instances": 2, "use_distributed_optimizer": True},
+        {"--num-distributed-optimizer-instances": ("2",), "--use-distributed-optimizer": ()},
+    ),
+    "heads exchanged, then keys and values passed on": (
+        {"cp": 8, "tp": 2, "world": 16, "cp_comm_type": "a2a+p2p"},
+        {"cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": [4, 2]},
+        {},
+        {"--cp-comm-type": ("a2a+p2p",), "--hierarchical-context-parallel-sizes": ("4", "2")},
+    ),
+    "megatron-fsdp": (
+        {"zero_stage": 3, "megatron_fsdp": True},
+        {"gradient_accumulation_fusion": False},
+        {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params", "use_distributed_optimizer": True},
+        {
+            **{"--use-megatron-fsdp": (), "--data-parallel-sharding-strategy": ("optim_grads_params",), "--use-distributed-optimizer": ()},
+            **{"--ckpt-format": ("fsdp_dtensor",), "--no-gradient-accumulation-fusion": ()},
+        },
+    ),
+    "no overlap": (
+        {"overlap_grad_reduce": False},
+        {},
+        {"overlap_grad_reduce": False, "overlap_param_gather": False},
+        {},
+    ),
+    "modules recomputed": (
+        {"recompute": [("mlp", 32)]},
+        {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+        {},
+        {"--recompute-granularity": ("selective",), "--recompute-modules": ("mlp",)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_reaches_both_the_worker_and_the_command_line(name: str) -> None:
+    choices, config, ddp, flags = OPTIONS[name]
+    plan = llama(**choices)
+    engine, said = engine_fields(plan), flags_of(plan)
+    assert (engine["transformer_config"] | engine["per_stage"][0]).items() >= config.items()
+    assert engine["ddp"].items() >= ddp.items()
+    assert said.items() >= flags.items()
+    if name == "no overlap":
+        assert not any("overlap" in flag for flag in said)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("name", OPTIONS)
+def test_megatrons_own_configurations_take_every_option(name: str) -> None:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    from orchestrator.workers.models import transformer_config
+
+    choices, config, ddp, _ = OPTIONS[name]
+    engine = engine_fields(llama(**choices))
+    engine["module"]["implementation"] = "local"  # Transformer Engine is not installed here
+    engine["transformer_config"] |= {"apply_rope_fusion": False}
+    built, reduced = transformer_config(engine, 0), DistributedDataParallelConfig(**engine["ddp"])
+    assert {key: getattr(built, key) for key in config} == config
+    assert {key: getattr(reduced, key) for key in ddp} == ddp
+
+
+def test_megatron_fsdp_runs_without_the_one_queue_that_tensor_parallelism_asks_for() -> None:
+    """Rules cuda_conn_1 and cuda_conn_fsdp."""
+    sharded = {"zero_stage": 3, "megatron_fsdp": True}
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in ENGINES["megatron"].translate(llama(tp=2)).environment
+    job = ENGINES["megatron"].translate(llama(tp=2, **sharded))
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in job.environment
+    assert any("entry=PATH/pretrain_gpt.py" in note for note in job.notes)
+
+
+def test_graphs_do_not_register_what_the_allocator_may_move() -> None:
+    assert ENGINES["megatron"].translate(llama(cuda_graph_impl="local")).environment["NCCL_GRAPH_REGISTER"] == "0"
+    assert "NCCL_GRAPH_REGISTER" not in ENGINES["megatron"].translate(llama()).environment
+
+
+def test_an_old_plan_has_the_engines_own_ways() -> None:
+    plan = llama()
+    old = json.loads(to_json(plan))
+    for name in (*ENGINE_OPTIONS, "zero_shard_size"):
+        old.pop(name)
+    for name in ("fp8_recipe", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        old["training"].pop(name)
+    assert from_json(json.dumps(old)) == plan

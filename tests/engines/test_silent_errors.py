@@ -114,7 +114,7 @@ def test_6_context_parallelism_is_planned_where_zero_knows_its_group_only() -> N
 @pytest.mark.parametrize("tp", [1, 2])
 def test_7_fsdp_with_its_default_mesh_is_refused(name: str, tp: int) -> None:
     """It would shard over the tensor-parallel ranks too."""
-    assert "contradicts the plan's zero_stage" in refused(make_plan(tp=tp), "megatron", name, "true")
+    assert "contradicts the plan's" in refused(make_plan(tp=tp), "megatron", name, "true")
 
 
 @pytest.mark.parametrize("name", WITH_DS_CONFIG)

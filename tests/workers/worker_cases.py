@@ -127,9 +127,10 @@ def gradients(trainer: Any) -> list[Piece]:
             for chunk in trainer.chunks:
                 for buffer in chunk.buffers:
                     for bucket in buffer.buckets:
-                        shards = bucket.grad_data.chunk(trainer.plan.dp)
-                        mine = shards[parallel_state.get_data_parallel_rank()].clone()
-                        dist.all_gather(list(shards), mine, group=parallel_state.get_data_parallel_group())
+                        group = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
+                        shards = bucket.grad_data.chunk(group.size())
+                        mine = shards[group.rank()].clone()
+                        dist.all_gather(list(shards), mine, group=group)
         return pieces(trainer, lambda parameter: parameter.main_grad)
     from deepspeed.utils import safe_get_full_grad
 

@@ -7,36 +7,85 @@ from collections.abc import Iterator
 from typing import Literal
 
 from orchestrator.model.spec import Attention, LayerSpec
-from orchestrator.strategy.axes.traffic import Traffic
-from orchestrator.strategy.spec import Strategy
+from orchestrator.strategy.axes.traffic import Operation, Traffic, When
+from orchestrator.strategy.spec import Mesh, Strategy
 
 AXIS = "cp"
 
 
+def inner_size(mesh: Mesh, domain: int) -> int:
+    """Ranks of a context-parallel group inside one innermost network level of `domain` GPUs: those that "a2a+p2p" exchanges heads among
+    (Megatron's first --hierarchical-context-parallel-sizes).
+
+    >>> inner_size(Mesh(tp=2, cp=8), 8), inner_size(Mesh(cp=8), 8), inner_size(Mesh(tp=8, cp=4), 8)
+    (4, 8, 1)
+    """
+    return max(size for size in range(1, mesh.cp + 1) if mesh.cp % size == 0 and (size == 1 or size * mesh.stride(AXIS) <= domain))
+
+
 def traffic(
-    layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int, *, kind: Literal["ring", "all_to_all"] = "ring"
+    layer: LayerSpec,
+    strategy: Strategy,
+    micro_batch_size: int,
+    itemsize: int,
+    *,
+    kind: Literal["ring", "all_to_all"] = "ring",
+    domain: int = 1,
 ) -> Iterator[Traffic]:
-    """Per micro-batch, by the kind of the engine."""
-    if strategy.mesh.cp > 1:
-        yield from (_ring if kind == "ring" else _ulysses)(layer, strategy, micro_batch_size, itemsize)
+    """Per micro-batch, by the kind of the engine: DeepSpeed's Ulysses, or Megatron's by `Strategy.cp_comm_type`. `domain`: GPUs of the
+    innermost network level."""
+    mesh = strategy.mesh
+    if mesh.cp == 1:
+        return
+    how = strategy.cp_comm_type if kind == "ring" else "a2a"
+    inner = {"p2p": 1, "all_gather": 1, "a2a": mesh.cp}.get(how) or inner_size(mesh, domain)
+    given = (layer, strategy, micro_batch_size, itemsize)
+    if how == "all_gather":
+        yield from _gathered(*given)
+        return
+    if inner > 1:
+        yield from _ulysses(*given, ranks=inner)
+    if inner < mesh.cp:
+        yield from _ring(*given, inner=inner)
 
 
-def _ulysses(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
-    """An all-to-all of queries, one each of keys and values, one of the output; the same for their gradients. Fewer key heads than ranks
-    are repeated first (ulysses_sp.py, _combine_local_sequences). Nothing hides them."""
+def _gathered(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
+    """Keys and values of the whole sequence gathered before attention, and again in backward, where their gradients are scattered
+    (Transformer Engine's AttnFuncWithCPAndKVAllGather). Nothing hides them."""
+    mesh = strategy.mesh
+    operations: tuple[tuple[When, Operation], ...] = (("forward", "all_gather"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
+    for op in layer.ops:
+        if not isinstance(op, Attention):
+            continue
+        whole = 2 * op.key_len * max(1.0, op.kv_heads / mesh.tp) * op.head_dim * itemsize * micro_batch_size
+        for when, operation in operations:
+            yield Traffic(
+                axis=AXIS,
+                operation=operation,
+                nbytes=whole,
+                size=mesh.cp,
+                stride=mesh.stride(AXIS),
+                when=when,
+                repeats_with_recompute=when == "forward",
+            )
+
+
+def _ulysses(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int, *, ranks: int) -> Iterator[Traffic]:
+    """Among the inner `ranks` of the group, an all-to-all of queries, one each of keys and values, one of the output; the same for their
+    gradients. Fewer key heads than ranks are repeated first (ulysses_sp.py, _combine_local_sequences). Nothing hides them."""
     mesh = strategy.mesh
     for op in layer.ops:
         if not isinstance(op, Attention):
             continue
-        kv_heads = max(op.kv_heads, mesh.cp)
-        shards = ((2, op.query_len * op.heads), (2, op.key_len * kv_heads))
+        kv_heads = max(op.kv_heads / mesh.tp, ranks)
+        shards = ((2, op.query_len * op.heads / mesh.tp), (2, op.key_len * kv_heads))
         for when in ("forward", "backward"):
             for count, rows in shards:
                 yield Traffic(
                     axis=AXIS,
                     operation="all_to_all",
                     nbytes=rows / mesh.cp * op.head_dim * itemsize * micro_batch_size,
-                    size=mesh.cp,
+                    size=ranks,
                     stride=mesh.stride(AXIS),
                     when=when,
                     count=count,
@@ -44,24 +93,25 @@ def _ulysses(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsi
                 )
 
 
-def _ring(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
-    """cp-1 steps that pass on a chunk of K and V, hidden behind the attention of the chunk before; twice that in
-    backward (K and V, and their gradients)."""
+def _ring(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int, *, inner: int) -> Iterator[Traffic]:
+    """Steps that pass on a chunk of K and V around the groups of `inner` ranks, each of which has its share of the heads; hidden behind the
+    attention of the chunk before; twice that in backward (K and V, and their gradients)."""
     mesh = strategy.mesh
+    steps = mesh.cp // inner
     for op in layer.ops:
         if not isinstance(op, Attention):
             continue
-        kv_heads = max(1.0, op.kv_heads / mesh.tp)
-        chunk = 2 * op.key_len / mesh.cp * kv_heads * op.head_dim * itemsize * micro_batch_size
+        kv_heads = max(1.0, op.kv_heads / mesh.tp / inner)
+        chunk = 2 * op.key_len / steps * kv_heads * op.head_dim * itemsize * micro_batch_size
         for when, factor in (("forward", 1), ("backward", 2)):
             yield Traffic(
                 axis=AXIS,
                 operation="p2p",
                 nbytes=factor * chunk,
-                size=mesh.cp,
-                stride=mesh.stride(AXIS),
+                size=steps,
+                stride=mesh.stride(AXIS) * inner,
                 when=when,  # type: ignore[arg-type]
                 hidden="attention",
-                count=mesh.cp - 1,
+                count=steps - 1,
                 repeats_with_recompute=when == "forward",
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.axes.traffic import Operation, Traffic, When
 from orchestrator.strategy.spec import Strategy
 
 AXIS = "ep"
@@ -15,11 +15,30 @@ AXIS = "ep"
 
 def traffic(elements: float, topk: int, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
     """Per micro-batch, for one expert layer: `elements` (tokens x hidden_size per sample) go to `topk` experts each: an all-to-all out
-    and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp."""
-    mesh = strategy.mesh
+    and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp.
+
+    "allgather": every rank gets all tokens of the group, and the sums are scattered back (token_dispatcher.py:196). "flex" (DeepEP): a
+    token travels once to each rank that has any of its experts, of which ep (1 - (1 - 1/ep)^topk) are different where routing is even.
+    """
+    mesh, kind = strategy.mesh, strategy.moe_token_dispatcher_type
     if mesh.ep == 1:
         return
-    nbytes = elements * topk * itemsize * micro_batch_size / (mesh.tp * mesh.cp)
+    local = elements * itemsize * micro_batch_size / (mesh.tp * mesh.cp)
+    if kind == "allgather":
+        operations: tuple[tuple[When, Operation], ...]
+        operations = (("forward", "all_gather"), ("forward", "reduce_scatter"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
+        for when, operation in operations:
+            yield Traffic(
+                axis=AXIS,
+                operation=operation,
+                nbytes=local * mesh.ep,
+                size=mesh.ep,
+                stride=mesh.etp,
+                when=when,
+                repeats_with_recompute=when == "forward",
+            )
+        return
+    nbytes = local * (topk if kind == "alltoall" else mesh.ep * (1 - (1 - 1 / mesh.ep) ** topk))
     for when in ("forward", "backward"):
         yield Traffic(
             axis=AXIS,

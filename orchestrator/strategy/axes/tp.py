@@ -37,7 +37,7 @@ def traffic(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsiz
                 size=mesh.tp,
                 stride=mesh.stride(AXIS),
                 when=when,  # type: ignore[arg-type]
-                hidden="gemm",
+                hidden="user_buffers" if strategy.tp_comm_overlap else "gemm",
                 repeats_with_recompute=when == "forward",
             )
 

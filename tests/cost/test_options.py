@@ -1,0 +1,129 @@
+"""Prices of the engine's own ways that the user may choose: what each moves, hides and holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cost_cases import MEGATRON, a100, candidate, cost_model, gpt, stages
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import datasheet
+from orchestrator.model.families.moe import MoeArchitecture, describe
+from orchestrator.strategy.axes import cp, ep
+from orchestrator.strategy.spec import Mesh, Strategy
+
+LAYER = cost_model().model.kind("decoder")
+H, S, HEADS = 1024, 2048, 16
+
+
+def layer(**strategy: Any) -> Any:
+    return cost_model().layer(candidate(**strategy), "decoder", "none")
+
+
+def test_overlapped_tensor_parallel_traffic_is_cheaper_and_holds_ten_gathered_tensors() -> None:
+    fields = {"tp": 4, "dp": 2, "sequence_parallel": True}
+    plain, hidden = layer(**fields), layer(**fields, tp_comm_overlap=True)
+    share = datasheet(a100(), MEGATRON).user_buffers_overlap
+    assert hidden.by_cause["tp"] == pytest.approx(plain.by_cause["tp"] * (1 - share))
+    wide = {**fields, "micro_batch_size": 8}  # not bound by launches
+    assert layer(**wide, tp_comm_overlap=True).backward_s < layer(**wide).backward_s
+    model = cost_model()
+    split = stages(model.model, [4])
+    peaks = [model.score(candidate(**fields, tp_comm_overlap=flag), split)[1] for flag in (False, True)]
+    assert peaks[1] - peaks[0] == pytest.approx(10 * S * H * 2)
+
+
+def test_tensor_parallel_traffic_between_nodes_is_not_overlapped() -> None:
+    fields = {"tp": 16, "sequence_parallel": True}
+    assert layer(**fields, tp_comm_overlap=True).by_cause["tp"] == layer(**fields).by_cause["tp"]
+
+
+def test_graphs_take_the_launches_away_where_a_layer_is_bound_by_them() -> None:
+    """A thin layer waits for the host; a wide one doesn't. Each graph has an input and an output of its own."""
+    thin = cost_model(gpt(hidden_size=128, num_attention_heads=2, ffn_hidden_size=512), seq_length=256)
+    for model, bound in ((thin, True), (cost_model(), False)):
+        plain, graphed = (model.layer(candidate(cuda_graph_impl=impl), "decoder", "none") for impl in ("none", "local"))
+        assert (plain.by_cause["overhead"] > 0) == bound
+        assert graphed.by_cause["overhead"] <= plain.by_cause["overhead"]
+        assert (graphed.forward_s + graphed.backward_s < plain.forward_s + plain.backward_s) == bound
+        ends = 2 * 2 * model.model.seq_length * model.model.architecture.hidden_size
+        assert graphed.saved_bytes - plain.saved_bytes == ends
+
+
+def test_gradients_and_weights_that_wait_for_each_other_cost_a_step_more() -> None:
+    model = cost_model()
+    split = stages(model.model, [4])
+    fields = {"dp": 64, "zero_stage": 1}
+    seconds = [
+        model.score(candidate(**fields, overlap_grad_reduce=reduce, overlap_param_gather=gather), split)[0]
+        for reduce, gather in ((True, True), (True, False), (False, False))
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[1] < seconds[2]
+
+
+def moved(kind: str, *, domain: int = 8, **mesh: int) -> list[tuple[str, str, float, int, int, int]]:
+    """(when, operation, bytes, ranks, stride, count) of one layer's context parallelism with 2-byte elements."""
+    strategy = Strategy(mesh=Mesh(**mesh), cp_comm_type=kind)  # type: ignore[arg-type]
+    return [(t.when, t.operation, t.nbytes, t.size, t.stride, t.count) for t in cp.traffic(LAYER, strategy, 1, 2, domain=domain)]
+
+
+def test_each_kind_of_context_parallelism_moves_what_its_method_says() -> None:
+    """Of q, k and v, sh elements each: a ring passes on k and v (cp-1)/cp of the way, heads are exchanged once, keys are gathered whole."""
+    sh = 2 * S * H  # bytes
+    assert moved("p2p", cp=4) == [("forward", "p2p", 2 * sh / 4, 4, 1, 3), ("backward", "p2p", 4 * sh / 4, 4, 1, 3)]
+    assert {(when, operation, nbytes) for when, operation, nbytes, *_ in moved("a2a", cp=4)} == {
+        ("forward", "all_to_all", sh / 4), ("backward", "all_to_all", sh / 4),
+    }  # fmt: skip
+    assert sum(count for *_, count in moved("a2a", cp=4)) == 8  # q, k, v and the output, and the gradients of each
+    assert [entry[:3] for entry in moved("all_gather", cp=4, tp=2)] == [
+        ("forward", "all_gather", sh), ("backward", "all_gather", sh), ("backward", "reduce_scatter", sh),
+    ]  # fmt: skip
+
+
+def test_heads_are_exchanged_inside_a_node_and_keys_passed_on_between_nodes() -> None:
+    sh = 2 * S * H
+    both = moved("a2a+p2p", cp=8, tp=2)
+    exchanged = [entry for entry in both if entry[1] == "all_to_all"]
+    passed = [entry for entry in both if entry[1] == "p2p"]
+    assert {entry[3:5] for entry in exchanged} == {(4, 2)}
+    assert {entry[3:] for entry in passed} == {(2, 8, 1)}
+    assert passed[0][2] == 2 * sh / 2 / 2 / 4  # half of the sequence, half of the heads by tp, a quarter of those by the exchange
+    assert moved("a2a+p2p", cp=8, domain=8) == moved("a2a", cp=8)
+
+
+def test_deepspeeds_ulysses_is_what_it_was_whatever_megatrons_kind() -> None:
+    given = [Strategy(mesh=Mesh(cp=4), cp_comm_type=kind) for kind in ("p2p", "a2a")]  # type: ignore[arg-type]
+    first, second = (list(cp.traffic(LAYER, strategy, 1, 2, kind="all_to_all")) for strategy in given)
+    assert first == second
+    assert all(item.operation == "all_to_all" for item in first)
+
+
+@pytest.mark.parametrize(("kind", "sent"), [("alltoall", 8.0), ("flex", 4 * (1 - (3 / 4) ** 8)), ("allgather", 4.0)])
+def test_a_dispatcher_sends_tokens_as_often_as_it_says(kind: str, sent: float) -> None:
+    """Eight experts a token over four ranks: once for each expert; once for each rank that has any; all tokens to all ranks."""
+    strategy = Strategy(mesh=Mesh(dp=4, ep=4), moe_token_dispatcher_type=kind)  # type: ignore[arg-type]
+    items = list(ep.traffic(1000.0, 8, strategy, 1, 2))
+    assert items[0].nbytes == pytest.approx(2 * 1000 * sent)
+    assert {item.when for item in items} == {"forward", "backward"}
+    assert items[0].operation == ("all_gather" if kind == "allgather" else "all_to_all")
+
+
+def test_a_dispatcher_is_priced_in_a_layer_of_experts() -> None:
+    spec = describe(
+        MoeArchitecture(
+            **{"family": "moe", "name": "moe", "num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "ffn_hidden_size": 4096},
+            **{"vocab_size": 51200, "max_position_embeddings": 2048, "num_experts": 64, "moe_router_topk": 8, "moe_ffn_hidden_size": 512},
+            activation="swiglu",
+        ),
+        S,
+    )
+    model = cost_model(spec)
+
+    def seconds(kind: str) -> float:
+        strategy = Strategy(mesh=Mesh(dp=32, ep=32), moe_token_dispatcher_type=kind)  # type: ignore[arg-type]
+        one = replace(candidate(dp=32), strategy=strategy)
+        return float(model.layer(one, "decoder", "none").by_cause["ep"])
+
+    assert seconds("flex") < seconds("alltoall") < seconds("allgather")
