@@ -153,10 +153,9 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     micro = f"dp {plan.dp} x {plan.num_microbatches} micro-batches of {plan.micro_batch_size}"
     pipeline = f", {plan.schedule} pipeline" if plan.pp > 1 else ""
     dtypes = f"gradients reduced in {training.grad_reduce_dtype}"
-    precision = f"{training.precision} ({training.fp8_recipe})" if training.fp8_recipe else training.precision
-    optimizer = training.optimizer
-    if training.precision_aware_optimizer:
-        optimizer += f" (precision-aware, moments in {training.exp_avg_dtype} and {training.exp_avg_sq_dtype})"
+    precision = training.precision + (f" ({training.fp8_recipe})" if training.fp8_recipe else "")
+    moments = f" (precision-aware, moments in {training.exp_avg_dtype} and {training.exp_avg_sq_dtype})"
+    optimizer = training.optimizer + (moments if training.precision_aware_optimizer else "")
     return [
         ("model", f"{plan.model.name}, {format_count(model.parameters)} parameters, sequences of {lengths} tokens"),
         ("cluster", f"{cluster.name}: {where}"),
