@@ -636,12 +636,19 @@ class CostModel:
         pp micro-batches have passed those (Megatron overlaps by chunk)."""
         return 1 + (candidate.vpp - 1) / candidate.vpp * (candidate.mesh.pp - 1)
 
+    def boundaries_kept(self, candidate: Candidate, index: int, flight: int) -> float:
+        """Bytes of what stage `index` keeps of its borders for `flight` micro-batches: its output until its backward where the engine does
+        (`Behaviour.keeps_stage_outputs`); DeepSpeed's pipeline also its input, of which the layers get a copy
+        (runtime/pipe/engine.py, _exec_forward_pass)."""
+        pp, ours = candidate.mesh.pp, candidate.schedule == "deepspeed_1f1b"
+        tensors = int((ours or self.behaviour.keeps_stage_outputs) and index < pp - 1) + int(ours and index > 0)
+        return flight * tensors * self._boundary_bytes(candidate) if tensors else 0.0
+
     def _phases(self, candidate: Candidate, sums: _Sums, index: int) -> tuple[tuple[str, float, float], ...]:
         """(phase, activations kept, what is there besides) in bytes."""
         flights = schedule.in_flight_by_chunk(candidate.schedule, candidate.mesh.pp, index, candidate.num_microbatches, candidate.vpp)
         activations = max(sum(map(mul, counts, sums.saved)) for counts in flights)
-        if self.behaviour.keeps_stage_outputs and index < candidate.mesh.pp - 1:
-            activations += max(map(sum, flights)) * self._boundary_bytes(candidate)
+        activations += self.boundaries_kept(candidate, index, max(map(sum, flights)))
         backward = sums.transient_backward + sums.in_backward
         if candidate.num_microbatches == 1 and activations > sums.in_backward:  # gradients come as the activations go
             backward -= sums.in_backward

@@ -353,7 +353,7 @@ def megatron_pipeline_zero(candidate: Candidate, _: Situation) -> str | None:
 def megatron_pipeline_fp16(candidate: Candidate, situation: Situation) -> str | None:
     if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or situation.training.precision != "fp16":
         return None
-    return f"precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in engine.backward, which megatron-core never calls"
+    return f"precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in its own backward, which this one never calls"
 
 
 def deepspeed_pipeline_zero(candidate: Candidate, situation: Situation) -> str | None:

@@ -41,10 +41,18 @@ class _Place(NamedTuple):
 
 
 class Capacity:
-    """For one outer choice. `flights`: micro-batches in flight by stage, counted in chunks."""
+    """For one outer choice. `partial`: modes that a stage may have on some of its layers alone; `flights`: micro-batches in flight by
+    stage, counted in chunks."""
 
     def __init__(
-        self, costs: CostModel, candidate: Candidate, modes: Sequence[Recompute], layers: int, usable: float, flights: Sequence[int]
+        self,
+        costs: CostModel,
+        candidate: Candidate,
+        modes: Sequence[Recompute],
+        partial: Sequence[Recompute],
+        layers: int,
+        usable: float,
+        flights: Sequence[int],
     ) -> None:
         first, middle, last = (run.layer.kind for run in costs.model.runs)
         self.pp, self.vpp, self.m, self.layers = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches, layers
@@ -56,7 +64,7 @@ class Capacity:
         self.saved, self.static, self.in_backward = plain.saved_bytes, plain.static_bytes, plain.backward_bytes
         self.layer_s = min(_seconds(cost) for cost in every)
         self.reliefs = [
-            _Relief(plain.saved_bytes - cost.saved_bytes, max(0.0, _seconds(cost) - _seconds(plain)) if free else 0.0, mode == "full")
+            _Relief(plain.saved_bytes - cost.saved_bytes, max(0.0, _seconds(cost) - _seconds(plain)) if free else 0.0, mode in partial)
             for mode, cost in zip(modes, every, strict=True)
             if cost.saved_bytes < plain.saved_bytes
         ]

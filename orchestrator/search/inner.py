@@ -156,6 +156,7 @@ class Inner:
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
         self._one_kind = len(model.runs) == 3
+        self._by_layer = capabilities.each_layer_recomputes_alone(self.candidate.schedule)
         self._fixed = self._fixed_sizes(layout)
         self._fits: bool | None = None
         self._most_fitting: list[int] | None = None
@@ -174,6 +175,7 @@ class Inner:
             _largest({(sum(counts), counts[0] * (p == 0), counts[-1] * (p == self.pp - 1)) for counts in flights})
             for p, flights in enumerate(self._flights)
         ]
+        self._boundaries = [costs.boundaries_kept(self.candidate, p, max(map(sum, flights))) for p, flights in enumerate(self._flights)]
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -259,8 +261,8 @@ class Inner:
                 recomputes.append((mode, 0))
                 if not self._pressure and mode == "none" and self._peak(p, sizes, mode, 0) <= self.usable:
                     break  # whatever is recomputed only costs time
-            elif mode == "full" and len(self.modes) > 1:
-                recomputes += [(mode, n) for n in self._full_block(p, start, sizes)]
+            elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
+                recomputes += [(mode, n) for n in self._first_layers(p, start, sizes, mode)]
             else:
                 recomputes.append((mode, self.layers))
         made = [self._option(p, start, sizes, recompute) for recompute in self._promising(p, sizes, recomputes)]
@@ -322,6 +324,7 @@ class Inner:
             saved[0] += before
             saved[-1] += after
             kept = max([sum(map(mul, counts, saved)) for counts in self._flights[p]])
+        kept += self._boundaries[p]
         grown = kept + in_backward if self.candidate.num_microbatches > 1 else max(kept, in_backward)
         return float(stiff + table.slack * max(kept + forward, backward + grown, in_step))
 
@@ -353,18 +356,18 @@ class Inner:
             and (not self._pressure or x.peak_bytes <= y.peak_bytes)
         )
 
-    def _full_block(self, p: int, start: int, sizes: tuple[int, ...]) -> list[int]:
-        """The numbers of fully recomputed layers that matter: the least that fits, because each more costs time and saves bytes. Both are
-        monotone in the number, so it is found by bisection. With memory pressure priced, all numbers are kept."""
+    def _first_layers(self, p: int, start: int, sizes: tuple[int, ...], mode: Recompute) -> list[int]:
+        """The numbers of layers recomputed in this mode that matter: the least that fits, because each more costs time and saves bytes.
+        Both are monotone in the number, so it is found by bisection. With memory pressure priced, all numbers are kept."""
         most = max(sizes)
         if self._pressure:
             return list(range(1, most + 1))
         low, high = 1, most
         while low < high:
             middle = (low + high) // 2
-            peak = self._peak(p, sizes, "full", middle)
+            peak = self._peak(p, sizes, mode, middle)
             if peak == INFINITE:
-                peak = self._option(p, start, sizes, ("full", middle)).cost.peak_bytes
+                peak = self._option(p, start, sizes, (mode, middle)).cost.peak_bytes
             if peak <= self.usable:
                 high = middle
             else:
@@ -632,7 +635,8 @@ class Inner:
         """Of these modes."""
         if self._capacity_of is None or self._capacity_of[0] != self.modes:
             flights = [max(total for total, _, _ in counts) for counts in self._flights_in_all]
-            self._capacity_of = self.modes, Capacity(self.costs, self.candidate, self.modes, self.layers, self.usable, flights)
+            partial = [mode for mode in self.modes if mode == "full" or self._by_layer]
+            self._capacity_of = self.modes, Capacity(self.costs, self.candidate, self.modes, partial, self.layers, self.usable, flights)
         return self._capacity_of[1]
 
     def _most_layers(self, upper: float) -> list[int]:

@@ -96,15 +96,16 @@ def splits(model: ModelSpec, capabilities: Capabilities, pp: int, vpp: int) -> I
 
 
 def recomputes(
-    capabilities: Capabilities, modes: Sequence[Recompute], sizes: Sequence[int], pp: int
+    capabilities: Capabilities, schedule: str, modes: Sequence[Recompute], sizes: Sequence[int], pp: int
 ) -> Iterator[tuple[tuple[Recompute, int], ...]]:
     """Every choice of (mode, first n layers of each chunk) by stage."""
     layers = sum(sizes)
+    by_layer = capabilities.each_layer_recomputes_alone(schedule)
 
     def of_stage(most: int) -> list[tuple[Recompute, int]]:
         found: list[tuple[Recompute, int]] = []
         for mode in modes:
-            counts = range(1, most + 1) if mode == "full" else [layers]
+            counts = range(1, most + 1) if mode == "full" or by_layer else [layers]
             found += [(mode, 0)] if mode == "none" else [(mode, count) for count in counts]
         return found
 
@@ -137,7 +138,7 @@ def best(
             pp = candidate.mesh.pp
             for sizes in splits(model, capabilities, pp, candidate.vpp):
                 priced: dict[tuple[int, tuple[Recompute, int]], StageCost] = {}
-                for recompute in recomputes(capabilities, modes, sizes, pp):
+                for recompute in recomputes(capabilities, candidate.schedule, modes, sizes, pp):
                     for p, choice in enumerate(recompute):
                         if (p, choice) not in priced:
                             stage = stages_of(model, sizes, pp, [choice] * pp)[p]

@@ -1,0 +1,100 @@
+"""DeepSpeed's own pipeline among the choices: searched exactly, with recompute by layer, proposed where it is what there is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from instances import Instance
+from msgspec.structs import replace
+from small_engines import HEADS, deepspeed_like
+from small_models import cluster, gpt, training
+
+from orchestrator.cost.calibration import datasheet
+from orchestrator.engines import ENGINES
+from orchestrator.engines.rules import deepspeed_schedules, rule
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.plan import LayerSpan, Stage
+from orchestrator.search import oracle
+from orchestrator.search.planner import check_plan, search
+from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import Recompute
+from orchestrator.units import GIB
+
+OURS = "deepspeed_1f1b"
+SCHEDULES = rule("schedule", "runtime/pipe/schedule.py", deepspeed_schedules, "pp", "vpp", "schedule")
+MODES: tuple[tuple[Recompute, ...], ...] = (
+    ("none",),
+    ("none", "full"),
+    ("none", "selective", "full"),
+    ("none", "selective", "mlp", "full"),
+)
+AMPLE = MemoryLimit(limit=80 * GIB, reserve=0)
+
+
+def engine(seed: int, schedules: tuple[str, ...]) -> Capabilities:
+    return deepspeed_like(
+        zero_stages=(0, 1),
+        zero_stages_with_pipeline=(0, 1),
+        offload_optimizer=False,
+        recompute=MODES[seed % len(MODES)],
+        recompute_varies="stage",
+        recompute_by_layer=(OURS,),
+        uneven_stages=True,
+        schedules=schedules,
+        rules=(HEADS, SCHEDULES),
+    )
+
+
+def agrees(seed: int, schedules: tuple[str, ...], pins: Pins) -> bool | None:
+    """None where there is nothing to plan."""
+    given = Instance(seed)
+    behaviour = replace(given.behaviour, engine="deepspeed")
+    asked: list[tuple[Capabilities, Behaviour]] = [(engine(seed, schedules), behaviour)]
+    expected = oracle.best(given.model, given.training, given.cluster, asked, given.limit, given.calibration)
+    offered = [(engine(seed, ("1f1b", OURS)), behaviour)]
+    try:
+        found = search(given.model, given.training, given.cluster, offered, pins, given.limit, given.calibration, top_k=1)
+    except (NoPlanError, InputError):
+        return None if expected is None else False
+    assert expected is not None
+    assert found.plan.predicted is not None
+    return found.proven and math.isclose(found.plan.predicted.step_time_s, expected[0], rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_its_plans_are_the_oracles(seed: int) -> None:
+    assert agrees(seed, (OURS,), Pins(schedule=OURS)) is not False
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 3))
+def test_beside_megatrons_pipeline_the_best_of_both_is_found(seed: int) -> None:
+    assert agrees(seed, ("1f1b", OURS), Pins()) is not False
+
+
+def test_most_of_these_instances_have_such_a_plan() -> None:
+    assert sum(agrees(seed, (OURS,), Pins(schedule=OURS)) is True for seed in range(20)) >= 8
+
+
+def test_the_engine_proposes_it_and_takes_each_layer_in_a_mode_of_its_own() -> None:
+    spec = ENGINES["megatron_deepspeed"]
+    where = cluster(4)
+    behaviour = spec.behaviour(where.software)
+    engines = [(spec.capabilities(where.software), behaviour)]
+    pins = Pins(pp=2, schedule=OURS)
+    found = search(gpt(4), training(8), where, engines, pins, AMPLE, datasheet(where, behaviour), top_k=1)
+    plan = found.plan
+    assert (plan.pp, plan.schedule, plan.zero_stage, plan.vpp) == (2, OURS, 1, 1)
+    modes: tuple[Recompute, ...] = ("none", "full", "selective")
+    embedding, head = plan.stages[0].layers[0], plan.stages[-1].layers[-1]
+    kind = plan.stages[1].layers[0].kind
+    layers = tuple(LayerSpan(kind=kind, first=n, count=1, recompute=mode) for n, mode in enumerate(modes))
+    by_hand = (Stage(layers=(embedding, *layers)), Stage(layers=(LayerSpan(kind=kind, first=3, count=1), head)))
+    check_plan(replace(plan, stages=by_hand), engines)
+    with pytest.raises(InputError, match="one stage either recomputes the same modules of all its layers"):
+        check_plan(replace(plan, stages=by_hand, schedule="1f1b"), engines)
+    with pytest.raises(InputError, match="zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only"):
+        check_plan(replace(plan, zero_stage=0), engines)
+    with pytest.raises(InputError, match="megatron_deepspeed has zero_stage 0, 1 with a pipeline"):
+        check_plan(replace(plan, zero_stage=2), engines)
