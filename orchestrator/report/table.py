@@ -1,0 +1,148 @@
+"""What each engine does with each parallel axis and model family, as Markdown: from the capabilities, their rules, and the plans that tests
+have trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from orchestrator.plan import Plan
+from orchestrator.report.text import ENDS
+from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Strategy
+from orchestrator.strategy.tree import planner_rules, unsuited
+
+HALF = 2
+"""Ranks of an axis that is asked about."""
+FILES = "checked up to its files"
+"""Translation, the engine's own configuration code and classes at the planned world size (tests/engines); no training of its own."""
+
+
+class Axis(NamedTuple):
+    """A row. `choices`: fields of mesh, strategy and candidate, one of which must be legal; `used`: whether a plan has it; `has`: whether
+    an engine has what no candidate says."""
+
+    name: str
+    choices: tuple[dict[str, Any], ...]
+    used: Callable[[Plan], bool]
+    has: Callable[[Capabilities], bool] = lambda capabilities: True
+
+
+def _modes(plan: Plan) -> list[tuple[str, ...]]:
+    """Recompute by stage, layer after layer."""
+    return [tuple(span.recompute for span in stage.layers if span.kind not in ENDS for _ in range(span.count)) for stage in plan.stages]
+
+
+def _recomputes(*modes: str) -> Callable[[Plan], bool]:
+    return lambda plan: any(mode in modes for stage in _modes(plan) for mode in stage)
+
+
+def _zero(stage: int) -> Callable[[Plan], bool]:
+    return lambda plan: plan.dp > 1 and plan.zero_stage == stage
+
+
+def _shards(stage: int) -> Callable[[Plan], bool]:
+    return lambda plan: plan.zero_shard_size is not None and plan.zero_stage == stage
+
+
+def _sizes(plan: Plan) -> list[int]:
+    return [
+        sum(span.count for span in stage.chunk(chunk) if span.kind not in ENDS) for chunk in range(plan.vpp) for stage in plan.stages
+    ]
+
+
+WHOLE = ("selective", "full")
+MODULES = tuple(mode for mode in RECOMPUTE_ORDER if mode not in ("none", *WHOLE))
+AXES = (
+    Axis("tp", ({"tp": HALF},), lambda plan: plan.tp > 1),
+    Axis("tp with sequence parallelism", ({"tp": HALF, "sequence_parallel": True},), lambda plan: plan.sequence_parallel),
+    Axis("pp, megatron-core's 1F1B", ({"pp": HALF},), lambda plan: plan.pp > 1 and plan.schedule == "1f1b"),
+    Axis(
+        "pp, interleaved (vpp)",
+        ({"pp": HALF, "vpp": HALF, "schedule": "interleaved"},),
+        lambda plan: plan.vpp > 1,
+    ),
+    Axis(
+        "pp, DeepSpeed's PipelineModule",
+        ({"pp": HALF, "schedule": "deepspeed_1f1b"},),
+        lambda plan: plan.schedule == "deepspeed_1f1b",
+    ),
+    Axis("uneven stages", ({"pp": HALF},), lambda plan: len(set(_sizes(plan))) > 1, lambda engine: engine.uneven_stages),
+    Axis("cp", ({"cp": HALF},), lambda plan: plan.cp > 1),
+    Axis("ep", ({"ep": HALF},), lambda plan: plan.ep > 1),
+    *(Axis(f"dp, ZeRO-{stage}", ({"zero_stage": stage},), _zero(stage)) for stage in range(4)),
+    Axis("ZeRO-1 in instances", ({"zero_stage": 1, "zero_shard_size": HALF},), _shards(1)),
+    Axis("ZeRO-3 with hpZ", ({"zero_stage": 3, "zero_shard_size": HALF},), _shards(3)),
+    Axis("optimizer offload", ({"zero_stage": 2, "offload_optimizer": True},), lambda plan: plan.offload_optimizer),
+    Axis("recompute selective", ({"recompute": "selective"},), _recomputes("selective")),
+    Axis("recompute full", ({"recompute": "full"},), _recomputes("full")),
+    *((Axis("recompute of other modules", tuple({"recompute": mode} for mode in MODULES), _recomputes(*MODULES)),) if MODULES else ()),
+    Axis(
+        "recompute that differs by stage",
+        ({"pp": HALF, "recompute": "full"},),
+        lambda plan: len(set(_modes(plan))) > 1,
+        lambda engine: engine.recompute_varies != "never",
+    ),
+)
+
+
+def candidate(engine: str, world: int, batch: int, fields: Mapping[str, Any]) -> Candidate:
+    """Names of mesh and strategy fields together; data parallelism takes the ranks that are left, ZeRO-1 where nothing else is said."""
+    mine = dict(fields)
+    mesh = {name: mine.pop(name) for name in ("tp", "pp", "cp", "ep") if name in mine}
+    rest = {name: mine.pop(name) for name in ("vpp", "schedule") if name in mine}
+    left = world
+    for name in ("tp", "pp", "cp"):
+        left //= mesh.get(name, 1)
+    strategy = Strategy(**{"mesh": Mesh(**mesh, dp=left), "zero_stage": 1, **mine})
+    return Candidate(engine=engine, strategy=strategy, micro_batch_size=1, num_microbatches=batch // left, **rest)
+
+
+def refusal(engine: Capabilities, axis: Axis, situations: Sequence[Situation]) -> tuple[str, str] | None:
+    """(rule, reason) why the engine does not take the axis; None: it does, with one of its choices in one of the situations."""
+    first: tuple[str, str] | None = None
+    for situation in situations:
+        why = unsuited(engine, situation)
+        if why is not None:
+            first = first or ("unsuited", why)
+            continue
+        for fields in axis.choices:
+            asked = candidate(engine.engine, situation.cluster.num_gpus, situation.training.global_batch_size, fields)
+            rules = (*engine.rules, *planner_rules(engine, situation))
+            broken = next(((rule.id, why) for rule in rules if (why := rule.check(asked, situation)) is not None), None)
+            if "pp" in engine.axes and asked.schedule not in engine.schedules:
+                broken = ("schedules", f"{engine.engine} has the schedules {', '.join(engine.schedules)}")
+            if broken is None and not axis.has(engine):
+                broken = ("capabilities", f"{engine.engine} has no {axis.name}")
+            if broken is None:
+                return None
+            first = first or broken
+    return first
+
+
+def markdown(engines: Sequence[Capabilities], given: Mapping[str, Sequence[Situation]], trained: Mapping[str, Plan]) -> str:
+    """A table for each engine, families across, and what its rules say. `given`: situations of each family to judge in, best first;
+    `trained`: plans that a test compares with one process, by the test's name."""
+    parts = []
+    for engine in engines:
+        mine = {name: plan for name, plan in trained.items() if plan.engine == engine.engine}
+        reasons: dict[str, str] = {}
+        lines = [f"| {engine.engine} | {' | '.join(given)} |", "|---" * (len(given) + 1) + "|"]
+        for axis in AXES:
+            cells = []
+            for family, situations in given.items():
+                tests = sorted((name for name, plan in mine.items() if plan.model.family == family and axis.used(plan)), key=len)
+                refused = refusal(engine, axis, situations)
+                if tests:
+                    cells.append(f"trains exactly (`{tests[0]}`)")
+                elif refused is None:
+                    others = sorted({plan.model.family for plan in mine.values() if axis.used(plan)})
+                    cells.append(f"{FILES} ({'trained with ' + ', '.join(others) if others else 'no training has it'})")
+                else:
+                    rule, why = refused
+                    reasons.setdefault(rule, why)
+                    cells.append(f"refused because {rule}")
+            lines.append(f"| {axis.name} | {' | '.join(cells)} |")
+        said = "; ".join(f"*{rule}*: {why}" for rule, why in sorted(reasons.items()))
+        parts.append("\n".join([*lines, "", f"Why {engine.engine} refuses, for one case of each rule: {said}."]))
+    return "\n\n".join(parts) + "\n"
