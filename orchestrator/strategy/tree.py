@@ -416,7 +416,7 @@ class Tree:
     def _rank_order(self, candidate: Candidate) -> Iterator[Candidate]:
         """Those that differ, for axes above 1; an order that puts PP nearer only where that takes a transfer off a slower network level,
         or else it only puts DP farther."""
-        seen = set()
+        seen: set[tuple[str, ...]] = set()
         for order in self.capabilities.rank_orders:
             mesh = replace(candidate.mesh, order=order)
             shape = tuple(axis for axis in order if mesh.degree(axis) > 1)
