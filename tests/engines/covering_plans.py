@@ -81,6 +81,15 @@ DEEPSPEED: dict[str, Plan] = {
         "megatron_deepspeed", LLAMA3_8B, training=LONG, world=16, tp=4, zero_stage=2, sequence_parallel=True, micro_batch_size=2
     ),
     "ds_llama3_8b_zero1_pp": make_plan("megatron_deepspeed", LLAMA3_8B, training=LONG, world=32, tp=2, pp=4, sizes=[7, 9, 9, 7]),
+    "ds_llama3_8b_pipeline": replace(
+        make_plan(
+            *("megatron_deepspeed", LLAMA3_8B),
+            **{"training": LONG, "world": 32, "tp": 2, "pp": 4, "sequence_parallel": True, "sizes": [7, 9, 9, 7]},
+            recompute=[("full", 3), ("mlp", 4), ("none", 0), ("none", 0)],
+        ),
+        schedule="deepspeed_1f1b",
+    ),
+    "ds_cpu_pipeline": replace(make_plan("megatron_deepspeed", GPT, gpu="cpu", world=4, pp=4, zero_stage=0), schedule="deepspeed_1f1b"),
     "ds_offload": make_plan("megatron_deepspeed", GPT, zero_stage=2, offload_optimizer=True),
     "ds_fp16_v100": make_plan(
         "megatron_deepspeed",
