@@ -663,6 +663,16 @@ class Inner:
         return [(n, options) for n, options in made if options]
 
 
+class _Above(NamedTuple):
+    """Of the stages above in a partition, seconds: a micro-batch's way `down` through their first chunks; their way down and up again with
+    the exposed time of the one that this delays most (`lead`); the `largest` end so far, and the largest `update` by the optimizer."""
+
+    down: float
+    lead: float
+    largest: float
+    update: float
+
+
 class _Walk:
     """Depth-first over the partitions that `moves` allows, guided by the exact bound of what is left; `end` is the state behind the last
     stage. The first stage starts at the only state of `moves[0]`."""
@@ -671,14 +681,15 @@ class _Walk:
         self.inner, self.moves, self.end = inner, moves, end
         self.pp, self.m = inner.pp, inner.candidate.num_microbatches
         hops = inner.costs._boundary_seconds(inner.candidate) if self.pp > 1 else ()
-        self.back_and_forth = [*(2 * hop for hop in hops[: self.pp - 1]), 0.0]
+        self.hops = [*hops[: self.pp - 1], 0.0]
+        self.back_and_forth = [2 * hop for hop in self.hops]
         self.once = inner.costs._once_seconds(inner.candidate)
-        self.fixed = inner._capacity().once if inner._one_kind else self.once
         self.path: list[Option] = []
         self.best: tuple[float, float, tuple[Option, ...]] | None = None
         self.togo = self._to_go()
+        self.updates = self._updates()
         (self.start,) = moves[0]
-        self.bound = self.togo[0].get(self.start, INFINITE) + self.fixed
+        self.bound = self.togo[0].get(self.start, INFINITE) + self.updates[0].get(self.start, 0.0) + self.once
         """Seconds that no partition of these moves undercuts."""
 
     def _to_go(self) -> list[dict[int, float]]:
@@ -699,12 +710,24 @@ class _Walk:
             rest = togo[p]
         return togo
 
+    def _updates(self) -> list[dict[int, float]]:
+        """The least, over the ways to complete the partition, of the largest optimizer time, which no recompute changes."""
+        updates: list[dict[int, float]] = [{} for _ in range(self.pp)]
+        rest: dict[int, float] = {self.end: 0.0}
+        for p in range(self.pp - 1, -1, -1):
+            for state, steps in self.moves[p].items():
+                largest = [max(options[0].cost.optimizer_s, rest[end]) for end, options in steps if end in rest]
+                if largest:
+                    updates[p][state] = min(largest)
+            rest = updates[p]
+        return updates
+
     def run(self, upper: float, *, strictly: bool = False) -> Answer:
         """The best partition of at most (`strictly`: less than) `upper` seconds."""
         bound = self.bound
         self.upper, self.strictly = upper, strictly
         if not self._excluded(bound):
-            self._down(0, self.start, 0.0, 0.0)
+            self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0))
         if self.best is None:
             return Answer(None, None, max(bound, upper) if strictly else bound)
         seconds, peak, path = self.best
@@ -716,29 +739,34 @@ class _Walk:
     def _excluded(self, bound: float) -> bool:
         return bound * (1 - ROUNDING) >= self.upper if self.strictly else bound > self.upper * (1 + ROUNDING)
 
-    def _down(self, p: int, state: int, lead: float, largest: float) -> None:
-        """Complete the partition whose first p stages are `path`; `lead` is their way down and up with the first stage's exposed time."""
+    def _down(self, p: int, state: int, above: _Above) -> None:
+        """Complete the partition whose first p stages are `path`."""
         if p == self.pp:
             self._simulate()
             return
-        rest = self.togo[p + 1] if p + 1 < self.pp else {self.end: 0.0}
-        steps = []
+        last = p + 1 == self.pp
+        rest, updates = ({self.end: 0.0}, {self.end: 0.0}) if last else (self.togo[p + 1], self.updates[p + 1])
+        steps: list[tuple[float, int, Option, _Above]] = []
         for end, options in self.moves[p].get(state, ()):
             if end in rest:
+                update = max(above.update, options[0].cost.optimizer_s)
+                fixed = max(update, updates[end]) + self.once
                 for option in options:
-                    above = lead + (option.exposed if p == 0 else 0.0)
-                    here = max(largest, above + self.m * option.work, self.m * option.work + option.exposed)
-                    below = above + option.lead + self.back_and_forth[p]
-                    steps.append((max(here, below + rest[end]) + self.fixed, end, option, below, here))
+                    lead = max(above.lead, above.down + option.exposed)
+                    largest = max(above.largest, lead + self.m * option.work)
+                    onwards = lead + option.lead + self.back_and_forth[p]
+                    bound = max(largest, onwards + rest[end]) + fixed
+                    down = above.down + option.cost.forward_s[0] + self.hops[p]
+                    steps.append((bound, end, option, _Above(down, onwards, largest, update)))
         steps.sort(key=lambda step: step[0])
-        for bound, end, option, below, here in steps:
+        for bound, end, option, below in steps:
             if self._excluded(bound):
                 return
             if self.inner.simulated + self.inner.dismissed // DISMISSED_FOR_ONE >= self.inner.most_simulated:
                 self.inner.left = min(self.inner.left, bound)
                 return
             self.path.append(option)
-            self._down(p + 1, end, below, here)
+            self._down(p + 1, end, below)
             self.path.pop()
 
     def _too_slow(self) -> bool:
