@@ -222,6 +222,8 @@ def deepspeed_files(plan: Plan) -> tuple[list[File], list[str]]:
     found = [f"ds_config.json assumes {plan.dp} data-parallel ranks of {plan.world_size}."]
     if plan.pp > 1:
         found.append("ds_config.auto.json: the HF Trainer has no pipeline; it would run these settings over data parallelism.")
+    if is_pipeline_module(plan):
+        found.append('ds_config.json says nothing of stages: a script of your own gives PipelineModule those of engine.json, "pipeline".')
     training = plan.training
     if training.schedule == "linear" and training.min_lr > 0:
         found.append(f"ds_config.json: DeepSpeed's linear schedule ends at 0, not at min_lr={training.min_lr}; our worker's ends there.")
