@@ -205,7 +205,7 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     `pin.pp` fixes the stages; the other pins are the engines'.
     """
     from orchestrator.report.layerwise import layerwise_table
-    from orchestrator.search.layerwise import AnalyticPrices, Prices, ProfilePrices, layerwise
+    from orchestrator.search.layerwise import AnalyticPrices, Prices, ProfilePrices, layerwise, open_batches
     from orchestrator.strategy.layerwise import BEHAVIOUR, galvatron_json
 
     training, cluster, profile = settings.training, settings.cluster, settings.profile
@@ -225,7 +225,10 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     calibration = calibrated(cluster, behaviour if best is None else ENGINES[best.engine].behaviour(software))
     costs = CostModel(model, training, cluster, behaviour, calibration)
     prices: Prices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
-    plan = layerwise(prices, training.global_batch_size, settings.limit, pp=settings.pins.pp).plan
+    most = training.global_batch_size
+    batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
+    result = layerwise(prices, batches, settings.limit, pp=settings.pins.pp)
+    plan = result.plan
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings)),
         File(path="galvatron.json", content=json.dumps(galvatron_json(plan), indent=1) + "\n"),
@@ -234,7 +237,7 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     if best is not None:
         files.append(File(path="plan.json", content=to_json(best)))
     write_folder(out, files)
-    screen().print(layerwise_table(plan, best))
+    screen().print(layerwise_table(plan, best, result.at_least_s))
     print(f"Written to {out}; galvatron.json is for Hetu-Galvatron's runtime")
     return 0
 

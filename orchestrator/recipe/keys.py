@@ -155,6 +155,12 @@ def _keys() -> dict[str, Key]:
         Key(name="memory.limit_gib", type=float, help="GiB a rank may use", default="the GPU's", above=0),
         Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default=f"{RESERVE_SHARE:.0%} of the limit", low=0),
         Key(name="search.budget_s", type=float, help="seconds after which the search ends with the best so far", default="none", above=0),
+        Key(
+            name="search.global_batch_size",
+            type=Literal["given", "auto"],
+            help="auto: engine=layerwise takes the batch with most samples/s, up to train.global_batch_size",
+            default="given",
+        ),
     ]
     keys += [Key(name=f"wandb.{name}", type=str, help=f"{name} of Weights & Biases") for name in ("project", "entity", "name")]
     keys += [Key(name=f"slurm.{name}", type=str, help=text) for name, text in SLURM_KEYS.items()]

@@ -74,6 +74,7 @@ class Settings(Value, frozen=True, kw_only=True):
     run: RunSettings
     extra: dict[str, dict[str, Any]]
     budget_s: float | None
+    open_batch: bool
     slurm: dict[str, str]
     container: dict[str, str]
     env: dict[str, str]
@@ -140,6 +141,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         run=run,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         budget_s=_value(merged, "search.budget_s", None),
+        open_batch=_open_batch(merged, engine),
         slurm=_group(merged, "slurm"),
         container=_group(merged, "container"),
         env=_open_group(merged, "env"),
@@ -247,6 +249,14 @@ def _launcher(flat: Flat) -> Launcher:
         raise InputError("entry.launcher", shown(flat["entry.launcher"]), OWN_PROGRAM)
     found: Launcher = _value(flat, "entry.launcher", "torchrun")
     return found
+
+
+def _open_batch(flat: Flat, engine: str) -> bool:
+    """Whether the batch is searched. Raises InputError for an engine that trains: its batch decides convergence."""
+    chosen: str = _value(flat, "search.global_batch_size", "given")
+    if chosen == "auto" and engine != LAYERWISE:
+        raise InputError("search.global_batch_size", chosen, f"is for engine={LAYERWISE}; other engines train the batch given", ["given"])
+    return chosen == "auto"
 
 
 def _entry(flat: Flat) -> str | None:
@@ -610,7 +620,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "train": training | run,
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": settings.limit.reserve / GIB},
-        "search": {"budget_s": settings.budget_s},
+        "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,
         "entry.without": shlex.join(settings.entry_without) or None,

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from itertools import product
+from itertools import combinations, product
+from operator import le
 
 import pytest
 from msgspec.structs import replace
@@ -13,8 +15,18 @@ from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.errors import NoPlanError
 from orchestrator.model.spec import LayerRun, ModelSpec
 from orchestrator.search import layerwise as lw
-from orchestrator.search.layerwise import AnalyticPrices, Outer, Prices, ProfilePrices, layerwise, plan_price, stage_price
-from orchestrator.strategy.layerwise import BEHAVIOUR, galvatron_json
+from orchestrator.search import layerwise_stage
+from orchestrator.search.layerwise import (
+    AnalyticPrices,
+    LayerwiseResult,
+    Outer,
+    Prices,
+    ProfilePrices,
+    layerwise,
+    plan_price,
+    stage_price,
+)
+from orchestrator.strategy.layerwise import BEHAVIOUR, LayerwiseStage, galvatron_json
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GB, MIB
 
@@ -50,17 +62,31 @@ def prices_of(seed: int) -> tuple[Prices, int, MemoryLimit]:
 
 
 def exhaustive(prices: Prices, batch: int, limit: MemoryLimit, pp: int = 1) -> float:
-    """Every layer in every way, every micro-batch size, every size of embedding and head; one stage."""
+    """Every layer in every way, every split, every micro-batch size, every size of embedding and head."""
     best = math.inf
+    kinds = [kind for kind, count in prices.runs for _ in range(count)]
     for m in lw.divisors(batch):
         for ends in prices.end_choices(Outer(pp, m, batch // m, None)):
             outer = Outer(pp, m, batch // m, ends)
-            kinds = [kind for kind, count in prices.runs for _ in range(count)]
-            for ways in product(*(prices.ways(kind, outer) for kind in kinds)):
-                stage = stage_price(prices, outer, 0, [(kind, way, 1) for kind, way in zip(kinds, ways, strict=True)])
-                if stage.peak_bytes <= limit.usable:
-                    best = min(best, plan_price(prices, outer, [stage]))
+            for cuts in combinations(range(2, len(kinds) - 1), pp - 1):  # a layer at least beside embedding and head
+                borders = [0, *cuts, len(kinds)]
+                stages = [stages_of(prices, outer, p, kinds[borders[p] : borders[p + 1]], limit) for p in range(pp)]
+                best = min([best, *(plan_price(prices, outer, chosen) for chosen in product(*stages))])
     return best
+
+
+def stages_of(prices: Prices, outer: Outer, p: int, kinds: list[str], limit: MemoryLimit) -> list[LayerwiseStage]:
+    """All ways to compute these layers that fit and that no other one covers."""
+    made = (
+        stage_price(prices, outer, p, [(kind, way, 1) for kind, way in zip(kinds, ways, strict=True)])
+        for ways in product(*(prices.ways(kind, outer) for kind in kinds))
+    )
+    kept: dict[tuple[float, ...], LayerwiseStage] = {}
+    for stage in made:
+        numbers = (stage.forward_s, stage.backward_s, stage.exposed_s, stage.optimizer_s)
+        if stage.peak_bytes <= limit.usable and not any(all(map(le, other, numbers)) for other in kept):
+            kept[numbers] = stage
+    return list(kept.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -79,6 +105,48 @@ def test_one_stage_is_the_best_of_all_assignments_on_more_instances(seed: int) -
     assert math.isclose(found.step_time_s, exhaustive(prices, batch, limit), rel_tol=1e-9)
 
 
+def check_two_stages(seed: int) -> LayerwiseResult | None:
+    """No plan of two stages is below what the search says none is below, and its own is (nearly) the best of all."""
+    prices, batch, limit = prices_of(seed)
+    limit = replace(limit, limit=int(limit.limit * random.Random(seed).choice([0.7, 1.0, 1.5])))
+    best = exhaustive(prices, batch, limit, pp=2)
+    try:
+        found = layerwise(prices, batch, limit, pp=2)
+    except NoPlanError:
+        assert best == math.inf
+        return None
+    assert found.at_least_s <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= found.plan.step_time_s <= best * 1.005
+    assert found.plan.peak_memory_bytes <= limit.usable
+    assert not found.exact or math.isclose(found.plan.step_time_s, best, rel_tol=1e-8)
+    return found
+
+
+def test_two_stages_are_the_best_of_all_plans_or_as_near_as_is_said() -> None:
+    found = [result for seed in range(16) if (result := check_two_stages(seed)) is not None]
+    assert len(found) >= 5
+    assert sorted(result.plan.step_time_s / result.at_least_s - 1 for result in found)[len(found) // 2] < 0.05
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(16, 100))
+def test_two_stages_are_the_best_on_more_instances(seed: int) -> None:
+    check_two_stages(seed)
+
+
+@pytest.mark.parametrize("seed", range(0, 6, 2))
+def test_the_batch_with_most_samples_a_second_is_found(seed: int) -> None:
+    prices, _, limit = prices_of(seed)
+    batches = (2, 4, 6, 8, 12)
+    rates = {}
+    for batch in batches:
+        with contextlib.suppress(NoPlanError):
+            rates[batch] = batch / layerwise(prices, batch, limit, pp=1).plan.step_time_s
+    together = layerwise(prices, batches, limit, pp=1)
+    assert together.exact
+    assert math.isclose(together.plan.global_batch_size / together.plan.step_time_s, max(rates.values()), rel_tol=1e-9)
+
+
 def test_instances_mix_ways() -> None:
     """Some plan has layers of one kind that are computed differently."""
     mixed = 0
@@ -90,12 +158,13 @@ def test_instances_mix_ways() -> None:
 
 
 def test_a_planted_bound_that_is_too_high_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = lw._Front._suffix
+    honest = layerwise_stage._Front._dual
 
-    def unsound(self: lw._Front, price: float, which: int) -> list[list[dict[int, float]]]:
-        return [[{tp: 1.2 * bound for tp, bound in row.items()} for row in rows] for rows in honest(self, price, which)]
+    def unsound(self: layerwise_stage._Front, share: float, upper: float) -> tuple[float, float, float, float] | None:
+        found = honest(self, share, upper)
+        return found and (1.5 * found[0], *found[1:])
 
-    monkeypatch.setattr(lw._Front, "_suffix", unsound)
+    monkeypatch.setattr(layerwise_stage._Front, "_dual", unsound)
 
     def wrong(seed: int) -> bool:
         prices, batch, limit = prices_of(seed)

@@ -1,0 +1,555 @@
+"""The fastest ways to compute one stage's layers within its bytes, exact, at a cost that grows with runs of identical layers.
+
+The time of a stage is linear in how many layers are computed which way, but for what redistribution costs where neighbours differ in tp,
+and for the gradient reduction that hides behind one backward pass: micro-batches and update, and the larger of two linear functions (all
+hidden, and as much hidden as fits). Memory is a sum and one maximum (the transient part), which is fixed in turn to each value it can
+have. What is left is a constrained shortest path (Handler and Zang, "A dual algorithm for the constrained shortest path problem", Networks
+1980): a price on bytes gives a bound that nothing undercuts, and what each layer that is not computed in the then cheapest way adds to it.
+A run of identical layers is gone through in one step: every choice of sizes to visit, and of a count for each way, whose additions stay
+within the gap between bound and solution (`_Front._elements`); what comes of several runs is kept on Pareto fronts of (bytes, the two
+times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import ceil
+from typing import NamedTuple
+
+from orchestrator.search.layerwise_prices import Outer, Prices, Way
+
+INFINITE = float("inf")
+ROUNDING = 1e-9
+"""Relative slack of a bound against a sum of the same terms in another order."""
+GAPS = (0.0003, 0.001, 0.003, 0.01, 0.05)
+"""How far above the bound a solution is looked for, one after the other: fronts grow with the gap."""
+SHARES = 6
+"""Means of the two times that are looked at: the larger of the two is at least any mean."""
+ROUNDED = 1e-6
+"""Share of the bound: ways that add no more cost the same at that price. Mixed so that the bytes fit, they are a first solution."""
+PRICES = 30
+"""Prices of a byte that are tried; the best is mostly met after a handful."""
+MOST_LIMITS = 16
+"""Transient bytes that are looked at: of more values, evenly chosen ones, and the result is no longer exact (`StageSolver.exact`)."""
+MOST_POINTS = 100
+"""Of a front, in all: of more, those with the least bounds are kept, likewise."""
+MOST_COUNTS = 300
+"""Choices of counts for one run: of more, likewise."""
+MANY = 32
+"""Choices of counts that are not worth being compared with each other."""
+LONGEST = 5
+"""Changes of size inside a run that are looked at: each costs an exchange; where more could pay, the result is no longer exact."""
+DIRECT = 8
+"""Layers that are gone through one by one, before steps of the whole run are squared."""
+SAME = 1e-15
+
+
+class _Priced(NamedTuple):
+    """A way with what it adds to the stage: bytes; seconds if all of the reduction is hidden, and if as much as fits one backward pass."""
+
+    way: Way
+    nbytes: float
+    times: tuple[float, float]
+
+
+class _Run(NamedTuple):
+    """`ways` by tp."""
+
+    layers: int
+    ways: dict[int, list[_Priced]]
+    switch: dict[tuple[int, int], tuple[float, float]]
+    """Times of a change of tp inside the run or into it."""
+
+
+class _Element(NamedTuple):
+    """One way through a run: what it adds to the bound, bytes, the two times, sizes in order, and layers of each way."""
+
+    more: float
+    nbytes: float
+    t0: float
+    t1: float
+    walk: tuple[int, ...]
+    counts: tuple[tuple[Way, int], ...]
+
+
+Path = tuple["Path", int, _Element] | None
+"""The way here: (what came before, run, element)."""
+_Point = tuple[float, float, float, Path]
+"""Bytes, the two times, the way here."""
+_Sum = tuple[float, float, float, float]
+"""Of a path: time + price x bytes, bytes, and the two times."""
+_Partial = tuple[int, float, float, float, float, tuple[tuple[Way, int], ...]]
+"""Layers of a run, what they add to the bound, to the bytes and the two times beside as many in the common way; and which they are."""
+NOTHING: _Sum = (0.0, 0.0, 0.0, 0.0)
+
+
+class Objective(NamedTuple):
+    """What of a stage is least: `passes` micro-batches; of the `whole` also what of the reduction is not hidden, and the update."""
+
+    passes: float
+    whole: bool = True
+
+
+class StageSolver:
+    """The fastest ways for one stage's layers within `room` bytes."""
+
+    def __init__(
+        self, prices: Prices, outer: Outer, runs: Sequence[tuple[str, int]], flight: int, room: float, objective: Objective
+    ) -> None:
+        self.prices, self.outer, self.flight, self.room, self.objective = prices, outer, flight, room, objective
+        self.kinds = [kind for kind, _ in runs]
+        self.counts = [count for _, count in runs]
+        self.ways = [prices.ways(kind, outer) for kind in self.kinds]
+        self.hides = (1 - prices.slowdown) * prices.hidden_share if objective.whole else 0.0
+        self.ahead = self.hides * prices.overheads_s()[0] / 2
+        """Seconds of reduction that hide behind the overhead of a backward pass."""
+        self.exact = True
+        self.skipped = False
+        """Whether not all values of the transient bytes were looked at."""
+        self.least = 0.0
+        """Seconds that no ways undercut, once solved: those of the solution where it is exact."""
+        self.price, self.share = 0.0, 0.0
+        """Of a byte, and of time 1 in the mean of the two, where the bound was largest."""
+
+    def times(self, way: Way) -> tuple[float, float]:
+        """The two linear times of a layer."""
+        base = self.objective.passes * (way.forward_s + way.backward_s)
+        if not self.objective.whole:
+            return base, base
+        base += way.optimizer_s
+        return base + self.prices.slowdown * way.sync_s, base + way.sync_s - self.hides * way.backward_s
+
+    def nbytes(self, way: Way) -> float:
+        """What a layer adds to the stage's bytes."""
+        return way.static_bytes + self.prices.slack * self.flight * way.saved_bytes
+
+    def solve(self, upper: float = INFINITE) -> tuple[float, list[tuple[int, Way, int]]] | None:
+        """(seconds, blocks as (run, way, layers)) below `upper`; None where nothing that fast fits."""
+        best: tuple[float, list[tuple[int, Way, int]]] | None = None
+        self.least = upper
+        for front in self._fronts():
+            found = front.solve(best[0] if best else upper)
+            if not front.exact:
+                self.exact = False
+                self.least = min(self.least, front.lower)
+            if found is not None:
+                best = found
+        if best is not None:
+            self.least = min(self.least, best[0])
+        if self.skipped:
+            self.least = min(self.least, self.bound(upper))
+        return best
+
+    def bound(self, upper: float = INFINITE) -> float:
+        """Seconds that nothing which fits undercuts, or `upper` if that is less: all ways, with the fewest transient bytes that any ways
+        need. Sets the price."""
+        if not all(self.ways):
+            return upper
+        runs = self._runs(INFINITE)
+        assert runs is not None
+        least = max(min(way.transient_bytes for way in ways) for ways in self.ways)
+        front = _Front(runs, self.room - self.prices.slack * least, self.ahead, two=self.objective.whole)
+        if not front.bound(upper):
+            return upper
+        self.price, self.share = front.price, front.share
+        return min(upper, front.lower)
+
+    def _fronts(self) -> Iterator[_Front]:
+        """For each value that the transient bytes can have, the largest first: with the ways that need no more."""
+        if not all(self.ways):
+            return
+        limits = sorted({way.transient_bytes for ways in self.ways for way in ways}, reverse=True)
+        if len(limits) > MOST_LIMITS:
+            self.exact, self.skipped = False, True
+            limits = limits[:: ceil(len(limits) / MOST_LIMITS)]
+        for limit in limits:
+            runs = self._runs(limit)
+            if runs is None:
+                return
+            yield _Front(runs, self.room - self.prices.slack * limit, self.ahead, two=self.objective.whole)
+
+    @cached_property
+    def _switches(self) -> list[dict[tuple[int, int], tuple[float, float]]]:
+        """Of each run: times of a change of tp inside it or into it."""
+        found: list[dict[tuple[int, int], tuple[float, float]]] = []
+        earlier = {0}
+        for kind, ways in zip(self.kinds, self.ways, strict=True):
+            here = {way.choice.tp for way in ways}
+            switch = {}
+            for a in here | earlier:
+                for b in here:
+                    f, back = self.prices.switch(kind, a, b, self.outer) if a and a != b else (0.0, 0.0)
+                    time = self.objective.passes * (f + back)
+                    switch[a, b] = (time, time - self.hides * back)
+            found.append(switch)
+            earlier = here
+        return found
+
+    def _runs(self, limit: float) -> list[_Run] | None:
+        runs: list[_Run] = []
+        earlier = {0}
+        for ways, count, switches in zip(self.ways, self.counts, self._switches, strict=True):
+            by_tp: dict[int, list[_Priced]] = {}
+            for way in ways:
+                if way.transient_bytes <= limit:
+                    by_tp.setdefault(way.choice.tp, []).append(_Priced(way, self.nbytes(way), self.times(way)))
+            if not by_tp:
+                return None
+            for tp, group in by_tp.items():  # of equal tp, so that neighbours don't matter
+                by_tp[tp] = [w for i, w in enumerate(group) if not any(_covers(v, w, j < i) for j, v in enumerate(group) if j != i)]
+            switch = {(a, b): switches[a, b] for a in {*by_tp} | earlier for b in by_tp}
+            runs.append(_Run(count, by_tp, switch))
+            earlier = {*by_tp}
+        return runs
+
+
+def _covers(a: _Priced, b: _Priced, earlier: bool) -> bool:
+    """Whether `b` is not needed beside `a`."""
+    better = a.nbytes <= b.nbytes and a.times[0] <= b.times[0] and a.times[1] <= b.times[1]
+    return better and (a[1:] != b[1:] or earlier)
+
+
+def mean(times: tuple[float, float], share: float) -> float:
+    """Of the two times, the second with this share."""
+    return times[0] + share * (times[1] - times[0])
+
+
+def _plus(a: _Sum, b: _Sum, times: int = 1) -> _Sum:
+    return a[0] + times * b[0], a[1] + times * b[1], a[2] + times * b[2], a[3] + times * b[3]
+
+
+def _cheapest(row: dict[int, _Sum], rest: dict[int, _Sum]) -> _Sum:
+    """The least of a step and what follows it."""
+    at, step = min(row.items(), key=lambda item: item[1][0] + rest[item[0]][0])
+    return _plus(step, rest[at])
+
+
+class _Front:
+    """Least max(time 0, time 1) over sequences of ways whose bytes are within `cap`; `ahead` comes off time 1."""
+
+    def __init__(self, runs: list[_Run], cap: float, ahead: float, *, two: bool) -> None:
+        self.runs, self.cap, self.ahead, self.two = runs, cap, ahead, two
+        self.exact = True
+        self.price, self.share = 0.0, 0.0
+        self.lower = INFINITE
+        """Seconds that no sequence undercuts."""
+
+    def bound(self, upper: float) -> bool:
+        """Whether something that fits may be below `upper`; sets the bound and the price behind it."""
+        self.leanest = [0.0] * (len(self.runs) + 1)
+        self.span: list[tuple[float, float]] = []
+        """Of each run the fewest and the most bytes."""
+        for run in self.runs:
+            nbytes = [priced.nbytes for ways in run.ways.values() for priced in ways]
+            self.span.append((min(nbytes) * run.layers, max(nbytes) * run.layers))
+        for r in range(len(self.runs) - 1, -1, -1):
+            self.leanest[r] = self.leanest[r + 1] + self.span[r][0]
+        if self.leanest[0] > self.cap:
+            return False
+        self.lower, self.near = -INFINITE, upper
+        share, low, high = 0.0, 0.0, 1.0
+        for turn in range(SHARES if self.two else 1):
+            dual = self._dual(share, self.near)
+            if dual is None:
+                return False
+            bound, price, seconds, tilt = dual
+            if bound > self.lower:
+                self.lower, self.price, self.share = bound, price, share
+            self.near = min(self.near, seconds * (1 + 4 * ROUNDING))  # wide enough that the path itself is found
+            if (turn == 0 and tilt <= 0.0) or (turn == 1 and tilt >= 0.0) or self.lower >= self.near * (1 - 5 * ROUNDING):
+                break  # the larger of the two times is the one that was looked at
+            if turn > 1:
+                low, high = (share, high) if tilt > 0.0 else (low, share)
+            share = 1.0 if turn == 0 else (low + high) / 2
+        return True
+
+    def solve(self, upper: float) -> tuple[float, list[tuple[int, Way, int]]] | None:
+        """The best strictly below `upper`; None where there is none."""
+        if not self.bound(upper):
+            return None
+        self.rest = [{at: total[0] for at, total in row.items()} for row in self._totals(self.price, self.share)]
+        rounded = self._search(INFINITE, ROUNDED * self.lower)
+        if rounded is not None and rounded[0] >= self.near:
+            rounded = None
+        near = self.near if rounded is None else rounded[0]
+        for gap in GAPS:
+            if self.lower * (1 + gap) >= near:
+                break
+            found = self._search(self.lower * (1 + gap))
+            if found is not None:
+                return found
+        return self._search(near) or rounded
+
+    def _totals(self, price: float, share: float) -> list[dict[int, _Sum]]:
+        """For each run: by the tp of the layer before, the least of all that follows."""
+        after = dict.fromkeys(self.runs[-1].ways, NOTHING)
+        found = [after]
+        for r in range(len(self.runs) - 1, -1, -1):
+            run = self.runs[r]
+            each: dict[int, _Sum] = {}
+            for tp, ways in run.ways.items():
+                _, nbytes, (t0, t1) = min(ways, key=lambda w: mean(w.times, share) + price * w.nbytes)
+                each[tp] = (t0 + share * (t1 - t0) + price * nbytes, nbytes, t0, t1)
+            step: dict[int, dict[int, _Sum]] = {}
+            for (a, b), (s0, s1) in run.switch.items():
+                step.setdefault(a, {})[b] = _plus(each[b], (s0 + share * (s1 - s0), 0.0, s0, s1))
+            inside = {a: row for a, row in step.items() if a in run.ways}
+            after = self._further(run.layers - 1, inside, after)
+            after = {a: _cheapest(step[a], after) for a in (self.runs[r - 1].ways if r else (0,))}
+            found.append(after)
+        return found[::-1]
+
+    @staticmethod
+    def _further(layers: int, step: dict[int, dict[int, _Sum]], rest: dict[int, _Sum]) -> dict[int, _Sum]:
+        """So many layers of a run in front of `rest`."""
+        for done in range(min(layers, DIRECT)):
+            new = {a: _cheapest(row, rest) for a, row in step.items()}
+            change = [new[a][0] - rest[a][0] for a in new]
+            if max(change) - min(change) <= SAME * abs(change[0]):  # all go on alike: one way for what is left
+                stay = min((row[a] for a, row in step.items()), key=lambda one: one[0])
+                return {a: _plus(total, stay, layers - done - 1) for a, total in new.items()}
+            rest = new
+        left = max(0, layers - DIRECT)
+        while left:
+            if left & 1:
+                rest = {a: _cheapest(row, rest) for a, row in step.items()}
+            left >>= 1
+            if left:
+                step = {a: {b: _cheapest(row, {via: step[via][b] for via in row}) for b in row} for a, row in step.items()}
+        return rest
+
+    def _path(self, price: float, share: float) -> tuple[float, float, float, float]:
+        """(bytes, mean time, true time, time 1 less time 0) of the path with the least mean time + price x bytes."""
+        _, nbytes, t0, t1 = self._totals(price, share)[0][0]
+        t1 -= self.ahead
+        return nbytes, t0 + share * (t1 - t0), max(t0, t1), t1 - t0
+
+    def _dual(self, share: float, upper: float) -> tuple[float, float, float, float] | None:
+        """(bound, price of a byte, seconds of the best path met that fits, time 1 less time 0 behind the bound): the largest bound over
+        prices, for a mean of the two times in which time 1 has this share. A path's bound is a line over the price; the next price is where
+        the lines of a path that fits and of one that doesn't meet. None as soon as a bound is not below `upper`."""
+        best, at, seen, tilt = -INFINITE, 0.0, INFINITE, 0.0
+        enough = upper * (1 - ROUNDING)
+
+        def look(price: float) -> tuple[float, float]:
+            nonlocal best, at, seen, tilt
+            nbytes, time, seconds, difference = self._path(price, share)
+            bound = time + price * (nbytes - self.cap)
+            if bound > best:
+                best, at, tilt = bound, price, difference
+            if nbytes <= self.cap:
+                seen = min(seen, seconds)
+            return nbytes, time
+
+        fat = look(0.0)
+        if fat[0] > self.cap and best < enough:
+            price = max(fat[1], 1e-12) / max(self.cap, 1.0)
+            lean = look(price)
+            while lean[0] > self.cap and best < enough and price < 1e30:
+                fat, price = lean, 8 * price
+                lean = look(price)
+            for _ in range(PRICES):
+                if lean[0] > self.cap or best >= enough or best >= seen * (1 - ROUNDING):
+                    break
+                price = (lean[1] - fat[1]) / (fat[0] - lean[0])
+                meet = fat[1] + price * (fat[0] - self.cap)
+                found = look(price)
+                if found[1] + price * (found[0] - self.cap) >= meet - ROUNDING * abs(meet):
+                    break
+                fat, lean = (fat, found) if found[0] <= self.cap else (found, lean)
+        return None if best >= enough else (best, at, seen, tilt)
+
+    def _search(self, upper: float, slack: float | None = None) -> tuple[float, list[tuple[int, Way, int]]] | None:
+        """The best strictly below `upper`, on Pareto fronts by the tp of the last layer. `slack`: of those that add no more to the least
+        time + price x bytes, in place of all that may be below `upper`."""
+        share, price = self.share, self.price
+        least = self.rest[0][0]
+        if slack is None:
+            slack = (upper + share * self.ahead + price * self.cap) * (1 + ROUNDING) - least
+        points: dict[int, list[_Point]] = {0: [(0.0, 0.0, -self.ahead, None)]}
+        start = -share * self.ahead
+        for r in range(len(self.runs)):
+            room = self.cap * (1 + ROUNDING) - self.leanest[r + 1]
+            ahead: dict[int, list[_Point]] = {}
+            for before, front in points.items():
+                elements = self._elements(r, before, slack)
+                spent = self.rest[r][before] - least - start
+                for nbytes, t0, t1, path in front:
+                    left = slack - (t0 + share * (t1 - t0) + price * nbytes + spent)
+                    for element in elements:
+                        if element.more > left:
+                            break
+                        b = nbytes + element.nbytes
+                        if b <= room:
+                            ahead.setdefault(element.walk[-1], []).append((b, t0 + element.t0, t1 + element.t1, (path, r, element)))
+            if not ahead:
+                return None
+            points = {tp: self._kept(reach) for tp, reach in ahead.items()} if r < len(self.runs) - 1 else ahead
+        ends = [(max(t0, t1), path) for front in points.values() for b, t0, t1, path in front if b <= self.cap]
+        seconds, path = min(ends, key=lambda end: end[0], default=(INFINITE, None))
+        if seconds >= upper:
+            return None
+        found: list[tuple[int, Way, int]] = []
+        while path is not None:
+            path, r, element = path
+            found[:0] = _blocks(r, element)
+        return seconds, found
+
+    def _kept(self, reach: list[_Point]) -> list[_Point]:
+        kept = _pareto(reach)
+        if len(kept) > MOST_POINTS:
+            self.exact = False
+            kept.sort(key=lambda point: mean(point[1:3], self.share) + self.price * point[0])
+            kept = kept[:MOST_POINTS]
+        return kept
+
+    def _elements(self, r: int, before: int, slack: float) -> list[_Element]:
+        """Ways through run r behind a layer of tp `before` that add at most `slack` to the least time + price x bytes; least first."""
+        run, share, price, rest = self.runs[r], self.share, self.price, self.rest[r + 1]
+        n = run.layers
+        cost = {tp: [(mean(w.times, share) + price * w.nbytes, w) for w in ways] for tp, ways in run.ways.items()}
+        each = {tp: min(c for c, _ in ways) for tp, ways in cost.items()}
+        cheapest = min(each.values())
+        base = self.rest[r][before]
+        onwards = min(rest[tp] for tp in run.ways)
+        found: list[_Element] = []
+
+        def walk(sizes: tuple[int, ...], s0: float, s1: float, least: float) -> None:
+            """`least`: of a layer at each of the sizes and the exchanges between them."""
+            if least + (n - len(sizes)) * cheapest + onwards - base > slack:
+                return
+            found.extend(self._counts(r, sizes, cost, (s0, s1), rest[sizes[-1]] - base, slack))
+            if len(sizes) == min(n, LONGEST):
+                left = slack - least - (n - len(sizes) - 1) * cheapest - onwards + base
+                more = (mean(run.switch[sizes[-1], tp], share) + each[tp] for tp in run.ways if tp != sizes[-1])
+                self.exact = self.exact and (len(sizes) == n or min(more, default=INFINITE) > left)
+                return
+            for tp in run.ways:
+                if tp != sizes[-1]:
+                    a0, a1 = run.switch[sizes[-1], tp]
+                    walk((*sizes, tp), s0 + a0, s1 + a1, least + a0 + share * (a1 - a0) + each[tp])
+
+        for tp in run.ways:
+            s0, s1 = run.switch[before, tp]
+            walk((tp,), s0, s1, s0 + share * (s1 - s0) + each[tp])
+        found.sort(key=lambda element: element.more)
+        return found
+
+    def _counts(
+        self,
+        r: int,
+        sizes: tuple[int, ...],
+        cost: dict[int, list[tuple[float, _Priced]]],
+        switch: tuple[float, float],
+        beyond: float,
+        slack: float,
+    ) -> list[_Element]:
+        """Every count of each way in a run that visits these sizes: all but the cheapest way are counted, the rest is computed in that.
+
+        Of the second cheapest as many layers as the bytes ask for: no fewer than fit if all other runs are at their leanest, no more than
+        if they are at their fattest.
+        """
+        n = self.runs[r].layers
+        ways = sorted([(c, w) for tp in {*sizes} for c, w in cost[tp]], key=lambda entry: entry[0])
+        (c0, common), others = ways[0], ways[:0:-1]
+        least = mean(switch, self.share) + n * c0 + beyond
+        left = slack - least
+        if left < 0.0 or (len(sizes) > 1 and len(sizes) > n):
+            return []
+        needs = {tp: sizes.count(tp) for tp in sizes}
+        loose = self.cap * (1 + ROUNDING) - self.leanest[0] + self.span[r][0] - n * common.nbytes
+        tight = self.cap - sum(high for _, high in self.span) + self.span[r][1] - n * common.nbytes
+        partial: list[_Partial] = [(0, 0.0, 0.0, 0.0, 0.0, ())]
+        for index, (c, w) in enumerate(others):
+            more, nbytes = c - c0, w.nbytes - common.nbytes
+            a0, a1 = w.times[0] - common.times[0], w.times[1] - common.times[1]
+            final = index == len(others) - 1 and len(sizes) == 1
+            further: list[_Partial] = []
+            for used, added, b, t0, t1, counts in partial:
+                fewest, most = 0, n - used
+                if more > 0.0:
+                    most = min(most, int((left - added) / more + ROUNDING))
+                if final and nbytes < 0.0 <= min(a0, a1):  # leaner and slower
+                    fewest = max(0, ceil((b - loose) / -nbytes - ROUNDING))
+                    most = min(most, max(0, ceil((b - tight) / -nbytes)))
+                elif final and nbytes > 0.0 >= max(a0, a1):
+                    most = min(most, int((loose - b) / nbytes + ROUNDING))
+                    fewest = max(0, min(most, int((tight - b) / nbytes)))
+                for k in range(fewest, most + 1):
+                    more_counts = (*counts, (w.way, k)) if k else counts
+                    further.append((used + k, added + k * more, b + k * nbytes, t0 + k * a0, t1 + k * a1, more_counts))
+            partial = further
+            if len(partial) > 4 * MOST_COUNTS:
+                self.exact = False
+                partial = sorted(partial, key=lambda entry: entry[1])[: 4 * MOST_COUNTS]
+            if len(partial) > MANY:
+                partial = _uncovered(partial, needs)
+            if len(partial) > MOST_COUNTS:
+                self.exact = False
+                partial = sorted(partial, key=lambda entry: entry[1])[:MOST_COUNTS]
+        found = []
+        for used, added, b, t0, t1, counts in partial:
+            every = (*counts, (common.way, n - used)) if used < n else counts
+            if len(needs) > 1 or needs[sizes[0]] > 1:
+                there = dict.fromkeys(needs, 0)
+                for way, k in every:
+                    there[way.choice.tp] += k
+                if any(there[tp] < need for tp, need in needs.items()):
+                    continue
+            total0, total1 = switch[0] + n * common.times[0] + t0, switch[1] + n * common.times[1] + t1
+            found.append(_Element(least + added, n * common.nbytes + b, total0, total1, sizes, every))
+        return found
+
+
+def _uncovered(partial: list[_Partial], needs: dict[int, int]) -> list[_Partial]:
+    """Those that no other one beats in layers, bytes and both times, among those with as many layers of each size that the run visits."""
+    groups: dict[tuple[int, ...], list[_Partial]] = {}
+    for entry in partial:
+        there = dict.fromkeys(needs, 0)
+        if len(needs) > 1:
+            for way, k in entry[5]:
+                there[way.choice.tp] += k
+        groups.setdefault(tuple(min(there[tp], need) for tp, need in needs.items()), []).append(entry)
+    found: list[_Partial] = []
+    for group in groups.values():
+        kept: list[_Partial] = []
+        for entry in sorted(group, key=lambda entry: entry[:5]):
+            b, t0, t1 = entry[2:5]
+            if not any(o[2] <= b and o[3] <= t0 and o[4] <= t1 for o in kept):  # sorted: none of them has more layers
+                kept.append(entry)
+        found += kept
+    return found
+
+
+def _blocks(run: int, element: _Element) -> list[tuple[int, Way, int]]:
+    """The element's layers in order: at each visit of a size but its last, one layer."""
+    left = dict(element.counts)
+    blocks: list[tuple[int, Way, int]] = []
+    for index, tp in enumerate(element.walk):
+        mine = [way for way in left if way.choice.tp == tp and left[way]]
+        if tp in element.walk[index + 1 :]:
+            blocks.append((run, mine[0], 1))
+            left[mine[0]] -= 1
+        else:
+            blocks += [(run, way, left.pop(way)) for way in mine]
+    return blocks
+
+
+def _pareto(front: list[_Point]) -> list[_Point]:
+    """Those that no other one beats in all three; asked first: the ones that are fastest so far, which beat most."""
+    front.sort(key=lambda p: p[:3])
+    kept: list[_Point] = []
+    fast0: _Point = (INFINITE, INFINITE, INFINITE, None)
+    fast1 = fast0
+    for point in front:
+        _, t0, t1, _ = point
+        beaten = t0 >= fast0[1] and t1 >= fast1[2]
+        if beaten and (t1 >= fast0[2] or t0 >= fast1[1] or any(other[1] <= t0 and other[2] <= t1 for other in kept)):
+            continue
+        kept.append(point)
+        if t0 < fast0[1]:
+            fast0 = point
+        if t1 < fast1[2]:
+            fast1 = point
+    return kept
