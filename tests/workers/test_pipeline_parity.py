@@ -25,7 +25,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama pp4 zero0 one micro-batch": (LLAMA, {"pp": 4, "micro_batch_size": 8}),
     "bert tp2 pp2 zero1": (BERT, {"tp": 2, "pp": 2, "zero_stage": 1, "sequence_parallel": True, "micro_batch_size": 2}),
 }
-BY_LAYER = {"llama pp2 dp2 zero1 uneven recompute by layer": ("none", "full", "selective", "full")}
+BY_LAYER = {"llama pp2 dp2 zero1 uneven recompute by layer": ("layernorm", "full", "selective", "mlp")}
 
 
 def with_recompute(plan: Plan, modes: Any) -> Plan:
