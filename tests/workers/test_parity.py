@@ -109,6 +109,19 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
         {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3, "offload_optimizer": True, "recompute": ["selective"]},
     ),
     "deepspeed t5 dp2 zero2 offload": (T5, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 2, "offload_optimizer": True}),
+    "megatron gpt tp2 layernorm": (GPT, {"tp": 2, "recompute": ["layernorm"]}),
+    "megatron bert dp4 zero1 in two instances layernorm": (
+        BERT,
+        {"dp": 4, "zero_stage": 1, "zero_shard_size": 2, "recompute": ["layernorm"]},
+    ),
+    "megatron t5 dp4 zero1 in two instances layernorm": (T5, {"dp": 4, "zero_stage": 1, "zero_shard_size": 2, "recompute": ["layernorm"]}),
+    "megatron llama dp4 zero1 in two instances": (LLAMA, {"dp": 4, "zero_stage": 1, "zero_shard_size": 2}),
+    "deepspeed gpt dp2 zero2 core_attn+layernorm": (
+        GPT,
+        {"engine": DEEPSPEED, "dp": 2, "zero_stage": 2, "recompute": ["core_attn+layernorm"]},
+    ),
+    "deepspeed bert dp2 zero1 layernorm": (BERT, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1, "recompute": ["layernorm"]}),
+    "deepspeed t5 dp2 zero1 layernorm": (T5, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 1, "recompute": ["layernorm"]}),
 }
 """Left to .ci/full: each axis with each family that has it."""
 CASES |= MORE
