@@ -31,6 +31,7 @@ __all__ = [
     "LayerSpan",
     "Plan",
     "Prediction",
+    "Prices",
     "Reason",
     "RunSettings",
     "Source",
@@ -87,6 +88,15 @@ class RunSettings(Value, frozen=True, kw_only=True):
     """Seconds that a part of a step may last before the ranks are ended as hung; 0: for ever. By default what a collective may last."""
 
 
+class Prices(Value, frozen=True, kw_only=True):
+    """The user's own calibration as the plan was priced with it (cost.calibration): where its file was, its constants and interval."""
+
+    source: str
+    fitted_on: str
+    constants: dict[str, float]
+    interval: tuple[float, float] | None = None
+
+
 class Plan(Value, frozen=True, kw_only=True):
     """A strategy for a model on a cluster. The JSON is flat where people read it."""
 
@@ -124,6 +134,8 @@ class Plan(Value, frozen=True, kw_only=True):
     cluster: Cluster
     run: RunSettings = RunSettings()
     calibration: str = "datasheet"
+    prices: Prices | None = None
+    """The constants of a calibration that does not come with the package; None: one that does."""
     extra: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """What reaches the engine unchanged: "megatron": {field or flag: value}, "ds": {"zero_optimization.overlap_comm": value}."""
 

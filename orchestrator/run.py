@@ -24,7 +24,7 @@ import msgspec
 
 import orchestrator
 from orchestrator import detect, recipe
-from orchestrator.cost.calibration import calibrated
+from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
@@ -36,12 +36,13 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
-from orchestrator.plan import Plan, json_schema, to_json
+from orchestrator.plan import Plan, Prices, json_schema, to_json
 from orchestrator.recipe import Settings
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
+from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
@@ -124,6 +125,8 @@ class Found(Value, frozen=True, kw_only=True):
     explained: tuple[Explanation, ...] = ()
     alone: tuple[DataParallel, ...] = ()
     """Data parallelism alone, where the plan is more than that."""
+    limit: MemoryLimit
+    """With what is kept free for the plan's engine."""
 
 
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Behaviour]]:
@@ -131,10 +134,10 @@ def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Ca
     return [(engine.capabilities(software), engine.behaviour(software)) for engine in engines]
 
 
-def own_calibrations() -> Path | None:
-    """The folder of the user's own calibration files."""
+def prices(settings: Settings, behaviours: Sequence[Behaviour]) -> list[calibration.Calibrated | None]:
+    """The calibration file of each engine: what calibration= says, else the user's folder, else the package's. Raises InputError."""
     folder = os.environ.get("ORCHESTRATOR_CALIBRATIONS")
-    return Path(folder) if folder else None
+    return calibration.found(settings.calibration, settings.cluster, behaviours, Path(folder) if folder else None)
 
 
 def searched_plan(settings: Settings) -> Found:
@@ -145,7 +148,8 @@ def searched_plan(settings: Settings) -> Found:
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
-    calibrations = [calibrated(settings.cluster, behaviour, own_calibrations()) for _, behaviour in pairs]
+    files = prices(settings, [behaviour for _, behaviour in pairs])
+    calibrations = [calibration.priced(settings.cluster, behaviour, file) for (_, behaviour), file in zip(pairs, files, strict=True)]
     gc.disable()  # what a search makes is needed to its end: looking for garbage in it takes a tenth of the time
     with SearchProgress() as progress:
         result = search(
@@ -164,7 +168,8 @@ def searched_plan(settings: Settings) -> Found:
         )
     if not result.complete:
         print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
-    plan = msgspec.structs.replace(result.plan, extra=settings.extra)
+    index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
+    plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
     explained = explain(settings.explain, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
     alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
     gc.enable()
@@ -175,7 +180,16 @@ def searched_plan(settings: Settings) -> Found:
         at_least_s=result.at_least_s,
         explained=explained,
         alone=alone,
+        limit=settings.limit.of(calibrations[index].memory_margin),
     )
+
+
+def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
+    """What plan.json keeps of a calibration of the user's own."""
+    if known is None or not known.source:
+        return None
+    file = known.file
+    return Prices(source=known.source, fitted_on=file.fitted_on, constants=file.values(), interval=file.interval)
 
 
 def divided(plan: Plan) -> bool:
@@ -205,7 +219,8 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     `pin.pp` fixes the stages; the other pins are the engines'.
     """
     from orchestrator.report.layerwise import layerwise_table
-    from orchestrator.search.layerwise import AnalyticPrices, Prices, ProfilePrices, layerwise, open_batches
+    from orchestrator.search.layerwise import AnalyticPrices, ProfilePrices, layerwise, open_batches
+    from orchestrator.search.layerwise import Prices as LayerPrices
     from orchestrator.strategy.layerwise import BEHAVIOUR, galvatron_json
 
     training, cluster, profile = settings.training, settings.cluster, settings.profile
@@ -222,12 +237,12 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     software = cluster.software
     behaviour = msgspec.structs.replace(BEHAVIOUR, flash_attention=software.flash_attention or software.transformer_engine)
     # The constants of the engine it is compared with, so that the difference is the plan's.
-    calibration = calibrated(cluster, behaviour if best is None else ENGINES[best.engine].behaviour(software))
-    costs = CostModel(model, training, cluster, behaviour, calibration)
-    prices: Prices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
+    constants = calibration.calibrated(cluster, behaviour if best is None else ENGINES[best.engine].behaviour(software))
+    costs = CostModel(model, training, cluster, behaviour, constants)
+    layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
-    result = layerwise(prices, batches, settings.limit, pp=settings.pins.pp)
+    result = layerwise(layer_prices, batches, settings.limit.of(constants.memory_margin), pp=settings.pins.pp)
     plan = result.plan
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings)),
@@ -278,9 +293,17 @@ def saved_plan(settings: Settings) -> Found:
         raise InputError("engine", engine, "of the plan is not known", ENGINES)
     exchanging([ENGINES[engine]], settings)
     behaviour = ENGINES[engine].behaviour(settings.cluster.software)
-    calibration = calibrated(settings.cluster, behaviour, own_calibrations())
-    check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), settings.limit, calibration)
-    return Found(plan=reprice(settings.plan, behaviour, calibration))
+    saved = settings.plan.prices
+    if saved is not None and settings.calibration is None:  # the prices that the plan was made with
+        base = calibration.datasheet(settings.cluster, behaviour)
+        constants = calibration.kept(base, settings.plan.calibration, saved.fitted_on, saved.constants, saved.interval)
+    else:
+        (file,) = prices(settings, [behaviour])
+        constants, saved = calibration.priced(settings.cluster, behaviour, file), kept_prices(file)
+    limit = settings.limit.of(constants.memory_margin)
+    check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
+    plan = msgspec.structs.replace(reprice(settings.plan, behaviour, constants), prices=saved)
+    return Found(plan=plan, limit=limit)
 
 
 def the_job(settings: Settings, plan: Plan) -> Job:
@@ -430,18 +453,18 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     console = screen()
     plan = found.plan
     model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
-    console.print(plan_table(plan, model, settings.limit))
-    console.print(price_table(plan, settings.limit))
+    console.print(plan_table(plan, model, found.limit))
+    console.print(price_table(plan, found.limit))
     if found.outcomes:
         console.print(alternatives_table(plan, found.alternatives))
         alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
-        if any(predicted is not None and predicted.peak_memory_bytes > settings.limit.usable for _, _, predicted, _ in alone):
-            console.print(data_parallel_table(plan, alone, settings.limit))
+        if any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
+            console.print(data_parallel_table(plan, alone, found.limit))
         total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
         for explanation in found.explained:
             print(explanation_text(plan, explanation.question, explanation.plan, explanation.why))
             if explanation.refused is not None:
-                console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, settings.limit))
+                console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
         print(proof(plan, found.at_least_s) + ".")
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from orchestrator.calibrate import own
-from orchestrator.calibrate.__main__ import main
+from orchestrator.calibrate.__main__ import main, margins, with_margin
 from orchestrator.calibrate.fit import chooser, fit
 from orchestrator.calibrate.groups import unit
-from orchestrator.calibrate.pricing import Pricer, named
+from orchestrator.calibrate.pricing import Pricer, named, seen_peak
 from orchestrator.calibrate.runs import Run, held_out
 from orchestrator.cost.behaviours import BEHAVIOURS
-from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant, calibrated
+from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant, datasheet, found, priced
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.plan import Plan, to_json
@@ -152,26 +152,68 @@ def test_units_are_known() -> None:
     assert unit("context_bytes") == "bytes"
 
 
-def test_a_users_own_calibration_comes_before_the_shipped_one(tmp_path: Path) -> None:
-    run = only({})[0]
-    behaviour = BEHAVIOURS["nanotron"]
-    before = calibrated(run.cluster, behaviour)
-    constants = {"gemm_efficiency": Constant(value=0.123, unit="share", origin="fitted")}
-    file = CalibrationFile(
-        engine="nanotron",
-        gpu=run.gpu,
+def own_file(engine: str, gpu: str, **constants: float) -> CalibrationFile:
+    return CalibrationFile(
+        engine=engine,
+        gpu=gpu,
         fitted_on="ten runs",
-        constants=constants,
+        constants={name: Constant(value=value, unit="share", origin="fitted") for name, value in constants.items()},
         fitted_runs=10,
         fitted_median_error=0.0,
         held_out_runs=0,
         held_out_median_error=None,
         interval=None,
     )
+
+
+def test_a_users_own_calibration_comes_before_the_shipped_one(tmp_path: Path) -> None:
+    run = only({})[0]
+    behaviour = BEHAVIOURS["nanotron"]
+    (before,) = found(None, run.cluster, [behaviour], None)
+    assert before is not None
+    assert before.source == ""
     path = tmp_path / f"nanotron-{run.gpu}.json"
-    path.write_bytes(msgspec.json.encode(file))
-    assert calibrated(run.cluster, behaviour, tmp_path).gemm_efficiency == 0.123
-    path.write_text("{")
-    with pytest.raises(InputError, match="is no calibration file"):
-        calibrated(run.cluster, behaviour, tmp_path)
-    assert calibrated(run.cluster, behaviour, tmp_path / "none") == before
+    path.write_bytes(msgspec.json.encode(own_file("nanotron", run.gpu, gemm_efficiency=0.123)))
+    for choice, folder in ((None, tmp_path), (str(tmp_path), None), (str(path), None)):
+        (mine,) = found(choice, run.cluster, [behaviour], folder)
+        assert mine is not None
+        assert (mine.source, priced(run.cluster, behaviour, mine).gemm_efficiency) == (str(path), 0.123)
+    assert found("shipped", run.cluster, [behaviour], tmp_path) == [before]
+    assert found("datasheet", run.cluster, [behaviour], tmp_path) == [None]
+    assert found(f"nanotron-{run.gpu}", run.cluster, [behaviour], tmp_path) == [before]
+    assert found(None, run.cluster, [behaviour], tmp_path / "none") == [before]
+
+
+def test_a_calibration_for_something_else_is_refused(tmp_path: Path) -> None:
+    run = only({})[0]
+    path = tmp_path / "mine.json"
+    cases = {
+        "{": "is no calibration",
+        msgspec.json.encode(own_file("megatron", run.gpu)).decode(): "is for megatron on H100-SXM-80GB; this plans nanotron on",
+        msgspec.json.encode(own_file("nanotron", "B200")).decode(): "is for nanotron on B200",
+    }
+    for text, why in cases.items():
+        path.write_text(text)
+        with pytest.raises(InputError, match=why):
+            found(str(path), run.cluster, [BEHAVIOURS["nanotron"]], None)
+    with pytest.raises(InputError, match=r"holds none of nanotron-H100-SXM-80GB\.json"):
+        found(str(tmp_path), run.cluster, [BEHAVIOURS["nanotron"]], None)
+    with pytest.raises(InputError, match="can't be read"):
+        found(str(tmp_path / "none.json"), run.cluster, [BEHAVIOURS["nanotron"]], None)
+    with pytest.raises(InputError, match="constants that are not known: speed"):
+        own_file("nanotron", run.gpu, speed=1.0).calibration(datasheet(run.cluster, BEHAVIOURS["nanotron"]))
+
+
+def test_what_measured_peaks_exceed_is_kept_free() -> None:
+    """Nineteen peaks in twenty are within the margin, and an engine with few of them takes that of all."""
+    base = only({"peak_memory_gib": "40"})[0]
+    behaviours = {"nanotron": BEHAVIOURS["nanotron"]}
+    prediction = Pricer(chooser({}), behaviours).price(base).prediction
+    assert prediction is not None
+    predicted = seen_peak(base, prediction)
+    runs = [replace(base, memory_bytes=predicted / (1 - 0.002 * n)) for n in range(101)]
+    found_margins = margins(runs, [], behaviours)
+    assert found_margins["nanotron"].value == pytest.approx(0.19, abs=1e-3)
+    file = own_file("never measured", base.gpu)
+    assert with_margin(file, found_margins).values() == {"memory_margin": found_margins[""].value}
+    assert margins(runs[:5], [], behaviours) == {}

@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID
 from orchestrator.calibrate import own
 from orchestrator.calibrate.fit import Fitted, chooser, fit
 from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitGroup, unit
-from orchestrator.calibrate.pricing import Pricer
+from orchestrator.calibrate.pricing import Pricer, seen_peak
 from orchestrator.calibrate.runs import Run, held_out, load
 from orchestrator.calibrate.words import arguments
 from orchestrator.cost.behaviours import BEHAVIOURS
@@ -33,6 +33,12 @@ DOUBTED_GPUS = 512
 ENOUGH = 20
 """Runs kept out from which on they alone make the interval; below it all runs do."""
 LOW, HIGH = 0.05, 0.95
+MEMORY_OF = {
+    **dict.fromkeys(("megatron_unfused", "megatron_fused_loss", "megatron_lm", "nemo"), "megatron"),
+    **dict.fromkeys(("megatron_deepspeed_bf16",), "megatron_deepspeed"),
+    **dict.fromkeys(("deepspeed_unfused", "deepspeed_tiled_loss"), "deepspeed"),
+}
+"""Behaviours that are one engine as far as memory goes."""
 
 
 def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
@@ -89,6 +95,33 @@ def files_of(
     ]
 
 
+def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], behaviours: dict[str, Behaviour]) -> dict[str, Constant]:
+    """By engine, what `Calibration.memory_margin` says, from the runs whose peak was measured; "" for all engines together."""
+    found = {(file.engine, file.gpu): file.values() for file in files}
+    pricer = Pricer(chooser(found), behaviours)
+    lacking: dict[str, list[float]] = {"": []}
+    for run in runs:
+        prediction = pricer.price(run).prediction
+        if run.memory_bytes is None or prediction is None:
+            continue
+        share = max(0.0, 1 - seen_peak(run, prediction) / run.memory_bytes)
+        lacking[""].append(share)
+        lacking.setdefault(MEMORY_OF.get(run.behaviour, run.behaviour), []).append(share)
+    return {
+        engine: Constant(
+            value=float(f"{np.quantile(shares, HIGH):.3g}"), unit="share", origin=f"95% of {len(shares)} measured peaks lack no more"
+        )
+        for engine, shares in lacking.items()
+        if len(shares) >= ENOUGH
+    }
+
+
+def with_margin(file: CalibrationFile, found: dict[str, Constant]) -> CalibrationFile:
+    """The file with its engine's margin, or that of all engines."""
+    margin = found.get(MEMORY_OF.get(file.engine, file.engine), found.get(""))
+    return file if margin is None else replace(file, constants={**file.constants, "memory_margin": margin})
+
+
 def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Console, *, everything: bool) -> list[CalibrationFile]:
     """Fits every group and says how well."""
     doubted = [run.behaviour == "nanotron" and run.num_gpus >= DOUBTED_GPUS for run in runs]
@@ -125,7 +158,8 @@ def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Co
             held = "" if files[0].held_out_median_error is None else f", {files[0].held_out_median_error:.1%} on {len(kept)} kept out"
             console.print(f"{'/'.join(group.behaviours)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs, ", end="")
             console.print(f"median error {files[0].fitted_median_error:.1%}{held}", highlight=False)
-    return made
+    kept_free = margins([run for run, doubt in zip(runs, doubted, strict=True) if not doubt], made, behaviours)
+    return [with_margin(file, kept_free) for file in made]
 
 
 def main(words: Sequence[str]) -> int:

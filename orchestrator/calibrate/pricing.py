@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from orchestrator.calibrate.runs import Run
 from orchestrator.cost.behaviours import BEHAVIOURS
-from orchestrator.cost.calibration import Calibration, CalibrationFile, calibrated, datasheet
+from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, calibrated, datasheet, read_file
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.strategy.capabilities import Behaviour
 from orchestrator.strategy.layout import Prediction
 
+OUTSIDE_TENSORS: dict[str, tuple[str, ...]] = {"allocated": ("context", "fragmentation"), "reserved": ("context",), "process": ()}
+"""Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""
 Choose = Callable[[Run, Behaviour], Calibration]
 
 
@@ -25,6 +25,13 @@ class Outcome(NamedTuple):
     run: Run
     prediction: Prediction | None
     why: str = ""
+
+
+def seen_peak(run: Run, prediction: Prediction) -> float:
+    """Bytes of the predicted peak as the run's source measured it: its rank, and the kind of memory that it looked at."""
+    stages = {"first": prediction.by_stage[:1], "last": prediction.by_stage[-1:], "max": prediction.by_stage}[run.memory_of]
+    unseen = OUTSIDE_TENSORS[run.memory_kind]
+    return max(stage.peak_memory_bytes - sum(stage.memory_by_cause.get(cause, 0.0) for cause in unseen) for stage in stages)
 
 
 class Pricer:
@@ -86,17 +93,10 @@ def from_files(where: Path) -> Choose:
     paths = sorted(where.glob("*.json")) if where.is_dir() else [where]
     found: dict[tuple[str, str], CalibrationFile] = {}
     for path in paths:
-        try:
-            file = msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
-        except OSError as error:
-            raise InputError(
-                "calibration", path, f"can't be read: {error.strerror}", ("shipped", "datasheet", "a file", "a folder")
-            ) from None
-        except msgspec.MsgspecError as error:
-            raise InputError("calibration", path, f"is no calibration: {error}") from None
+        file = read_file(path)
         found[file.engine, file.gpu] = file
     if not found:
-        raise InputError("calibration", where, "holds no calibration", ("shipped", "datasheet", "a file", "a folder"))
+        raise InputError("calibration", where, "holds no calibration", CHOICES)
     made: dict[tuple[str, str], Calibration] = {}
 
     def choose(run: Run, behaviour: Behaviour) -> Calibration:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from orchestrator.calibrate import layout, networks
 from orchestrator.errors import InputError
@@ -357,7 +357,7 @@ def memory_of(table: str, behaviour: str, kind: str) -> MemoryOf:
     return "first" if behaviour == "nanotron" or "embedding" in kind or table == "bigscience_v100" else "max"
 
 
-DEEPSPEED_SCHEDULE = "deepspeed_1f1b"
+DEEPSPEED_SCHEDULE: Final = "deepspeed_1f1b"
 """Megatron-DeepSpeed runs its pipeline by DeepSpeed's instructions."""
 
 

@@ -6,10 +6,11 @@ The defaults here come from datasheets and public measurements and price hardwar
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -157,6 +158,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Share of the GPU's memory from which on the allocator slows the step down (it frees cached blocks and waits for the device)."""
     pressure_slowdown: float = 0.0
     """Relative slow-down at full memory, rising linearly from `pressure_start`."""
+    memory_margin: float = 0.07
+    """Share of a peak that its prediction lacks, at most, in 95% of the engine's measured runs (of all engines' where there are fewer than
+    twenty): what a plan keeps free of a GPU's memory unless it is told otherwise."""
     transient_activations: float = 2.0
     """Gradients of activations alive at once in backward, in units of the layer's largest saved tensor: one arrives, one leaves."""
 
@@ -246,10 +250,27 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
     held_out_median_error: float | None
     interval: tuple[float, float] | None
 
+    def values(self) -> dict[str, float]:
+        """The constants by name."""
+        return {name: constant.value for name, constant in self.constants.items()}
+
     def calibration(self, base: Calibration) -> Calibration:
         """`base` with these constants in place of its own."""
-        values = {name: constant.value for name, constant in self.constants.items()}
-        return replace(base, name=f"{self.engine}-{self.gpu}", fitted_on=self.fitted_on, interval=self.interval, **values)
+        return kept(base, f"{self.engine}-{self.gpu}", self.fitted_on, self.values(), self.interval)
+
+
+def kept(base: Calibration, name: str, fitted_on: str, constants: Mapping[str, float], interval: tuple[float, float] | None) -> Calibration:
+    """`base` with constants that were kept by name. Raises InputError for one that is not known."""
+    unknown = sorted(constants.keys() - {*Calibration.__struct_fields__})
+    if unknown:
+        raise InputError("calibration", name, f"has constants that are not known: {', '.join(unknown)}")
+    return replace(base, name=name, fitted_on=fitted_on, interval=interval, **constants)
+
+
+SHIPPED: Final = "shipped"
+DATASHEET: Final = "datasheet"
+CHOICES: Final = (SHIPPED, DATASHEET, "a file", "a folder")
+"""What calibration= may be, beside the name of a file of the package."""
 
 
 @cache
@@ -259,20 +280,71 @@ def shipped(engine: str, gpu: str) -> CalibrationFile | None:
     return msgspec.json.decode(file.read_bytes(), type=CalibrationFile) if file.is_file() else None
 
 
-def own(folder: Path, engine: str, gpu: str) -> CalibrationFile | None:
-    """The user's file for this engine and GPU; None: there is none. Raises InputError for one that can't be read."""
-    path = folder / f"{engine}-{gpu}.json"
-    if not path.is_file():
-        return None
+def read_file(path: Path) -> CalibrationFile:
+    """A calibration file. Raises InputError for one that can't be read or is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InputError("calibrations", path, f"is no calibration file: {error}") from None
+    except OSError as error:
+        raise InputError("calibration", path, f"can't be read: {error.strerror}", CHOICES) from None
+    except msgspec.MsgspecError as error:
+        raise InputError("calibration", path, f"is no calibration: {error}") from None
 
 
-def calibrated(cluster: Cluster, behaviour: Behaviour, folder: Path | None = None) -> Calibration:
-    """The constants that were fitted for this engine on this GPU (the user's in `folder`, then the package's), or the datasheet's."""
+def own(folder: Path, engine: str, gpu: str) -> Calibrated | None:
+    """The user's file for this engine and GPU in a folder; None: there is none. Raises InputError for one that can't be read."""
+    path = folder / f"{engine}-{gpu}.json"
+    return Calibrated(read_file(path), str(path)) if path.is_file() else None
+
+
+class Calibrated(NamedTuple):
+    """A calibration file and where it was; `source` empty: the package's."""
+
+    file: CalibrationFile
+    source: str = ""
+
+
+def found(choice: str | None, cluster: Cluster, behaviours: Sequence[Behaviour], folder: Path | None) -> list[Calibrated | None]:
+    """The calibration file of each of these engines on this cluster's GPU; None: datasheet constants.
+
+    `choice`: a file or folder of the user's, "shipped", "datasheet", or the name of a file of the package; None: `folder`, where there
+    is one, then what is shipped. A file is for its own engine and GPU; the other engines keep what is shipped. Raises InputError for one
+    that is for none of these engines, or not for this GPU.
+    """
+    gpu = cluster.gpu.name
+    packaged = [None if (file := shipped(behaviour.engine, gpu)) is None else Calibrated(file) for behaviour in behaviours]
+    if choice == DATASHEET:
+        return [None] * len(behaviours)
+    if choice == SHIPPED or (choice is None and folder is None):
+        return list(packaged)
+    where = folder if choice is None else Path(choice)
+    assert where is not None
+    if choice is None or where.is_dir():
+        mine = [own(where, behaviour.engine, gpu) for behaviour in behaviours]
+        if choice is not None and not any(mine):
+            names = ", ".join(f"{behaviour.engine}-{gpu}.json" for behaviour in behaviours)
+            raise InputError("calibration", choice, f"holds none of {names}")
+        return [users or package for users, package in zip(mine, packaged, strict=True)]
+    one = Calibrated(_named(choice) or read_file(where))
+    if not _named(choice):
+        one = one._replace(source=choice)
+    if one.file.gpu != gpu or one.file.engine not in {behaviour.engine for behaviour in behaviours}:
+        engines = [behaviour.engine for behaviour in behaviours]
+        raise InputError("calibration", choice, f"is for {one.file.engine} on {one.file.gpu}; this plans {' or '.join(engines)} on {gpu}")
+    return [one if behaviour.engine == one.file.engine else package for behaviour, package in zip(behaviours, packaged, strict=True)]
+
+
+def _named(name: str) -> CalibrationFile | None:
+    """The file of the package of this name, with or without its .json."""
+    engine, _, gpu = name.removesuffix(".json").partition("-")
+    return shipped(engine, gpu) if gpu and "/" not in name else None
+
+
+def priced(cluster: Cluster, behaviour: Behaviour, known: Calibrated | None) -> Calibration:
+    """The constants of this engine on this cluster with this file, or the datasheet's."""
     base = datasheet(cluster, behaviour)
-    users = own(folder, behaviour.engine, cluster.gpu.name) if folder is not None else None
-    file = users or shipped(behaviour.engine, cluster.gpu.name)
-    return base if file is None else file.calibration(base)
+    return base if known is None else known.file.calibration(base)
+
+
+def calibrated(cluster: Cluster, behaviour: Behaviour) -> Calibration:
+    """The constants that come with the package for this engine on this GPU, or the datasheet's."""
+    return priced(cluster, behaviour, found(SHIPPED, cluster, [behaviour], None)[0])

@@ -22,9 +22,6 @@ Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
 Mixed = Literal["refuse", "slowest"]
 
-RESERVE_SHARE: Final = 0.05
-"""Of the limit, kept free by default: holes in the allocator's segments. Context and NCCL are priced, not reserved. Runs that come
-within a few per cent of the whole memory spend their time in the allocator (nanotron's sweeps on 80 GB GPUs: several times slower)."""
 MAX_GPUS: Final = 1_000_000
 
 SLURM_KEYS: Final = {
@@ -153,7 +150,13 @@ def _keys() -> dict[str, Key]:
     keys += [_pin_key(info.name, pins[info.name], "explain") for info in msgspec.structs.fields(Pins)]
     keys += [
         Key(name="memory.limit_gib", type=float, help="GiB a rank may use", default="the GPU's", above=0),
-        Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default=f"{RESERVE_SHARE:.0%} of the limit", low=0),
+        Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default="by the engine's measured peaks", low=0),
+        Key(
+            name="calibration",
+            type=str,
+            help="prices: a file or folder that orchestrator.calibrate wrote, a shipped file's name, shipped, or datasheet",
+            default="shipped, or the folder in ORCHESTRATOR_CALIBRATIONS",
+        ),
         Key(name="search.budget_s", type=float, help="seconds after which the search ends with the best so far", default="none", above=0),
         Key(
             name="search.global_batch_size",

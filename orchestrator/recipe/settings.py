@@ -25,7 +25,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
 from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named, stored, to_tree
-from orchestrator.recipe.keys import KEYS, RESERVE_SHARE, Launch, Launcher, check_range, parse, shown
+from orchestrator.recipe.keys import KEYS, Launch, Launcher, check_range, parse, shown
 from orchestrator.recipe.profiles import FAMILY, read_profile, stand_in
 from orchestrator.recipe.read import GROUPS, Tree, check_key, read_arguments, read_text
 from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
@@ -71,6 +71,8 @@ class Settings(Value, frozen=True, kw_only=True):
     explain: Pins
     """Choices of which the user asks why the plan has others; they don't change it."""
     limit: MemoryLimit
+    calibration: str | None
+    """What calibration= says; None: the folder in ORCHESTRATOR_CALIBRATIONS, then what is shipped, then datasheets."""
     run: RunSettings
     extra: dict[str, dict[str, Any]]
     budget_s: float | None
@@ -138,6 +140,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         pins=Pins(**_group(merged, "pin")),
         explain=Pins(**_group(merged, "explain")),
         limit=_limit(merged, cluster),
+        calibration=_calibration(merged),
         run=run,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         budget_s=_value(merged, "search.budget_s", None),
@@ -510,16 +513,21 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
     )
 
 
+def _calibration(merged: Flat) -> str | None:
+    """A file's or folder's whole path, so that config.yaml finds it from anywhere; a name as it is."""
+    given = _value(merged, "calibration", None)
+    path = Path(str(given))
+    return given if given is None or not path.exists() else str(path.resolve())
+
+
 def _limit(merged: Flat, cluster: Cluster) -> MemoryLimit:
     has = cluster.gpu.memory
     limit = has if "memory.limit_gib" not in merged else round(_value(merged, "memory.limit_gib", None) * GIB)
     if limit > has and not cluster.is_cpu:
         raise InputError("memory.limit_gib", merged["memory.limit_gib"], f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
-    reserve = round(_value(merged, "memory.reserve_gib", limit / GIB * RESERVE_SHARE) * GIB)
-    if reserve >= limit:
-        raise InputError(
-            "memory.reserve_gib", merged.get("memory.reserve_gib", f"{reserve / GIB:g}"), f"leaves nothing of {format_bytes(limit)}"
-        )
+    reserve = round(_value(merged, "memory.reserve_gib", None) * GIB) if "memory.reserve_gib" in merged else None
+    if reserve is not None and reserve >= limit:
+        raise InputError("memory.reserve_gib", merged["memory.reserve_gib"], f"leaves nothing of {format_bytes(limit)}")
     return MemoryLimit(limit=limit, reserve=reserve)
 
 
@@ -603,6 +611,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     training = msgspec.structs.asdict(settings.training)
     seed = training.pop("seed")
     training["betas"] = list(training["betas"])
+    reserve = settings.limit.reserve
     run = {name: getattr(settings.run, name) for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")}
     tree: dict[str, Any] = {
         "recipe": settings.recipe,
@@ -619,7 +628,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "model": _model_tree(settings),
         "train": training | run,
         "pin": msgspec.structs.asdict(settings.pins),
-        "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": settings.limit.reserve / GIB},
+        "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": reserve if reserve is None else reserve / GIB},
+        "calibration": settings.calibration,
         "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,

@@ -236,6 +236,11 @@ def _causes(heading: str, causes: dict[str, float], unit: str, total: float) -> 
     return table
 
 
+def _source(plan: Plan) -> str:
+    """Where a calibration of the user's own was, and what it was fitted on."""
+    return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
+
+
 def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
     predicted = plan.predicted
@@ -264,9 +269,10 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
         memory_line += f" ({stage.peak_phase})"
     if limit:
         memory_line += f", {_percent(stage.peak_memory_bytes / limit.usable)} of {format_bytes(limit.usable)} usable"
-        memory_line += f" ({format_bytes(limit.limit)} less {format_bytes(limit.reserve)} reserve)"
+        why = "" if limit.margin is None else f": 95% of measured peaks are at most {_percent(limit.margin)} above their prediction"
+        memory_line += f" ({format_bytes(limit.limit)} less {format_bytes(limit.limit - limit.usable)} reserve{why})"
     lines.add_row(Text("memory", style="bold"), memory_line)
-    lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration"))
+    lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration{_source(plan)}"))
     side_by_side = Table.grid(padding=(0, 6))
     side_by_side.add_row(time, _causes(f"memory of stage {worst}", stage.memory_by_cause, "bytes", stage.peak_memory_bytes))
     return Group(lines, side_by_side)

@@ -51,9 +51,10 @@ def check_plan(
         _check_same_recompute(plan, model)
     if limit is not None and calibration is not None:
         price = CostModel(model, plan.training, plan.cluster, behaviour, calibration).price(plan.candidate, plan.stages)
-        if price.peak_memory_bytes > limit.usable:
-            need, have = format_bytes(price.peak_memory_bytes), format_bytes(limit.usable)
-            raise InputError("plan", plan.candidate.label(), f"needs {need} of {have} ({format_bytes(limit.reserve)} kept free)")
+        most = limit.of(calibration.memory_margin)
+        if price.peak_memory_bytes > most.usable:
+            need, have, kept = (format_bytes(nbytes) for nbytes in (price.peak_memory_bytes, most.usable, most.limit - most.usable))
+            raise InputError("plan", plan.candidate.label(), f"needs {need} of {have} ({kept} kept free)")
 
 
 def _check_numbers(plan: Plan) -> None:

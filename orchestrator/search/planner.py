@@ -114,6 +114,7 @@ def search(
     started = clock() if clock else 0.0
     situation = Situation(model=model, training=training, cluster=cluster)
     costs = [CostModel(model, training, cluster, behaviour, c) for (_, behaviour), c in zip(engines, calibrations, strict=True)]
+    limits = [limit.of(c.memory_margin) for c in calibrations]
     outcomes: dict[int, Outcome] = {}
     cut: list[tuple[int, Outcome]] = []
     choices: list[Choice] = []
@@ -136,7 +137,9 @@ def search(
     complete = True
     slower: list[tuple[Choice, float]] = []
     unfinished: list[tuple[Inner, Choice]] = []
-    floors = [Floors(c, e, limit.usable, pinned_layout=pins.layout is not None) for c, (e, _) in zip(costs, engines, strict=True)]
+    floors = [
+        Floors(c, e, most.usable, pinned_layout=pins.layout is not None) for c, (e, _), most in zip(costs, engines, limits, strict=True)
+    ]
     queue = _groups(choices, floors)
     done = 0
     while queue:
@@ -164,10 +167,10 @@ def search(
         at_least = ""
         if inner is None:
             floor = costs[choice.engine].memory_floor(candidate)
-            if floor > limit.usable:
+            if floor > limits[choice.engine].usable:
                 need, at_least = floor, "at least "
             else:
-                inner = Inner(costs[choice.engine], model, engines[choice.engine][0], choice.leaf, limit, pins.layout)
+                inner = Inner(costs[choice.engine], model, engines[choice.engine][0], choice.leaf, limits[choice.engine], pins.layout)
         if inner is not None and step == FLOOR:
             look = bound * LOOK_AHEAD
             answer = inner.bound(look)
@@ -190,7 +193,7 @@ def search(
             bound = max(bound, answer.bound_s)
         done += 1
         if need is not None:
-            why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limit.usable)}"
+            why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limits[choice.engine].usable)}"
             outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, peak_memory_bytes=need, reason=why)
         else:
             slower.append((choice, bound))

@@ -62,9 +62,9 @@ def no_plan(
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus)
         return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(model, training, cluster, engines, pins, None, costs)}")
-    need, nearest, refused = _nearest(model, engines, limit, costs, outcomes, pins)
-    have = format_bytes(limit.usable)
-    kept = f" ({format_bytes(limit.limit)} less {format_bytes(limit.reserve)} kept free)" if limit.reserve else ""
+    need, nearest, refused, most = _nearest(model, engines, limit, costs, outcomes, pins)
+    have = format_bytes(most.usable)
+    kept = f" ({format_bytes(most.limit)} less {format_bytes(most.reserve)} kept free)" if most.reserve else ""
     relax = _relaxed(model, training, cluster, engines, pins, limit, costs)
     return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
 
@@ -94,24 +94,25 @@ def _leaves(model: ModelSpec, training: Training, cluster: Cluster, engines: Eng
 
 def _nearest(
     model: ModelSpec, engines: Engines, limit: MemoryLimit, costs: Sequence[CostModel], outcomes: Sequence[Outcome], pins: Pins
-) -> tuple[float, str, Refused]:
-    """(bytes, choice, its price) of the choice that lacks least, of those with the lowest floors."""
+) -> tuple[float, str, Refused, MemoryLimit]:
+    """(bytes, choice, its price, its engine's limit) of the choice that lacks least, of those with the lowest floors."""
     index = {capabilities.engine: i for i, (capabilities, _) in enumerate(engines)}
     ranked = sorted(outcomes, key=lambda outcome: outcome.peak_memory_bytes or float("inf"))
-    best: tuple[float, Inner] | None = None
+    limits = [limit.of(cost.calibration.memory_margin) for cost in costs]
+    best: tuple[float, Inner, MemoryLimit] | None = None
     for outcome in ranked[:LOOKED_AT]:
         if best is not None and (outcome.peak_memory_bytes or 0.0) >= best[0]:
             break
         i = index[outcome.candidate.engine]
         strongest = outcome.candidate.strategy.recompute
-        inner = Inner(costs[i], model, engines[i][0], Leaf(outcome.candidate, (strongest,)), limit, pins.layout)
+        inner = Inner(costs[i], model, engines[i][0], Leaf(outcome.candidate, (strongest,)), limits[i], pins.layout)
         need = inner.need(inner.even_sizes())
         if best is None or need < best[0]:
-            best = (need, inner)
+            best = (need, inner, limits[i])
     assert best is not None
-    need, inner = best
+    need, inner, most = best
     refused = at_its_leanest(inner.costs, model, inner.candidate, inner.even_sizes())
-    return need, refused.choice, refused
+    return need, refused.choice, refused, most
 
 
 def at_its_leanest(costs: CostModel, model: ModelSpec, candidate: Candidate, sizes: Sequence[int]) -> Refused:
@@ -138,14 +139,15 @@ def _fits(
         known = costs[index]
         same = cluster is known.cluster and training is known.training
         here = known if same else CostModel(model, training, cluster, known.behaviour, known.calibration)
+        most = limit.of(known.calibration.memory_margin)
         floors = sorted(
             ((here.memory_floor(leaf.candidate), order, leaf) for order, (i, leaf) in enumerate(leaves) if i == index), key=lambda x: x[:2]
         )
         for floor, _, leaf in floors[:LOOKED_AT]:
-            if floor > limit.usable:
+            if floor > most.usable:
                 break
-            inner = Inner(here, model, capabilities, leaf, limit, pins.layout)
-            if inner.need(inner.even_sizes()) <= limit.usable:
+            inner = Inner(here, model, capabilities, leaf, most, pins.layout)
+            if inner.need(inner.even_sizes()) <= most.usable:
                 return f"{leaf.candidate.label()} recompute={leaf.recompute[-1]}"
     return None
 

@@ -34,11 +34,25 @@ class Pins(Value, frozen=True, kw_only=True):
 
 
 class MemoryLimit(Value, frozen=True, kw_only=True):
-    """Bytes a rank may use. `reserve` is kept free of `limit` for what no model foresees."""
+    """Bytes a rank may use. `reserve` is kept free of `limit` for what no model foresees; None: the share that the engine's measured peaks
+    ask for (`of`)."""
 
     limit: int
-    reserve: int
+    reserve: int | None
+    margin: float | None = None
+    """The share that `reserve` is by an engine's measured peaks; None: the user's own figure."""
+
+    def of(self, margin: float) -> MemoryLimit:
+        """This limit for an engine of which `margin` is kept free where the user has not said how much.
+
+        >>> MemoryLimit(limit=1000, reserve=None).of(0.07).usable, MemoryLimit(limit=1000, reserve=0).of(0.07).usable
+        (930, 1000)
+        """
+        if self.reserve is not None:
+            return self
+        return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin)
 
     @property
     def usable(self) -> int:
+        assert self.reserve is not None, "an engine decides what is kept free (of)"
         return self.limit - self.reserve

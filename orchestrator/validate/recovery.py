@@ -23,8 +23,6 @@ from orchestrator.strategy.pins import MemoryLimit, Pins
 
 TABLES = ("mlperf_training_logs", "nvidia_dgxc_benchmarking", "nvidia_megatron_bridge_perf", "nvidia_nemo_perf_docs")
 ENGINE = "megatron"
-RESERVE_SHARE = 0.05
-"""Of the GPU's memory our plan leaves free, as a plan of ours does by default."""
 CLOSE = 1.05
 """`within_5`: the published configuration's predicted time over our best's."""
 
@@ -77,7 +75,7 @@ def recover(run: Run, choose: Choose) -> Recovered:
     broken = capabilities.broken_rule(candidate, situation)
     model = CostModel(run.model, run.training, cluster, behaviour, calibration)
     published = model.price(candidate, run.stages)
-    limit = MemoryLimit(limit=cluster.gpu.memory, reserve=round(cluster.gpu.memory * RESERVE_SHARE))
+    limit = MemoryLimit(limit=cluster.gpu.memory, reserve=None)  # what a plan of ours keeps free by default
     mesh = candidate.mesh
     label = f"{run.model.architecture.name} on {run.num_gpus} {run.gpu} {run.precision} "
     label += f"tp={mesh.tp} pp={mesh.pp} cp={mesh.cp} vpp={candidate.vpp} mbs={candidate.micro_batch_size}"

@@ -6,28 +6,21 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.calibrate.pricing import seen_peak
 from orchestrator.calibrate.runs import Run, Unusable, held_out
-from orchestrator.strategy.layout import Prediction, StagePrediction
+from orchestrator.strategy.layout import Prediction
 from orchestrator.validate.metrics import SPLITS, Priced, grouped, summary
 
-OUTSIDE_TENSORS: dict[str, tuple[str, ...]] = {"allocated": ("context", "fragmentation"), "reserved": ("context",), "process": ()}
-"""Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""
 DOUBTED_GPUS = 512
 """nanotron's rows on this many GPUs have more unexplained scatter than signal (measurements README): a table of their own."""
 
 
-def seen_bytes(stage: StagePrediction, kind: str) -> float:
-    """What a measurement of this kind would have seen of the stage's predicted peak."""
-    return stage.peak_memory_bytes - sum(stage.memory_by_cause.get(cause, 0.0) for cause in OUTSIDE_TENSORS[kind])
-
-
 def measured_beside(run: Run, prediction: Prediction) -> Priced:
     """The prediction in the terms of the measurement."""
-    stages = {"first": prediction.by_stage[:1], "last": prediction.by_stage[-1:], "max": prediction.by_stage}[run.memory_of]
     return Priced(
         run=run,
         time_s=prediction.step_time_s,
-        memory_bytes=max(seen_bytes(stage, run.memory_kind) for stage in stages),
+        memory_bytes=seen_peak(run, prediction),
         needed_bytes=prediction.peak_memory_bytes,
         limit_bytes=run.cluster.gpu.memory,
         interval=prediction.interval,

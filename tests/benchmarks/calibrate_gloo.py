@@ -1,9 +1,10 @@
 """A benchmark, not a test: six gloo runs of a small GPT settle the constants of this machine; are twelve other plans ranked right?
 
-    python tests/benchmarks/calibrate_gloo.py [out=FOLDER] [steps=5]
+    python tests/benchmarks/calibrate_gloo.py [out=FOLDER] [steps=5] [part_s=150]
 
-8 layers, hidden 256, sequence 128, batch 32, on 4 ranks that share this machine's cores. About twenty minutes on two cores; run it
-on an idle machine, load shows in the numbers. A folder that has some of the runs already is continued.
+8 layers, hidden 256, sequence 128, batch 32, on 4 ranks that share this machine's cores. About ten minutes on two cores; run it on an
+idle machine, load shows in the numbers. A folder that has some of the runs already is continued; with part_s no run is begun after so
+many seconds, and status 3 says that some are left.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from orchestrator.calibrate import own
@@ -29,12 +31,18 @@ JUDGED = (
     *((2, 2, 1), (2, 2, 16), (2, 1, 8), (2, 1, 1), (1, 2, 4), (1, 2, 16)),
 )
 """(tp, pp, micro_batch_size) on 4 ranks."""
+SOME_LEFT = 3
+
+
+def run_folder(folder: Path, plan: tuple[int, int, int]) -> Path:
+    tp, pp, mbs = plan
+    return folder / f"tp{tp}_pp{pp}_mbs{mbs}"
 
 
 def run(folder: Path, config: Path, plan: tuple[int, int, int], steps: int) -> Path:
     """A run folder of this plan; an existing one is taken as it is."""
     tp, pp, mbs = plan
-    out = folder / f"tp{tp}_pp{pp}_mbs{mbs}"
+    out = run_folder(folder, plan)
     if not (out / "metrics.jsonl").is_file():
         words = [
             f"model.hf_config={config}",
@@ -51,7 +59,8 @@ def run(folder: Path, config: Path, plan: tuple[int, int, int], steps: int) -> P
 
 
 def main() -> None:
-    given = arguments(sys.argv[1:], ("out", "steps"))
+    given = arguments(sys.argv[1:], ("out", "steps", "part_s"))
+    started, part_s = time.monotonic(), float(given.get("part_s", "inf"))
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="calibrate_gloo_"))
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.json"
@@ -59,6 +68,9 @@ def main() -> None:
     measured = {}
     behaviours = {}
     for plan in (*FITTED, *JUDGED):
+        if time.monotonic() - started > part_s and not (run_folder(folder, plan) / "metrics.jsonl").is_file():
+            print(f"{len(FITTED) + len(JUDGED) - len(measured)} runs are left")
+            sys.exit(SOME_LEFT)
         runs, known = own.load(run(folder, config, plan, int(given.get("steps", "5"))))
         measured[plan] = runs[0]
         behaviours |= known
