@@ -33,6 +33,8 @@ class Job(Value, frozen=True, kw_only=True):
     backend: str
     """nccl or gloo."""
     notes: tuple[str, ...] = ()
+    without_worker: str = ""
+    """Why our worker can't run the plan, where only the engine's own program can (`program`)."""
     program: str | None = None
     launcher: Literal["torchrun", "deepspeed"] = "torchrun"
 

@@ -101,6 +101,7 @@ def run(words: Sequence[str]) -> int:
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
     job = the_job(settings, found.plan)
+    start = startable(start, settings, job)
     python = None if machine.missing or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
@@ -360,6 +361,15 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
     return Start(how="none", why=here) if here else Start(how="local")
 
 
+def startable(start: Start, settings: Settings, job: Job) -> Start:
+    """The start, or why there is none: only the engine's own program can run some plans. Raises LaunchError where a start was asked for."""
+    if job.program is not None or not job.without_worker:
+        return start
+    if settings.launch in ("local", "slurm"):
+        raise LaunchError(f"launch={settings.launch}: {job.without_worker}; launch=none writes everything without starting it")
+    return Start(how="none", why=job.without_worker)
+
+
 def not_here(settings: Settings, machine: detect.Machine) -> str | None:
     """Why the job can't be started on this machine; None: it can."""
     cluster = settings.cluster
@@ -426,6 +436,8 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
     """What a user types on the machine where the job can run."""
     import shlex
 
+    if job.without_worker and job.program is None:
+        return "the same with that entry"
     folder = shlex.quote(str(out))
     if job.num_nodes > 1:
         return f"cd {folder} && sbatch job.sbatch"

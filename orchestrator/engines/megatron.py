@@ -22,13 +22,14 @@ PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 def capabilities(software: Software) -> Capabilities:
     """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed.
 
-    Context parallelism would be legal with Transformer Engine on GPUs (rules cp_te, cp_seq); the worker does not cut sequences yet, so
-    no plan has it.
+    Context parallelism is legal with Transformer Engine on GPUs (rules cp_te, cp_seq), but our worker does not cut sequences: a plan has it
+    where the user pins it, for Megatron's own programs.
     """
     return Capabilities(
         engine=NAME,
         families=FAMILIES,
         axes=("pp", "vpp", "tp", "dp"),
+        pinned_axes=("cp",),
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),
         sequence_parallel=True,
@@ -64,7 +65,6 @@ def capabilities(software: Software) -> Capabilities:
             rule("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.precision_aware, "zero_stage"),
             *rules.mesh_rules(rules.megatron_rank_order),
             *rules.recompute_rules(),
-            rule("cp_worker", "ours: orchestrator/workers/megatron.py does not cut sequences", rules.cp_worker, "cp"),
             rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", rules.cp_attention, "cp"),
             rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", rules.cp_sequence, "cp"),
             rule("cp_family", "megatron_t5, megatron_bert: cp untested", rules.cp_family, "cp"),

@@ -302,8 +302,6 @@ def notes(plan: Plan) -> tuple[str, ...]:
         )
     if (plan.run.data is not None or plan.run.blend) and not reads_indexed_data(plan):
         found.append("megatron_args.sh uses mock data: Megatron reads only its own indexed format.")
-    if plan.megatron_fsdp:
-        found.append("Our worker does not train Megatron-FSDP: start Megatron's own program, entry=PATH/pretrain_gpt.py.")
     if plan.cluster.is_cpu:
         found.append(f"{MEGATRON_LM} itself needs GPUs: here megatron_args.sh is for reading.")
     return tuple(found)

@@ -284,10 +284,6 @@ def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
     return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (" or Apex" if a.normalization == "LayerNorm" else "")
 
 
-def cp_worker(candidate: Candidate, _: Situation) -> str | None:
-    return None if candidate.mesh.cp == 1 else f"cp={candidate.mesh.cp}: our worker has no context parallelism"
-
-
 def cp_attention(candidate: Candidate, situation: Situation) -> str | None:
     cluster = situation.cluster
     if candidate.mesh.cp == 1 or (cluster.software.transformer_engine and not cluster.is_cpu):
@@ -501,8 +497,10 @@ def cuda_graphs(candidate: Candidate, situation: Situation) -> str | None:
 def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
     strategy, mesh, a = candidate.strategy, candidate.mesh, situation.model.architecture
     kind, shards = strategy.cp_comm_type, mesh.cp
-    if mesh.cp == 1 or kind in ("p2p", "all_gather"):
+    if kind == "p2p" or (kind == "all_gather" and mesh.cp > 1):
         return None
+    if mesh.cp == 1:
+        return f"cp_comm_type={kind} needs cp above 1"
     if kind == "a2a+p2p":
         shards = inner_size(mesh, situation.cluster.levels[0].size)
         if shards in (1, mesh.cp):

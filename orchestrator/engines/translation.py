@@ -9,7 +9,7 @@ from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import deepspeed_files, ds_config, dumps
 from orchestrator.engines.ds_pipeline import is_pipeline_module, pipeline_fields
 from orchestrator.engines.hf_export import export_fields
-from orchestrator.engines.megatron_args import megatron_args_sh, notes, shape, why_not
+from orchestrator.engines.megatron_args import SCRIPT, megatron_args_sh, notes, shape, why_not
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
@@ -49,6 +49,14 @@ def environment(plan: Plan) -> dict[str, str]:
         # One queue: communication is started before the GEMM that hides it (rules cuda_conn_1 and, without it, cuda_conn_fsdp).
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     return env
+
+
+def without_worker(plan: Plan) -> str:
+    """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
+    lacking = [name for name, used in (("Megatron-FSDP", plan.megatron_fsdp), (f"cp={plan.cp} in Megatron", plan.cp > 1)) if used]
+    if plan.engine != "megatron" or not lacking:
+        return ""
+    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program has: entry=PATH/{SCRIPT[plan.model.family]}"
 
 
 def uses_deepspeed(plan: Plan) -> bool:
@@ -97,4 +105,5 @@ def assemble(plan: Plan, module: str, files: Sequence[File], found: Sequence[str
         ranks_per_node=ranks,
         backend="gloo" if plan.cluster.is_cpu else "nccl",
         notes=tuple(found),
+        without_worker=without_worker(plan),
     )

@@ -72,6 +72,7 @@ AXES = (
     Axis("ep", ({"ep": HALF},), lambda plan: plan.ep > 1),
     *(Axis(f"dp, ZeRO-{stage}", ({"zero_stage": stage},), _zero(stage)) for stage in range(4)),
     Axis("ZeRO-1 in instances", ({"zero_stage": 1, "zero_shard_size": HALF},), _shards(1)),
+    Axis("ZeRO-3 by Megatron-FSDP", ({"zero_stage": 3, "megatron_fsdp": True},), lambda plan: plan.megatron_fsdp),
     Axis("ZeRO-3 with hpZ", ({"zero_stage": 3, "zero_shard_size": HALF},), _shards(3)),
     Axis("optimizer offload", ({"zero_stage": 2, "offload_optimizer": True},), lambda plan: plan.offload_optimizer),
     Axis("recompute selective", ({"recompute": "selective"},), _recomputes("selective")),

@@ -41,6 +41,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     families: tuple[str, ...]
     axes: tuple[str, ...]
     """Of tp, pp, vpp, cp, ep, dp: an axis that is not here has degree 1."""
+    pinned_axes: tuple[str, ...] = ()
+    """Further ones that only a pin takes: our workers don't run them, the engine's own programs do."""
     zero_stages: tuple[ZeroStage, ...]
     zero_stages_with_pipeline: tuple[ZeroStage, ...]
     sequence_parallel: bool

@@ -193,7 +193,8 @@ def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
     def axes(name: str) -> Callable[[Candidate, Situation], str | None]:
         def check(candidate: Candidate, _: Situation) -> str | None:
             degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)
-            return f"{capabilities.engine} has no {name}" if degree > 1 and name not in capabilities.axes else None
+            offered = name in capabilities.axes or name in capabilities.pinned_axes
+            return f"{capabilities.engine} has no {name}" if degree > 1 and not offered else None
 
         return check
 
