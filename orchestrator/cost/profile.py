@@ -19,6 +19,9 @@ class LayerProfile(Value, frozen=True, kw_only=True):
     forward_s: dict[int, float]
     saved_bytes: dict[int, float]
     output_bytes: float
+    reductions: int = 2
+    """All-reduces of tensor parallelism in the forward pass, as many in the backward: attention's and the MLP's; a decoder that attends to
+    an encoder has three."""
 
     def forward(self, tp: int) -> float:
         """Seconds at this degree."""
@@ -37,6 +40,4 @@ class Profile(Value, frozen=True, kw_only=True):
     """Seconds of a backward pass against the forward's."""
     states_per_weight: float = 4.0
     """Bytes of weights, gradients and Adam's two moments against those of the weights (all in fp32)."""
-    reductions: int = 2
-    """All-reduces of tensor parallelism in a layer's forward pass; as many in its backward."""
     source: str = ""

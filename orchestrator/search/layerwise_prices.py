@@ -174,7 +174,7 @@ class ProfilePrices:
                 continue
             local = outer.samples // dp
             link = self.costs._link(tp, 1)
-            reduce = profile.reductions * COLLECTIVES["all_reduce"](layer.output_bytes * local, tp, link) if tp > 1 else 0.0
+            reduce = layer.reductions * COLLECTIVES["all_reduce"](layer.output_bytes * local, tp, link) if tp > 1 else 0.0
             compute = layer.forward(tp) * local
             forward, backward = compute + reduce, profile.backward_of_forward * compute + reduce
             saved = layer.saved_bytes[tp] * local

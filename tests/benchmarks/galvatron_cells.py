@@ -1,21 +1,30 @@
-"""The paper's workloads on 8 TITAN RTX: our layer-wise plan against the authors', both priced by the same measured profile.
+"""The paper's workloads on 8 TITAN RTX: our layer-wise plan against the authors', each priced in two ways.
 
-    python tests/benchmarks/galvatron_cells.py PATH/authors_search_results.csv
+    python tests/benchmarks/galvatron_cells.py PATH/galvatron
 
-The file has what the search of Galvatron's VLDB 2023 artifact finds (columns model, search, mem_GB, opt_bsz, pred_throughput_sps, pp,
-step_s, plan_per_stage; a strategy is pp-tp-dp, `f` sharded data parallelism). At the authors' batch size; their plan at whichever number of
-micro-batches suits it best, since the file does not say theirs. Their space has no recompute; ours has it. Which ranks an axis takes
-(`*`) is not told apart: one network level here.
+The folder has authors_search_results.csv, what the search of Galvatron's VLDB 2023 artifact finds (columns model, search, mem_GB, opt_bsz,
+pred_throughput_sps, pp, step_s, plan_per_stage; a strategy is pp-tp-dp, `f` sharded data parallelism, `*` behind the axis with adjacent
+ranks), and its calibration files allreduce_bandwidth_8_gpus.json and overlap_coefficient.json.
+
+Columns, in seconds a step at the authors' batch size: what they say; their plan by their formulas (galvatron_formulas.py); their plan by
+our prices, at whichever number of micro-batches suits it best; our plan, and our plan without recompute, which their space has not; how
+much faster each is than theirs by our prices; our plan without recompute by their formulas, at our number of micro-batches.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 import time
 from itertools import pairwise
 from math import inf
+from pathlib import Path
+from statistics import mean
+
+from galvatron_formulas import MILLISECOND, Choice, Formulas, Layer, micro_batches
+from msgspec.structs import replace
 
 from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import CostModel
@@ -23,11 +32,12 @@ from orchestrator.detect import Machine, machine
 from orchestrator.errors import NoPlanError
 from orchestrator.model.spec import ModelSpec
 from orchestrator.recipe import load
-from orchestrator.search.layerwise import Outer, ProfilePrices, Way, layerwise, plan_price, stage_price
-from orchestrator.strategy.layerwise import BEHAVIOUR, NAME, LayerChoice
+from orchestrator.search.layerwise import layerwise, plan_price, stage_price
+from orchestrator.search.layerwise_prices import Outer, ProfilePrices, Way
+from orchestrator.strategy.layerwise import BEHAVIOUR, NAME, LayerChoice, LayerwisePlan
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors
-from orchestrator.units import GIB
+from orchestrator.units import GB, GIB, MIB
 
 RECIPES = {
     "bert32": "bert_huge_32_measured",
@@ -35,40 +45,53 @@ RECIPES = {
     "t5_32": "t5_large_32_measured",
     "t5_48": "t5_large_48_measured",
 }
-STRATEGY = re.compile(r"(\d+)-(\d+)\*?-(\d+)\*?(f?)")
-MEMORY_STEPS = (8, 12, 16, 20)
+STRATEGY = re.compile(r"(\d+)-(\d+)(\*?)-(\d+)\*?(f?)")
+RANKS = 8
+T5_OVERHEAD_S = 60e-3 / 24
+"""Their `extra_overhead` of T5: 60 ms in 24 layers."""
 
 
-def prices_of(recipe: str, here: Machine) -> ProfilePrices:
+class WithoutRecompute(ProfilePrices):
+    """The authors' space."""
+
+    def ways(self, kind: str, outer: Outer) -> list[Way]:
+        return [way for way in super().ways(kind, outer) if not way.choice.recompute]
+
+
+def prices_of(recipe: str, here: Machine, kind: type[ProfilePrices], bandwidth: float | None) -> ProfilePrices:
+    """`bandwidth`: bytes/s that collectives reach; None: the share of the datasheet's figure that we assume."""
     settings = load([f"recipe={recipe}"], here, [NAME])
     assert settings.profile is not None
     model = ModelSpec(architecture=settings.architecture, seq_length=settings.training.seq_length, runs=())
-    costs = CostModel(model, settings.training, settings.cluster, BEHAVIOUR, datasheet(settings.cluster, BEHAVIOUR))
-    return ProfilePrices(settings.profile, costs)
+    calibration = datasheet(settings.cluster, BEHAVIOUR)
+    if bandwidth is not None:
+        calibration = replace(calibration, inner_efficiency=bandwidth / settings.cluster.levels[0].bandwidth)
+    return kind(settings.profile, CostModel(model, settings.training, settings.cluster, BEHAVIOUR, calibration))
 
 
-def stages_of(text: str, pp: int, layers: int) -> list[list[LayerChoice]]:
-    """The layers' choices by stage. The file cuts long plans off: what is missing is as the last that is there, the stages even."""
+def stages_of(text: str, pp: int, layers: int) -> list[list[str]]:
+    """The layers' strategies by stage. The file cuts long plans off: the layers that are missing are as the last that is there, and those
+    of stages that are not whole are divided evenly."""
     if "x[" in text:
-        stage = [choice(one) for count, one in re.findall(r"(\d+)x\[([^\]]+)\]", text) for _ in range(int(count))]
-        return [stage] * pp
-    stages = [[choice(one) for one in part.split(",") if STRATEGY.search(one)] for part in text.split("||")]
+        return [[one for count, one in re.findall(r"(\d+)x\[([^\]]+)\]", text) for _ in range(int(count))]] * pp
+    stages = [[one.strip() for one in part.split(",") if STRATEGY.search(one)] for part in text.split("||")]
     if sum(map(len, stages)) == layers:
         return stages
-    flat = [one for part in stages for one in part]
-    flat += [flat[-1]] * (layers - len(flat))
-    borders = [layers * p // pp for p in range(pp + 1)]
-    return [flat[a:b] for a, b in pairwise(borders)]
+    *whole, last = stages
+    rest = layers - sum(map(len, whole))
+    borders = [rest * p // (pp - len(whole)) for p in range(pp - len(whole) + 1)]
+    last += [last[-1]] * (rest - len(last))
+    return [*whole, *(last[a:b] for a, b in pairwise(borders))]
 
 
 def choice(text: str) -> LayerChoice:
     match = STRATEGY.search(text)
     assert match is not None, text
-    return LayerChoice(tp=int(match.group(2)), zero3=match.group(4) == "f")
+    return LayerChoice(tp=int(match.group(2)), zero3=match.group(5) == "f")
 
 
 def authors_time(prices: ProfilePrices, pp: int, batch: int, stages: list[list[LayerChoice]], usable: float) -> float:
-    """Seconds of their plan at its best number of micro-batches; infinite where it fits with none."""
+    """Seconds of their plan by our prices at its best number of micro-batches; infinite where it fits with none."""
     kinds = [kind for kind, count in prices.runs for _ in range(count)]
     best = inf
     for m in divisors(batch):
@@ -78,10 +101,7 @@ def authors_time(prices: ProfilePrices, pp: int, batch: int, stages: list[list[L
         for index, layers in enumerate(stages):
             names = kinds[offset : offset + len(layers)]
             offset += len(layers)
-            blocks: list[tuple[str, Way, int]] = []
-            for kind, one in zip(names, layers, strict=True):
-                if one in ways[kind]:
-                    blocks.append((kind, ways[kind][one], 1))
+            blocks = [(kind, ways[kind][one], 1) for kind, one in zip(names, layers, strict=True) if one in ways[kind]]
             if len(blocks) == len(layers):
                 costs.append(stage_price(prices, outer, index, blocks))
         if len(costs) == len(stages) and max(cost.peak_bytes for cost in costs) <= usable:
@@ -89,33 +109,97 @@ def authors_time(prices: ProfilePrices, pp: int, batch: int, stages: list[list[L
     return best
 
 
+def layers_of(prices: ProfilePrices, model: str) -> list[Layer]:
+    """The model's layers in order, as their formulas read them."""
+    t5 = T5_OVERHEAD_S if model.startswith("t5") else 0.0
+    return [
+        Layer(layer.forward_s[1], layer.parameter_bytes, layer.output_bytes, layer.kind == "decoder", t5)
+        for layer in prices.profile.layers
+        for _ in range(layer.count)
+    ]
+
+
+def by_their_formulas(formulas: Formulas, prices: ProfilePrices, model: str, pp: int, batch: int, stages: list[list[str]]) -> float:
+    """Seconds of the authors' plan."""
+    total = 0.0
+    for layer, text in zip(layers_of(prices, model), (one for stage in stages for one in stage), strict=True):
+        match = STRATEGY.search(text)
+        assert match is not None
+        tp, dp = int(match.group(2)), int(match.group(4))
+        m = micro_batches(batch / dp, pp, tp, t5=model.startswith("t5"))
+        total += formulas.layer_s(layer, pp, Choice(tp, dp, match.group(5) == "f", match.group(3) == "*"), batch / dp, m)
+    return total
+
+
+def ours_by_their_formulas(formulas: Formulas, prices: ProfilePrices, model: str, plan: LayerwisePlan) -> float:
+    """Seconds of our plan without recompute; in ours tp takes adjacent ranks."""
+    choices = [run.choice for stage in plan.stages for run in stage.runs for _ in range(run.count)]
+    total = 0.0
+    for layer, one in zip(layers_of(prices, model), choices, strict=True):
+        dp = RANKS // plan.pp // one.tp
+        samples = plan.global_batch_size / dp
+        total += formulas.layer_s(layer, plan.pp, Choice(one.tp, dp, one.zero3), samples, plan.num_microbatches)
+    return total
+
+
+def planned(prices: ProfilePrices, batch: int, limit: MemoryLimit) -> LayerwisePlan | None:
+    try:
+        return layerwise(prices, batch, limit).plan
+    except NoPlanError:
+        return None
+
+
+def seconds(plan: LayerwisePlan | None) -> float:
+    return plan.step_time_s if plan else inf
+
+
+def shown(time_s: float) -> str:
+    return f"{time_s:.3f}" if time_s < inf else "-"
+
+
+def against(theirs: float, ours: float) -> str:
+    return f"{100 * (theirs / ours - 1):+.1f}%" if theirs < inf and ours < inf else "-"
+
+
+HEADS = "model", "GB", "batch", "they say", "their f.", "our pr.", "ours", "faster", "no rec.", "faster", "their f.", "CPU s"
+FORMAT = "{:<7}{:>3}{:>6}{:>9}{:>9}{:>8}{:>7}{:>8}{:>8}{:>8}{:>9}{:>6}  {}"
+
+
 def main() -> None:
-    here = machine()
-    with open(sys.argv[1]) as file:
+    here, folder = machine(), Path(sys.argv[1])
+    allreduce = json.loads((folder / "allreduce_bandwidth_8_gpus.json").read_text())
+    formulas = Formulas(allreduce, json.loads((folder / "overlap_coefficient.json").read_text())["overlap_coe"])
+    with open(folder / "authors_search_results.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["search"] == "full"]
-    heads = f"{'model':<8}{'GB':>4}{'batch':>7}{'authors say':>13}{'theirs here':>13}{'ours':>10}{'samples/s':>11}{'faster':>9}{'CPU s':>7}"
-    print(f"{heads}  ours")
-    for row in rows:
-        prices = prices_of(RECIPES[row["model"]], here)
-        batch, pp, memory = int(row["opt_bsz"]), int(row["pp"]), int(row["mem_GB"])
-        limit = MemoryLimit(limit=memory * GIB, reserve=0)
-        layers = sum(count for _, count in prices.runs)
-        theirs = authors_time(prices, pp, batch, stages_of(row["plan_per_stage"], pp, layers), limit.usable) if pp > 0 else inf
-        started = time.process_time()
-        try:
-            ours = layerwise(prices, batch, limit).plan
-            seconds = ours.step_time_s
-            used = f"pp={ours.pp} m={ours.num_microbatches} " + " | ".join(
-                ", ".join(f"{run.count}x{run.choice.label()}" for run in stage.runs) for stage in ours.stages[:2]
-            )
-        except NoPlanError:
-            seconds, used = inf, "no plan fits"
-        spent = time.process_time() - started
-        said = f"{float(row['step_s']):.3f} s" if pp > 0 else "no plan"
-        here_s = f"{theirs:.3f} s" if theirs < inf else "doesn't fit" if pp > 0 else "-"
-        faster = f"{100 * (theirs / seconds - 1):+.1f}%" if theirs < inf and seconds < inf else "-"
-        cell = f"{row['model']:<8}{memory:>4}{batch:>7}{said:>13}{here_s:>13}"
-        print(f"{cell}{seconds:>10.3f}{batch / seconds:>11.2f}{faster:>9}{spent:>7.1f}  {used[:90]}", flush=True)
+    measured = MIB / (mean(allreduce.values()) * MILLISECOND)
+    for title, bandwidth in (("the datasheet's bandwidth", None), (f"the {measured / GB:.1f} GB/s of their all-reduces", measured)):
+        print(f"Our prices with {title}\n{FORMAT.format(*HEADS, 'ours').rstrip()}")
+        for row in sorted(rows, key=lambda row: int(row["pp"]) < 0):
+            cell(row, here, formulas, bandwidth)
+
+
+def cell(row: dict[str, str], here: Machine, formulas: Formulas, bandwidth: float | None) -> None:
+    """Print a line of the table; where the authors' search finds no plan, with empty columns."""
+    batch, pp, memory, model = int(row["opt_bsz"]), int(row["pp"]), int(row["mem_GB"]), row["model"]
+    prices, plain = (prices_of(RECIPES[model], here, kind, bandwidth) for kind in (ProfilePrices, WithoutRecompute))
+    limit = MemoryLimit(limit=memory * GIB, reserve=0)
+    said = theirs = theirs_here = inf
+    if pp > 0:
+        stages = stages_of(row["plan_per_stage"], pp, sum(count for _, count in prices.runs))
+        said, theirs = float(row["step_s"]), by_their_formulas(formulas, prices, model, pp, batch, stages)
+        theirs_here = authors_time(prices, pp, batch, [[choice(one) for one in stage] for stage in stages], limit.usable)
+    started = time.process_time()
+    ours, without = planned(prices, batch, limit), planned(plain, batch, limit)
+    spent = time.process_time() - started
+    checked = ours_by_their_formulas(formulas, prices, model, without) if without else inf
+    used = "no plan fits"
+    if ours:
+        first = ", ".join(f"{run.count}x{run.choice.label()}" for run in ours.stages[0].runs)
+        used = f"pp={ours.pp} m={ours.num_microbatches} {first}" + " | ..." * (ours.pp > 1)
+    cells = [said, theirs, theirs_here, seconds(ours), against(theirs_here, seconds(ours)), seconds(without)]
+    cells += [against(theirs_here, seconds(without)), checked]
+    texts = [one if isinstance(one, str) else shown(one) for one in cells]
+    print(FORMAT.format(model, memory, batch, *texts, f"{spent:.1f}", used[:60]).rstrip(), flush=True)
 
 
 if __name__ == "__main__":
