@@ -85,6 +85,11 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": LLAMA, "tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
         {"model": LLAMA, "tp": 2},
     ),
+    "megatron dp4 zero1 in two instances to one": (
+        {"dp": 4, "zero_stage": 1, "zero_shard_size": 2},
+        {"dp": 4, "zero_stage": 1},
+    ),
+    "megatron tp2 to dp4 zero1 in two instances": ({"tp": 2}, {"dp": 4, "zero_stage": 1, "zero_shard_size": 2}),
     "megatron bf16 tp2 to dp2 zero1": ({"tp": 2, "precision": "bf16"}, {"dp": 2, "zero_stage": 1, "precision": "bf16"}),
     "megatron bf16 dp2 zero1 to tp2": ({"dp": 2, "zero_stage": 1, "precision": "bf16"}, {"tp": 2, "precision": "bf16"}),
     "deepspeed pp2 zero1 to pp1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "zero_stage": 1}),
