@@ -46,6 +46,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "loss_factor": (0.1, 1.5),
     "microbatch_overhead_s": (1e-5, 0.3),
     "collective_overhead_s": (2e-5, 0.05),
+    "core_share": (0.1, 1.0),
     "layer_floor_s": (1e-5, 0.05),
     "expert_layer_floor_s": (1e-4, 0.05),
     "ep_overlap": (0.02, 0.95),

@@ -27,6 +27,7 @@ OTHER_UNITS: Final[Mapping[str, str]] = {
     "allocator_slack": "share",
     "transient_activations": "tensors",
     "tied_bytes": "bytes per element",
+    "core_share": "share",
     "pressure_start": "share",
     "pressure_slowdown": "ratio",
     "overlap_slowdown": "ratio",
@@ -168,5 +169,6 @@ CPU_NAMES: Final = (
     "microbatch_overhead_s",
     "collective_overhead_s",
     "inner_efficiency",
+    "core_share",
 )
 """The same for gloo ranks on the CPU."""

@@ -110,6 +110,10 @@ class Calibration(Value, frozen=True, kw_only=True):
     step_overhead_s: float = 5e-3
     """Per step: clipping's global norm, learning rate, logging, timers."""
 
+    core_share: float = 1.0
+    """Share of what a rank would have alone that is left where all ranks compute at once: 1 on devices of their own. Ranks that share
+    cores leave them to the others while they wait in a pipeline, so that its bubble costs nothing as long as somebody has work."""
+
     # Network
     inner_efficiency: float = 0.80
     """Share of the innermost level's bandwidth that large collectives reach (nccl-tests: A100 NVSwitch about 230 to 240 of 300 GB/s)."""
@@ -204,6 +208,7 @@ CPU: Final = Calibration(
     op_overhead_s=60 * US,
     microbatch_overhead_s=2e-3,
     step_overhead_s=10e-3,
+    core_share=0.5,
     inner_efficiency=1.0,
     outer_efficiency=1.0,
     p2p_efficiency=1.0,
@@ -216,7 +221,7 @@ CPU: Final = Calibration(
     communicator_bytes=2.0 * MIB,
     workspace_bytes=0.0,
 )
-"""gloo ranks that share the cores of one machine: torch's Python and autograd cost about 60 us an operation, a gloo collective 200 us
+"""gloo ranks, two to a core of one machine: torch's Python and autograd cost about 60 us an operation, a gloo collective 200 us
 to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides. The process with torch and an engine imported holds
 about 0.5 GiB."""
 

@@ -296,8 +296,25 @@ class CostModel:
             by_cause=causes,
             cached_bytes=cached,
         )
+        if (active := self._active_share(strategy, micro_batch_size)) < 1:
+            cost = replace(
+                cost,
+                forward_s=active * cost.forward_s,
+                backward_s=active * cost.backward_s,
+                by_cause={cause: active * seconds for cause, seconds in causes.items()},
+            )
         experts = sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
         return self._with_experts(cost, layer, strategy, experts) if experts else cost
+
+    def _active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
+        """Seconds of a layer against those that it takes while all ranks compute. Where ranks share cores (`Calibration.core_share`), one
+        in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: all the work over all the cores
+        bounds the step from below, and so does a rank that is alone on its cores."""
+        c, mesh = self.calibration, strategy.mesh
+        if c.core_share >= 1 or mesh.pp == 1:
+            return 1.0
+        m = max(1, self.training.global_batch_size // (mesh.dp * micro_batch_size))
+        return max(c.core_share, m / (m + mesh.pp - 1))
 
     def _with_experts(self, cost: LayerCost, layer: LayerSpec, strategy: Strategy, experts: int) -> LayerCost:
         """`cost` of a layer's dense part with its experts': their states, once-a-step traffic and update over the expert data-parallel

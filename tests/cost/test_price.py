@@ -381,3 +381,21 @@ def test_the_cheapest_grid_is_often_neither_pure_model_nor_pure_batch() -> None:
         best[gpus] = min(seconds, key=seconds.__getitem__)
     assert best[8] == 1
     assert all(1 < best[gpus] < gpus for gpus in (16, 32, 64))
+
+
+def test_a_bubble_costs_nothing_where_ranks_share_cores() -> None:
+    """Four stages on the cores of two ranks, 8 micro-batches: the work of all over the cores in place of (8 + 3) / 8 of it; with 2 micro-
+    batches a rank is alone on its cores most of the time, and those bound it: half its time while all work."""
+    quiet = {"op_overhead_s": 0.0, "collective_launch_s": 0.0, "microbatch_overhead_s": 0.0, "step_overhead_s": 0.0, "latency_factor": 0.0}
+    alone = replace(datasheet(a100(), MEGATRON), **quiet, collective_overhead_s=0.0, p2p_efficiency=1e9, gemm_half_tokens=0.0)
+    for m, share in ((8, 8 / 11), (2, 0.5)):
+        passes = []
+        for core_share in (1.0, 0.5):
+            cost = cost_model(MODEL, global_batch_size=m, calibration=replace(alone, core_share=core_share))
+            four = candidate(pp=4, num_microbatches=m)
+            passes.append(cost.layer(four, "decoder", "none"))
+            one = cost.layer(candidate(num_microbatches=m), "decoder", "none")
+        assert passes[1].forward_s == pytest.approx(share * passes[0].forward_s)
+        assert passes[1].backward_s == pytest.approx(share * passes[0].backward_s)
+        assert sum(passes[1].by_cause.values()) == pytest.approx(share * sum(passes[0].by_cause.values()))
+        assert one.forward_s == pytest.approx(passes[0].forward_s)

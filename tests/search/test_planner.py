@@ -57,6 +57,13 @@ def test_the_score_is_the_oracles(seed: int) -> None:
     assert agrees(Instance(seed))
 
 
+@pytest.mark.parametrize("seed", range(0, 40, 2))
+def test_the_score_is_the_oracles_where_ranks_share_cores(seed: int) -> None:
+    instance = Instance(seed)
+    instance.calibration = replace(instance.calibration, core_share=0.4)
+    assert agrees(instance)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", FULL)
 def test_the_score_is_the_oracles_on_more_instances(seed: int) -> None:
