@@ -40,6 +40,7 @@ from orchestrator.plan import Plan, Prices, json_schema, to_json
 from orchestrator.recipe import Settings
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
+from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit
@@ -124,6 +125,8 @@ class Found(Value, frozen=True, kw_only=True):
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts, where the search knows."""
     explained: tuple[Explanation, ...] = ()
+    unasked: tuple[Unasked, ...] = ()
+    """What the user could have asked for, priced on the plan."""
     alone: tuple[DataParallel, ...] = ()
     """Data parallelism alone, where the plan is more than that."""
     limit: MemoryLimit
@@ -180,6 +183,7 @@ def searched_plan(settings: Settings) -> Found:
         outcomes=result.outcomes,
         at_least_s=result.at_least_s,
         explained=explained,
+        unasked=unasked(plan, *pairs[index], calibrations[index]),
         alone=alone,
         limit=settings.limit.of(calibrations[index].memory_margin),
     )
@@ -460,7 +464,7 @@ def screen() -> Console:
 def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     """The plan, its price, the alternatives, and what the files are."""
     from orchestrator.report.memory import data_parallel_table, memory_table
-    from orchestrator.report.text import alternatives_table, explanation_text, plan_table, price_table, proof
+    from orchestrator.report.text import alternatives_table, explanation_text, plan_table, price_table, proof, unasked_text
 
     console = screen()
     plan = found.plan
@@ -477,6 +481,8 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
             print(explanation_text(plan, explanation.question, explanation.plan, explanation.why))
             if explanation.refused is not None:
                 console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
+        for other in found.unasked:
+            print(unasked_text(plan, other.key, other.predicted))
         print(proof(plan, found.at_least_s) + ".")
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")

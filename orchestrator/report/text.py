@@ -357,6 +357,15 @@ def proof(plan: Plan, at_least_s: float | None) -> str:
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster"
 
 
+def unasked_text(plan: Plan, key: str, other: Prediction) -> str:
+    """What this plan takes with a choice that nobody asked for."""
+    now = plan.predicted
+    if now is None:
+        raise ValueError("the plan has no prediction")
+    seconds = f"{format_seconds(other.step_time_s)} ({100 * (other.step_time_s / now.step_time_s - 1):+.1f}%)"
+    return f"Not asked for: {key}: this plan in {seconds}, {format_bytes(other.peak_memory_bytes)}"
+
+
 def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -> str:
     """Why the chosen plan does not have a choice: `plan` is the best that has it; None: there is none, because of `why`."""
     if plan is None:

@@ -15,6 +15,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.search.planner import check_plan, search
+from orchestrator.search.unasked import unasked
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import said_options
 from orchestrator.units import GIB
@@ -89,3 +90,17 @@ def test_an_edited_plan_is_judged_by_the_same_rules() -> None:
                         "zero_shard_size"), ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type")):  # fmt: skip
         with pytest.raises(InputError, match=key):
             check_plan(replace(plan, **change), ENGINE)
+
+
+def test_what_nobody_asked_for_is_priced_on_the_plan_where_it_helps() -> None:
+    def kept(plan: Plan) -> dict[str, Any]:
+        return {found.key: found.predicted for found in unasked(plan, *ENGINE[0], Calibration())}
+
+    plan = planned(tp=8, sequence_parallel=True)
+    offered = kept(plan)
+    assert offered["pin.tp_comm_overlap=true"].step_time_s < seconds(plan)
+    with_it = planned(tp=8, sequence_parallel=True, tp_comm_overlap=True)
+    assert "pin.tp_comm_overlap=true" not in kept(with_it)
+    narrow = kept(planned(tp=8, dp=1, zero_stage=1))["train.precision_aware_optimizer=true"]
+    assert narrow.peak_memory_bytes < planned(tp=8, dp=1, zero_stage=1).predicted.peak_memory_bytes  # type: ignore[union-attr]
+    assert not any("tp_comm_overlap" in key for key in kept(planned(tp=1)))

@@ -1,0 +1,54 @@
+"""What the user could have asked for of the engine's own ways, priced on the plan as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.search.check import check_plan, spec_of
+from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.layout import Prediction
+from orchestrator.values import Value
+
+CHOICES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("pin.tp_comm_overlap=true", {"tp_comm_overlap": True}),
+    ("pin.cuda_graph_impl=local", {"cuda_graph_impl": "local"}),
+    ("train.precision_aware_optimizer=true", {"training": {"precision_aware_optimizer": True}}),
+)
+"""Those that compute the same; narrower gradients and moments, or FP8, train another model."""
+WORTH_S, WORTH_BYTES = 0.01, 0.02
+"""Share of the step or of the peak that is worth a line."""
+
+
+class Unasked(Value, frozen=True, kw_only=True):
+    """A key with its value, and what the plan would take with it."""
+
+    key: str
+    predicted: Prediction
+
+
+def unasked(plan: Plan, capabilities: Capabilities, behaviour: Behaviour, calibration: Calibration) -> tuple[Unasked, ...]:
+    """The choices that the plan's engine can take as it is, and that make this plan faster or smaller."""
+    found = []
+    now = plan.predicted
+    for key, changes in CHOICES if now is not None else ():
+        assert now is not None
+        training = replace(plan.training, **changes.get("training", {}))
+        other = replace(plan, training=training, **{name: value for name, value in changes.items() if name != "training"})
+        if other == plan:
+            continue
+        try:
+            check_plan(other, [(capabilities, behaviour)])
+        except InputError:
+            continue
+        price = CostModel(spec_of(other), training, plan.cluster, behaviour, calibration).price(other.candidate, other.stages)
+        faster = price.step_time_s < now.step_time_s * (1 - WORTH_S)
+        smaller = price.peak_memory_bytes < now.peak_memory_bytes * (1 - WORTH_BYTES) and price.step_time_s <= now.step_time_s
+        if faster or smaller:
+            found.append(Unasked(key=key, predicted=price))
+    return tuple(found)
