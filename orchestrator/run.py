@@ -317,6 +317,7 @@ def the_job(settings: Settings, plan: Plan) -> Job:
     if settings.entry is not None:
         job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
                         render.exit_minutes(settings.slurm.get("time")), settings.entry_launcher)  # fmt: skip
+        job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
     return render.with_environment(job, settings.env)
 
 

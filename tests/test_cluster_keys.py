@@ -89,6 +89,7 @@ host_memory: 128 GB
     [
         ("cluster.mixed=fastest", "is not known; choose one of refuse, slowest"),
         ("entry.launcher=deepspeed", "is for a program of your own"),
+        ("entry.preflight=true", "is for a program of your own"),
         ("env=x", "is a group of keys; write env.NAME=value"),
         ("launch.wait=maybe", "is neither"),
         ("launch.watch=true", "is no key; did you mean launch.wait"),

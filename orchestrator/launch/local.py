@@ -76,6 +76,8 @@ PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
 """Of the store that the ranks meet at (torch/csrc/distributed/c10d/socket.cpp)."""
 
 
+SAID_ERROR = re.compile(r"^[A-Z]\w*Error: .+")
+"""How our programs end for a known cause, without a traceback (PreflightError)."""
 PREFLIGHT = "preflight: "
 """Rank 0 prints this before each line of preflight's report (workers/loop.py)."""
 HANG = Path("logs") / "hang.json"
@@ -284,7 +286,8 @@ def _of_deepspeed(out: Path, launch_log: Path, report: str) -> Failure | None:
     code = int(found.group(1))
     status = 128 - code if code < 0 else code
     for log in sorted((out / "logs").glob("rank-*.log"), key=lambda log: log.stat().st_mtime_ns):
-        raised = traceback_line(_tail(log))
+        tail = _tail(log)
+        raised = traceback_line(tail) or next(iter(SAID_ERROR.findall(last_line(tail) or "")), None)
         if raised is not None and not CONSEQUENCE.search(raised) and (not SECONDARY.search(raised) or PORT_TAKEN.search(raised)):
             rank = int(log.stem.removeprefix("rank-"))
             return Failure(status=status, said=_advised(raised), log=log, rank=rank, host=_host(log))

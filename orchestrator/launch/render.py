@@ -278,6 +278,7 @@ while kill -0 "$launcher" 2>/dev/null; do  # a signal came while we waited
 done
 exit "$status"
 """
+CHECK = '"${PYTHON:-python}" -m orchestrator.workers.check --plan plan.json --out . >>"logs/rank-$RANK.log" 2>&1 || exit "$?"'
 LOCAL_RANK = 'set -- "$@" "--local_rank=$LOCAL_RANK"  # as the deepspeed launcher gives it'
 
 MODULE = """\
@@ -449,10 +450,16 @@ def launch_sh(job: Job) -> str:
         ranks_per_node=job.ranks_per_node,
         how=how,
         environment=environment + (THREADS if job.backend == "gloo" else ""),
-        rank=shlex.quote(RANK if job.launcher == "torchrun" else f"\n{LOCAL_RANK}{RANK}"),
+        rank=shlex.quote(_rank(job)),
         starter=TORCHRUN if job.launcher == "torchrun" else DEEPSPEED,
         command=(MODULE if job.program is None else PROGRAM).format(words=shlex.join(words)),
     )
+
+
+def _rank(job: Job) -> str:
+    """What is started per rank."""
+    text = RANK if job.launcher == "torchrun" else f"\n{LOCAL_RANK}{RANK}"
+    return text.replace('\nif [[ $RANK', f"\n{CHECK}\nif [[ $RANK", 1) if job.preflight else text
 
 
 def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:

@@ -102,6 +102,7 @@ def _keys() -> dict[str, Key]:
         Key(name="entry.args", type=str, help="more arguments for it, in quotes"),
         Key(name="entry.launcher", type=Launcher, help="of a DeepSpeed script's ranks; deepspeed: its own, with a hostfile",
             default="torchrun"),
+        Key(name="entry.preflight", type=bool, help="check nodes and groups before it starts, as our worker does", default="false"),
         Key(name="entry.without", type=str, help="flags of ours that it shall not get (--async-save --log-straggler)"),
         Key(name="seed", type=int, help="of weights and data", default=str(defaults["seed"]), low=0, high=2**31 - 1),
         Key(name="data", type=str, help="text, jsonl or a Megatron .bin/.idx prefix", default="Python's own sources, byte by byte"),

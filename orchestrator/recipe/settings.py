@@ -84,6 +84,7 @@ class Settings(Value, frozen=True, kw_only=True):
     entry_args: tuple[str, ...]
     entry_without: tuple[str, ...]
     entry_launcher: Launcher
+    entry_preflight: bool
     wait: bool
 
 
@@ -151,7 +152,8 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         entry=_entry(merged),
         entry_args=_words(merged, "entry.args"),
         entry_without=_words(merged, "entry.without"),
-        entry_launcher=_launcher(merged),
+        entry_launcher=_of_entry(merged, "entry.launcher", "torchrun"),
+        entry_preflight=_of_entry(merged, "entry.preflight", False),
         wait=_value(merged, "launch.wait", False),
     )
 
@@ -247,11 +249,10 @@ def _words(flat: Flat, name: str) -> tuple[str, ...]:
         raise InputError(name, shown(text), f"can't be split into words: {error}") from None
 
 
-def _launcher(flat: Flat) -> Launcher:
-    if "entry.launcher" in flat and "entry" not in flat:
-        raise InputError("entry.launcher", shown(flat["entry.launcher"]), OWN_PROGRAM)
-    found: Launcher = _value(flat, "entry.launcher", "torchrun")
-    return found
+def _of_entry(flat: Flat, name: str, default: Any) -> Any:
+    if name in flat and "entry" not in flat:
+        raise InputError(name, shown(flat[name]), OWN_PROGRAM)
+    return _value(flat, name, default)
 
 
 def _open_batch(flat: Flat, engine: str) -> bool:
@@ -635,6 +636,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "entry.args": shlex.join(settings.entry_args) or None,
         "entry.without": shlex.join(settings.entry_without) or None,
         "entry.launcher": settings.entry_launcher if settings.entry else None,
+        "entry.preflight": settings.entry_preflight if settings.entry else None,
         "wandb": settings.run.wandb,
         **{group: {name: "null" if value is None else value for name, value in values.items()} for group, values in settings.extra.items()},
         "slurm": settings.slurm,

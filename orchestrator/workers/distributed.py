@@ -38,9 +38,10 @@ def end_at_once_on_signals() -> None:
 
 
 @contextmanager
-def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = None) -> Iterator[torch.device]:
+def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = None, *, apart: bool = False) -> Iterator[torch.device]:
     """Join the job that torchrun or srun describes in the environment; yields this rank's device. `before(store, rank, world)` is called
-    once the ranks can talk over the store, before anything else.
+    once the ranks can talk over the store, before anything else. `apart`: the store's names are kept from those of a process that joins
+    the same job later.
 
     Raises InputError where the world is not the plan's.
     """
@@ -49,6 +50,8 @@ def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = N
         raise InputError("gpus", world, f"the job has {world} ranks, the plan {plan.world_size}")
     store, rank, world = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     store.set_timeout(TIMEOUT)
+    if apart:
+        store = dist.PrefixStore("apart", store)
     if before is not None:
         before(store, rank, world)
     device = prepare_device(plan)

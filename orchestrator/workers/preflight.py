@@ -148,15 +148,17 @@ def _read_token(path: Path, expected: str) -> str:
         time.sleep(0.2)
 
 
-def first_mismatch(plan: Plan, ranks: Sequence[Facts], out: str = "OUT") -> str | None:
-    """One line with node and cause; None where all is as planned. `ranks` in order of rank; [0] has written the token."""
+def first_mismatch(plan: Plan, ranks: Sequence[Facts], out: str = "OUT", own: bool = True) -> str | None:
+    """One line with node and cause; None where all is as planned. `ranks` in order of rank; [0] has written the token. `own`: our worker
+    trains, with the plan's versions; another program brings its own."""
     first = ranks[0]
     local_world = {facts.host: sum(other.host == facts.host for other in ranks) for facts in ranks}
     for facts in ranks:
         why = (
             _folder(facts, first, out)
             or _data(facts, first)
-            or _versions(plan, facts, first)
+            or (_planned_versions(plan, facts) if own else None)
+            or _versions(facts, first)
             or (None if plan.cluster.is_cpu else _gpu(plan, facts, first, local_world[facts.host]))
         )
         if why:
@@ -182,7 +184,7 @@ def _data(facts: Facts, first: Facts) -> str | None:
     return None
 
 
-def _versions(plan: Plan, facts: Facts, first: Facts) -> str | None:
+def _planned_versions(plan: Plan, facts: Facts) -> str | None:
     software = plan.cluster.software
     planned = {"megatron-core": software.megatron_core}
     if "deepspeed" in plan.engine:
@@ -195,6 +197,10 @@ def _versions(plan: Plan, facts: Facts, first: Facts) -> str | None:
             return f"{name} is {found}, the plan was made for {version} (cluster.software)"
     if software.transformer_engine and not plan.cluster.is_cpu and "transformer-engine" not in facts.packages:
         return "Transformer Engine is not installed, the plan was made with it (cluster.software.transformer_engine)"
+    return None
+
+
+def _versions(facts: Facts, first: Facts) -> str | None:
     if facts.python != first.python:
         return f"Python is {facts.python}, on {first.host} {first.python}"
     for name in PACKAGES:
@@ -243,13 +249,15 @@ def host_ranges(hosts: Sequence[str]) -> str:
     return f"ranks {', '.join(parts)}"
 
 
-def agree(plan: Plan, facts: Facts, store: dist.Store, world: int, out: str, timeout_s: float = TIMEOUT_S) -> str:
+def agree(
+    plan: Plan, facts: Facts, store: dist.Store, world: int, out: str, timeout_s: float = TIMEOUT_S, own: bool = True
+) -> str:
     """All ranks give their facts; the same PreflightError on all where they don't fit; returns which rank is on which host."""
     deadline = time.monotonic() + timeout_s
     store.set(f"host/{facts.rank}", facts.host)
     store.set(f"facts/{facts.rank}", json.dumps(asdict(facts)))
     if facts.rank == 0:
-        verdict, places = _judge(plan, store, world, deadline, out)
+        verdict, places = _judge(plan, store, world, deadline, out, own)
         store.set("verdict", json.dumps([verdict, places]))
     else:
         try:
@@ -266,7 +274,7 @@ def agree(plan: Plan, facts: Facts, store: dist.Store, world: int, out: str, tim
     raise PreflightError(verdict)
 
 
-def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str) -> tuple[str | None, str]:
+def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str, own: bool) -> tuple[str | None, str]:
     ranks: list[Facts] = []
     for rank in range(world):
         try:
@@ -275,14 +283,14 @@ def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str)
             return f"rank {rank} did not come: its node is not reached, or it is stuck before it starts", ""
         told = json.loads(store.get(f"facts/{rank}"))
         ranks.append(Facts(**told | {"gpus": tuple(told["gpus"])}))
-    return first_mismatch(plan, ranks, out), host_ranges([facts.host for facts in ranks])
+    return first_mismatch(plan, ranks, out, own), host_ranges([facts.host for facts in ranks])
 
 
-def check_nodes(plan: Plan, out: Path, store: dist.Store, rank: int, world: int) -> str:
+def check_nodes(plan: Plan, out: Path, store: dist.Store, rank: int, world: int, own: bool = True) -> str:
     """Every rank, before the groups are made. Raises PreflightError, the same on all ranks."""
-    own = dist.PrefixStore("preflight", store)
+    apart = dist.PrefixStore("preflight", store)
     try:
-        return agree(plan, gather(plan, out, own, rank), own, world, str(out.resolve()))
+        return agree(plan, gather(plan, out, apart, rank), apart, world, str(out.resolve()), own=own)
     finally:
         if rank == 0:
             (out / "logs" / "preflight-token").unlink(missing_ok=True)

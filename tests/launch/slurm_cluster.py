@@ -33,6 +33,8 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=5
 SlurmdTimeout={timeout_s}
+MessageTimeout={message_s}
+BatchStartTimeout=120
 FirstJobId={first_job}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
@@ -68,7 +70,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
     """Yields the environment in which Slurm's commands reach it; ends its daemons afterwards. `timeout_s`: a node that does not answer for
-    so long is down."""
+    so long is down; a message may take a fifth of it (10 s at least, Slurm's default), since a busy machine answers late."""
     folder.mkdir()
     folder.chmod(0o755)
     (folder / "state").mkdir()
@@ -79,7 +81,8 @@ def slurm(folder: Path, timeout_s: int = 300) -> Iterator[dict[str, str]]:
     ports = {name: free_port() for name in ("port", "port0", "port1")}
     # The rendezvous port follows from the job's number: two clusters on this machine must not number alike.
     host, first_job = socket.gethostname().split(".")[0], ports["port"] % 9000 + 1
-    conf.write_text(CONF.format(host=host, folder=folder, timeout_s=timeout_s, first_job=first_job, **ports))
+    times = {"timeout_s": timeout_s, "message_s": max(10, timeout_s // 5)}
+    conf.write_text(CONF.format(host=host, folder=folder, first_job=first_job, **times, **ports))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     environment |= {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}

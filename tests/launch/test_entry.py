@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.launch import program_metrics
+from orchestrator.launch import local, program_metrics
 
 HERE = Path(__file__).parent
 FLAGS = HERE.parent / "engines" / "megatron_flags.csv"
@@ -29,11 +30,11 @@ def test_megatrons_program_gets_the_plans_arguments_and_its_log_becomes_metrics(
     program.write_bytes((HERE / "megatron_stand_in.py").read_bytes())
     out = tmp_path / "run"
     done = run(out, f"entry={program}", f"env.T_FLAGS={FLAGS}", "train.save_every=5", "entry.args=--timing-log-level 2 --split 98,2,0",
-               "entry.without=--async-save", "launch=local", "pin.tp=2")  # fmt: skip
+               "entry.without=--async-save", "launch=local", "pin.tp=2", "train.step_timeout_s=90")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     parsed = json.loads((out / "parsed.json").read_text())
     wanted = {"tensor_model_parallel_size": 2, "num_layers": 4, "train_iters": 5, "timing_log_level": 2, "split": "98,2,0"}
-    wanted |= {"mock_data": True, "exit_signal": "SIGUSR1", "load": "checkpoints"}
+    wanted |= {"distributed_timeout_minutes": 2, "mock_data": True, "exit_signal": "SIGUSR1", "load": "checkpoints"}
     assert {name: parsed.get(name) for name in wanted} == wanted
     assert "async_save" not in parsed
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -51,10 +52,12 @@ def test_megatrons_program_gets_the_plans_arguments_and_its_log_becomes_metrics(
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_a_users_deepspeed_script_trains_under_the_planned_config_and_is_measured(tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "run"
-    words = ("engine=deepspeed", "pin.zero_stage=2", "pin.tp=1", "entry.args=--hidden 4", "launch=local", f"entry.launcher={launcher}")
+    words = ("engine=deepspeed", "pin.zero_stage=2", "pin.tp=1", "entry.args=--hidden 4", "launch=local", f"entry.launcher={launcher}",
+             "train.step_timeout_s=90")  # fmt: skip
     done = run(out, f"entry={HERE / 'deepspeed_user.py'}", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("launch.py" in (out / "logs" / "launch.log").read_text()) == (launcher == "deepspeed")
+    assert "export DEEPSPEED_TIMEOUT=2\n" in (out / "launch.sh").read_text()
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert all(row["step_time_s"] > 0 and row["tokens_per_s"] == pytest.approx(16 * 128 / row["step_time_s"]) for row in rows)
@@ -65,6 +68,32 @@ def test_a_users_deepspeed_script_trains_under_the_planned_config_and_is_measure
         stage, *losses = json.loads((out / f"user-{rank}.json").read_text())
         assert stage == 2
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.engines
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_nodes_are_checked_before_a_program_that_asks_for_it(tmp_path: Path, launcher: str) -> None:
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "run"
+    corpus.write_text("text " * 10_000)
+    words = ("engine=deepspeed", "pin.tp=1", f"entry.launcher={launcher}", "entry.preflight=true", f"data={corpus}")
+    assert run(out, f"entry={HERE / 'deepspeed_user.py'}", *words, "launch=none").returncode == 0
+    launch = ["bash", str(out / "launch.sh")]
+    environment = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    said = (out / "logs" / "rank-0.log").read_text().splitlines()
+    assert said[1] == f"ranks 0-1: {said[0].split()[4].rstrip(',')}"
+    assert (out / "user-0.json").exists()
+    (out / "user-0.json").unlink()
+    corpus.unlink()
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == (1 if launcher == "torchrun" else 4)
+    (out / "launch.log").write_text(done.stderr)
+    failure = local.describe_failure(out, out / "launch.log", done.returncode)
+    assert failure.status == 4
+    assert failure.said.endswith(f"{corpus} can't be read")
+    assert not (out / "user-0.json").exists()
 
 
 def monitored(folder: Path, name: str, *lines: str) -> None:

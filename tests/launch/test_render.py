@@ -58,7 +58,9 @@ ENTRY = Job(
     name="gpt3_175b", module="orchestrator.workers.megatron", program="/opt/my fork/pretrain_gpt.py", arguments=("--num-layers", "96"),
     environment={}, files=(), num_nodes=2, ranks_per_node=8, backend="nccl",
 )  # fmt: skip
-SCRIPT = msgspec.structs.replace(ENTRY, program="/my/train.py", arguments=("--deepspeed", "ds_config.json"), launcher="deepspeed")
+SCRIPT = msgspec.structs.replace(
+    ENTRY, program="/my/train.py", arguments=("--deepspeed", "ds_config.json"), launcher="deepspeed", preflight=True
+)
 STUB = """#!/bin/sh
 printf '%s\\0' "$@" > {record}.argv
 env -0 > {record}.env

@@ -22,6 +22,7 @@ mkdir -p logs
 rank='
 set -- "$@" "--local_rank=$LOCAL_RANK"  # as the deepspeed launcher gives it
 TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
+"${PYTHON:-python}" -m orchestrator.workers.check --plan plan.json --out . >>"logs/rank-$RANK.log" 2>&1 || exit "$?"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
