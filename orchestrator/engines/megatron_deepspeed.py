@@ -111,6 +111,7 @@ def capabilities(software: Software) -> Capabilities:
                 "offload_optimizer",
                 "zero_stage",
                 "pp",
+                "schedule",
             ),
         ),
     )

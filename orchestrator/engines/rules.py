@@ -576,7 +576,7 @@ def offload(candidate: Candidate, situation: Situation) -> str | None:
         return "offload_optimizer moves states out of a GPU's memory: here there is none"
     if strategy.zero_stage == 0:
         return "offload_optimizer needs zero_stage 1 or above"
-    if strategy.mesh.pp > 1:
+    if strategy.mesh.pp > 1 and candidate.schedule != "deepspeed_1f1b":
         return f"offload_optimizer with pp={strategy.mesh.pp}: never tried under Megatron's pipeline schedule"
     if situation.training.optimizer != "adamw":
         return f"offload_optimizer with optimizer={situation.training.optimizer}: DeepSpeed offloads Adam"

@@ -69,7 +69,8 @@ class Layer(torch.nn.Module):
         super().__init__()
         block = getattr(model, family.block)
         self.layer, self.config, self.seq_length = block.layers[index], block.config, seq_length
-        self._sees_all = family.sees_all
+        # Of the mask, where there is one: BertModel asks for all, or for one that holds for every token.
+        self._rows = {"b1ss": seq_length, "b11s": 1}[model.attn_mask_dimensions] if family.sees_all else 0
         # Frequencies are no parameters, and the same on all layers: not registered here.
         self._rotary = (model.rotary_pos_emb,) if model.position_embedding_type == "rope" else ()
         self._whole = "full" in recompute
@@ -84,9 +85,9 @@ class Layer(torch.nn.Module):
         """As TransformerBlock.forward runs it (transformer_block.py)."""
         rotary = self._rotary[0](self.seq_length) if self._rotary else None
         mask = None
-        if self._sees_all:
+        if self._rows:
             # True is hidden; nothing of our batches is padding.
-            mask = torch.zeros((1, 1, self.seq_length, self.seq_length), dtype=torch.bool, device=hidden.device)
+            mask = torch.zeros((hidden.shape[1], 1, self._rows, self.seq_length), dtype=torch.bool, device=hidden.device)
         parallel = self.config.sequence_parallel
         with tensor_parallel.get_cuda_rng_tracker().fork() if parallel else contextlib.nullcontext():
             hidden, _ = self.layer(hidden_states=hidden, attention_mask=mask, rotary_pos_emb=rotary)

@@ -23,6 +23,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gpt pp4 tied embedding and head alone": (GPT, {"pp": 4, "zero_stage": 1, "split": [[0], [2], [2], [0]]}),
     "llama pp2 dp2 zero1 uneven recompute by layer": (LLAMA, {"pp": 2, "dp": 2, "zero_stage": 1, "split": [[3], [1]]}),
     "llama pp4 zero0 one micro-batch": (LLAMA, {"pp": 4, "micro_batch_size": 8}),
+    "llama pp2 dp2 zero1 offload": (LLAMA, {"pp": 2, "dp": 2, "zero_stage": 1, "offload_optimizer": True}),
     "bert tp2 pp2 zero1": (BERT, {"tp": 2, "pp": 2, "zero_stage": 1, "sequence_parallel": True, "micro_batch_size": 2}),
 }
 BY_LAYER = {"llama pp2 dp2 zero1 uneven recompute by layer": ("layernorm", "full", "selective", "mlp")}
