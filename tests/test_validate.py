@@ -289,3 +289,19 @@ def test_every_shipped_calibration_says_what_it_is_of() -> None:
         for name, constant in file.constants.items():
             assert constant.unit, name
             assert constant.origin, name
+
+
+def test_the_readme_states_what_the_report_says() -> None:
+    root = Path(__file__).resolve().parents[1]
+    readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    folder = root / "orchestrator" / "cost" / "calibrations" / "report"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    report = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+    tables = report["held_out"]["tables"]
+    for table in ("megatron_lm_readme_tables", "nvidia_dgxc_benchmarking", "bigscience_bloom176b_prequel", "nanotron_ultrascale_playbook"):
+        figure = f"{tables[table]['time_median_ape']:.1%}"
+        assert figure in readme, table
+        assert f"| {table} | {tables[table]['rows_used']} | {figure} |" in page
+    assert f"5% of the rows take over {report['all']['memory_p95_under']:.1%} more than predicted" in readme
+    assert f"{report['recovery']['within_5']:.0%} are predicted within 5%" in readme
+    assert f"{report['held_out']['all']['interval_coverage']:.0%} of the runs kept out" in readme
