@@ -31,8 +31,8 @@ ROUNDED = 1e-6
 PRICES = 30
 """Prices of a byte that are tried; the best is mostly met after a handful."""
 MOST_LIMITS = 24
-"""Transient bytes that are looked at: of more values, evenly chosen ones, and the result is no longer exact (`StageSolver.exact`). Two kinds
-of layers at four sizes have 21 (with 16, T5-Large-32 in 16 GB lost 0.3%)."""
+"""Transient bytes that are looked at: of more values, evenly chosen ones, and the result is no longer exact (`StageSolver.exact`). Two
+kinds of layers at four sizes have 21 (with 16, T5-Large-32 in 16 GB lost 0.3%)."""
 MOST_POINTS = 100
 """Of a front, in all: of more, those with the least bounds are kept, likewise."""
 MOST_COUNTS = 300
