@@ -91,8 +91,8 @@ def _shift(new: list[float], old: list[float]) -> float | None:
 
 
 def _deepspeed(forward: list[float], backward: list[float], hops: list[float], m: int, pp: int, jump: bool) -> list[float]:
-    """Step k: stages of its parity run forward (micro-batch k//2 - s//2), the others backward (k//2 - (pp-1) + s//2). Before it, each of the
-    others meets the stage behind it: that one's last gradient goes up, its own last activation down."""
+    """Step k: stages of its parity run forward (micro-batch k//2 - s//2), the others backward (k//2 - (pp-1) + s//2). Before it, each of
+    the others meets the stage behind it: that one's last gradient goes up, its own last activation down."""
     clock = [0.0] * pp
     history: list[list[float]] = []
     step, end, skipped = 0, m, 0.0

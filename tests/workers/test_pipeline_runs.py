@@ -58,14 +58,14 @@ def test_a_resumed_pipeline_continues_the_curve(case: str, pool: Pool, corpus: s
 
 @pytest.mark.full
 def test_the_command_plans_it_and_trains_it_on_four_ranks(tmp_path: Path) -> None:
-    asked = ["recipe=gpt_tiny", "gpus=4", "engine=megatron_deepspeed", "pin.pp=2", "pin.schedule=deepspeed_1f1b", "train.steps=3"]
+    asked = ["recipe=gpt_tiny", "gpus=4", "engine=megatron_deepspeed", "pin.pp=2", "pin.schedule=deepspeed_1f1b", "train.steps=5"]
     command = [sys.executable, "-m", "orchestrator.run", *asked, f"out={tmp_path / 'run'}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     plan = from_json((tmp_path / "run" / "plan.json").read_bytes())
     assert (plan.engine, plan.pp, plan.schedule) == ("megatron_deepspeed", 2, "deepspeed_1f1b")
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 3
+    assert len(losses) == 5
     assert losses[-1] < losses[0]
 
 
