@@ -34,9 +34,9 @@ The table is put together, because the machine was too busy for one run to end: 
 t5_48 at 20 GB from e4679b8; t5_48 at 16 GB and the cells without a plan of theirs from the search as it was at 00e658c.
 
 Their numbers come out of their formulas to 0.01%. By our prices ours is faster in all 14 cells that have a plan of theirs, and so it is
-without recompute. At the 4.3 GB/s of their all-reduces (00e658c; three cells again at e4679b8) ours is faster in 13 and the same time in one,
-bert48 at 12 GB, where 00e658c was 2% slower than their plan; by their own formulas it is faster in all 14, at micro-batches of our choice:
-theirs are a fixed function of the batch.
+without recompute. At the 4.3 GB/s of their all-reduces (00e658c; three cells again at e4679b8) ours is faster in 13 and takes the same
+time in one, bert48 at 12 GB, where 00e658c was 2% slower than their plan; by their own formulas it is faster in all 14, at micro-batches of
+our choice: theirs are a fixed function of the batch.
 """
 
 from __future__ import annotations
