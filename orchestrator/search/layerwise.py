@@ -29,6 +29,8 @@ from orchestrator.units import format_bytes
 
 __all__ = ["AnalyticPrices", "LayerwiseResult", "Outer", "Prices", "ProfilePrices", "Way", "layerwise", "plan_price", "stage_price"]
 
+FEW_LAYERS = 64
+"""Up to so many, one layer computed in another way shows in the step: further objectives are tried (up to 4% in instances of 3 layers)."""
 MOST_BATCHES = 32
 MOST_SIMULATED = 20
 """Splits simulated for one (batch, pp, micro-batches)."""
@@ -416,7 +418,7 @@ class _Splits:
         self, upper: float, best: tuple[float, tuple[LayerwiseStage, ...]] | None
     ) -> tuple[float, tuple[LayerwiseStage, ...]] | None:
         """Splits that their bound does not exclude, simulated, the least bound first: each stage in its best ways with the reduction, then
-        without, where that is faster, from the last stage on."""
+        for other objectives where that is faster (of few layers, in the first split, for all), from the last stage on."""
         simulated = 0
 
         def look(path: list[tuple[int, int, int]]) -> None:
@@ -427,13 +429,15 @@ class _Splits:
                 return
             seconds = plan_price(self.prices, self.outer, [stage.cost for stage in chosen])
             simulated += 1
-            for p in range(self.pp - 1, 0, -1):
-                other = self.solve(*path[p], upper, self.work)
-                if other is not None and other.cost != chosen[p].cost:
-                    tried = [*chosen[:p], other, *chosen[p + 1 :]]
-                    faster = plan_price(self.prices, self.outer, [stage.cost for stage in tried])
-                    if faster < seconds:
-                        chosen, seconds = tried, faster
+            for p in range(self.pp - 1, -1, -1):
+                few = simulated == 1 and self.layers <= FEW_LAYERS
+                for objective in (self.work, *self.mixed.values(), self.first_pass) if few else (self.work,):
+                    other = self.solve(*path[p], upper, objective)
+                    if other is not None and other.cost != chosen[p].cost:
+                        tried = [*chosen[:p], other, *chosen[p + 1 :]]
+                        faster = plan_price(self.prices, self.outer, [stage.cost for stage in tried])
+                        if faster < seconds:
+                            chosen, seconds = tried, faster
             found = self._simulated(chosen, upper)
             if found is not None:
                 best, upper = found, found[0]
