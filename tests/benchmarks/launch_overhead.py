@@ -1,0 +1,109 @@
+"""What a launch through us costs beside the same arguments by hand: seconds of the whole run, and of a step, alternating in one run.
+
+    python tests/benchmarks/launch_overhead.py [repeats] [worker|program ...]
+
+Both start the same folder (a copy each): through us `launch.sh` with its supervision, metrics and logs (`local.start`), by hand torchrun
+with the arguments that launch.sh gives. "worker" is ours on gpt_tiny; "program" is a stand-in for pretrain_gpt.py under `entry=`. Not a
+test: times depend on the machine and on what else it does.
+
+On 2 cores of an AMD EPYC, torch 2.13, 2026-11-20, the least of 4 (what the machine's other work adds is left out, as timeit does; it was
+not quiet, load 4 to 20):
+
+              through us s   by hand s   ratio
+    worker           10.14        9.92   1.022
+    program           3.29        3.32   0.991
+
+A step of the worker varied more from run to run than between the two: in three more alternating runs 199, 214, 193 ms through us, 183, 236, 198
+by hand. The supervisor itself takes 0.4% of a core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from orchestrator.job import Job
+from orchestrator.launch.local import start
+
+HERE = Path(__file__).parent
+RANKS = 2
+PLAN = ("recipe=gpt_tiny", f"gpus={RANKS}", "engine=megatron", "pin.tp=2", "train.steps=20", "train.warmup=1", "launch=none")
+STAND_IN = HERE.parent / "launch" / "megatron_stand_in.py"
+FLAGS = HERE.parent / "engines" / "megatron_flags.csv"
+CASES = {"worker": (), "program": (f"entry={STAND_IN}", f"env.T_FLAGS={FLAGS}")}
+
+
+def command(out: Path) -> list[str]:
+    """What launch.sh gives to torchrun, read from it by a bash that stops there: the program and its arguments."""
+    script = (out / "launch.sh").read_text().partition("\nif [[ \"${STARTER")[0] + "\nprintf '%s\\0' \"${command[@]}\"\n"
+    environment = os.environ | {"PYTHON": sys.executable}
+    said = subprocess.run(["bash", "-c", script, str(out / "launch.sh")], capture_output=True, check=True, env=environment)
+    return said.stdout.decode().split("\0")[1:-1]
+
+
+def through_us(out: Path, job: Job) -> float:
+    begin = time.perf_counter()
+    outcome = start(job, out)
+    seconds = time.perf_counter() - begin
+    if outcome.status != "finished":
+        raise SystemExit(f"{outcome.status}: {outcome.last_line}")
+    return seconds
+
+
+def by_hand(out: Path, environment: dict[str, str]) -> float:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", f"--nproc-per-node={RANKS}"]
+    with (out / "said").open("w") as said:
+        words = [*torchrun, *command(out)]
+        begin = time.perf_counter()
+        subprocess.run(words, cwd=out, env=os.environ | environment, stdout=said, stderr=said, check=True)
+        return time.perf_counter() - begin
+
+
+def step_time(out: Path) -> float | None:
+    """Median seconds of a step by our worker's own clock; None for a program that prints them."""
+    path = out / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return statistics.median(row["step_time_s"] for row in rows[len(rows) // 2 :]) if rows else None
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    repeats = next((int(word) for word in words if word.isdigit()), 4)
+    cases = [word for word in words if not word.isdigit()] or list(CASES)
+    threads = str(max(1, (os.cpu_count() or 1) // RANKS))
+    environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "T_FLAGS": str(FLAGS)}
+    print(f"{'':<10}{'through us s':>14}{'by hand s':>12}{'ratio':>8}   step: through us ms, by hand ms, ratio")
+    for name in cases:
+        more = CASES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            planned = Path(folder, "planned")
+            words = [*PLAN, *more, f"out={planned}"]
+            subprocess.run([sys.executable, "-m", "orchestrator.run", *words], check=True, stdout=subprocess.DEVNULL)
+            job = Job(name=name, module="", arguments=(), environment={}, files=(), num_nodes=1, ranks_per_node=RANKS, backend="gloo",
+                      program=str(STAND_IN) if more else None)  # fmt: skip
+            seconds: dict[str, list[float]] = {"us": [], "hand": []}
+            steps: dict[str, list[float]] = {"us": [], "hand": []}
+            for number in range(repeats):
+                for how in ("us", "hand") if number % 2 else ("hand", "us"):
+                    out = shutil.copytree(planned, Path(folder, f"{how}-{number}"))
+                    seconds[how].append(through_us(out, job) if how == "us" else by_hand(out, environment))
+                    step = step_time(out) if not more else None
+                    if step is not None:
+                        steps[how].append(step)
+            us, hand = (min(seconds[how]) for how in ("us", "hand"))
+            line = f"{name:<10}{us:>14.2f}{hand:>12.2f}{us / hand:>8.3f}"
+            if steps["us"] and steps["hand"]:
+                us, hand = (1000 * min(steps[how]) for how in ("us", "hand"))
+                line += f"   {us:.1f}, {hand:.1f}, {us / hand:.3f}"
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
