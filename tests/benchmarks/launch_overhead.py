@@ -13,8 +13,8 @@ not quiet, load 4 to 20):
     worker           10.14        9.92   1.022
     program           3.29        3.32   0.991
 
-A step of the worker varied more from run to run than between the two: in three more alternating runs 199, 214, 193 ms through us, 183, 236, 198
-by hand. The supervisor itself takes 0.4% of a core.
+A step of the worker varied more from run to run than between the two: in three more alternating runs 199, 214, 193 ms through us, 183,
+236, 198 by hand. The supervisor itself takes 0.4% of a core.
 """
 
 from __future__ import annotations
