@@ -340,19 +340,23 @@ def _ended_tasks(report: str) -> Iterator[tuple[str, int | None, list[int]]]:
 
 def _first_task(out: Path, report: str) -> tuple[int, int] | None:
     """(rank, exit code) of the rank that failed first by srun's messages, where srun starts the ranks themselves. Tasks that srun ended
-    after it are Terminated or Killed in later lines."""
+    after it are Terminated in later lines; a rank that only complains of a lost peer may be named before the peer that was killed."""
     if SRUN_STYLE not in report:
         return None
+    first = None
     for _, code, ranks in _ended_tasks(report.rsplit(SRUN_STYLE, 1)[-1]):
-        if code is None:
+        if code is None or (first is not None and code == -signal.SIGTERM):
             continue
 
         def order(rank: int, killed: bool = code == -signal.SIGKILL) -> tuple[bool, int]:
             log = _log(out, rank)
             return not killed and bool(SECONDARY.search(last_line(_tail(log)) or "")), log.stat().st_mtime_ns if log.exists() else 0
 
-        return min(ranks, key=order), code
-    return None
+        rank = min(ranks, key=order)
+        if not order(rank)[0]:
+            return rank, code
+        first = first or (rank, code)
+    return first
 
 
 def processes_of(run: str) -> list[int]:

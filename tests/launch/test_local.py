@@ -271,6 +271,8 @@ def test_the_cause_is_the_exception_where_there_was_one_in_this_run(
         (["n1: task 3: Killed", "n0: tasks 0-1: Exited with exit code 1"], 137, 3),
         (["n0: tasks 0,2: Exited with exit code 1"], 1, 2),
         (["n1: task 1: Segmentation fault (core dumped)"], 139, 1),
+        (["n0: task 0: Exited with exit code 1", "n1: task 3: Killed", "n1: task 2: Exited with exit code 1"], 137, 3),
+        (["n0: task 0: Exited with exit code 1", "n0: task 1: Terminated"], 1, 0),
     ],
 )
 def test_the_first_task_that_srun_names_is_the_rank_that_failed(tmp_path: Path, lines: list[str], status: int, rank: int) -> None:
