@@ -6,14 +6,14 @@ Both start the same folder (a copy each): through us `launch.sh` with its superv
 with the arguments that launch.sh gives. "worker" is ours on gpt_tiny; "program" is a stand-in for pretrain_gpt.py under `entry=`. Not a
 test: times depend on the machine and on what else it does.
 
-On 2 cores of an AMD EPYC, torch 2.13, 2026-11-20, the least of 4 (what the machine's other work adds is left out, as timeit does; it was
-not quiet, load 4 to 20):
+On 2 cores of an AMD EPYC, torch 2.13, nothing else running, 2026-11-20, the least of 6 (what the machine's other work adds is left out, as
+timeit does):
 
-              through us s   by hand s   ratio
-    worker           10.14        9.92   1.022
-    program           3.29        3.32   0.991
+              through us s   by hand s   ratio   step: through us ms, by hand ms
+    worker            8.38        8.18   1.024                     177.5, 167.7
+    program           2.98        2.99   0.998
 
-A step of the worker varied more from run to run than between the two: in three more alternating runs 199, 214, 193 ms through us, 183,
+A step of the worker varied more from run to run than between the two: in three earlier alternating runs 199, 214, 193 ms through us, 183,
 236, 198 by hand. The supervisor itself takes 0.4% of a core.
 """
 
