@@ -13,8 +13,9 @@ timeit does):
     worker            8.38        8.18   1.024                     177.5, 167.7
     program           2.98        2.99   0.998
 
-A step of the worker varied more from run to run than between the two: in three earlier alternating runs 199, 214, 193 ms through us, 183,
-236, 198 by hand. The supervisor itself takes 0.4% of a core.
+Again with 8 of the worker: 8.62, 8.34, 1.034; steps 177.6, 177.2. So a launch of our worker costs 0.2 to 0.3 s, once a run. A step varied
+more from run to run than between the two: in three earlier alternating runs 199, 214, 193 ms through us, 183, 236, 198 by hand. The
+supervisor itself takes 0.4% of a core.
 """
 
 from __future__ import annotations
