@@ -5,11 +5,12 @@
 The layer-wise runtime's capabilities, one strategy for all layers, on clusters of two network levels: the best plan where TP takes adjacent
 ranks against the best where it may also take those apart. An analytic study; nothing is run.
 
-On 2026-11-20, at adfebc6, 166 cases that have a plan (6 recipes x 4 clusters x 1 or 8 samples a GPU x pp=1 or free x all or half of the memory; 2 CPU minutes):
+On 2026-11-20, at adfebc6, 166 cases that have a plan (6 recipes x 4 clusters x 1 or 8 samples a GPU x pp=1 or free x all or half of the
+memory; 2 CPU minutes):
 
 * with pp free it never wins: a pipeline over the slow level is cheaper than TP over it in every case;
 * with pp=1 it wins in 4: bert_huge_32 by 5.5% and t5_large by 6.5% on 2 x 8 TITAN RTX (12.5 Gbit/s a GPU between the nodes) at 1 sample a
-  GPU, where a step is one micro-batch and its gradients outweigh its activations; llama2_70b by 2.2% on 16 A100, at 1 sample a GPU.
+  GPU, where a step is one micro-batch and its gradients outweigh its activations, with all and with half of the memory.
 
 So engine=layerwise, which searches pp, keeps TP on adjacent ranks.
 """
