@@ -18,7 +18,7 @@ from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Gpu
+from orchestrator.hardware.spec import Gpu, Software
 from orchestrator.recipe.clusters import RATES, cluster_from, load_cluster, names, quantity, stored, to_tree
 from orchestrator.recipe.keys import KEYS, Key, parse
 from orchestrator.recipe.read import read_arguments, read_yaml
@@ -151,6 +151,15 @@ def test_every_gpu_of_the_catalog_makes_a_cluster_here(gpu: Gpu, nvlink: bool) -
     assert cluster.levels[0].name == ("pcie" if slots or not nvlink or gpu.name.startswith("GH") else "nvlink")
 
 
+def test_fused_attention_is_not_counted_on_before_ampere_whatever_is_installed() -> None:
+    machine = msgspec.structs.replace(EIGHT, transformer_engine=True, flash_attention=True)
+    assert load("recipe=gpt_tiny", "gpus=8", machine=machine).cluster.software.transformer_engine
+    machine = msgspec.structs.replace(machine, catalog_name="V100-SXM2-32GB", gpu_name="Tesla V100-SXM2-32GB")
+    software = load("recipe=gpt_tiny", "gpus=8", machine=machine).cluster.software
+    assert not software.transformer_engine
+    assert not software.flash_attention
+
+
 @pytest.mark.parametrize(
     ("machine", "why"),
     [
@@ -199,6 +208,26 @@ def test_your_own_cluster_in_ten_lines(tmp_path: Path) -> None:
     assert (cluster.name, cluster.gpu.memory, [level.size for level in cluster.levels]) == ("mine", 40 * GIB, [6, 24, 48])
     assert cluster.levels[1].bandwidth == 12.5e9
     assert load("recipe=llama2_7b", f"cluster={path}", "gpus=30").cluster == cluster
+
+
+@pytest.mark.parametrize(
+    ("peaks", "capability", "fused"),
+    [
+        ("bf16: 1 TFLOP/s, fp8: 2 TFLOP/s", "8.9", True),
+        ("bf16: 1 TFLOP/s", "8.0", True),
+        ("fp16: 1 TFLOP/s", "7.0", False),
+    ],
+)
+def test_a_gpu_of_which_no_capability_is_stated_has_what_its_precisions_need(
+    peaks: str, capability: str, fused: bool, tmp_path: Path
+) -> None:
+    """Otherwise no engine would train the bf16 that it states; and before Ampere neither engine's attention is fused."""
+    path = text(tmp_path / "mine.yaml", TEN_LINES.replace("bf16: 200 TFLOP/s, fp32: 20 TFLOP/s", peaks))
+    cluster = load_cluster(path, 6)
+    assert cluster.gpu.compute_capability == capability
+    assert (cluster.software.transformer_engine, cluster.software.flash_attention) == (fused, fused)
+    said = text(tmp_path / "said.yaml", Path(path).read_text() + "software: {transformer_engine: true}\n")
+    assert load_cluster(said, 6).software == Software(flash_attention=fused)
 
 
 @pytest.mark.parametrize("name", names())

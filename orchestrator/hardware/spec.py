@@ -10,6 +10,8 @@ import msgspec
 from orchestrator.values import Value
 
 FIRST_WITH_MXFP8: Final = 10.0
+FIRST_WITH_FUSED_ATTENTION: Final = 8.0
+"""FlashAttention 2 and Transformer Engine's attention need Ampere (their installation notes)."""
 
 
 class Gpu(Value, frozen=True, kw_only=True):
@@ -29,6 +31,10 @@ class Gpu(Value, frozen=True, kw_only=True):
     def has_mxfp8(self) -> bool:
         """Blackwell's tensor cores, from compute capability 10 on, scale FP8 by blocks of 32 elements."""
         return float(self.compute_capability) >= FIRST_WITH_MXFP8
+
+    @property
+    def has_fused_attention(self) -> bool:
+        return float(self.compute_capability) >= FIRST_WITH_FUSED_ATTENTION
 
     def covers(self, other: Gpu) -> bool:
         """Whether what was planned for `other` fits and runs here, no slower."""

@@ -114,7 +114,7 @@ def cluster_from(
     gpu = _gpus(tree["gpu"], where, mixed)
     host_bandwidth = quantity(f"{where}: host_bandwidth", tree["host_bandwidth"], RATES)
     host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
-    software = _software(tree.get("software"), where)
+    software = _software(tree.get("software"), where, gpu)
     levels = _levels(tree["levels"], where, num_gpus, node)
     if num_gpus > node and num_gpus % node:
         raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}; gpus_per_node=N says how many a node has")
@@ -200,27 +200,35 @@ def _gpu(raw: Any, where: str) -> Gpu:
         memory=round(quantity(f"{where}: gpu.memory", raw["memory"], BYTES)),
         peak_flops={name: quantity(f"{where}: gpu.peak_flops.{name}", value, FLOPS) for name, value in peaks.items()},
         memory_bandwidth=quantity(f"{where}: gpu.memory_bandwidth", raw["memory_bandwidth"], RATES),
-        compute_capability=_capability(f"{where}: gpu.compute_capability", raw.get("compute_capability")),
+        compute_capability=_capability(f"{where}: gpu.compute_capability", raw.get("compute_capability"), peaks),
         source=str(raw.get("source") or where),
     )
 
 
-def _capability(key: str, raw: Any) -> str:
-    """CUDA's compute capability, "9.0"; "0.0" where it is not stated, for which nothing newer than Volta is assumed."""
+LEAST_CAPABILITY: Final = {"fp8": "8.9", "bf16": "8.0", "fp16": "7.0"}
+"""The first GPUs with tensor cores for it: Ada, Ampere, Volta (CUDA C programming guide)."""
+
+
+def _capability(key: str, raw: Any, peaks: Mapping[str, Any]) -> str:
+    """CUDA's compute capability, "9.0"; where it is not stated the least that has these precisions."""
     if raw is None:
-        return "0.0"
+        return next((least for precision, least in LEAST_CAPABILITY.items() if precision in peaks), "0.0")
     parse(Key(name=key, type=float, help="", low=0), raw)
     return str(raw)
 
 
-def _software(raw: Any, where: str) -> Software:
+def _software(raw: Any, where: str, gpu: Gpu) -> Software:
+    """What the YAML says, else all that the GPU can have."""
+    fused = gpu.has_fused_attention
+    base = Software(transformer_engine=fused, flash_attention=fused)
     if raw is None:
-        return Software()
+        return base
     if not isinstance(raw, dict):
         raise InputError(f"{where}: software", shown(raw), "must be a mapping", Software.__struct_fields__)
     _check_keys(raw, Software.__struct_fields__, (), f"{where}: software")
     kinds = {name: bool if isinstance(getattr(Software(), name), bool) else str for name in Software.__struct_fields__}
-    return Software(**{name: parse(Key(name=f"{where}: software.{name}", type=kinds[name], help=""), value) for name, value in raw.items()})
+    given = {name: parse(Key(name=f"{where}: software.{name}", type=kinds[name], help=""), value) for name, value in raw.items()}
+    return msgspec.structs.replace(base, **given)
 
 
 def _check_keys(tree: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:

@@ -509,7 +509,11 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
         levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=latency, source="nvidia-smi, NVIDIA datasheets"),),
         host_bandwidth=_pcie(gpu),
         host_memory=machine.host_memory // machine.num_gpus,
-        software=Software(transformer_engine=machine.transformer_engine, flash_attention=machine.flash_attention, apex=machine.apex),
+        software=Software(
+            transformer_engine=machine.transformer_engine and gpu.has_fused_attention,
+            flash_attention=machine.flash_attention and gpu.has_fused_attention,
+            apex=machine.apex,
+        ),
         mixed=mixed,
     )
 
