@@ -56,7 +56,9 @@ def useful_flags(plan: Plan, exit_minutes: int | None = None) -> tuple[Flag, ...
     if not plan.cluster.is_cpu:
         flags += [("--log-straggler",)]
     if plan.run.save_every:
-        flags += [("--load", "checkpoints"), ("--async-save",), ("--exit-signal-handler",), ("--exit-signal", "SIGUSR1")]
+        # Without a worker of its own for it, saving beside the training is turned off with a warning (arguments.py:1139).
+        flags += [("--load", "checkpoints"), ("--async-save",), ("--use-persistent-ckpt-worker",)]
+        flags += [("--exit-signal-handler",), ("--exit-signal", "SIGUSR1")]
         if plan.zero_stage:
             flags += [("--dist-ckpt-optim-fully-reshardable",)]
         if exit_minutes is not None and exit_minutes > 0:

@@ -119,7 +119,7 @@ def behaviour(software: Software) -> Behaviour:
         gradient_bytes_on_wire="grad_reduce_dtype",
         gradient_buffer="grad_reduce_dtype",
         reduce_scatter_from_stage=1,
-        flash_attention=software.flash_attention or software.transformer_engine,
+        flash_attention=rules.fused_attention(software),
         fused_norms=software.transformer_engine,
         fp8_weight_copies=True,
         fp32_gradient_fusion=software.apex,

@@ -34,6 +34,9 @@ ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {"gelu": (), "swiglu": ((
 
 MEGATRON_LM: Final = "Megatron-LM, tag core_v0.16.1"
 
+ROPE_SCALING_FACTOR: Final = 8.0
+"""GPTModel's default (models/gpt/gpt_model.py:105): gpt_builders.py gives it no --rope-scaling-factor."""
+
 
 def why_not(plan: Plan) -> str | None:
     """Why Megatron's command line can't say this plan; None: it can."""
@@ -50,6 +53,30 @@ def why_not(plan: Plan) -> str | None:
         return f"{MEGATRON_LM} sums and reduces gradients in one type"
     if plan.zero_stage >= 1 and plan.training.optimizer != "adamw":
         return f"{MEGATRON_LM}'s distributed optimizer takes Adam only"
+    return _why_not_training(plan) or _why_not_model(plan)
+
+
+def _why_not_training(plan: Plan) -> str | None:
+    training = plan.training
+    if training.seed < 1:
+        return f"{MEGATRON_LM} takes no seed={training.seed} (training/initialize.py, _set_random_seed)"
+    if training.warmup >= training.steps:
+        said = f"train.warmup={training.warmup} of train.steps={training.steps}"
+        return f"{MEGATRON_LM} ends the warm-up before the last step (core/optimizer_param_scheduler.py:157): {said}"
+    return None
+
+
+def _why_not_model(plan: Plan) -> str | None:
+    """What the programs take on their command line and never give to the model: it would be another one, silently."""
+    model = plan.model
+    script = SCRIPT[model.family]
+    if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
+        return f"{script} of {MEGATRON_LM} scales rotary positions by {ROPE_SCALING_FACTOR:g}, not {model.rope_scaling_factor:g}"
+    if model.family == "t5" and model.decoder_num_layers != model.num_layers:
+        said = f"{model.num_layers}, not {model.decoder_num_layers}"
+        return f"{script} of {MEGATRON_LM} builds as many decoder layers as encoder layers, {said}"
+    if model.family == "bert" and model.position_embedding != "learned_absolute":
+        return f"{script} of {MEGATRON_LM} has learned positions, not {model.position_embedding}"
     return None
 
 
@@ -259,6 +286,8 @@ def _data(plan: Plan) -> list[Flag]:
         flags += [("--tokenizer-type", "BertWordPieceLowerCase"), ("--padded-vocab-size", str(padded_vocab_size(plan)))]
     elif indexed and run.tokenizer is not None:
         flags += [("--tokenizer-type", "HuggingFaceTokenizer"), ("--tokenizer-model", run.tokenizer)]
+        # Without it the tokenizer's own count is padded (tokenizer.py:111), which is not the model's.
+        flags += [("--padded-vocab-size", str(padded_vocab_size(plan)))]
     else:
         if not indexed:
             flags += [("--mock-data",)]
@@ -300,6 +329,8 @@ def notes(plan: Plan) -> tuple[str, ...]:
         found.append(
             f"{SCRIPT[plan.model.family]} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
         )
+    if plan.model.family == "bert" and plan.model.num_token_types:
+        found.append("megatron_args.sh trains without segment embeddings: pretrain_bert.py has them with its binary head alone.")
     if (plan.run.data is not None or plan.run.blend) and not reads_indexed_data(plan):
         found.append("megatron_args.sh uses mock data: Megatron reads only its own indexed format.")
     if plan.cluster.is_cpu:

@@ -137,7 +137,7 @@ def behaviour(software: Software) -> Behaviour:
         # Stages 0 and 1 reduce at the boundary, after the last backward pass (engine.py:3088); stages 1 and 2 gather inside step().
         overlaps_grad_reduce=False,
         overlaps_param_gather=False,
-        flash_attention=software.flash_attention or software.transformer_engine,
+        flash_attention=rules.fused_attention(software),
         fused_norms=software.transformer_engine,
         fp32_gradient_fusion=False,
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
+from orchestrator.hardware.spec import Software
+from orchestrator.model.spec import Architecture
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.capabilities import Rule, Situation
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Candidate, said_options
@@ -24,6 +26,12 @@ LAYER_KINDS: Final = {"gpt": ("decoder",), "llama": ("decoder",), "bert": ("enco
 
 MIN_BF16_COMPUTE_CAPABILITY: Final = 8.0
 """Ampere is the first GPU with bf16 arithmetic (CUDA C programming guide, "Arithmetic Instructions")."""
+
+
+def fused_attention(software: Software) -> bool:
+    """Whether megatron-core's layers keep no scores: with Transformer Engine. Its own DotProductAttention (models/backends.py:113) makes
+    them all, and the flash-attn package serves its inference alone (transformer/attention.py:94)."""
+    return software.transformer_engine
 
 
 def pipelined_layers(situation: Situation) -> int:
@@ -101,8 +109,20 @@ def position_kind(_: Candidate, situation: Situation) -> str | None:
     allowed = {"t5": ("learned_absolute", "rope", "relative"), "bert": ("learned_absolute", "rope")}
     kinds = allowed.get(a.family, ("learned_absolute", "rope", "none"))
     if a.position_embedding in kinds:
-        return None
+        return _rotary_base(a)
     return f"position_embedding={a.position_embedding}: megatron-core's {a.family} has {', '.join(kinds)}"
+
+
+ROTARY_BASE: Final = 10000
+"""RotaryEmbedding's default. BertModel and T5Model give it no other, and no scaling (bert_model.py:118, t5_model.py:206)."""
+
+
+def _rotary_base(a: Architecture) -> str | None:
+    if a.position_embedding != "rope" or a.family not in ("bert", "t5"):
+        return None
+    if a.rotary_base != ROTARY_BASE:
+        return f"rotary_base={a.rotary_base}: megatron-core's {a.family} has {ROTARY_BASE}"
+    return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
 
 
 def relative_attention(_: Candidate, situation: Situation) -> str | None:
@@ -426,7 +446,7 @@ def recompute_norms(candidate: Candidate, situation: Situation) -> str | None:
 
 def recompute_attention(candidate: Candidate, situation: Situation) -> str | None:
     mode, cluster = candidate.strategy.recompute, situation.cluster
-    fused = (cluster.software.flash_attention or cluster.software.transformer_engine) and not cluster.is_cpu
+    fused = fused_attention(cluster.software) and not cluster.is_cpu
     if not fused or mode == "selective" or "core_attn" not in RECOMPUTE_MODULES.get(mode, ()):
         return None
     rest = "+".join(module for module in RECOMPUTE_MODULES[mode] if module != "core_attn")

@@ -64,6 +64,8 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("head_groups", M, situation(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3 does not divide num_attention_heads=8"),
     ("no_gqa", M, situation(replace(BERT, num_query_groups=2)), {}, "num_query_groups=2"),
     ("position_embedding", M, situation(replace(GPT, position_embedding="relative")), {}, "relative"),
+    ("position_embedding", D, situation(replace(BERT, position_embedding="rope", rotary_base=50000)), {}, "core's bert has 10000"),
+    ("position_embedding", M, situation(replace(T5, position_embedding="rope", rope_scaling_factor=8.0)), {}, "t5 has none"),
     ("relative_te", M, situation(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, situation(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
     ("grad_dtype", M, situation(grad_reduce_dtype="bf16"), {}, "one buffer"),
@@ -211,6 +213,15 @@ def test_bytes_per_parameter_are_the_published_ones(engine: str, key: str, befor
     gradient = states.gradient / (8 if stage >= 2 else 1)
     optimizer = (states.master + states.moments) / (8 if stage >= 1 else 1)
     assert weight + gradient + optimizer == after
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_the_flash_package_alone_saves_no_scores_of_megatron_core(engine: str) -> None:
+    """Its local layers have DotProductAttention (core/models/backends.py:113), whatever is installed."""
+    without = Software(transformer_engine=False, flash_attention=True)
+    assert not ENGINES[engine].behaviour(without).flash_attention
+    assert "recompute_flash" not in refusals(engine, situation(LLAMA, software=without), recompute="core_attn+mlp")
+    assert ENGINES["deepspeed"].behaviour(without).flash_attention
 
 
 @pytest.mark.parametrize("engine", BOTH)

@@ -17,11 +17,13 @@ from hand_plans import BERT, GPT, LLAMA, T5, make_plan, situation_of, training_f
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
+from orchestrator.engines.entry import useful_flags
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.engines.transformer_config import engine_fields, layout, recompute_fields
 from orchestrator.errors import InputError
 from orchestrator.job import Job
-from orchestrator.plan import LayerSpan, Plan, Stage, from_json, to_json
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage, from_json, to_json
 from orchestrator.strategy.spec import PP_BEFORE_DP
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -220,6 +222,42 @@ def test_megatrons_arguments_are_not_written_where_megatron_can_not_say_the_plan
     assert any("geglu" in note for note in job_of(geglu).notes)
 
 
+@pytest.mark.parametrize(
+    ("model", "training", "why"),
+    [
+        (GPT, {"seed": 0}, "seed=0"),
+        (GPT, {"warmup": 20, "steps": 20}, "train.warmup=20 of train.steps=20"),
+        (replace(LLAMA, rope_scaling_factor=32.0), {}, "by 8, not 32"),
+        (replace(T5, decoder_num_layers=2), {}, "4, not 2"),
+        (replace(BERT, position_embedding="rope"), {}, "learned positions, not rope"),
+    ],
+)
+def test_what_megatrons_programs_refuse_or_never_give_to_the_model_is_no_argument_list(
+    model: Architecture, training: dict[str, Any], why: str
+) -> None:
+    """Megatron-LM core_v0.16.1: training/initialize.py _set_random_seed, OptimizerParamScheduler; gpt_builders.py gives no scaling factor,
+    pretrain_t5.py:115 takes the encoder's layers twice, pretrain_bert.py:66 no kind of positions."""
+    job = job_of(make_plan(model=model, training=training_for(model, **training)))
+    assert "megatron_args.sh" not in {file.path for file in job.files}
+    assert any(why in note for note in job.notes)
+
+
+def test_llama_3_1_is_said_on_the_command_line() -> None:
+    assert ("--rope-scaling-factor", "8.0") in megatron_flags(make_plan(model=replace(LLAMA, rope_scaling_factor=8.0)))
+
+
+def test_the_vocabulary_is_the_models_whatever_the_tokenizer_counts() -> None:
+    """Megatron pads the tokenizer's own count otherwise (tokenizer.py:111): Qwen2's has 151,665 ids, the model 152,064 rows."""
+    plan = make_plan(tp=2, run=RunSettings(data="/data/all.idx", tokenizer="/models/qwen"))
+    assert ("--padded-vocab-size", "512") in megatron_flags(plan)
+
+
+def test_megatron_saves_beside_the_training_only_with_a_worker_for_it() -> None:
+    """Without it --async-save is turned off with a warning (Megatron-LM core_v0.16.1, arguments.py:1139)."""
+    flags = useful_flags(make_plan(run=RunSettings(save_every=10)))
+    assert {("--async-save",), ("--use-persistent-ckpt-worker",)} <= {*flags}
+
+
 def test_the_other_rank_order_has_its_flag_and_only_that() -> None:
     plan = make_plan(pp=2, tp=2)
     other = replace(plan, rank_order=PP_BEFORE_DP)
@@ -230,7 +268,9 @@ def test_the_other_rank_order_has_its_flag_and_only_that() -> None:
 def test_what_the_command_line_says_otherwise_is_noted() -> None:
     assert any("relu" in note for note in job_of(MEGATRON["t5_16"]).notes)
     assert any("recomputes on every stage" in note for note in job_of(MEGATRON["gpt_cpu"]).notes)
-    assert any("mock data" in note for note in job_of(make_plan(model=BERT)).notes)
+    notes = job_of(make_plan(model=BERT)).notes
+    assert any("mock data" in note for note in notes)
+    assert any("segment embeddings" in note for note in notes)
 
 
 def test_one_connection_only_where_megatron_asks_for_it() -> None:

@@ -55,6 +55,7 @@ MEGATRON_ARGS=(
   --data-path '/data/it'"'"'s here/corpus'
   --tokenizer-type 'HuggingFaceTokenizer'
   --tokenizer-model '/tok'
+  --padded-vocab-size '128512'
   --split '99,1,0'
   --eval-iters '0'
   --log-interval '1'
