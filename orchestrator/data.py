@@ -103,6 +103,10 @@ def arguments(words: Sequence[str]) -> list[str]:
             raise InputError("input", shown(given["input"]), "has an empty path between commas")
         if not Path(path).exists():
             raise InputError("input", shown(path), "no such file or folder")
+        if not Path(path).is_dir() and not Path(path).is_file():
+            raise InputError("input", shown(path), "is neither a file nor a folder")
+        if path.endswith((".bin", ".idx")) and all(Path(path).with_suffix(suffix).is_file() for suffix in (".bin", ".idx")):
+            raise InputError("input", shown(path), "is Megatron's own format already: token ids, no text")
     out = free_prefix(given["out"])
     tokenizer = ["--tokenizer", existing_folder("tokenizer", given["tokenizer"])] if "tokenizer" in given else []
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -116,6 +120,8 @@ def free_prefix(out: str) -> str:
     prefix = Path(out).absolute()
     if out.endswith(("/", ".bin", ".idx")):
         raise InputError("out", shown(out), "is no prefix: OUT.bin and OUT.idx are written")
+    if prefix.is_dir():
+        raise InputError("out", shown(out), "is a folder; name a prefix in it")
     for suffix in (".bin", ".idx"):
         path = prefix.with_name(prefix.name + suffix)
         if path.exists():

@@ -14,6 +14,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "there.bin").write_text("x")
+    for suffix in (".bin", ".idx"):
+        (tmp_path / "done").with_suffix(suffix).write_text("x")
     return tmp_path
 
 
@@ -32,6 +34,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("input=a.txt", "out=there"), "out=there: there.bin is there already"),
         (("input=a.txt", "out=b.bin"), "out=b.bin: is no prefix"),
         (("input=a.txt", "out=a.txt/b"), "out=a.txt/b: can't be made"),
+        (("input=a.txt", "out=."), "out=.: is a folder; name a prefix in it"),
+        (("input=/dev/null", "out=b"), "input=/dev/null: is neither a file nor a folder"),
+        (("input=done.idx", "out=b"), "input=done.idx: is Megatron's own format already"),
         (("input=a.txt", "out=b", "tokenizer=a.txt"), "tokenizer=a.txt: is a file; a folder is needed"),
         (("input=a.txt", "out=b", "tokenizer=no"), "tokenizer=no: no such folder"),
     ],

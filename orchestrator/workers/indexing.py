@@ -155,10 +155,11 @@ def work_folder(out: Path, manifest: dict[str, Any]) -> Path:
     path = folder / MANIFEST
     if folder.exists() and not path.is_file() and any(folder.iterdir()):
         raise InputError("out", out, f"{folder} is in the way: it is not of an earlier start of this command")
-    if path.is_file() and json.loads(path.read_text()) != manifest:
+    text = json.dumps(manifest)
+    if path.is_file() and path.read_text() != text:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(manifest))
+    path.write_text(text)
     return folder
 
 
@@ -249,6 +250,9 @@ def main() -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
+    except OSError as error:  # a full disk, a folder that can't be made
+        print(f"error: {error.filename or given.out}: {error.strerror or error}", file=sys.stderr)
+        return InputError.status
     except KeyboardInterrupt:
         return INTERRUPTED
     tokenizer = f" tokenizer={given.tokenizer}" if given.tokenizer else ""
