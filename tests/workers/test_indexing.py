@@ -76,7 +76,9 @@ def test_an_interrupted_start_continues_and_another_input_begins_anew(
     assert not (tmp_path / "corpus.parts").exists()
 
 
-def test_what_can_not_be_written_is_told_in_a_line(jsonl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_written_is_told_in_a_line(
+    jsonl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["indexing", "--out", "/proc/nowhere/all", str(jsonl)])
     assert indexing.main() == 2
     assert capsys.readouterr().err == "error: /proc/nowhere: No such file or directory\n"
