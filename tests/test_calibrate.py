@@ -20,6 +20,7 @@ from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.plan import Plan, to_json
+from orchestrator.validate.__main__ import main as validate
 from tests.test_validate import only, rows_of, write_csv
 
 PLANTED = {"gemm_efficiency": 0.55, "pointwise_factor": 1.6}
@@ -81,7 +82,12 @@ def test_the_command_writes_a_file_that_validation_takes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "runs: is missing"), (["runs=/no/such"], "no such file or folder"), (["runs={here}", "out=/proc/no/x.json"], "can't be written")],
+    [
+        ([], "runs: is missing"),
+        (["runs=/no/such"], "no such file or folder"),
+        (["runs={here}", "all=yes"], "all=yes: is neither; choose one of true, false"),
+        (["runs={here}", "out=/proc/no/x.json"], "can't be written"),
+    ],
 )
 def test_bad_words_are_one_message_and_status_2(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = write_csv(
@@ -89,6 +95,18 @@ def test_bad_words_are_one_message_and_status_2(words: list[str], message: str, 
     )
     assert main([word.format(here=here) for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_help_is_what_the_commands_say_of_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, key in ((main, "all=true"), (validate, "recovery=true")):
+        assert command(["--help"]) == 0
+        assert key in capsys.readouterr().out
+
+
+def test_fewer_runs_than_constants_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"engine": "deepspeed zero-3", "gpu": "A100-SXM-80GB", "tp": "1", "pp": "1", "dp": "8"}
+    assert main([f"runs={write_csv(tmp_path / 'runs.csv', rows_of(row))}"]) == 0
+    assert "too few to tell them apart" in capsys.readouterr().out
 
 
 def own_run(folder: Path, run: Run, seconds: list[float]) -> Plan:

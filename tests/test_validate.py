@@ -229,6 +229,7 @@ def test_the_command_writes_report_and_picture(tmp_path: Path, capsys: pytest.Ca
         (["run=x"], "did you mean runs"),
         (["runs=a", "runs=b"], "is given twice"),
         (["runs"], "needs a value"),
+        (["runs={here}", "recovery=yes"], "recovery=yes: is neither; choose one of true, false"),
         (["runs={here}", "calibration=/no/such.json"], "calibration=/no/such.json: can't be read"),
         (["runs={here}", "report=/no/such/folder/r.json"], "report=/no/such/folder/r.json: can't be written"),
         (["runs={other}"], "is not a table of runs: it lacks"),

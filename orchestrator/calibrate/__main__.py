@@ -21,10 +21,10 @@ from orchestrator.calibrate.fit import Fitted, chooser, fit
 from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitGroup, unit
 from orchestrator.calibrate.pricing import Pricer, seen_peak
 from orchestrator.calibrate.runs import Run, held_out, load
-from orchestrator.calibrate.words import arguments
+from orchestrator.calibrate.words import arguments, command, truth
 from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import CalibrationFile, Constant
-from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Behaviour
 
 KEYS = ("runs", "out", "all")
@@ -156,33 +156,35 @@ def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Co
                     old, constants={**old.constants, **added}, fitted_on=f"{old.fitted_on}; experts: {file.fitted_on}"
                 )
             held = "" if files[0].held_out_median_error is None else f", {files[0].held_out_median_error:.1%} on {len(kept)} kept out"
-            console.print(f"{'/'.join(group.behaviours)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs, ", end="")
-            console.print(f"median error {files[0].fitted_median_error:.1%}{held}", highlight=False)
+            few = "" if len(train) >= len(group.names) else f" for {len(group.names)} constants, too few to tell them apart"
+            console.print(f"{'/'.join(group.behaviours)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs{few}", end="")
+            console.print(f", median error {files[0].fitted_median_error:.1%}{held}", highlight=False)
     kept_free = margins([run for run, doubt in zip(runs, doubted, strict=True) if not doubt], made, behaviours)
     return [with_margin(file, kept_free) for file in made]
 
 
+def run(words: Sequence[str]) -> None:
+    """The command. Raises InputError."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    given = arguments(words, KEYS, required=("runs",))
+    everything = truth(given, "all")
+    where = Path(given["runs"])
+    behaviours = dict(BEHAVIOURS)
+    if own.is_run_folder(where):
+        runs, own_behaviours = own.load(where)
+        behaviours |= own_behaviours
+    else:
+        runs, unusable = load(where)
+        console.print(f"{len(runs)} runs, {len(unusable)} rows that can't be used (python -m orchestrator.validate says why)")
+    files = calibrate(runs, behaviours, console, everything=everything)
+    if not files:
+        raise InputError("runs", where, "holds no run with a step time")
+    write(files, given.get("out"), console)
+
+
 def main(words: Sequence[str]) -> int:
     """Exit status."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    try:
-        given = arguments(words, KEYS, required=("runs",))
-        where = Path(given["runs"])
-        behaviours = dict(BEHAVIOURS)
-        if own.is_run_folder(where):
-            runs, own_behaviours = own.load(where)
-            behaviours |= own_behaviours
-        else:
-            runs, unusable = load(where)
-            console.print(f"{len(runs)} runs, {len(unusable)} rows that can't be used (python -m orchestrator.validate says why)")
-        files = calibrate(runs, behaviours, console, everything=given.get("all") == "true")
-        if not files:
-            raise InputError("runs", where, "holds no run with a step time")
-        write(files, given.get("out"), console)
-    except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    return 0
+    return command(words, __doc__ or "", run)
 
 
 def write(files: Sequence[CalibrationFile], out: str | None, console: Console) -> None:

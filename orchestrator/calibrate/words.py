@@ -1,10 +1,41 @@
-"""`key=value` words of the two commands."""
+"""`key=value` words of the two commands, and how they end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
-from orchestrator.errors import InputError, nearest
+from orchestrator.errors import InputError, OrchestratorError, nearest
+
+INTERRUPTED = 130
+
+
+def command(words: Sequence[str], usage: str, body: Callable[[Sequence[str]], None]) -> int:
+    """Its exit status. `--help` prints what the module says of itself; known errors come as one message."""
+    if {"-h", "--help"} & {*words}:
+        print(usage.replace("`", "").strip())
+        return 0
+    try:
+        body(words)
+    except OrchestratorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def truth(given: dict[str, str], key: str) -> bool:
+    """false where the key is not given. Raises InputError.
+
+    >>> truth({"all": "true"}, "all"), truth({}, "all")
+    (True, False)
+    """
+    value = given.get(key, "false")
+    if value not in ("true", "false"):
+        raise InputError(key, value, "is neither", ["true", "false"])
+    return value == "true"
 
 
 def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str] = ()) -> dict[str, str]:

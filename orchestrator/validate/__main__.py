@@ -14,8 +14,8 @@ from rich.table import Table
 
 from orchestrator.calibrate.pricing import Choose, named, price_runs, zero_shot
 from orchestrator.calibrate.runs import Run, Unusable, load
-from orchestrator.calibrate.words import arguments
-from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.calibrate.words import arguments, command, truth
+from orchestrator.errors import InputError
 from orchestrator.validate import picture, recovery
 from orchestrator.validate.metrics import Priced
 from orchestrator.validate.report import measured_beside, parts_of, report_of
@@ -57,32 +57,33 @@ def show_unused(console: Console, unusable: Sequence[Unusable]) -> None:
         console.print(f"  {count:4d}  {table}: {why}", highlight=False, markup=False)
 
 
+def run(words: Sequence[str]) -> None:
+    """The command. Raises InputError."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    given = arguments(words, KEYS, required=("runs",))
+    recover = truth(given, "recovery")
+    choose = named(given.get("calibration"))
+    runs, unusable = load(given["runs"])
+    rows, failed = price_all(runs, choose)
+    unusable += failed
+    report = report_of(rows, unusable)
+    report["zero_shot"] = parts_of(price_all(runs, zero_shot)[0])
+    show(console, "All rows", {**report["tables"], "all": report["all"]})
+    show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
+    show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
+    if recover:
+        report["recovery"] = show_recovery(console, runs, choose)
+    show_unused(console, unusable)
+    if "report" in given:
+        write(given["report"], json.dumps(report, indent=1) + "\n", "report")
+    if "picture" in given:
+        points = [(row.run.table, row.run.time_s, row.time_s) for row in rows if row.run.time_s is not None]
+        write(given["picture"], picture.scatter(points, f"{len(points)} published runs"), "picture")
+
+
 def main(words: Sequence[str]) -> int:
     """Exit status."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    try:
-        given = arguments(words, KEYS, required=("runs",))
-        choose = named(given.get("calibration"))
-        runs, unusable = load(given["runs"])
-        rows, failed = price_all(runs, choose)
-        unusable += failed
-        report = report_of(rows, unusable)
-        report["zero_shot"] = parts_of(price_all(runs, zero_shot)[0])
-        show(console, "All rows", {**report["tables"], "all": report["all"]})
-        show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
-        show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
-        if given.get("recovery", "false") == "true":
-            report["recovery"] = show_recovery(console, runs, choose)
-        show_unused(console, unusable)
-        if "report" in given:
-            write(given["report"], json.dumps(report, indent=1) + "\n", "report")
-        if "picture" in given:
-            points = [(row.run.table, row.run.time_s, row.time_s) for row in rows if row.run.time_s is not None]
-            write(given["picture"], picture.scatter(points, f"{len(points)} published runs"), "picture")
-    except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    return 0
+    return command(words, __doc__ or "", run)
 
 
 def price_all(runs: Sequence[Run], choose: Choose) -> tuple[list[Priced], list[Unusable]]:
