@@ -63,7 +63,7 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("L40S", 44.4, 864 * GB, "8.9", "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB", **_L40S),
     # Not a GPU: one gloo rank with one core. 4 GiB is a modest share of any machine that trains the tiny recipes on 4 ranks; the peaks
     # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
-    _gpu("cpu", 4.0, 3 * GB, "0.0", "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
+    _gpu("cpu", 4.0, 8 * GB, "0.0", "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
 )
 
 GPUS: Final = MappingProxyType({gpu.name: gpu for gpu in _ENTRIES})

@@ -25,12 +25,12 @@ from orchestrator.validate.metrics import spearman
 
 CONFIG = {"model_type": "gpt2", "n_layer": 8, "n_embd": 256, "n_head": 8, "n_positions": 128, "vocab_size": 260, "n_inner": 1024}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-FITTED = ((1, 1, 1), (4, 1, 8), (1, 4, 2), (2, 2, 4), (2, 1, 2), (1, 2, 1))
+FITTED = ((1, 1, 1), (1, 1, 8), (4, 1, 1), (4, 1, 32), (1, 4, 1), (1, 4, 8))
+"""(tp, pp, micro_batch_size) on 4 ranks: dp, tp and pp alone, each with the smallest micro-batch and with a large one."""
 JUDGED = (
-    *((1, 1, 8), (1, 1, 2), (4, 1, 1), (4, 1, 32), (1, 4, 1), (1, 4, 8)),
-    *((2, 2, 1), (2, 2, 16), (2, 1, 8), (2, 1, 1), (1, 2, 4), (1, 2, 16)),
+    *((1, 1, 2), (4, 1, 8), (1, 4, 2), (2, 1, 1), (2, 1, 2), (2, 1, 8)),
+    *((1, 2, 1), (1, 2, 4), (1, 2, 16), (2, 2, 1), (2, 2, 4), (2, 2, 16)),
 )
-"""(tp, pp, micro_batch_size) on 4 ranks."""
 SOME_LEFT = 3
 
 
