@@ -2,6 +2,8 @@
 
     python tests/benchmarks/launch_overhead.py [repeats] [worker|program ...]
 
+Seconds are the least of all, ratios the median of the pairs with its bootstrap interval.
+
 Both start the same folder (a copy each): through us `launch.sh` with its supervision, metrics and logs (`local.start`), by hand torchrun
 with the arguments that launch.sh gives. "worker" is ours on gpt_tiny; "program" is a stand-in for pretrain_gpt.py under `entry=`. Not a
 test: times depend on the machine and on what else it does.
@@ -22,12 +24,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.job import Job
@@ -74,13 +78,21 @@ def step_time(out: Path) -> float | None:
     return statistics.median(row["step_time_s"] for row in rows[len(rows) // 2 :]) if rows else None
 
 
+def paired(us: Sequence[float], hand: Sequence[float]) -> tuple[float, float, float]:
+    """Median ratio of runs that followed each other, between the ends of its 90% bootstrap interval."""
+    ratios = [a / b for a, b in zip(us, hand, strict=True)]
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[100], statistics.median(ratios), medians[-100]
+
+
 def main() -> None:
     words = sys.argv[1:]
     repeats = next((int(word) for word in words if word.isdigit()), 4)
     cases = [word for word in words if not word.isdigit()] or list(CASES)
     threads = str(max(1, (os.cpu_count() or 1) // RANKS))
     environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "T_FLAGS": str(FLAGS)}
-    print(f"{'':<10}{'through us s':>14}{'by hand s':>12}{'ratio':>8}   step: through us ms, by hand ms, ratio")
+    print(f"{'':<10}{'through us s':>14}{'by hand s':>12}{'ratio':>8}   90% interval     step: through us ms, by hand ms, ratio")
     for name in cases:
         more = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
@@ -99,10 +111,11 @@ def main() -> None:
                     if step is not None:
                         steps[how].append(step)
             us, hand = (min(seconds[how]) for how in ("us", "hand"))
-            line = f"{name:<10}{us:>14.2f}{hand:>12.2f}{us / hand:>8.3f}"
+            low, middle, high = paired(seconds["us"], seconds["hand"])
+            line = f"{name:<10}{us:>14.2f}{hand:>12.2f}{middle:>8.3f}   {low:.3f} to {high:.3f}"
             if steps["us"] and steps["hand"]:
                 us, hand = (1000 * min(steps[how]) for how in ("us", "hand"))
-                line += f"   {us:.1f}, {hand:.1f}, {us / hand:.3f}"
+                line += f"   {us:.1f}, {hand:.1f}, {paired(steps['us'], steps['hand'])[1]:.3f}"
             print(line, flush=True)
 
 
