@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -66,16 +66,38 @@ def ranges(kind: str, first: int, count: int) -> str:
 
 
 def stage_layers(stage: Stage) -> str:
-    """What a stage holds, neighbouring spans of one kind as one: "embedding, decoder 0-6"; chunks apart from each other by " | "."""
-    chunks = []
+    """What a stage holds, neighbouring spans of one kind as one: "embedding, decoder 0-6"; chunks apart from each other by " | ", those
+    that follow each other at one distance shortened: "decoder 4 | 8 ... 76 (19 chunks)"."""
+    chunks: list[list[tuple[str, int, int]]] = []
     for _, spans in groupby(stage.layers, key=lambda span: span.chunk):
-        parts = []
-        for kind, members in groupby(spans, key=lambda span: span.kind):
-            run = list(members)
-            alone = kind in ENDS
-            parts.append(kind if alone else ranges(kind, run[0].first, sum(span.count for span in run)))
-        chunks.append(", ".join(parts) or "-")
-    return " | ".join(chunks)
+        runs = [(kind, list(members)) for kind, members in groupby(spans, key=lambda span: span.kind)]
+        chunks.append([(kind, run[0].first, sum(span.count for span in run)) for kind, run in runs])
+    said: list[str] = []
+    while chunks:
+        regular = _regular(chunks)
+        if regular < SHORTENED:
+            parts = [kind if kind in ENDS else ranges(kind, first, count) for kind, first, count in chunks.pop(0)]
+            said.append(", ".join(parts) or "-")
+            continue
+        firsts = [first for ((_, first, _),) in chunks[:regular]]
+        ((kind, _, count),) = chunks[0]
+        one, two, last = (ranges(kind, first, count) for first in (firsts[0], firsts[1], firsts[-1]))
+        said.append(f"{one} | {two.removeprefix(kind).strip()} ... {last.removeprefix(kind).strip()} ({regular} chunks)")
+        del chunks[:regular]
+    return " | ".join(said)
+
+
+SHORTENED = 4
+"""So many chunks at one distance are not listed one by one."""
+
+
+def _regular(chunks: Sequence[Sequence[tuple[str, int, int]]]) -> int:
+    """How many of the first chunks hold as many layers of one kind at one distance from each other."""
+    if len(chunks) < 2 or len(chunks[0]) != 1 or len(chunks[1]) != 1:
+        return 1
+    ((kind, first, count),), ((_, second, _),) = chunks[:2]
+    expected = ([(kind, first + number * (second - first), count)] for number in range(len(chunks)))
+    return sum(1 for _ in takewhile(lambda pair: list(pair[0]) == pair[1], zip(chunks, expected, strict=True)))
 
 
 def stage_recompute(stage: Stage) -> str:

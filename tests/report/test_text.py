@@ -128,6 +128,17 @@ def test_reasons_that_differ_in_numbers_only_are_counted_together() -> None:
     assert "1 other reasons candidates.csv has them all" in " ".join(lines(as_text(rejected_table(REJECTED, most=1))))
 
 
+def test_chunks_at_one_distance_are_shortened_and_others_listed() -> None:
+    def chunks(*decoders: tuple[int, int]) -> Stage:
+        spans = [LayerSpan(kind="decoder", first=first, count=count, chunk=chunk) for chunk, (first, count) in enumerate(decoders)]
+        return Stage(layers=(LayerSpan(kind="embedding", first=0, count=1), *spans))
+
+    assert stage_layers(chunks((0, 1), (4, 1), (8, 1), (12, 1), (16, 1))) == "embedding, decoder 0 | decoder 4 | 8 ... 16 (4 chunks)"
+    assert stage_layers(chunks((0, 2), (4, 2), (8, 2), (12, 2), (16, 2))) == "embedding, decoder 0-1 | decoder 4-5 | 8-9 ... 16-17 (4 chunks)"
+    assert stage_layers(chunks((0, 1), (4, 1), (8, 1), (12, 2))) == "embedding, decoder 0 | decoder 4 | decoder 8 | decoder 12-13"
+    assert stage_layers(chunks((0, 1), (4, 1), (9, 1), (12, 1), (15, 1), (18, 1))).endswith("decoder 4 | decoder 9 | 12 ... 18 (4 chunks)")
+
+
 def test_chunks_and_recompute_are_told_apart() -> None:
     spans = (
         LayerSpan(kind="embedding", first=0, count=1),
