@@ -151,6 +151,16 @@ def test_our_own_runs_are_read_without_their_warm_up(tmp_path: Path) -> None:
     assert behaviours["megatron"] == ENGINES["megatron"].behaviour(run.cluster.software)
 
 
+def test_a_folder_of_our_own_runs_can_be_judged_as_it_can_be_fitted_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_run(tmp_path / "a", only({})[0], [9.0, 5.0, 1.0, 1.1, 0.9])
+    assert main([f"runs={tmp_path}", f"out={tmp_path / 'mine.json'}"]) == 0
+    report = tmp_path / "report.json"
+    assert validate([f"runs={tmp_path}", f"calibration={tmp_path / 'mine.json'}", f"report={report}"]) == 0
+    figures = json.loads(report.read_text())
+    assert figures["tables"]["own"]["rows_used"] == 1
+    assert figures["tables"]["own"]["time_median_ape"] < figures["zero_shot"]["tables"]["own"]["time_median_ape"]
+
+
 def test_metrics_that_no_run_writes_are_refused(tmp_path: Path) -> None:
     own_run(tmp_path / "a", only({})[0], [1.0])
     (tmp_path / "a" / "metrics.jsonl").write_text("{broken\n")

@@ -20,9 +20,8 @@ from orchestrator.calibrate import own
 from orchestrator.calibrate.fit import Fitted, chooser, fit
 from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitGroup, unit
 from orchestrator.calibrate.pricing import Pricer, seen_peak
-from orchestrator.calibrate.runs import Run, held_out, load
+from orchestrator.calibrate.runs import Run, held_out
 from orchestrator.calibrate.words import arguments, command, truth
-from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import CalibrationFile, Constant
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Behaviour
@@ -169,12 +168,8 @@ def run(words: Sequence[str]) -> None:
     given = arguments(words, KEYS, required=("runs",))
     everything = truth(given, "all")
     where = Path(given["runs"])
-    behaviours = dict(BEHAVIOURS)
-    if own.is_run_folder(where):
-        runs, own_behaviours = own.load(where)
-        behaviours |= own_behaviours
-    else:
-        runs, unusable = load(where)
+    runs, unusable, behaviours = own.measured(where)
+    if unusable:
         console.print(f"{len(runs)} runs, {len(unusable)} rows that can't be used (python -m orchestrator.validate says why)")
     files = calibrate(runs, behaviours, console, everything=everything)
     if not files:

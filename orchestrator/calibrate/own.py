@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from orchestrator.calibrate.runs import Run
+from orchestrator.calibrate.runs import Run, Unusable
+from orchestrator.calibrate.runs import load as load_tables
+from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
@@ -27,6 +29,14 @@ def run_folders(where: Path) -> list[Path]:
 
 def is_run_folder(where: Path) -> bool:
     return bool(run_folders(where))
+
+
+def measured(where: Path) -> tuple[list[Run], list[Unusable], dict[str, Behaviour]]:
+    """The runs of our own run folders, or of tables; the tables' rows that can't be used; the behaviours of all. Raises InputError."""
+    if is_run_folder(where):
+        runs, mine = load(where)
+        return runs, [], BEHAVIOURS | mine
+    return *load_tables(where), BEHAVIOURS
 
 
 def load(where: Path) -> tuple[list[Run], dict[str, Behaviour]]:

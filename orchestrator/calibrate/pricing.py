@@ -118,8 +118,8 @@ def named(calibration: str | None) -> Choose:
     return from_files(Path(str(calibration)))
 
 
-def price_runs(runs: Iterable[Run], choose: Choose) -> Iterator[Outcome]:
+def price_runs(runs: Iterable[Run], choose: Choose, behaviours: dict[str, Behaviour] = BEHAVIOURS) -> Iterator[Outcome]:
     """Every run in order."""
-    pricer = Pricer(choose)
+    pricer = Pricer(choose, behaviours)
     for run in runs:
         yield pricer.price(run)

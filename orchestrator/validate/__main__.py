@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from orchestrator.calibrate import own
 from orchestrator.calibrate.pricing import Choose, named, price_runs, zero_shot
-from orchestrator.calibrate.runs import Run, Unusable, load
+from orchestrator.calibrate.runs import Run, Unusable
 from orchestrator.calibrate.words import arguments, command, truth
 from orchestrator.errors import InputError
+from orchestrator.strategy.capabilities import Behaviour
 from orchestrator.validate import picture, recovery
 from orchestrator.validate.metrics import Priced
 from orchestrator.validate.report import measured_beside, parts_of, report_of
@@ -63,11 +65,11 @@ def run(words: Sequence[str]) -> None:
     given = arguments(words, KEYS, required=("runs",))
     recover = truth(given, "recovery")
     choose = named(given.get("calibration"))
-    runs, unusable = load(given["runs"])
-    rows, failed = price_all(runs, choose)
+    runs, unusable, behaviours = own.measured(Path(given["runs"]))
+    rows, failed = price_all(runs, choose, behaviours)
     unusable += failed
     report = report_of(rows, unusable)
-    report["zero_shot"] = parts_of(price_all(runs, zero_shot)[0])
+    report["zero_shot"] = parts_of(price_all(runs, zero_shot, behaviours)[0])
     show(console, "All rows", {**report["tables"], "all": report["all"]})
     show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
     show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
@@ -86,13 +88,13 @@ def main(words: Sequence[str]) -> int:
     return command(words, __doc__ or "", run)
 
 
-def price_all(runs: Sequence[Run], choose: Choose) -> tuple[list[Priced], list[Unusable]]:
+def price_all(runs: Sequence[Run], choose: Choose, behaviours: dict[str, Behaviour]) -> tuple[list[Priced], list[Unusable]]:
     """Every run beside its prediction; those that can't be priced with the reason."""
     rows: list[Priced] = []
     failed: list[Unusable] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("pricing", total=len(runs))
-        for run, prediction, why in price_runs(runs, choose):
+        for run, prediction, why in price_runs(runs, choose, behaviours):
             if prediction is None:
                 failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
             else:
