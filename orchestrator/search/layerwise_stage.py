@@ -12,11 +12,16 @@ times).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cached_property
+from heapq import heappop, heappush
+from itertools import pairwise
 from math import ceil
+from operator import le
 from typing import NamedTuple
 
+from orchestrator.search.layerwise_paths import Objective
 from orchestrator.search.layerwise_prices import Outer, Prices, Way
 
 INFINITE = float("inf")
@@ -31,19 +36,20 @@ ROUNDED = 1e-6
 PRICES = 30
 """Prices of a byte that are tried; the best is mostly met after a handful."""
 MOST_LIMITS = 24
-"""Transient bytes that are looked at: of more values, evenly chosen ones, and the result is no longer exact (`StageSolver.exact`). Two
-kinds of layers at four sizes have 21 (with 16, T5-Large-32 in 16 GB lost 0.3%)."""
+"""Values of the transient bytes that are solved; where more may be faster, the result is no longer exact (`StageSolver.least`)."""
 MOST_POINTS = 100
 """Of a front, in all: of more, those with the least bounds are kept, likewise."""
 MOST_COUNTS = 300
 """Choices of counts for one run: of more, likewise."""
+MOST_EVERY = 3000
+"""Ways that are kept, where all are wanted: of more, none."""
 MANY = 32
 """Choices of counts that are not worth being compared with each other."""
 LONGEST = 5
 """Changes of size inside a run that are looked at: each costs an exchange; where more could pay, the result is no longer exact."""
 DIRECT = 8
 """Layers that are gone through one by one, before steps of the whole run are squared."""
-SAME = 1e-15
+SAME = 1e-14
 
 
 class _Priced(NamedTuple):
@@ -61,6 +67,8 @@ class _Run(NamedTuple):
     ways: dict[int, list[_Priced]]
     switch: dict[tuple[int, int], tuple[float, float]]
     """Times of a change of tp inside the run or into it."""
+    detours: frozenset[tuple[int, int, int]]
+    """(a, b, c): a change from a to c is dearer than one by way of b."""
 
 
 class _Element(NamedTuple):
@@ -78,18 +86,14 @@ Path = tuple["Path", int, _Element] | None
 """The way here: (what came before, run, element)."""
 _Point = tuple[float, float, float, Path]
 """Bytes, the two times, the way here."""
+NUMBERS = 6
+_Many = tuple[tuple[float, ...], float, Path]
+"""Bytes, transient bytes, seconds forward and backward, of the reduction, of the update; what the way adds to the bound; the way here."""
 _Sum = tuple[float, float, float, float]
 """Of a path: time + price x bytes, bytes, and the two times."""
 _Partial = tuple[int, float, float, float, float, tuple[tuple[Way, int], ...]]
 """Layers of a run, what they add to the bound, to the bytes and the two times beside as many in the common way; and which they are."""
 NOTHING: _Sum = (0.0, 0.0, 0.0, 0.0)
-
-
-class Objective(NamedTuple):
-    """What of a stage is least: `passes` micro-batches; of the `whole` also what of the reduction is not hidden, and the update."""
-
-    passes: float
-    whole: bool = True
 
 
 class StageSolver:
@@ -102,12 +106,9 @@ class StageSolver:
         self.kinds = [kind for kind, _ in runs]
         self.counts = [count for _, count in runs]
         self.ways = [prices.ways(kind, outer) for kind in self.kinds]
-        self.hides = (1 - prices.slowdown) * prices.hidden_share if objective.whole else 0.0
+        self.hides = (1 - prices.slowdown) * prices.hidden_share * objective.exposed
         self.ahead = self.hides * prices.overheads_s()[0] / 2
         """Seconds of reduction that hide behind the overhead of a backward pass."""
-        self.exact = True
-        self.skipped = False
-        """Whether not all values of the transient bytes were looked at."""
         self.least = 0.0
         """Seconds that no ways undercut, once solved: those of the solution where it is exact."""
         self.price, self.share = 0.0, 0.0
@@ -115,82 +116,158 @@ class StageSolver:
 
     def times(self, way: Way) -> tuple[float, float]:
         """The two linear times of a layer."""
-        base = self.objective.passes * (way.forward_s + way.backward_s)
-        if not self.objective.whole:
-            return base, base
-        base += way.optimizer_s
-        return base + self.prices.slowdown * way.sync_s, base + way.sync_s - self.hides * way.backward_s
+        forward, backward, exposed, optimizer = self.objective
+        base = forward * way.forward_s + backward * way.backward_s + optimizer * way.optimizer_s
+        return base + exposed * self.prices.slowdown * way.sync_s, base + exposed * way.sync_s - self.hides * way.backward_s
 
     def nbytes(self, way: Way) -> float:
         """What a layer adds to the stage's bytes."""
         return way.static_bytes + self.prices.slack * self.flight * way.saved_bytes
 
     def solve(self, upper: float = INFINITE) -> tuple[float, list[tuple[int, Way, int]]] | None:
-        """(seconds, blocks as (run, way, layers)) below `upper`; None where nothing that fast fits."""
-        best: tuple[float, list[tuple[int, Way, int]]] | None = None
+        """(seconds, blocks as (run, way, layers)) below `upper`; None where nothing that fast fits.
+
+        The transient bytes are a maximum. For a range of the values that it can have, the ways that need no more than the largest, in what
+        the least leaves, are bounded; the range with the least bound is halved, until it is one value, which is solved.
+        """
         self.least = upper
-        for front in self._fronts():
-            found = front.solve(best[0] if best else upper)
+        if not all(self.ways):
+            return None
+        best: tuple[float, list[tuple[int, Way, int]]] | None = None
+        limits = sorted({way.transient_bytes for ways in self.ways for way in ways})
+        low = bisect_left(limits, self._least_transient)
+        ranges = [(0.0, len(limits) - 1, len(limits) - 1), (0.0, low, len(limits) - 2)]
+        solved = 0
+        while ranges:
+            bound, low, high = heappop(ranges)
+            near = best[0] if best else upper
+            if bound >= near * (1 - ROUNDING):
+                break
+            if solved == MOST_LIMITS:
+                self.least = min(self.least, bound)
+                break
+            if low > high:
+                continue
+            runs = self._runs(limits[high])
+            assert runs is not None
+            front = _Front(runs, self.room - self.prices.slack * limits[low], self.ahead, two=self.objective.exposed > 0.0)
+            if low < high:
+                if front.bound(near):
+                    middle = (low + high) // 2
+                    heappush(ranges, (front.lower, low, middle))
+                    heappush(ranges, (front.lower, middle + 1, high))
+                continue
+            solved += 1
+            found = front.solve(near)
             if not front.exact:
-                self.exact = False
                 self.least = min(self.least, front.lower)
             if found is not None:
                 best = found
         if best is not None:
             self.least = min(self.least, best[0])
-        if self.skipped:
-            self.least = min(self.least, self.bound(upper))
         return best
+
+    @cached_property
+    def _least_transient(self) -> float:
+        """The fewest transient bytes that any ways need."""
+        return max(min(way.transient_bytes for way in ways) for ways in self.ways)
 
     def bound(self, upper: float = INFINITE) -> float:
         """Seconds that nothing which fits undercuts, or `upper` if that is less: all ways, with the fewest transient bytes that any ways
         need. Sets the price."""
-        if not all(self.ways):
-            return upper
-        runs = self._runs(INFINITE)
-        assert runs is not None
-        least = max(min(way.transient_bytes for way in ways) for ways in self.ways)
-        front = _Front(runs, self.room - self.prices.slack * least, self.ahead, two=self.objective.whole)
-        if not front.bound(upper):
+        front = self._loosest(upper) if all(self.ways) else None
+        if front is None:
             return upper
         self.price, self.share = front.price, front.share
         return min(upper, front.lower)
 
-    def _fronts(self) -> Iterator[_Front]:
-        """For each value that the transient bytes can have, the largest first: with the ways that need no more."""
-        if not all(self.ways):
-            return
-        limits = sorted({way.transient_bytes for ways in self.ways for way in ways}, reverse=True)
-        if len(limits) > MOST_LIMITS:
-            self.exact, self.skipped = False, True
-            limits = limits[:: ceil(len(limits) / MOST_LIMITS)]
-        for limit in limits:
-            runs = self._runs(limit)
-            if runs is None:
-                return
-            yield _Front(runs, self.room - self.prices.slack * limit, self.ahead, two=self.objective.whole)
+    def _loosest(self, upper: float, *, all_numbers: bool = False) -> _Front | None:
+        """Bounded: all ways, in what the fewest transient bytes leave; None where nothing that fits is below `upper`."""
+        runs = self._runs(INFINITE, all_numbers=all_numbers)
+        assert runs is not None
+        cap = self.room - self.prices.slack * self._least_transient
+        front = _Front(runs, cap, self.ahead, two=self.objective.exposed > 0.0, all_numbers=all_numbers)
+        return front if front.bound(upper) else None
+
+    def every(self, upper: float = INFINITE) -> list[list[tuple[int, Way, int]]] | None:
+        """All ways that fit and are below `upper` seconds, but those that another one covers in every number of a stage (forward,
+        backward, reduction, update): as blocks. None where there are more of them than are looked at.
+
+        As `_Front._search` goes through the runs, but that what is kept covers in all numbers, bytes and transient bytes.
+        """
+        front = self._loosest(upper, all_numbers=True) if all(self.ways) else None
+        if front is None:
+            return []
+        front.rest = [{at: total[0] for at, total in row.items()} for row in front._totals(front.price, front.share)]
+        slack = upper
+        if upper < INFINITE:
+            slack = (upper + front.share * self.ahead + front.price * front.cap) * (1 + ROUNDING) - front.rest[0][0]
+        points: dict[int, list[_Many]] = {0: [((0.0,) * NUMBERS, 0.0, None)]}
+        for r in range(len(self.kinds)):
+            reach: dict[int, list[_Many]] = {}
+            for before, some in points.items():
+                elements = [(element, self._numbers(r, before, element)) for element in front._elements(r, before, slack)]
+                if not front.exact:
+                    return None
+                for numbers, more, path in some:
+                    for element, added in elements:
+                        if element.more > slack - more:
+                            break
+                        nbytes = numbers[0] + added[0]
+                        transient = max(numbers[1], added[1], self._least_transient)
+                        if nbytes + self.prices.slack * transient + front.leanest[r + 1] <= self.room * (1 + ROUNDING):
+                            total = (nbytes, transient, *(a + b for a, b in zip(numbers[2:], added[2:], strict=True)))
+                            reach.setdefault(element.walk[-1], []).append((total, more + element.more, (path, r, element)))
+            if r == len(self.kinds) - 1:
+                reach = {0: [point for some in reach.values() for point in some if self._fits(point[0])]}
+            points = {}
+            for tp, some in reach.items():
+                kept = _uncovered_numbers(some, 2 if r == len(self.kinds) - 1 else 0)
+                if kept is None:
+                    return None
+                points[tp] = kept
+        return [_path_blocks(path) for some in points.values() for _, _, path in some]
+
+    def _fits(self, numbers: tuple[float, ...]) -> bool:
+        return numbers[0] + self.prices.slack * numbers[1] <= self.room
+
+    def _numbers(self, r: int, before: int, element: _Element) -> tuple[float, ...]:
+        """Of a way through run r: bytes, transient bytes, seconds forward and backward, of the reduction, of the update."""
+        forward = backward = sync = optimizer = transient = 0.0
+        for way, count in element.counts:
+            forward += count * way.forward_s
+            backward += count * way.backward_s
+            sync += count * way.sync_s
+            optimizer += count * way.optimizer_s
+            transient = max(transient, way.transient_bytes)
+        for a, b in pairwise((before, *element.walk)):
+            if a and a != b:
+                f, back = self.prices.switch(self.kinds[r], a, b, self.outer)
+                forward, backward = forward + f, backward + back
+        return element.nbytes, transient, forward, backward, sync, optimizer
 
     @cached_property
-    def _switches(self) -> list[dict[tuple[int, int], tuple[float, float]]]:
-        """Of each run: times of a change of tp inside it or into it."""
-        found: list[dict[tuple[int, int], tuple[float, float]]] = []
+    def _switches(self) -> list[tuple[dict[tuple[int, int], tuple[float, float]], frozenset[tuple[int, int, int]]]]:
+        """Of each run: times of a change of tp inside it or into it; detours that pay."""
+        found: list[tuple[dict[tuple[int, int], tuple[float, float]], frozenset[tuple[int, int, int]]]] = []
         earlier = {0}
         for kind, ways in zip(self.kinds, self.ways, strict=True):
             here = {way.choice.tp for way in ways}
-            switch = {}
+            switch, passes = {}, {}
             for a in here | earlier:
                 for b in here:
-                    f, back = self.prices.switch(kind, a, b, self.outer) if a and a != b else (0.0, 0.0)
-                    time = self.objective.passes * (f + back)
+                    f, back = passes[a, b] = self.prices.switch(kind, a, b, self.outer) if a and a != b else (0.0, 0.0)
+                    time = self.objective.forward * f + self.objective.backward * back
                     switch[a, b] = (time, time - self.hides * back)
-            found.append(switch)
+            found.append((switch, _detours(passes)))
             earlier = here
         return found
 
-    def _runs(self, limit: float) -> list[_Run] | None:
+    def _runs(self, limit: float, *, all_numbers: bool = False) -> list[_Run] | None:
+        """With ways that need no more transient bytes; None where there are none."""
         runs: list[_Run] = []
         earlier = {0}
-        for ways, count, switches in zip(self.ways, self.counts, self._switches, strict=True):
+        for ways, count, (switches, detours) in zip(self.ways, self.counts, self._switches, strict=True):
             by_tp: dict[int, list[_Priced]] = {}
             for way in ways:
                 if way.transient_bytes <= limit:
@@ -198,17 +275,37 @@ class StageSolver:
             if not by_tp:
                 return None
             for tp, group in by_tp.items():  # of equal tp, so that neighbours don't matter
-                by_tp[tp] = [w for i, w in enumerate(group) if not any(_covers(v, w, j < i) for j, v in enumerate(group) if j != i)]
+                seen = [_all_numbers(w) if all_numbers else (w.nbytes, *w.times) for w in group]
+                by_tp[tp] = [w for i, w in enumerate(group) if not any(_covers(a, seen[i], j < i) for j, a in enumerate(seen) if j != i)]
             switch = {(a, b): switches[a, b] for a in {*by_tp} | earlier for b in by_tp}
-            runs.append(_Run(count, by_tp, switch))
+            runs.append(_Run(count, by_tp, switch, detours))
             earlier = {*by_tp}
         return runs
 
 
-def _covers(a: _Priced, b: _Priced, earlier: bool) -> bool:
-    """Whether `b` is not needed beside `a`."""
-    better = a.nbytes <= b.nbytes and a.times[0] <= b.times[0] and a.times[1] <= b.times[1]
-    return better and (a[1:] != b[1:] or earlier)
+def _all_numbers(priced: _Priced) -> tuple[float, ...]:
+    way = priced.way
+    return priced.nbytes, way.transient_bytes, way.forward_s, way.backward_s, way.sync_s, way.optimizer_s
+
+
+def _covers(a: tuple[float, ...], b: tuple[float, ...], earlier: bool) -> bool:
+    """Whether a way with numbers `b` is not needed beside one with `a`."""
+    return all(map(le, a, b)) and (a != b or earlier)
+
+
+def _uncovered_numbers(points: list[_Many], skip: int) -> list[_Many] | None:
+    """Those that no other one beats in all numbers, but for the first `skip`; None where there are too many."""
+    points.sort(key=lambda point: sum(point[0][2:]))
+    kept: list[_Many] = []
+    seen: list[tuple[float, ...]] = []
+    for point in points:
+        numbers = point[0][skip:]
+        if not any(all(map(le, other, numbers)) for other in seen):
+            kept.append(point)
+            seen.append(numbers)
+            if len(kept) > MOST_EVERY:
+                return None
+    return kept
 
 
 def mean(times: tuple[float, float], share: float) -> float:
@@ -229,8 +326,10 @@ def _cheapest(row: dict[int, _Sum], rest: dict[int, _Sum]) -> _Sum:
 class _Front:
     """Least max(time 0, time 1) over sequences of ways whose bytes are within `cap`; `ahead` comes off time 1."""
 
-    def __init__(self, runs: list[_Run], cap: float, ahead: float, *, two: bool) -> None:
+    def __init__(self, runs: list[_Run], cap: float, ahead: float, *, two: bool, all_numbers: bool = False) -> None:
         self.runs, self.cap, self.ahead, self.two = runs, cap, ahead, two
+        self.all_numbers = all_numbers
+        """Whether what no other one covers in those two times is not enough."""
         self.exact = True
         self.price, self.share = 0.0, 0.0
         self.lower = INFINITE
@@ -280,7 +379,10 @@ class _Front:
             found = self._search(self.lower * (1 + gap))
             if found is not None:
                 return found
-        return self._search(near) or rounded
+        found = self._search(near) or rounded
+        if found is None and near < upper:  # the path that said so is made of parts that cost the same
+            self.exact = False
+        return found
 
     def _totals(self, price: float, share: float) -> list[dict[int, _Sum]]:
         """For each run: by the tp of the layer before, the least of all that follows."""
@@ -304,11 +406,11 @@ class _Front:
     @staticmethod
     def _further(layers: int, step: dict[int, dict[int, _Sum]], rest: dict[int, _Sum]) -> dict[int, _Sum]:
         """So many layers of a run in front of `rest`."""
+        stay, *others = sorted((row[a] for a, row in step.items()), key=lambda one: one[0])
+        alone = all(other[0] > stay[0] + ROUNDING * abs(stay[0]) for other in others)
         for done in range(min(layers, DIRECT)):
             new = {a: _cheapest(row, rest) for a, row in step.items()}
-            change = [new[a][0] - rest[a][0] for a in new]
-            if max(change) - min(change) <= SAME * abs(change[0]):  # all go on alike: one way for what is left
-                stay = min((row[a] for a, row in step.items()), key=lambda one: one[0])
+            if alone and all(abs(new[a][0] - rest[a][0] - stay[0]) <= SAME * abs(new[a][0]) for a in new):  # in this way for what is left
                 return {a: _plus(total, stay, layers - done - 1) for a, total in new.items()}
             rest = new
         left = max(0, layers - DIRECT)
@@ -391,11 +493,7 @@ class _Front:
         seconds, path = min(ends, key=lambda end: end[0], default=(INFINITE, None))
         if seconds >= upper:
             return None
-        found: list[tuple[int, Way, int]] = []
-        while path is not None:
-            path, r, element = path
-            found[:0] = _blocks(r, element)
-        return seconds, found
+        return seconds, _path_blocks(path)
 
     def _kept(self, reach: list[_Point]) -> list[_Point]:
         kept = _pareto(reach)
@@ -408,7 +506,7 @@ class _Front:
     def _elements(self, r: int, before: int, slack: float) -> list[_Element]:
         """Ways through run r behind a layer of tp `before` that add at most `slack` to the least time + price x bytes; least first."""
         run, share, price, rest = self.runs[r], self.share, self.price, self.rest[r + 1]
-        n = run.layers
+        n, detours = run.layers, run.detours
         cost = {tp: [(mean(w.times, share) + price * w.nbytes, w) for w in ways] for tp, ways in run.ways.items()}
         each = {tp: min(c for c, _ in ways) for tp, ways in cost.items()}
         cheapest = min(each.values())
@@ -423,11 +521,12 @@ class _Front:
             found.extend(self._counts(r, sizes, cost, (s0, s1), rest[sizes[-1]] - base, slack))
             if len(sizes) == min(n, LONGEST):
                 left = slack - least - (n - len(sizes) - 1) * cheapest - onwards + base
-                more = (mean(run.switch[sizes[-1], tp], share) + each[tp] for tp in run.ways if tp != sizes[-1])
+                further = [tp for tp in run.ways if tp != sizes[-1] and not _needless((before, *sizes, tp), detours)]
+                more = (mean(run.switch[sizes[-1], tp], share) + each[tp] for tp in further)
                 self.exact = self.exact and (len(sizes) == n or min(more, default=INFINITE) > left)
                 return
             for tp in run.ways:
-                if tp != sizes[-1]:
+                if tp != sizes[-1] and not (tp in sizes and _needless((before, *sizes, tp), detours)):
                     a0, a1 = run.switch[sizes[-1], tp]
                     walk((*sizes, tp), s0 + a0, s1 + a1, least + a0 + share * (a1 - a0) + each[tp])
 
@@ -469,18 +568,25 @@ class _Front:
             further: list[_Partial] = []
             for used, added, b, t0, t1, counts in partial:
                 fewest, most = 0, n - used
-                if more > 0.0:
+                if more > 0.0 and left < INFINITE:
                     most = min(most, int((left - added) / more + ROUNDING))
                 if final and nbytes < 0.0 <= min(a0, a1):  # leaner and slower
                     fewest = max(0, ceil((b - loose) / -nbytes - ROUNDING))
-                    most = min(most, max(0, ceil((b - tight) / -nbytes)))
+                    if not self.all_numbers:
+                        most = min(most, max(0, ceil((b - tight) / -nbytes)))
                 elif final and nbytes > 0.0 >= max(a0, a1):
                     most = min(most, int((loose - b) / nbytes + ROUNDING))
-                    fewest = max(0, min(most, int((tight - b) / nbytes)))
+                    if not self.all_numbers:
+                        fewest = max(0, min(most, int((tight - b) / nbytes)))
                 for k in range(fewest, most + 1):
                     more_counts = (*counts, (w.way, k)) if k else counts
                     further.append((used + k, added + k * more, b + k * nbytes, t0 + k * a0, t1 + k * a1, more_counts))
             partial = further
+            if self.all_numbers:
+                if len(partial) > MOST_EVERY:
+                    self.exact = False
+                    return []
+                continue
             if len(partial) > 4 * MOST_COUNTS:
                 self.exact = False
                 partial = sorted(partial, key=lambda entry: entry[1])[: 4 * MOST_COUNTS]
@@ -501,6 +607,29 @@ class _Front:
             total0, total1 = switch[0] + n * common.times[0] + t0, switch[1] + n * common.times[1] + t1
             found.append(_Element(least + added, n * common.nbytes + b, total0, total1, sizes, every))
         return found
+
+
+def _detours(switch: dict[tuple[int, int], tuple[float, float]]) -> frozenset[tuple[int, int, int]]:
+    """(a, b, c) where a change from a to c is dearer than one by way of b."""
+    found = set()
+    for (a, b), first in switch.items():
+        for (d, c), second in switch.items():
+            if a != b == d != c:
+                direct = switch[a, c]
+                if direct[0] > (first[0] + second[0]) * (1 + ROUNDING) or direct[1] > (first[1] + second[1]) * (1 + ROUNDING):
+                    found.add((a, b, c))
+    return frozenset(found)
+
+
+def _needless(walk: tuple[int, ...], detours: frozenset[tuple[int, int, int]]) -> bool:
+    """Whether a visit between the first and the last can be left out, its layers computed at another visit of that size.
+
+    >>> _needless((0, 1, 2, 1), frozenset()), _needless((0, 1, 2, 4), frozenset())
+    (True, False)
+    >>> _needless((2, 1, 4, 1, 8), frozenset({(2, 1, 4), (4, 1, 8)}))
+    False
+    """
+    return any(walk[1:].count(b) > 1 and (a, b, c) not in detours for a, b, c in zip(walk, walk[1:], walk[2:], strict=False))
 
 
 def _uncovered(partial: list[_Partial], needs: dict[int, int]) -> list[_Partial]:
@@ -535,6 +664,14 @@ def _blocks(run: int, element: _Element) -> list[tuple[int, Way, int]]:
         else:
             blocks += [(run, way, left.pop(way)) for way in mine]
     return blocks
+
+
+def _path_blocks(path: Path) -> list[tuple[int, Way, int]]:
+    found: list[tuple[int, Way, int]] = []
+    while path is not None:
+        path, r, element = path
+        found[:0] = _blocks(r, element)
+    return found
 
 
 def _pareto(front: list[_Point]) -> list[_Point]:

@@ -2,91 +2,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
-from itertools import combinations, product
-from operator import le
 
 import pytest
 from msgspec.structs import replace
+from layerwise_instances import exhaustive, prices_of
 from small_models import cluster, gpt, training
 
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.errors import NoPlanError
-from orchestrator.model.spec import LayerRun, ModelSpec
-from orchestrator.search import layerwise as lw
 from orchestrator.search import layerwise_stage
-from orchestrator.search.layerwise import (
-    AnalyticPrices,
-    LayerwiseResult,
-    Outer,
-    Prices,
-    ProfilePrices,
-    layerwise,
-    plan_price,
-    stage_price,
-)
-from orchestrator.strategy.layerwise import BEHAVIOUR, LayerwiseStage, galvatron_json
+from orchestrator.search.layerwise import ProfilePrices, layerwise
+from orchestrator.strategy.layerwise import BEHAVIOUR, galvatron_json
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GB, MIB
 
 from instances import CALIBRATION  # isort: skip
-
-
-def two_kinds(layers: int, hidden: int) -> ModelSpec:
-    """Decoder layers, then as many with a wider MLP under another name."""
-    model = gpt(layers, hidden=hidden, seq=64, vocab=512)
-    wide = gpt(1, hidden=2 * hidden, seq=64, vocab=512).runs[1].layer
-    ends = model.runs[0], model.runs[2]
-    return replace(model, runs=(ends[0], model.runs[1], LayerRun(layer=replace(wide, kind="encoder"), count=1), ends[1]))
-
-
-def prices_of(seed: int) -> tuple[Prices, int, MemoryLimit]:
-    """Analytic prices of a tiny model, its batch, and a limit between the leanest plan's bytes and ample."""
-    rng = random.Random(seed)
-    hidden = rng.choice([64, 128])
-    model = two_kinds(rng.choice([1, 2]), hidden) if rng.random() < 0.5 else gpt(rng.choice([2, 3]), hidden=hidden, seq=64, vocab=512)
-    batch = rng.choice([4, 8])
-    where = cluster(rng.choice([2, 4]), bandwidth=rng.choice([1, 20, 300]) * GB)
-    calibration = replace(CALIBRATION, overlap_efficiency=rng.choice([0.0, 0.8]), op_overhead_s=0.0)
-    prices = AnalyticPrices(CostModel(model, training(batch, seq=64), where, BEHAVIOUR, calibration))
-    low, high = 1 * MIB, 200 * MIB
-    while high - low > MIB // 64:
-        middle = (low + high) // 2
-        try:
-            layerwise(prices, batch, MemoryLimit(limit=middle, reserve=0), pp=1)
-            high = middle
-        except NoPlanError:
-            low = middle
-    return prices, batch, MemoryLimit(limit=int(high * rng.choice([1.0, 1.1, 1.3, 1.6, 10.0])), reserve=0)
-
-
-def exhaustive(prices: Prices, batch: int, limit: MemoryLimit, pp: int = 1) -> float:
-    """Every layer in every way, every split, every micro-batch size, every size of embedding and head."""
-    best = math.inf
-    kinds = [kind for kind, count in prices.runs for _ in range(count)]
-    for m in lw.divisors(batch):
-        for ends in prices.end_choices(Outer(pp, m, batch // m, None)):
-            outer = Outer(pp, m, batch // m, ends)
-            for cuts in combinations(range(2, len(kinds) - 1), pp - 1):  # a layer at least beside embedding and head
-                borders = [0, *cuts, len(kinds)]
-                stages = [stages_of(prices, outer, p, kinds[borders[p] : borders[p + 1]], limit) for p in range(pp)]
-                best = min([best, *(plan_price(prices, outer, chosen) for chosen in product(*stages))])
-    return best
-
-
-def stages_of(prices: Prices, outer: Outer, p: int, kinds: list[str], limit: MemoryLimit) -> list[LayerwiseStage]:
-    """All ways to compute these layers that fit and that no other one covers."""
-    made = (
-        stage_price(prices, outer, p, [(kind, way, 1) for kind, way in zip(kinds, ways, strict=True)])
-        for ways in product(*(prices.ways(kind, outer) for kind in kinds))
-    )
-    kept: dict[tuple[float, ...], LayerwiseStage] = {}
-    for stage in made:
-        numbers = (stage.forward_s, stage.backward_s, stage.exposed_s, stage.optimizer_s)
-        if stage.peak_bytes <= limit.usable and not any(all(map(le, other, numbers)) for other in kept):
-            kept[numbers] = stage
-    return list(kept.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -103,35 +34,6 @@ def test_one_stage_is_the_best_of_all_assignments_on_more_instances(seed: int) -
     prices, batch, limit = prices_of(seed)
     found = layerwise(prices, batch, limit, pp=1).plan
     assert math.isclose(found.step_time_s, exhaustive(prices, batch, limit), rel_tol=1e-9)
-
-
-def check_two_stages(seed: int) -> LayerwiseResult | None:
-    """No plan of two stages is below what the search says none is below, and its own is (nearly) the best of all."""
-    prices, batch, limit = prices_of(seed)
-    limit = replace(limit, limit=int(limit.limit * random.Random(seed).choice([0.7, 1.0, 1.5])))
-    best = exhaustive(prices, batch, limit, pp=2)
-    try:
-        found = layerwise(prices, batch, limit, pp=2)
-    except NoPlanError:
-        assert best == math.inf
-        return None
-    assert found.at_least_s <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= found.plan.step_time_s <= best * 1.005
-    assert found.plan.peak_memory_bytes <= limit.usable
-    assert not found.exact or math.isclose(found.plan.step_time_s, best, rel_tol=1e-8)
-    return found
-
-
-def test_two_stages_are_the_best_of_all_plans_or_as_near_as_is_said() -> None:
-    found = [result for seed in range(16) if (result := check_two_stages(seed)) is not None]
-    assert len(found) >= 5
-    assert sorted(result.plan.step_time_s / result.at_least_s - 1 for result in found)[len(found) // 2] < 0.05
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(16, 100))
-def test_two_stages_are_the_best_on_more_instances(seed: int) -> None:
-    check_two_stages(seed)
 
 
 @pytest.mark.parametrize("seed", range(0, 6, 2))
