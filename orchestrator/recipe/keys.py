@@ -212,6 +212,7 @@ _PIN_HELP = {
     "cp_comm_type": "how context parallelism exchanges keys and values",
     "moe_token_dispatcher_type": "how tokens reach their experts",
     "megatron_fsdp": "ZeRO-2 or 3 by Megatron's own FSDP",
+    "rank_order": "which ranks are neighbours; tp-cp-ep-pp-dp is Megatron's --use-tp-pp-dp-mapping (megatron)",
 }
 _PIN_DEFAULT = {"zero_shard_size": "none"} | {
     info.name: str(info.default).lower() for info in msgspec.structs.fields(Strategy) if info.name in ENGINE_OPTIONS

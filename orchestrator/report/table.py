@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from orchestrator.plan import Plan
 from orchestrator.report.text import ENDS
 from orchestrator.strategy.capabilities import Capabilities, Situation
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Strategy
+from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_ORDER, Candidate, Mesh, Strategy
 from orchestrator.strategy.tree import planner_rules, unsuited
 
 HALF = 2
@@ -45,6 +45,10 @@ def _shards(stage: int) -> Callable[[Plan], bool]:
     return lambda plan: plan.zero_shard_size is not None and plan.zero_stage == stage
 
 
+def _pp_before_dp(plan: Plan) -> bool:
+    return plan.pp > 1 and plan.dp > 1 and plan.rank_order == PP_BEFORE_DP
+
+
 def _sizes(plan: Plan) -> list[int]:
     return [
         sum(span.count for span in stage.chunk(chunk) if span.kind not in ENDS) for chunk in range(plan.vpp) for stage in plan.stages
@@ -67,6 +71,7 @@ AXES = (
         ({"pp": HALF, "schedule": "deepspeed_1f1b"},),
         lambda plan: plan.schedule == "deepspeed_1f1b",
     ),
+    Axis("pp over ranks nearer than dp's (tp-cp-ep-pp-dp)", ({"pp": HALF, "order": PP_BEFORE_DP},), _pp_before_dp),
     Axis("uneven stages", ({"pp": HALF},), lambda plan: len(set(_sizes(plan))) > 1, lambda engine: engine.uneven_stages),
     Axis("cp", ({"cp": HALF},), lambda plan: plan.cp > 1),
     Axis("ep", ({"ep": HALF},), lambda plan: plan.ep > 1),
@@ -90,7 +95,7 @@ AXES = (
 def candidate(engine: str, world: int, batch: int, fields: Mapping[str, Any]) -> Candidate:
     """Names of mesh and strategy fields together; data parallelism takes the ranks that are left, ZeRO-1 where nothing else is said."""
     mine = dict(fields)
-    mesh = {name: mine.pop(name) for name in ("tp", "pp", "cp", "ep") if name in mine}
+    mesh = {name: mine.pop(name) for name in ("tp", "pp", "cp", "ep", "order") if name in mine}
     rest = {name: mine.pop(name) for name in ("vpp", "schedule") if name in mine}
     left = world
     for name in ("tp", "pp", "cp"):

@@ -15,7 +15,7 @@ from rich.text import Text
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Reason, Stage
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import said_options
+from orchestrator.strategy.spec import RANK_ORDER, said_options
 from orchestrator.units import TFLOPS, format_bytes, format_count, format_seconds
 
 WIDTH = 100
@@ -145,6 +145,8 @@ def choice(plan: Plan) -> str:
         parts.append("sp")
     if plan.offload_optimizer:
         parts.append("offload")
+    if plan.rank_order != RANK_ORDER:
+        parts.append(f"rank_order={'-'.join(plan.rank_order)}")
     parts += said_options(plan)
     parts.append(f"mbs={plan.micro_batch_size}")
     counts = recomputed(plan.stages)
@@ -171,6 +173,8 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
         features.append("sequence parallel")
     if plan.offload_optimizer:
         features.append("optimizer offloaded")
+    if plan.rank_order != RANK_ORDER:
+        features.append(f"ranks in order {'-'.join(plan.rank_order)}")
     features += said_options(plan)
     micro = f"dp {plan.dp} x {plan.num_microbatches} micro-batches of {plan.micro_batch_size}"
     pipeline = f", {plan.schedule} pipeline" if plan.pp > 1 else ""
@@ -386,6 +390,18 @@ def unasked_text(plan: Plan, key: str, other: Prediction) -> str:
         raise ValueError("the plan has no prediction")
     seconds = f"{format_seconds(other.step_time_s)} ({100 * (other.step_time_s / now.step_time_s - 1):+.1f}%)"
     return f"Not asked for: {key}: this plan in {seconds}, {format_bytes(other.peak_memory_bytes)}"
+
+
+def wide_tp_text(plan: Plan, other: Plan | None, why: str) -> str:
+    """What a plan whose tp is wider than the innermost network level is to be compared with."""
+    level = plan.cluster.levels[0].name
+    said = f"tp {plan.tp} is wider than {level}, which few published runs have been: its price is less sure than the others'. "
+    if other is None:
+        return f"{said}Inside {level} there is no plan: {why}"
+    if plan.predicted is None or other.predicted is None:
+        raise ValueError("the plan has no prediction")
+    costs = difference(plan.predicted, other.predicted)
+    return f"{said}With pin.tp={other.tp}, {choice(other)} takes {format_seconds(other.predicted.step_time_s)}: {costs}"
 
 
 def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -> str:

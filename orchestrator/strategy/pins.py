@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.strategy.spec import CpCommType, CudaGraphImpl, Dispatcher, Recompute, Schedule, ZeroStage
+from orchestrator.strategy.spec import CpCommType, CudaGraphImpl, Dispatcher, RankOrder, Recompute, Schedule, ZeroStage
 from orchestrator.values import Value
 
 
@@ -31,6 +31,7 @@ class Pins(Value, frozen=True, kw_only=True):
     moe_token_dispatcher_type: Dispatcher | None = None
     megatron_fsdp: bool | None = None
     schedule: Schedule | None = None
+    rank_order: RankOrder | None = None
 
 
 class MemoryLimit(Value, frozen=True, kw_only=True):

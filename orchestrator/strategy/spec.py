@@ -24,6 +24,8 @@ RECOMPUTE_MODULES: dict[Recompute, tuple[str, ...]] = {
 CpCommType = Literal["p2p", "a2a", "all_gather", "a2a+p2p"]
 CudaGraphImpl = Literal["none", "local"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
+RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
+"""A mesh's `order` in one word, as megatron-core's initialize_model_parallel takes it."""
 RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
 """Megatron's default: the first axis has adjacent ranks."""
 PP_BEFORE_DP = ("tp", "cp", "ep", "pp", "dp")
@@ -166,6 +168,8 @@ class Candidate(Value, frozen=True, kw_only=True):
             parts.append("sp")
         if self.strategy.offload_optimizer:
             parts.append("offload")
+        if mesh.order != RANK_ORDER:
+            parts.append(f"rank_order={'-'.join(mesh.order)}")
         parts += said_options(self.strategy)
         parts.append(f"mbs={self.micro_batch_size}")
         return " ".join(parts)

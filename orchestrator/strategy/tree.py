@@ -416,7 +416,10 @@ class Tree:
 
     def _rank_order(self, candidate: Candidate) -> Iterator[Candidate]:
         """Those that differ, for axes above 1; an order that puts PP nearer only where that takes a transfer off a slower network level,
-        or else it only puts DP farther."""
+        or else it only puts DP farther. A pinned one is the only one."""
+        if self.pins.rank_order is not None:
+            yield _with_mesh(candidate, "order", tuple(self.pins.rank_order.split("-")))
+            return
         seen: set[tuple[str, ...]] = set()
         for order in self.capabilities.rank_orders:
             mesh = replace(candidate.mesh, order=order)
@@ -506,8 +509,8 @@ def _illegal(candidate: Candidate, decided: tuple[str, ...], rule: Rule, why: st
     )
 
 
-def _with_mesh(candidate: Candidate, axis: str, degree: int) -> Candidate:
-    return _with_strategy(candidate, mesh=replace(candidate.mesh, **{axis: degree}))
+def _with_mesh(candidate: Candidate, axis: str, value: object) -> Candidate:
+    return _with_strategy(candidate, mesh=replace(candidate.mesh, **{axis: value}))
 
 
 def _with_strategy(candidate: Candidate, **changes: object) -> Candidate:

@@ -176,6 +176,14 @@ def test_a_second_rank_order_is_searched_only_where_it_puts_stages_nearer() -> N
     assert grow(megatron_like(rank_orders=ORDERS), gpus=8)[0] == grow(megatron_like(), gpus=8)[0]
 
 
+def test_a_pinned_rank_order_is_the_only_one() -> None:
+    near, _ = grow(megatron_like(rank_orders=ORDERS), gpus=16, pins=Pins(rank_order="tp-cp-ep-pp-dp"))
+    assert {leaf.candidate.mesh.order for leaf in near} == {ORDERS[1]}
+    far, _ = grow(megatron_like(rank_orders=ORDERS), gpus=16, pins=Pins(rank_order="tp-cp-ep-dp-pp"))
+    assert far == grow(megatron_like(), gpus=16)[0]
+    assert len(near) == len(far)
+
+
 def test_the_papers_first_takeaway_is_a_rule_that_can_be_switched_on() -> None:
     pruned, cuts = grow(megatron_like(rank_orders=ORDERS), gpus=16, prunings=(PP_OUTERMOST,))
     one, _ = grow(megatron_like(), gpus=16)

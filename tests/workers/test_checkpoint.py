@@ -12,6 +12,7 @@ from worker_plans import BERT, GPT, LLAMA, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.plan import RunSettings, to_json
+from orchestrator.strategy.spec import PP_BEFORE_DP
 
 pytestmark = pytest.mark.engines
 
@@ -88,6 +89,10 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "megatron dp4 zero1 in two instances to one": (
         {"dp": 4, "zero_stage": 1, "zero_shard_size": 2},
         {"dp": 4, "zero_stage": 1},
+    ),
+    "megatron pp2 dp2 zero1 stages beside each other to the default order": (
+        {"pp": 2, "dp": 2, "zero_stage": 1, "rank_order": PP_BEFORE_DP},
+        {"pp": 2, "dp": 2, "zero_stage": 1},
     ),
     "megatron tp2 to dp4 zero1 in two instances": ({"tp": 2}, {"dp": 4, "zero_stage": 1, "zero_shard_size": 2}),
     "megatron bf16 tp2 to dp2 zero1": ({"tp": 2, "precision": "bf16"}, {"dp": 2, "zero_stage": 1, "precision": "bf16"}),

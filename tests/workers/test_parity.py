@@ -11,6 +11,7 @@ from worker_plans import BERT, GPT, LLAMA, MODELS, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.plan import Plan, to_json
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER
 
 pytestmark = pytest.mark.engines
 
@@ -39,6 +40,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "megatron llama tp2 pp2 vpp2 dp2": (LLAMA, {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1, "recompute": ["full", "none"]}),
     "megatron llama pp4": (LLAMA, {"pp": 4, "recompute": ["mlp", "selective", "layernorm", "none"]}),
+    "megatron llama pp2 dp2 zero1 stages beside each other": (LLAMA, {"pp": 2, "dp": 2, "zero_stage": 1, "rank_order": PP_BEFORE_DP}),
     "megatron bert tp2 pp2": (BERT, {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batch_size": 2}),
     "megatron t5 tp2 dp2": (T5, {"tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),
     "megatron bert dp2 zero1 recompute": (BERT, {"dp": 2, "zero_stage": 1, "recompute": ["full"]}),
@@ -109,6 +111,11 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
         {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3, "offload_optimizer": True, "recompute": ["selective"]},
     ),
     "deepspeed t5 dp2 zero2 offload": (T5, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 2, "offload_optimizer": True}),
+    "megatron gpt tp2 pp2 vpp2 dp2 sp zero1 stages beside each other": (
+        GPT,
+        {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1, "sequence_parallel": True, "rank_order": PP_BEFORE_DP},
+    ),
+    "megatron bert tp2 pp2 dp2 stages beside each other": (BERT, {"tp": 2, "pp": 2, "dp": 2, "rank_order": PP_BEFORE_DP}),
     "megatron gpt tp2 layernorm": (GPT, {"tp": 2, "recompute": ["layernorm"]}),
     "megatron bert dp4 zero1 in two instances layernorm": (
         BERT,
@@ -186,6 +193,19 @@ def assert_equal(found: Result, expected: Result, vocab_size: int) -> None:
 def test_a_plan_computes_what_one_process_computes(case: str, pool: Pool, corpus: str, references: dict[str, Result]) -> None:
     plan = plan_of(case)
     assert_equal(measure(pool, corpus, plan), references[plan.model.family], plan.model.vocab_size)
+
+
+@pytest.mark.parametrize("order", [RANK_ORDER, PP_BEFORE_DP], ids="-".join)
+def test_the_engines_groups_are_the_plans(order: tuple[str, ...], pool: Pool) -> None:
+    """Of tp=2 pp=2 dp=2: each axis' ranks lie as far apart as the plan's mesh says, which is what their traffic is priced by."""
+    plan = make_plan(LLAMA, tp=2, pp=2, dp=2, rank_order=order)
+    answers = pool.run("groups", plan.world_size, to_json(plan))
+    assert [plan.mesh.stride(axis) for axis in order if plan.mesh.degree(axis) > 1] == [1, 2, 4]
+    for rank, groups in enumerate(answers):
+        for axis, ranks in groups.items():
+            stride = plan.mesh.stride(axis)
+            first = rank - rank // stride % 2 * stride
+            assert ranks == [first, first + stride], (axis, rank)
 
 
 @pytest.mark.parametrize("case", BF16_CASES)

@@ -88,6 +88,17 @@ def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, 
     return found
 
 
+def groups(plan_json: str) -> dict[str, list[int]]:
+    """The ranks of this rank's groups by axis, as the worker has megatron-core make them."""
+    distributed.initialise_groups(from_json(plan_json))
+    made = {
+        "tp": parallel_state.get_tensor_model_parallel_group(),
+        "dp": parallel_state.get_data_parallel_group(),
+        "pp": parallel_state.get_pipeline_model_parallel_group(),
+    }
+    return {axis: dist.get_process_group_ranks(group) for axis, group in made.items()}
+
+
 def count_parameters(plan_json: str) -> int:
     """Of the model that the worker builds on this rank."""
     trainer = make_trainer(from_json(plan_json))
