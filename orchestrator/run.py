@@ -38,12 +38,12 @@ from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prices, json_schema, to_json
 from orchestrator.recipe import Settings
-from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain
+from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Behaviour, Capabilities
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
-from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
@@ -125,6 +125,8 @@ class Found(Value, frozen=True, kw_only=True):
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts, where the search knows."""
     explained: tuple[Explanation, ...] = ()
+    narrower: tuple[Explanation, ...] = ()
+    """Where tp is wider than the innermost network level: the best plan whose is not."""
     unasked: tuple[Unasked, ...] = ()
     """What the user could have asked for, priced on the plan."""
     alone: tuple[DataParallel, ...] = ()
@@ -174,7 +176,13 @@ def searched_plan(settings: Settings) -> Found:
         print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
     plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
-    explained = explain(settings.explain, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
+
+    def why_not(questions: Pins) -> tuple[Explanation, ...]:
+        return explain(questions, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
+
+    explained = why_not(settings.explain)
+    inside = narrower_tp(plan) if settings.pins.tp is None else None
+    narrower = why_not(Pins(tp=inside)) if inside is not None else ()
     alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
     gc.enable()
     return Found(
@@ -183,6 +191,7 @@ def searched_plan(settings: Settings) -> Found:
         outcomes=result.outcomes,
         at_least_s=result.at_least_s,
         explained=explained,
+        narrower=narrower,
         unasked=unasked(plan, *pairs[index], calibrations[index]),
         alone=alone,
         limit=settings.limit.of(calibrations[index].memory_margin),
@@ -465,7 +474,7 @@ def screen() -> Console:
 def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     """The plan, its price, the alternatives, and what the files are."""
     from orchestrator.report.memory import data_parallel_table, memory_table
-    from orchestrator.report.text import alternatives_table, explanation_text, plan_table, price_table, proof, unasked_text
+    from orchestrator.report.text import alternatives_table, explanation_text, plan_table, price_table, proof, unasked_text, wide_tp_text
 
     console = screen()
     plan = found.plan
@@ -482,6 +491,8 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
             print(explanation_text(plan, explanation.question, explanation.plan, explanation.why))
             if explanation.refused is not None:
                 console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
+        for other_tp in found.narrower:
+            print(wide_tp_text(plan, other_tp.plan, other_tp.why))
         for other in found.unasked:
             print(unasked_text(plan, other.key, other.predicted))
         print(proof(plan, found.at_least_s) + ".")

@@ -19,7 +19,7 @@ from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.megatron_layout import transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import ZeroStage
-from orchestrator.strategy.tree import Outcome, Tree, unsuited
+from orchestrator.strategy.tree import Outcome, Tree, divisors, unsuited
 from orchestrator.values import Value
 
 
@@ -63,6 +63,18 @@ def explain(
         except InputError as error:  # a layout that is not this model's
             answers.append(Explanation(question=question, why=error.why))
     return tuple(answers)
+
+
+def narrower_tp(plan: Plan) -> int | None:
+    """The largest tp that divides the plan's and lies inside the innermost network level; None where the plan's does.
+
+    Tensor parallelism over a slower level is priced by bandwidth and latency like every group, but only nanotron's published runs have it
+    (and a few on A100): elsewhere nothing has checked that price, so the plan is shown beside the best one without it.
+    """
+    inner = plan.cluster.levels[0].size
+    if plan.tp <= inner:
+        return None
+    return max(tp for tp in divisors(plan.tp) if tp <= inner)
 
 
 class DataParallel(Value, frozen=True, kw_only=True):

@@ -5,9 +5,11 @@ from small_engines import megatron_like
 from small_models import cluster, gpt, training
 from test_planner import AMPLE, seconds, some_plan
 
-from orchestrator.report.text import explanation_text, proof
-from orchestrator.search.explain import Explanation, explain
+from orchestrator.plan import Plan
+from orchestrator.report.text import explanation_text, proof, wide_tp_text
+from orchestrator.search.explain import Explanation, explain, narrower_tp
 from orchestrator.search.floors import Floors, filled
+from orchestrator.search.planner import search
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import MIB
 
@@ -62,6 +64,20 @@ def test_why_not_says_where_the_plan_has_it() -> None:
     chosen = some_plan().plan
     answer = asked(Pins(dp=chosen.dp))
     assert explanation_text(chosen, answer.question, answer.plan, answer.why).endswith("The plan has it")
+
+
+def test_tp_wider_than_a_node_is_shown_beside_the_best_plan_without() -> None:
+    engines = [(megatron_like(), BEHAVIOUR)]
+    nodes = cluster(8, gpus_per_node=2)
+
+    def best(tp: int) -> Plan:
+        return search(MODEL, training(16, seq=128), nodes, engines, Pins(tp=tp), AMPLE, CALIBRATION, top_k=1).plan
+
+    assert [narrower_tp(best(tp)) for tp in (1, 2, 4)] == [None, None, 2]
+    text = wide_tp_text(best(4), best(2), "")
+    assert "tp 4 is wider than" in text
+    assert "With pin.tp=2, tp=2" in text
+    assert wide_tp_text(best(4), None, "a rule").endswith("there is no plan: a rule")
 
 
 def test_the_proof_says_what_is_proven() -> None:
