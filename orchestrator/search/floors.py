@@ -23,6 +23,8 @@ from orchestrator.cost.schedule import in_flight
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import Candidate
 
+INFINITE = float("inf")
+
 
 def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) -> float:
     """The earliest end of a pipeline whose stages share `work` seconds per micro-batch, as they like.
@@ -61,10 +63,13 @@ class Floors:
         and (up to `most_vpp`) virtual stages: compute and traffic of tp and cp alone."""
         busy = slowest = largest = 0.0
         pp, m = candidate.mesh.pp, candidate.num_microbatches
+        active = self.costs._active_share(candidate.strategy, candidate.micro_batch_size)
         for kind, count in self.counts.items():
             local = self.costs._local(self.kinds[kind], "none", candidate.strategy, candidate.micro_batch_size, self.least)
-            forward = max(local.forward_s, local.launch_forward_s)
-            seconds = forward + max(local.backward_s, local.launch_backward_s)
+            replayed = self.kinds[kind].recomputable and candidate.strategy.cuda_graph_impl != "none"
+            most = self.costs.calibration.graph_launch_s if replayed else INFINITE
+            forward = active * max(local.forward_s, min(most, local.launch_forward_s))
+            seconds = forward + active * max(local.backward_s, min(most, local.launch_backward_s))
             busy += count * seconds
             largest = max(largest, seconds + forward)  # fully recomputed
             slowest = max(slowest, ceil(count / pp) * seconds)

@@ -34,10 +34,13 @@ def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[
     rules = (*planner_rules(capabilities, situation), *capabilities.rules)
     degrees = range(1, world + 1)
     flags = (False, True)
-    for pp, tp, cp, dp, zero, sp, size, offload, order in product(
-        degrees, degrees, degrees, degrees, capabilities.zero_stages, flags, range(1, batch + 1), flags, capabilities.rank_orders
+    copies = [None, *sorted({level.size for level in situation.cluster.levels})] if capabilities.zero_shard_groups else [None]
+    for pp, tp, cp, dp, zero, sp, size, offload, order, copy in product(
+        degrees, degrees, degrees, degrees, capabilities.zero_stages, flags, range(1, batch + 1), flags, capabilities.rank_orders, copies
     ):
         if pp * tp * cp * dp != world or batch % (dp * size):
+            continue
+        if copy is not None and not (zero == 3 and 1 < copy < dp and world % copy == 0):  # a second copy of ZeRO-3's weights
             continue
         for vpp in vpp_degrees(layers, pp, uneven=capabilities.uneven_stages):
             for schedule in capabilities.schedules:
@@ -49,6 +52,7 @@ def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[
                         strategy=Strategy(
                             mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, order=order),
                             zero_stage=zero,
+                            zero_shard_size=copy,
                             sequence_parallel=sp,
                             recompute=recompute,
                             offload_optimizer=offload,

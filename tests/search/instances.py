@@ -11,12 +11,13 @@ from small_models import cluster, gpt, training
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
+from orchestrator.engines.rules import deepspeed_schedules, rule
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import Candidate, Mesh, Strategy
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import GB, MIB
 
 MIXED = StateBytes(weight=2, gradient=4, master=4, moments=8)
@@ -71,3 +72,41 @@ class Instance:
         )
         need = costs.memory_floor(one)
         return MemoryLimit(limit=int(need * rng.choice([0.3, 0.6, 0.9, 1.2, 2.0, 50.0])) + MIB, reserve=0)
+
+
+SCHEDULES = rule("schedule", "runtime/pipe/schedule.py", deepspeed_schedules, "pp", "vpp", "schedule")
+MODULES: tuple[Recompute, ...] = ("none", "layernorm", "selective", "mlp", "layernorm+mlp", "core_attn+mlp", "full")
+
+
+class Wide(Instance):
+    """An instance of two nodes whose engine also has some of: a second rank order, modules of layers recomputed, DeepSpeed's own pipeline
+    with each layer recomputed in its own way, optimizer offload, a second copy of ZeRO-3's weights inside a node."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        rng = random.Random(-seed - 1)
+        gpus = rng.choice([4, 4, 6])
+        self.model = gpt(rng.choice([2, 3, 4]), hidden=rng.choice([64, 256]), heads=4, seq=32, vocab=rng.choice([128, 4096]))
+        self.training = training(rng.choice([4, 8, 12] if gpus == 4 else [6, 12]), seq=32)
+        self.cluster = cluster(gpus, gpus_per_node=rng.choice([2, gpus // 2]), bandwidth=rng.choice([50, 300]) * GB)
+        recompute = rng.choice([("none",), ("none", "full"), MODULES[::2], MODULES[:4]])
+        if rng.random() < 0.5:
+            orders = (RANK_ORDER, PP_BEFORE_DP)
+            self.capabilities = megatron_like(recompute=recompute, rank_orders=orders, offload_optimizer=rng.random() < 0.3)
+        else:
+            axes = rng.choice([("tp", "pp", "dp"), ("tp", "pp", "dp"), ("dp",)])
+            flat = ("1f1b", "deepspeed_1f1b") if rng.random() < 0.6 else ("1f1b",)
+            self.capabilities = deepspeed_like(
+                axes=axes,
+                zero_stages=(0, 1, 2, 3) if "pp" in axes else (3,),
+                recompute=recompute,
+                recompute_varies="stage",
+                recompute_by_layer=("deepspeed_1f1b",),
+                uneven_stages=rng.random() < 0.7,
+                schedules=flat,
+                zero_stages_with_pipeline=(0, 1),
+                zero_shard_groups=rng.random() < 0.7,
+                rules=(HEADS, SCHEDULES),
+            )
+        self.behaviour = replace(self.behaviour, engine=self.capabilities.engine)
+        self.limit = self._limit(rng)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from instances import Instance
+from instances import SCHEDULES, Instance
 from msgspec.structs import replace
 from small_engines import HEADS, deepspeed_like
 from small_models import cluster, gpt, training
 
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
-from orchestrator.engines.rules import deepspeed_schedules, rule
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import LayerSpan, Stage
 from orchestrator.search import oracle
@@ -23,7 +22,6 @@ from orchestrator.strategy.spec import Recompute
 from orchestrator.units import GIB
 
 OURS = "deepspeed_1f1b"
-SCHEDULES = rule("schedule", "runtime/pipe/schedule.py", deepspeed_schedules, "pp", "vpp", "schedule")
 MODES: tuple[tuple[Recompute, ...], ...] = (
     ("none",),
     ("none", "full"),

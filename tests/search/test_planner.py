@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from instances import BEHAVIOUR, CALIBRATION, Instance
+from instances import BEHAVIOUR, CALIBRATION, MODULES, Instance, Wide
 from msgspec.structs import replace
 from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
@@ -16,7 +16,7 @@ from orchestrator.search.planner import SearchResult, check_plan, reprice, searc
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.spec import Recompute
+from orchestrator.strategy.spec import RANK_ORDER
 from orchestrator.units import GB, GIB, MIB
 
 SOME, QUICK, FULL = range(60), range(300), range(300, 2000)
@@ -71,8 +71,6 @@ def test_the_score_is_the_oracles_on_more_instances(seed: int) -> None:
 
 
 MODULE_SEEDS = range(0, 120, 8)
-MODULES: tuple[Recompute, ...] = ("none", "layernorm", "selective", "mlp", "layernorm+mlp", "core_attn+mlp", "full")
-
 
 def with_modules(seed: int) -> Instance:
     """An instance whose engine also recomputes modules of layers."""
@@ -90,6 +88,19 @@ def test_modules_are_recomputed_where_memory_is_short() -> None:
     results = [planned(with_modules(seed)) for seed in MODULE_SEEDS]
     used = {span.recompute for result in results if result is not None for _, span in result.plan.spans()}
     assert len(used - {"none", "selective", "full"}) >= 2
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 20 else pytest.mark.full) for seed in range(600)])
+def test_the_score_is_the_oracles_over_the_further_axes(seed: int) -> None:
+    """Rank orders, modules recomputed, DeepSpeed's pipeline, offload, hpZ."""
+    assert agrees(Wide(seed))
+
+
+def test_the_further_axes_are_taken_where_they_pay() -> None:
+    plans = [result.plan for result in map(planned, map(Wide, range(80))) if result is not None]
+    assert any(plan.rank_order != RANK_ORDER for plan in plans)
+    assert any(plan.offload_optimizer for plan in plans)
+    assert any(plan.zero_shard_size is not None for plan in plans)
 
 
 def test_instances_are_worth_their_name() -> None:
