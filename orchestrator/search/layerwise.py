@@ -68,8 +68,8 @@ def layerwise(
     `num_microbatches`, `pp`: fixed where given. Raises NoPlanError.
     """
     batches = [global_batch_size] if isinstance(global_batch_size, int) else list(global_batch_size)
-    queue: list[tuple[float, int, bool, int, Splits]] = []
-    """(seconds a sample that it does not undercut, its place, whether that is an estimate, batch, splits)"""
+    queue: list[tuple[float, int, int, int, Splits]] = []
+    """(seconds a sample that it does not undercut, its place, how often it was looked at, batch, splits)"""
     layers = sum(count for kind, count in prices.runs if kind not in ENDS)
     for batch in batches:
         for stages in divisors(prices.world):
@@ -84,21 +84,25 @@ def layerwise(
                     work = sum(count * splits.fastest(kind) for kind, count in prices.runs) + stages * splits.overhead
                     if work < INFINITE:
                         bound = filled(work, stages, m, 1, prices.hop_s(outer)) + splits.once
-                        queue.append((bound / batch, len(queue), False, batch, splits))
+                        queue.append((bound / batch, len(queue), 0, batch, splits))
     best: tuple[float, tuple[LayerwiseStage, ...], Outer, int] | None = None
     tried, legal = 0, len(queue)
     each = least = INFINITE  # seconds a sample: of the best plan, and of what none undercuts
     heapify(queue)
     while queue:
-        bound, place, estimated, batch, splits = heappop(queue)
+        bound, place, turn, batch, splits = heappop(queue)
         if bound >= each:
             break
-        if not estimated:
-            heappush(queue, (max(bound, splits.estimate() / batch), place, True, batch, splits))
+        if turn == 0:
+            heappush(queue, (max(bound, splits.estimate() / batch), place, 1, batch, splits))
             continue
-        tried += 1
-        found = splits.best(each * batch)
-        least = min(least, max(bound, splits.least / batch))
+        if turn == 1:
+            tried += 1
+            found = splits.begin(each * batch)
+            heappush(queue, (max(bound, splits.least / batch), place, 2, batch, splits))
+        else:
+            found = splits.finish(each * batch)
+            least = min(least, max(bound, splits.least / batch))
         if found is not None:
             best = (*found, splits.outer, batch)
             each = found[0] / batch

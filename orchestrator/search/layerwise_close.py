@@ -83,8 +83,9 @@ def numbers(cost: LayerwiseStage) -> Numbers:
 class Closer:
     """The best plan below `upper` seconds over the splits that are closed one after the other."""
 
-    def __init__(self, stages: Stages, upper: float, best: tuple[float, tuple[LayerwiseStage, ...]] | None) -> None:
-        self.stages, self.upper, self.best = stages, upper, best
+    def __init__(self, stages: Stages, upper: float) -> None:
+        self.stages, self.upper = stages, upper
+        self.best: tuple[float, tuple[LayerwiseStage, ...]] | None = None
         self.hop = stages.prices.hop_s(stages.outer)
         self.m = stages.outer.num_microbatches
         self.paths: list[Path] = []

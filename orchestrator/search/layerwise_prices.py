@@ -87,9 +87,7 @@ class AnalyticPrices:
             recompute="full" if choice.recompute else "none",
             grad_reduce_dtype=self.costs.training.grad_reduce_dtype,
         )
-        return Candidate(
-            engine=NAME, strategy=strategy, micro_batch_size=outer.samples // mesh.dp, num_microbatches=outer.num_microbatches
-        )
+        return Candidate(engine=NAME, strategy=strategy, micro_batch_size=outer.samples // mesh.dp, num_microbatches=outer.num_microbatches)
 
     def _legal(self, choice: LayerChoice, outer: Outer) -> bool:
         model = self.costs.model

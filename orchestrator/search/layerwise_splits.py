@@ -309,32 +309,37 @@ class Splits:
             self.least = low
         return self.least
 
-    def best(self, upper: float) -> _Found | None:
-        """The best split below `upper`."""
+    def begin(self, upper: float) -> _Found | None:
+        """A good split below `upper`, and what none undercuts; of one stage the best."""
         if self.pp == 1:
             found = self.solve(0, 0, self.layers, upper, self.step)
             self.least = upper if found is None else min(upper, found.seconds + self.once)
             return None if found is None else self._simulated([found], upper)
-        best: _Found | None = None
         even = self._borders()
         stages = [self.solve(p, even[p], even[p + 1], upper, self.step) for p in range(self.pp)]
-        if all(stages):
-            best = self._simulated([stage for stage in stages if stage is not None], upper)
-            upper = best[0] if best else upper
+        best = self._simulated([stage for stage in stages if stage is not None], upper) if all(stages) else None
         before: list[tuple[int, int, int]] = []
         for _ in range(MOST_ROUNDS):
+            upper = best[0] if best else upper
             table = self._table(upper)
             if table is None:
                 self.least = upper
-                return best
+                break
             self.least, path = table
             if path == before:
                 break
             before = path
-            for p, start, end in path:
-                for objective in (self.step, self.first_pass, self.rounds, *self.mixed.values()) if p == 0 else (self.work, self.step):
-                    self.solve(p, start, end, upper, objective)
-        return self._searched(upper, best)
+            stages = [self.solve(*stage, upper, self._main(stage[0])) for stage in path]
+            if all(stages):
+                best = self._simulated([stage for stage in stages if stage is not None], upper) or best
+        return best
+
+    def finish(self, upper: float) -> _Found | None:
+        """The best split below `upper`, once it is begun."""
+        if self.pp == 1 or self._table(upper) is None:
+            self.least = max(self.least, upper) if self.pp > 1 else self.least
+            return None
+        return self._searched(upper)
 
     def _simulated(self, stages: Sequence[Solved], upper: float) -> _Found | None:
         costs = tuple(stage.cost for stage in stages)
@@ -500,9 +505,9 @@ class Splits:
                     break
         return best
 
-    def _searched(self, upper: float, best: _Found | None) -> _Found | None:
+    def _searched(self, upper: float) -> _Found | None:
         """The splits of the table, the least bound first: each is solved, then closed."""
-        closer = Closer(self, upper, best)
+        closer = Closer(self, upper)
         closer.most = MOST_SOLVED
         self._cuts.clear()
         heap: list[_Node] = [(self.least, 0, (), 0.0, 0.0)]
@@ -558,5 +563,3 @@ class Splits:
                 low, high = (low, middle) if spent.to(middle) >= total * p / self.pp * (1 - ROUNDING) else (middle + 1, high)
             borders.append(low)
         return [*borders, self.layers]
-
-

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import ceil
 from operator import le
 from typing import NamedTuple
@@ -29,6 +29,10 @@ ROUNDING = 1e-9
 """Relative slack of a bound against a sum of the same terms in another order."""
 GAPS = (0.0003, 0.001, 0.003, 0.01, 0.05)
 """How far above the bound a solution is looked for, one after the other: fronts grow with the gap."""
+SPLIT = 0.001
+"""From this gap on a solution is looked for by sets of sizes."""
+MOST_SIZES = 4
+"""Of more, a set is not searched: the result is no longer exact where it could be faster."""
 SHARES = 6
 """Means of the two times that are looked at: the larger of the two is at least any mean."""
 ROUNDED = 1e-6
@@ -41,8 +45,8 @@ MOST_POINTS = 100
 """Of a front, in all: of more, those with the least bounds are kept, likewise."""
 MOST_COUNTS = 300
 """Choices of counts for one run: of more, likewise."""
-MOST_EVERY = 3000
-"""Ways that are kept, where all are wanted: of more, none."""
+MOST_EVERY = 1000
+"""Ways that are kept, where all are wanted, and a quarter of those that are compared: of more, none."""
 MANY = 32
 """Choices of counts that are not worth being compared with each other."""
 LONGEST = 5
@@ -61,7 +65,7 @@ class _Priced(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """`ways` by tp."""
+    """`ways` by tp, or by tp and the sizes visited."""
 
     layers: int
     ways: dict[int, list[_Priced]]
@@ -79,6 +83,8 @@ class _Element(NamedTuple):
     t0: float
     t1: float
     walk: tuple[int, ...]
+    at: int
+    """The state behind it: tp, or tp and the sizes visited."""
     counts: tuple[tuple[Way, int], ...]
 
 
@@ -94,6 +100,10 @@ _Sum = tuple[float, float, float, float]
 _Partial = tuple[int, float, float, float, float, tuple[tuple[Way, int], ...]]
 """Layers of a run, what they add to the bound, to the bytes and the two times beside as many in the common way; and which they are."""
 NOTHING: _Sum = (0.0, 0.0, 0.0, 0.0)
+NEVER: _Sum = (INFINITE, 0.0, 0.0, 0.0)
+MASK = 32
+"""Bits of a state that hold tp; those above are the sizes visited so far, where that is asked."""
+TP = (1 << MASK) - 1
 
 
 class StageSolver:
@@ -198,6 +208,16 @@ class StageSolver:
         front = self._loosest(upper, all_numbers=True) if all(self.ways) else None
         if front is None:
             return []
+        points: list[_Many] = []
+        for part in front.visiting(upper) if upper < INFINITE else [front]:
+            some = None if len(part.sizes) > MOST_SIZES else self._every(part, upper)
+            if some is None:
+                return None
+            points += some
+        kept = _uncovered_numbers(points, 2)
+        return None if kept is None else [_path_blocks(path) for _, _, path in kept]
+
+    def _every(self, front: _Front, upper: float) -> list[_Many] | None:
         front.rest = [{at: total[0] for at, total in row.items()} for row in front._totals(front.price, front.share)]
         slack = upper
         if upper < INFINITE:
@@ -217,19 +237,16 @@ class StageSolver:
                         transient = max(numbers[1], added[1], self._least_transient)
                         if nbytes + self.prices.slack * transient + front.leanest[r + 1] <= self.room * (1 + ROUNDING):
                             total = (nbytes, transient, *(a + b for a, b in zip(numbers[2:], added[2:], strict=True)))
-                            reach.setdefault(element.walk[-1], []).append((total, more + element.more, (path, r, element)))
-            if r == len(self.kinds) - 1:
-                reach = {0: [point for some in reach.values() for point in some if self._fits(point[0])]}
+                            reach.setdefault(element.at, []).append((total, more + element.more, (path, r, element)))
+                    if sum(map(len, reach.values())) > 4 * MOST_EVERY:
+                        return None
             points = {}
-            for tp, some in reach.items():
-                kept = _uncovered_numbers(some, 2 if r == len(self.kinds) - 1 else 0)
+            for at, some in reach.items():
+                kept = _uncovered_numbers(some, 0)
                 if kept is None:
                     return None
-                points[tp] = kept
-        return [_path_blocks(path) for some in points.values() for _, _, path in some]
-
-    def _fits(self, numbers: tuple[float, ...]) -> bool:
-        return numbers[0] + self.prices.slack * numbers[1] <= self.room
+                points[at] = kept
+        return [point for some in points.values() for point in some if point[0][0] + self.prices.slack * point[0][1] <= self.room]
 
     def _numbers(self, r: int, before: int, element: _Element) -> tuple[float, ...]:
         """Of a way through run r: bytes, transient bytes, seconds forward and backward, of the reduction, of the update."""
@@ -240,7 +257,7 @@ class StageSolver:
             sync += count * way.sync_s
             optimizer += count * way.optimizer_s
             transient = max(transient, way.transient_bytes)
-        for a, b in pairwise((before, *element.walk)):
+        for a, b in pairwise((before & TP, *element.walk)):
             if a and a != b:
                 f, back = self.prices.switch(self.kinds[r], a, b, self.outer)
                 forward, backward = forward + f, backward + back
@@ -317,6 +334,19 @@ def _plus(a: _Sum, b: _Sum, times: int = 1) -> _Sum:
     return a[0] + times * b[0], a[1] + times * b[1], a[2] + times * b[2], a[3] + times * b[3]
 
 
+def _squared(step: dict[int, dict[int, _Sum]]) -> dict[int, dict[int, _Sum]]:
+    """Twice as many layers."""
+    found: dict[int, dict[int, _Sum]] = {}
+    for a, row in step.items():
+        best: dict[int, _Sum] = {}
+        for via, one in row.items():
+            for b, other in step[via].items():
+                if b not in best or one[0] + other[0] < best[b][0]:
+                    best[b] = _plus(one, other)
+        found[a] = best
+    return found
+
+
 def _cheapest(row: dict[int, _Sum], rest: dict[int, _Sum]) -> _Sum:
     """The least of a step and what follows it."""
     at, step = min(row.items(), key=lambda item: item[1][0] + rest[item[0]][0])
@@ -324,10 +354,20 @@ def _cheapest(row: dict[int, _Sum], rest: dict[int, _Sum]) -> _Sum:
 
 
 class _Front:
-    """Least max(time 0, time 1) over sequences of ways whose bytes are within `cap`; `ahead` comes off time 1."""
+    """Least max(time 0, time 1) over sequences of ways whose bytes are within `cap`; `ahead` comes off time 1. `sizes`: all of them are
+    visited, and no others; of `runs` as `_visiting` makes them."""
 
-    def __init__(self, runs: list[_Run], cap: float, ahead: float, *, two: bool, all_numbers: bool = False) -> None:
-        self.runs, self.cap, self.ahead, self.two = runs, cap, ahead, two
+    def __init__(
+        self,
+        runs: list[_Run],
+        cap: float,
+        ahead: float,
+        *,
+        two: bool,
+        all_numbers: bool = False,
+        sizes: tuple[int, ...] = (),
+    ) -> None:
+        self.runs, self.cap, self.ahead, self.two, self.sizes = runs, cap, ahead, two, sizes
         self.all_numbers = all_numbers
         """Whether what no other one covers in those two times is not enough."""
         self.exact = True
@@ -348,7 +388,7 @@ class _Front:
         if self.leanest[0] > self.cap:
             return False
         self.lower, self.near = -INFINITE, upper
-        share, low, high = 0.0, 0.0, 1.0
+        share, lines = 0.0, []
         for turn in range(SHARES if self.two else 1):
             dual = self._dual(share, self.near)
             if dual is None:
@@ -359,23 +399,35 @@ class _Front:
             self.near = min(self.near, seconds * (1 + 4 * ROUNDING))  # wide enough that the path itself is found
             if (turn == 0 and tilt <= 0.0) or (turn == 1 and tilt >= 0.0) or self.lower >= self.near * (1 - 5 * ROUNDING):
                 break  # the larger of the two times is the one that was looked at
-            if turn > 1:
-                low, high = (share, high) if tilt > 0.0 else (low, share)
-            share = 1.0 if turn == 0 else (low + high) / 2
+            lines.append((share, bound, tilt))
+            if turn == 0:
+                share = 1.0
+                continue
+            # The bound is concave in the share: its largest value is where its tangents on both sides meet, or lower.
+            s0, b0, t0 = max(line for line in lines if line[2] > 0.0)
+            s1, b1, t1 = min(line for line in lines if line[2] <= 0.0)
+            share = min(max((b1 - b0 + t0 * s0 - t1 * s1) / (t0 - t1), s0), s1)
+            if b0 + t0 * (share - s0) <= self.lower * (1 + ROUNDING):
+                break
         return True
 
     def solve(self, upper: float) -> tuple[float, list[tuple[int, Way, int]]] | None:
         """The best strictly below `upper`; None where there is none."""
-        if not self.bound(upper):
-            return None
+        return self._within(upper) if self.bound(upper) else None
+
+    def _within(self, upper: float) -> tuple[float, list[tuple[int, Way, int]]] | None:
+        """Likewise, once it is bounded."""
         self.rest = [{at: total[0] for at, total in row.items()} for row in self._totals(self.price, self.share)]
         rounded = self._search(INFINITE, ROUNDED * self.lower)
         if rounded is not None and rounded[0] >= self.near:
             rounded = None
         near = self.near if rounded is None else rounded[0]
+        whole = not self.sizes and len({tp for run in self.runs for tp in run.ways}) > 1
         for gap in GAPS:
             if self.lower * (1 + gap) >= near:
                 break
+            if whole and gap > SPLIT:
+                return self._by_sizes(near, rounded)
             found = self._search(self.lower * (1 + gap))
             if found is not None:
                 return found
@@ -384,9 +436,55 @@ class _Front:
             self.exact = False
         return found
 
+    def _by_sizes(
+        self, near: float, best: tuple[float, list[tuple[int, Way, int]]] | None
+    ) -> tuple[float, list[tuple[int, Way, int]]] | None:
+        """The best below `near`, or else `best`: for each set of sizes those that visit just these, the least bound first. The bound of all
+        mixes sizes without a change between them; that of a set has at least one change fewer than sizes."""
+        least = INFINITE
+        for front in sorted(self.visiting(near), key=lambda front: front.lower):
+            if front.lower >= near * (1 - ROUNDING):
+                break
+            if len(front.sizes) > MOST_SIZES:
+                self.exact, least = False, min(least, front.lower)
+                continue
+            front.near = min(front.near, near)
+            found = front._within(near)
+            if not front.exact:
+                self.exact, least = False, min(least, front.lower)
+            if found is not None:
+                best, near = found, found[0]
+        self.lower = max(self.lower, min(least, near))
+        return best
+
+    def visiting(self, upper: float) -> list[_Front]:
+        """For each set of sizes what visits just these, bounded; without those that have nothing below `upper`. (Of more than MOST_SIZES
+        the bound is that of all with as many changes at their least.)"""
+        share, price = self.share, self.price
+        each = [{tp: min(mean(w.times, share) + price * w.nbytes for w in ways) for tp, ways in run.ways.items()} for run in self.runs]
+        change = min((mean(t, share) for run in self.runs for (a, b), t in run.switch.items() if a not in (0, b)), default=0.0)
+        tps = sorted({tp for run in self.runs for tp in run.ways})
+        found = []
+        for sizes in (chosen for n in range(1, len(tps) + 1) for chosen in combinations(tps, n)):
+            rows = [[row[tp] for tp in sizes if tp in row] for row in each]
+            if not all(rows):
+                continue
+            total = sum(run.layers * min(row) for run, row in zip(self.runs, rows, strict=True)) + (len(sizes) - 1) * change
+            lower = total - share * self.ahead - price * self.cap
+            if lower >= upper * (1 - ROUNDING):
+                continue
+            front = _Front(_visiting(self.runs, sizes), self.cap, self.ahead, two=self.two, all_numbers=self.all_numbers, sizes=sizes)
+            if len(sizes) > MOST_SIZES:
+                front.lower = lower
+                found.append(front)
+            elif front.bound(upper):
+                found.append(front)
+        return found
+
     def _totals(self, price: float, share: float) -> list[dict[int, _Sum]]:
         """For each run: by the tp of the layer before, the least of all that follows."""
-        after = dict.fromkeys(self.runs[-1].ways, NOTHING)
+        ends = (1 << len(self.sizes)) - 1
+        after = {at: NOTHING if at >> MASK == ends else NEVER for at in self.runs[-1].ways}
         found = [after]
         for r in range(len(self.runs) - 1, -1, -1):
             run = self.runs[r]
@@ -406,7 +504,7 @@ class _Front:
     @staticmethod
     def _further(layers: int, step: dict[int, dict[int, _Sum]], rest: dict[int, _Sum]) -> dict[int, _Sum]:
         """So many layers of a run in front of `rest`."""
-        stay, *others = sorted((row[a] for a, row in step.items()), key=lambda one: one[0])
+        stay, *others = sorted({a & TP: row[a] for a, row in step.items()}.values(), key=lambda one: one[0])
         alone = all(other[0] > stay[0] + ROUNDING * abs(stay[0]) for other in others)
         for done in range(min(layers, DIRECT)):
             new = {a: _cheapest(row, rest) for a, row in step.items()}
@@ -419,12 +517,14 @@ class _Front:
                 rest = {a: _cheapest(row, rest) for a, row in step.items()}
             left >>= 1
             if left:
-                step = {a: {b: _cheapest(row, {via: step[via][b] for via in row}) for b in row} for a, row in step.items()}
+                step = _squared(step)
         return rest
 
     def _path(self, price: float, share: float) -> tuple[float, float, float, float]:
         """(bytes, mean time, true time, time 1 less time 0) of the path with the least mean time + price x bytes."""
-        _, nbytes, t0, t1 = self._totals(price, share)[0][0]
+        total, nbytes, t0, t1 = self._totals(price, share)[0][0]
+        if total == INFINITE:
+            return 0.0, INFINITE, INFINITE, 0.0
         t1 -= self.ahead
         return nbytes, t0 + share * (t1 - t0), max(t0, t1), t1 - t0
 
@@ -435,7 +535,7 @@ class _Front:
         best, at, seen, tilt = -INFINITE, 0.0, INFINITE, 0.0
         enough = upper * (1 - ROUNDING)
 
-        def look(price: float) -> tuple[float, float]:
+        def look(price: float) -> tuple[float, float, float]:
             nonlocal best, at, seen, tilt
             nbytes, time, seconds, difference = self._path(price, share)
             bound = time + price * (nbytes - self.cap)
@@ -443,7 +543,7 @@ class _Front:
                 best, at, tilt = bound, price, difference
             if nbytes <= self.cap:
                 seen = min(seen, seconds)
-            return nbytes, time
+            return nbytes, time, difference
 
         fat = look(0.0)
         if fat[0] > self.cap and best < enough:
@@ -461,6 +561,8 @@ class _Front:
                 if found[1] + price * (found[0] - self.cap) >= meet - ROUNDING * abs(meet):
                     break
                 fat, lean = (fat, found) if found[0] <= self.cap else (found, lean)
+            if at > 0.0 and fat[0] > lean[0]:  # of both, mixed so that they just fit
+                tilt = mean((lean[2], fat[2]), (self.cap - lean[0]) / (fat[0] - lean[0]))
         return None if best >= enough else (best, at, seen, tilt)
 
     def _search(self, upper: float, slack: float | None = None) -> tuple[float, list[tuple[int, Way, int]]] | None:
@@ -468,6 +570,7 @@ class _Front:
         time + price x bytes, in place of all that may be below `upper`."""
         share, price = self.share, self.price
         least = self.rest[0][0]
+        self.exact = True
         if slack is None:
             slack = (upper + share * self.ahead + price * self.cap) * (1 + ROUNDING) - least
         points: dict[int, list[_Point]] = {0: [(0.0, 0.0, -self.ahead, None)]}
@@ -485,7 +588,7 @@ class _Front:
                             break
                         b = nbytes + element.nbytes
                         if b <= room:
-                            ahead.setdefault(element.walk[-1], []).append((b, t0 + element.t0, t1 + element.t1, (path, r, element)))
+                            ahead.setdefault(element.at, []).append((b, t0 + element.t0, t1 + element.t1, (path, r, element)))
             if not ahead:
                 return None
             points = {tp: self._kept(reach) for tp, reach in ahead.items()} if r < len(self.runs) - 1 else ahead
@@ -511,47 +614,56 @@ class _Front:
         each = {tp: min(c for c, _ in ways) for tp, ways in cost.items()}
         cheapest = min(each.values())
         base = self.rest[r][before]
-        onwards = min(rest[tp] for tp in run.ways)
+        onwards = min(rest[at] for at in run.ways)
         found: list[_Element] = []
+        if base == INFINITE:
+            return found
 
-        def walk(sizes: tuple[int, ...], s0: float, s1: float, least: float) -> None:
-            """`least`: of a layer at each of the sizes and the exchanges between them."""
-            if least + (n - len(sizes)) * cheapest + onwards - base > slack:
-                return
-            found.extend(self._counts(r, sizes, cost, (s0, s1), rest[sizes[-1]] - base, slack))
-            if len(sizes) == min(n, LONGEST):
-                left = slack - least - (n - len(sizes) - 1) * cheapest - onwards + base
-                further = [tp for tp in run.ways if tp != sizes[-1] and not _needless((before, *sizes, tp), detours)]
-                more = (mean(run.switch[sizes[-1], tp], share) + each[tp] for tp in further)
-                self.exact = self.exact and (len(sizes) == n or min(more, default=INFINITE) > left)
-                return
-            for tp in run.ways:
-                if tp != sizes[-1] and not (tp in sizes and _needless((before, *sizes, tp), detours)):
-                    a0, a1 = run.switch[sizes[-1], tp]
-                    walk((*sizes, tp), s0 + a0, s1 + a1, least + a0 + share * (a1 - a0) + each[tp])
+        def next_to(visits: tuple[int, ...]) -> list[int]:
+            """Where it may go on from there."""
+            there = [at for at in run.ways if at & TP != visits[-1] & TP and (visits[-1], at) in run.switch]
+            came = tuple(at & TP for at in (before, *visits))
+            return [at for at in there if not (at & TP in came[1:] and _needless((*came, at & TP), detours))]
 
-        for tp in run.ways:
-            s0, s1 = run.switch[before, tp]
-            walk((tp,), s0, s1, s0 + share * (s1 - s0) + each[tp])
+        def walk(visits: tuple[int, ...], s0: float, s1: float, least: float) -> None:
+            """`least`: of a layer at each of the visits and the exchanges between them."""
+            if least + (n - len(visits)) * cheapest + onwards - base > slack:
+                return
+            if rest[visits[-1]] < INFINITE:
+                found.extend(self._counts(r, visits, cost, (s0, s1), rest[visits[-1]] - base, slack))
+            if len(visits) == min(n, LONGEST):
+                left = slack - least - (n - len(visits) - 1) * cheapest - onwards + base
+                more = (mean(run.switch[visits[-1], at], share) + each[at] for at in next_to(visits))
+                self.exact = self.exact and (len(visits) == n or min(more, default=INFINITE) > left)
+                return
+            for at in next_to(visits):
+                a0, a1 = run.switch[visits[-1], at]
+                walk((*visits, at), s0 + a0, s1 + a1, least + a0 + share * (a1 - a0) + each[at])
+
+        for at in run.ways:
+            if (before, at) in run.switch:
+                s0, s1 = run.switch[before, at]
+                walk((at,), s0, s1, s0 + share * (s1 - s0) + each[at])
         found.sort(key=lambda element: element.more)
         return found
 
     def _counts(
         self,
         r: int,
-        sizes: tuple[int, ...],
+        visits: tuple[int, ...],
         cost: dict[int, list[tuple[float, _Priced]]],
         switch: tuple[float, float],
         beyond: float,
         slack: float,
     ) -> list[_Element]:
-        """Every count of each way in a run that visits these sizes: all but the cheapest way are counted, the rest is computed in that.
+        """Every count of each way in a run with these visits: all but the cheapest way are counted, the rest is computed in that.
 
         Of the second cheapest as many layers as the bytes ask for: no fewer than fit if all other runs are at their leanest, no more than
         if they are at their fattest.
         """
         n = self.runs[r].layers
-        ways = sorted([(c, w) for tp in {*sizes} for c, w in cost[tp]], key=lambda entry: entry[0])
+        sizes = tuple(at & TP for at in visits)
+        ways = sorted([(c, w) for at in dict(zip(sizes, visits, strict=True)).values() for c, w in cost[at]], key=lambda entry: entry[0])
         (c0, common), others = ways[0], ways[:0:-1]
         least = mean(switch, self.share) + n * c0 + beyond
         left = slack - least
@@ -583,7 +695,7 @@ class _Front:
                     further.append((used + k, added + k * more, b + k * nbytes, t0 + k * a0, t1 + k * a1, more_counts))
             partial = further
             if self.all_numbers:
-                if len(partial) > MOST_EVERY:
+                if len(partial) > 4 * MOST_EVERY:
                     self.exact = False
                     return []
                 continue
@@ -605,8 +717,21 @@ class _Front:
                 if any(there[tp] < need for tp, need in needs.items()):
                     continue
             total0, total1 = switch[0] + n * common.times[0] + t0, switch[1] + n * common.times[1] + t1
-            found.append(_Element(least + added, n * common.nbytes + b, total0, total1, sizes, every))
+            found.append(_Element(least + added, n * common.nbytes + b, total0, total1, sizes, visits[-1], every))
         return found
+
+
+def _visiting(runs: Sequence[_Run], sizes: tuple[int, ...]) -> list[_Run]:
+    """The same with states of tp and the sizes visited so far, of these alone; each run has one of them."""
+    found = []
+    earlier = {0}
+    for run in runs:
+        bits = {tp: 1 << MASK + i for i, tp in enumerate(sizes) if tp in run.ways}
+        ways = {tp | seen << MASK: run.ways[tp] for tp in bits for seen in range(1 << len(sizes)) if seen << MASK & bits[tp]}
+        switch = {(a, tp | a & ~TP | bit): run.switch[a & TP, tp] for a in {*ways} | earlier for tp, bit in bits.items()}
+        found.append(_Run(run.layers, ways, switch, run.detours))
+        earlier = {*ways}
+    return found
 
 
 def _detours(switch: dict[tuple[int, int], tuple[float, float]]) -> frozenset[tuple[int, int, int]]:

@@ -4,8 +4,8 @@ import contextlib
 import math
 
 import pytest
-from msgspec.structs import replace
 from layerwise_instances import exhaustive, prices_of
+from msgspec.structs import replace
 from small_models import cluster, gpt, training
 
 from orchestrator.cost.price import CostModel
