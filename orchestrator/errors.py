@@ -24,7 +24,7 @@ class InputError(OrchestratorError):
     def __init__(self, key: str, value: object, why: str, choices: Iterable[object] = ()) -> None:
         self.key, self.value, self.why = key, value, why
         self.choices = [str(choice) for choice in choices]
-        text = f"{key}={value}: {why}" if value is not None else f"{key}: {why}"
+        text = f"{key}={_one_line(value)}: {why}" if value is not None else f"{key}: {why}"
         if self.choices:
             text += f"; choose one of {', '.join(self.choices)}"
         super().__init__(text)
@@ -32,6 +32,11 @@ class InputError(OrchestratorError):
     def __reduce__(self) -> tuple[type[InputError], tuple[object, ...]]:
         """It may cross processes."""
         return InputError, (self.key, self.value, self.why, tuple(self.choices))
+
+
+def _one_line(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 class NoPlanError(OrchestratorError):

@@ -107,6 +107,9 @@ def main(words: Sequence[str]) -> int:
         print("usage: python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]", file=sys.stderr)
         return 2
     out = Path(words[0])
+    if not out.is_dir():
+        print(f"error: {out}: no such folder", file=sys.stderr)
+        return 2
     restarts, allowed, cause = words[4:] or ("0", "0", "ranks")
     outcome = finish(out, out / words[1], int(words[2]), words[3], int(restarts), int(allowed), cause)
     print(f"{outcome.status}: {outcome.last_line or f'{len(outcome.rows)} steps'}", flush=True)

@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator import run
 from orchestrator.plan import from_json
+from orchestrator.recipe.read import PATHS
 
 MODELS = Path(run.__file__).parent.parent / "recipes" / "models"
 TINY = ("recipe=gpt_tiny", "gpus=4", "launch=none")
@@ -39,6 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, 
     output = capsys.readouterr()
     assert listing(folder) == before, "something was written"
     assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
     assert "Traceback" not in output.err + output.out
     assert "defect" not in output.err
     return output.err.removeprefix("error: ").strip()
@@ -128,6 +130,10 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "a line break in a script": ((*TINY, "slurm.account=a\nb"), "slurm.account='a\\nb'"),
     "a model without a batch": (("model.family=gpt", "gpus=4", "cluster=cpu"), "train.global_batch_size: is missing"),
     "zero bytes in a path": ((*TINY, "out=a\0b"), "out"),
+    "zero bytes in another path": ((*TINY, "calibration=a\0b"), "calibration='a\\x00b': can't be read: embedded null byte"),
+    "a blend's path that is too long": ((*TINY, f"data.blend=1 {'a' * 300}"), "can't be read: File name too long"),
+    "a line break in a family": ((*TINY, "model.family=a\nb"), "model.family='a\\nb': is not known"),
+    "a line break in a layout": ((*TINY, "pin.pp=2", "pin.layout=Et*2\n|t*2L"), "pin.layout="),
 }
 
 
@@ -141,6 +147,14 @@ def test_words(case: str, folder: Path, capsys: pytest.CaptureFixture[str], monk
 
 def test_there_are_at_least_forty_kinds() -> None:
     assert len(WORDS) + len(FILES) + len(PLANS) >= 40
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_that_no_file_system_takes(key: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = tuple(word for word in TINY if not word.startswith(f"{key}="))
+    said = refused(capsys, folder, (*others, f"{key}={'a' * 300}"))
+    assert said.startswith(f"{key}=aaa")
+    assert "can't be read: File name too long" in said
 
 
 # ------------------------------------------------------------------------------------------------------- files of theirs

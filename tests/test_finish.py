@@ -44,3 +44,4 @@ def test_an_empty_folder_gets_a_status_too(tmp_path: Path) -> None:
     assert (written["status"], written["exit_status"], written["error"]) == ("failed", 1, "launch.sh ended with status 1")
     assert written["predicted_step_time_s"] is None
     assert main(["x"]) == 2
+    assert main([str(tmp_path / "nowhere"), "slurm-7.log", "1", "t"]) == 2

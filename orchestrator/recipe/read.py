@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,26 @@ def check_key(name: str, value: Any) -> None:
     raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else choices)
 
 
+PATHS: Final = (
+    *("recipe", "cluster", "plan", "calibration", "entry", "data", "data.train", "data.valid", "tokenizer", "data.tokenizer"),
+    *("model.hf_config", "model.init_from", "model.export_to", "train.resume"),
+)
+"""Keys whose value is, or may be, a path."""
+ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raises InputError for a path that can't even be looked for: too long, with a zero byte, in a folder that is closed to this user.
+    That nothing is there is said by who needs it."""
+    if not isinstance(value, str):
+        return
+    try:
+        Path(value).stat()
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) not in ABSENT:
+            raise InputError(name, shown(value), f"can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
 def _no_interpolation(name: str, value: str) -> None:
     if "${" in value:
         raise InputError(name, shown(value), "has ${...}: values are taken as they are, nothing is filled in")
@@ -91,7 +112,8 @@ def read_yaml(path: Path) -> Tree:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        raise InputError(str(path), None, f"{where}is not YAML: {getattr(error, 'problem', None) or error}") from None
+        said = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(str(path), None, f"{where}is not YAML: {said}") from None
     if node is None:
         raise InputError(str(path), None, "is empty")
     tree = _plain(node, path, "", 0)

@@ -27,7 +27,7 @@ from orchestrator.plan import Plan, RunSettings
 from orchestrator.recipe.clusters import check_cluster, cluster_from, read_named, stored, to_tree
 from orchestrator.recipe.keys import KEYS, Launch, Launcher, check_range, parse, shown
 from orchestrator.recipe.profiles import FAMILY, read_profile, stand_in
-from orchestrator.recipe.read import GROUPS, Tree, check_key, read_arguments, read_text
+from orchestrator.recipe.read import GROUPS, PATHS, Tree, check_key, check_path, read_arguments, read_text
 from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
 from orchestrator.recipe.weights import weight_settings, with_config
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -174,6 +174,8 @@ def flatten(tree: Tree, where: str) -> Flat:
                 continue
             try:
                 check_key(full, value)
+                if full in PATHS:
+                    check_path(full, value)
             except InputError as error:
                 raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
             flat[full] = value

@@ -11,6 +11,7 @@ from typing import Any, Final
 from orchestrator.errors import InputError
 from orchestrator.plan import RunSettings, Source
 from orchestrator.recipe.keys import KEYS, parse, shown
+from orchestrator.recipe.read import check_path
 
 SHORT: Final = {"data": "data.train", "tokenizer": "data.tokenizer"}
 ALTERNATIVES: Final = (("data", "data.train", "data.blend"), ("tokenizer", "data.tokenizer"), ("data.valid", "data.split"))
@@ -108,6 +109,7 @@ def existing_folder(key: str, folder: str) -> str:
 
 def existing(key: str, data: str) -> str:
     """A readable file, absolute; of a Megatron pair its PREFIX.idx. Raises InputError."""
+    check_path(key, data)
     path = Path(data)
     pair = [Path(f"{data}{suffix}") for suffix in (".bin", ".idx")]
     indexed = pair[0].is_file()
