@@ -494,7 +494,7 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
         for other_tp in found.narrower:
             print(wide_tp_text(plan, other_tp.plan, other_tp.why))
         for other in found.unasked:
-            print(unasked_text(plan, other.key, other.predicted))
+            print(unasked_text(plan, other.key, other.predicted, found.limit))
         print(proof(plan, found.at_least_s) + ".")
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")

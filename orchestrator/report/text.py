@@ -383,13 +383,15 @@ def proof(plan: Plan, at_least_s: float | None) -> str:
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster"
 
 
-def unasked_text(plan: Plan, key: str, other: Prediction) -> str:
-    """What this plan takes with a choice that nobody asked for."""
+def unasked_text(plan: Plan, key: str, other: Prediction, limit: MemoryLimit) -> str:
+    """What this plan takes with a choice that nobody asked for. It may need more memory than there is: another plan with it then won't."""
     now = plan.predicted
     if now is None:
         raise ValueError("the plan has no prediction")
     seconds = f"{format_seconds(other.step_time_s)} ({100 * (other.step_time_s / now.step_time_s - 1):+.1f}%)"
-    return f"Not asked for: {key}: this plan in {seconds}, {format_bytes(other.peak_memory_bytes)}"
+    lacking = other.peak_memory_bytes - limit.usable
+    room = f" ({format_bytes(lacking)} too much: asked for it, the search makes room)" if lacking > 0 else ""
+    return f"Not asked for: {key}: this plan in {seconds}, {format_bytes(other.peak_memory_bytes)}{room}"
 
 
 def wide_tp_text(plan: Plan, other: Plan | None, why: str) -> str:
@@ -413,5 +415,8 @@ def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -
     if plan.predicted.step_time_s <= chosen.predicted.step_time_s and plan.candidate == chosen.candidate:
         return f"Why not {question}? The plan has it"
     seconds, peak = format_seconds(plan.predicted.step_time_s), format_bytes(plan.predicted.peak_memory_bytes)
-    best = f"{plan.engine} {choice(plan)}"
-    return f"Why not {question}? The best plan with it, {best}, takes {seconds} and {peak}: {difference(chosen.predicted, plan.predicted)}"
+    than = difference(chosen.predicted, plan.predicted)
+    said = f"The best plan with it, {plan.engine} {choice(plan)}, takes {seconds} and {peak}: {than}"
+    if plan.predicted.step_time_s < chosen.predicted.step_time_s:
+        said += "; the search takes it only where it is asked for: " + " ".join(f"pin.{word}" for word in question.split())
+    return f"Why not {question}? {said}"

@@ -72,9 +72,10 @@ def no_plan(
 def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
     """The reasons, one a rule, those that were judged deepest in the tree first: they are what is between the pins and a plan."""
     degrees = {name: getattr(pins, name) for name in ("tp", "pp", "cp", "dp") if getattr(pins, name) is not None}
-    if len(degrees) > 1 and (world % prod(degrees.values()) or (len(degrees) == 4 and prod(degrees.values()) != world)):
+    product = prod(degrees.values())
+    if world % product or (len(degrees) == 4 and product != world):
         pinned = " x ".join(f"pin.{name}={degree}" for name, degree in degrees.items())
-        return f"{pinned} = {prod(degrees.values())} does not divide the {world} GPUs"
+        return f"{pinned}{f' = {product}' if len(degrees) > 1 else ''} does not divide the {world} GPUs"
     by_rule: dict[str | None, Outcome] = {}
     for cut in sorted(cuts, key=lambda cut: -len(cut.decided)):
         by_rule.setdefault(cut.rule, cut)

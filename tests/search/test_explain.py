@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from instances import BEHAVIOUR, CALIBRATION
+from msgspec.structs import replace
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
 from test_planner import AMPLE, seconds, some_plan
 
 from orchestrator.plan import Plan
-from orchestrator.report.text import explanation_text, proof, wide_tp_text
+from orchestrator.report.text import explanation_text, proof, unasked_text, wide_tp_text
 from orchestrator.search.explain import Explanation, explain, narrower_tp
 from orchestrator.search.floors import Floors, filled
 from orchestrator.search.planner import search
@@ -64,6 +65,28 @@ def test_why_not_says_where_the_plan_has_it() -> None:
     chosen = some_plan().plan
     answer = asked(Pins(dp=chosen.dp))
     assert explanation_text(chosen, answer.question, answer.plan, answer.why).endswith("The plan has it")
+
+
+def test_why_not_says_that_a_degree_does_not_divide_the_ranks() -> None:
+    answer = asked(Pins(dp=5))
+    assert answer.plan is None
+    assert "pin.dp=5 does not divide the 8 GPUs" in answer.why
+
+
+def test_a_faster_plan_that_only_a_pin_takes_is_said_to_be_that() -> None:
+    chosen = some_plan().plan
+    assert chosen.predicted is not None
+    faster = replace(chosen, cp=2, predicted=replace(chosen.predicted, step_time_s=chosen.predicted.step_time_s * 0.9))
+    text = explanation_text(chosen, "cp=2 cp_comm_type=a2a", faster, "")
+    assert text.endswith("the search takes it only where it is asked for: pin.cp=2 pin.cp_comm_type=a2a")
+
+
+def test_what_was_not_asked_for_says_where_it_does_not_fit_as_it_stands() -> None:
+    chosen = some_plan().plan
+    assert chosen.predicted is not None
+    peak = round(chosen.predicted.peak_memory_bytes)
+    assert unasked_text(chosen, "pin.x=true", chosen.predicted, MemoryLimit(limit=peak + MIB, reserve=0)).endswith("iB")
+    assert "1.0 MiB too much" in unasked_text(chosen, "pin.x=true", chosen.predicted, MemoryLimit(limit=peak - MIB, reserve=0))
 
 
 def test_tp_wider_than_a_node_is_shown_beside_the_best_plan_without() -> None:
