@@ -16,7 +16,7 @@ from orchestrator.engines.rules import LAYER_KINDS
 from orchestrator.errors import InputError
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
-from orchestrator.strategy.megatron_layout import compress
+from orchestrator.strategy.megatron_layout import layout_string
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 
 TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
@@ -62,15 +62,8 @@ def is_even(plan: Plan) -> bool:
 
 
 def layout(plan: Plan) -> str | None:
-    """Megatron's pipeline layout string, chunk after chunk ("Et*7|t*9|t*9|t*7L"); None where the split is even.
-
-    Order of the parts: chunk v of stage p stands at v * pp + p (pipeline_parallel_layer_layout.py:24-151).
-    """
-    if plan.pp == 1 or is_even(plan):
-        return None
-    letters = {"embedding": "E", "head": "L"}
-    chunks = [stage.chunk(index) for index in range(plan.vpp) for stage in plan.stages]
-    return compress(["".join(letters.get(span.kind, "t") * span.count for span in chunk) for chunk in chunks])
+    """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where the split is even."""
+    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages)
 
 
 def _modes(spans: Sequence[LayerSpan]) -> list[Recompute]:
@@ -202,11 +195,6 @@ def fp8_fields(plan: Plan) -> dict[str, Any]:
 def implementation(plan: Plan) -> str:
     """Which layer specs to build: Transformer Engine's where it is installed, else megatron-core's own."""
     return "transformer_engine" if plan.cluster.software.transformer_engine and not plan.cluster.is_cpu else "local"
-
-
-def transformer_config_fields(plan: Plan, stage: int) -> dict[str, Any]:
-    """All of TransformerConfig's arguments on the ranks of one stage, as plain data."""
-    return common_fields(plan) | recompute_fields(plan, stage)
 
 
 def model_fields(plan: Plan) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby, takewhile
 
 from rich import box
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.model.spec import ModelSpec
-from orchestrator.plan import Plan, Prediction, Reason, Stage
+from orchestrator.plan import Plan, Prediction, Stage
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import RANK_ORDER, said_options
 from orchestrator.units import TFLOPS, format_bytes, format_count, format_seconds
@@ -26,7 +25,6 @@ CAUSES_IN_A_DIFFERENCE = 3
 NOISE = 1e-9
 """A cause with less than this share of the total is the rounding of a difference."""
 GFLOPS = TFLOPS / 1000
-NUMBER = re.compile(r"\d[\d.,]*")
 ENDS = ("embedding", "head")
 """Kinds of which a model has one; engines recompute neither."""
 MESH_AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
@@ -349,24 +347,6 @@ def alternatives_table(plan: Plan, others: Sequence[Plan]) -> RenderableType:
                 str(shown), name(other), format_seconds(cost.step_time_s), format_bytes(cost.peak_memory_bytes), difference(best, cost)
             )
     return table if shown > 1 else Text("No other plan is legal and fits.")
-
-
-def rejected_table(rejected: Iterable[Reason], most: int = 8) -> RenderableType:
-    """How many choices each reason turned away, with one example. Reasons that differ only in their numbers count as one."""
-    groups: dict[str, list[Reason]] = {}
-    for reason in rejected:
-        groups.setdefault(NUMBER.sub("#", reason.why), []).append(reason)
-    if not groups:
-        return Text("Nothing was rejected.")
-    ordered = sorted(groups.values(), key=lambda group: -len(group))
-    total = sum(len(group) for group in ordered)
-    table = _table(("count", True), ("why, for one of them", False), ("which", False), title=f"Not taken: {total} choices")
-    for group in ordered[:most]:
-        table.add_row(str(len(group)), Text(group[0].why), Text(group[0].choice))
-    rest = ordered[most:]
-    if rest:
-        table.add_row(str(sum(len(group) for group in rest)), f"{len(rest)} other reasons", "candidates.csv has them all")
-    return table
 
 
 def proof(plan: Plan, at_least_s: float | None) -> str:

@@ -126,7 +126,6 @@ class Behaviour(Value, frozen=True, kw_only=True):
     """Whether act(gate) * up is one kernel that keeps its input alone; two keep the activated gate as well."""
     logits_bytes: float = 8.0
     """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""
-    moment_dtype_bytes: int = 4
     fp32_gradient_fusion: bool = True
     layers: Literal["megatron", "hugging_face"] = "megatron"
     """How the engine's layers compute: as families describe them, or as model.hugging_face changes that."""

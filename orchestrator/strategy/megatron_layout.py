@@ -93,13 +93,10 @@ def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ..
     return tuple(chunk.count("t") for chunk in chunks)
 
 
-def layout_string(stages: Sequence[Stage], model: ModelSpec) -> str:
-    """Megatron's string for these stages.
-
-    It is the inverse of `parse_layout`, recompute aside.
-    """
-    first, last = model.runs[0].layer.kind, model.runs[-1].layer.kind
-    letter = {first: "E", last: "L"}
+def layout_string(stages: Sequence[Stage]) -> str:
+    """Megatron's string for these stages, chunk after chunk: chunk v of stage p stands at v * pp + p
+    (pipeline_parallel_layer_layout.py:24-151). It is the inverse of `parse_layout`, recompute aside."""
+    letter = {"embedding": "E", "head": "L"}
     vpp = 1 + max(span.chunk for stage in stages for span in stage.layers)
     chunks = ["".join(letter.get(span.kind, "t") * span.count for span in stage.chunk(v)) for v in range(vpp) for stage in stages]
     return compress(chunks)

@@ -10,7 +10,6 @@ import numpy as np
 
 from orchestrator.calibrate.runs import Run
 
-Number = float | int | None
 WITHIN = 0.20
 """`time_within_20`: the share of rows whose step time is predicted within this."""
 BOOTSTRAP_DRAWS = 1000

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from report_plans import CLUSTER, PLAN, PREDICTED, SLOWER, llama
 from rich.console import Group
 
-from orchestrator.plan import LayerSpan, Reason, Stage
+from orchestrator.plan import LayerSpan, Stage
 from orchestrator.report.measured import comparison_table
 from orchestrator.report.text import (
     WIDTH,
@@ -20,7 +20,6 @@ from orchestrator.report.text import (
     placement,
     plan_table,
     price_table,
-    rejected_table,
     stage_layers,
     stage_recompute,
 )
@@ -29,11 +28,6 @@ from orchestrator.units import GIB
 
 GOLDEN = Path(__file__).parent / "golden"
 LIMIT = MemoryLimit(limit=80 * GIB, reserve=2 * GIB)
-REJECTED = [
-    Reason(choice="megatron tp=16", why="16 does not divide num_query_groups=8"),
-    Reason(choice="megatron tp=1 pp=1 dp=64", why="needs 141.2 GiB of 78.0"),
-    Reason(choice="megatron tp=2 pp=1 dp=32", why="needs 99.0 GiB of 78.0"),
-]
 
 
 def lines(text: str) -> list[str]:
@@ -41,7 +35,7 @@ def lines(text: str) -> list[str]:
 
 
 def test_the_whole_report_equals_the_golden_file() -> None:
-    parts = [plan_table(PLAN, llama(), LIMIT), price_table(PLAN, LIMIT), alternatives_table(PLAN, [SLOWER]), rejected_table(REJECTED)]
+    parts = [plan_table(PLAN, llama(), LIMIT), price_table(PLAN, LIMIT), alternatives_table(PLAN, [SLOWER])]
     text = "".join(line.rstrip() + "\n" for line in as_text(Group(*parts)).splitlines())
     golden = GOLDEN / "llama3_70b.txt"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -52,8 +46,7 @@ def test_the_whole_report_equals_the_golden_file() -> None:
 
 def test_no_line_is_wider_than_a_terminal() -> None:
     many = replace(PLAN, engine="megatron_deepspeed", zero_shard_size=8, offload_optimizer=True, vpp=2, schedule="interleaved")
-    reasons = [Reason(choice="x" * 150, why="y" * 150)]
-    parts = Group(plan_table(many, llama(), LIMIT), price_table(many, LIMIT), alternatives_table(many, [SLOWER]), rejected_table(reasons))
+    parts = Group(plan_table(many, llama(), LIMIT), price_table(many, LIMIT), alternatives_table(many, [SLOWER]))
     assert max(len(line) for line in as_text(parts).splitlines()) <= WIDTH
 
 
@@ -119,15 +112,6 @@ def test_alternatives_name_the_engine_only_where_it_differs() -> None:
     assert "No other plan" in as_text(alternatives_table(PLAN, []))
 
 
-def test_reasons_that_differ_in_numbers_only_are_counted_together() -> None:
-    text = lines(as_text(rejected_table(REJECTED)))
-    assert "Not taken: 3 choices" in text
-    assert "2 needs 141.2 GiB of 78.0 megatron tp=1 pp=1 dp=64" in text
-    assert "1 16 does not divide num_query_groups=8 megatron tp=16" in text
-    assert lines(as_text(rejected_table([]))) == ["Nothing was rejected."]
-    assert "1 other reasons candidates.csv has them all" in " ".join(lines(as_text(rejected_table(REJECTED, most=1))))
-
-
 def test_chunks_at_one_distance_are_shortened_and_others_listed() -> None:
     def chunks(*decoders: tuple[int, int]) -> Stage:
         spans = [LayerSpan(kind="decoder", first=first, count=count, chunk=chunk) for chunk, (first, count) in enumerate(decoders)]
@@ -155,4 +139,3 @@ def test_chunks_and_recompute_are_told_apart() -> None:
 def test_brackets_in_names_are_shown_as_they_are() -> None:
     odd = replace(PLAN, model=replace(PLAN.model, name="[red]x[/red]"))
     assert "[red]x[/red]" in as_text(plan_table(odd, llama()))
-    assert "[bold]a" in as_text(rejected_table([Reason(choice="[bold]a", why="[/]b")]))

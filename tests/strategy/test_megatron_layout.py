@@ -25,8 +25,8 @@ def test_chunks_stand_vpp_major() -> None:
 @pytest.mark.parametrize("text", ["Et*7|t*9|t*9|t*7L", "E|t*16|t*16|L", "Et|t*15||t*16L"])
 def test_string_to_stages_and_back(text: str) -> None:
     model = gpt(32)
-    assert layout_string(parse_layout(text, model, 4, 1), model) == text
-    assert layout_string(parse_layout(text, model, 2, 2), model) == text
+    assert layout_string(parse_layout(text, model, 4, 1)) == text
+    assert layout_string(parse_layout(text, model, 2, 2)) == text
 
 
 @pytest.mark.engines
