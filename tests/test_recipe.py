@@ -260,6 +260,17 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same(name: str, tmp_pat
     assert msgspec.structs.replace(again, why_cluster="") == msgspec.structs.replace(settings, why_cluster="")
 
 
+def test_recipes_are_found_in_a_checkout_that_shadows_the_installed_package(tmp_path: Path) -> None:
+    """`pip install .` and `python -m orchestrator.run` in the clone: the folder's own package comes first, without its recipes inside."""
+    root = Path(recipe.__file__).parents[2]
+    for name in ("orchestrator", "recipes"):
+        (tmp_path / name).symlink_to(root / name)
+    code = "import sys; sys.path[:0] = ['.']; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f).lower()]; "
+    code += "from orchestrator.recipe.clusters import stored; print(len(stored('models')))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == len(stored("models"))
+
+
 def test_recipes_are_found_from_any_folder(tmp_path: Path) -> None:
     code = "from orchestrator.recipe.clusters import stored; print(len(stored('models')), len(stored('clusters')))"
     done = subprocess.run(
