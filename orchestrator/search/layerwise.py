@@ -27,6 +27,12 @@ __all__ = ["AnalyticPrices", "LayerwiseResult", "Outer", "Prices", "ProfilePrice
 
 MOST_BATCHES = 32
 
+LATER = (1.0, 1.1, 1.15)
+"""An outer choice is estimated, then one split of it is solved, then its bound is refined, then it is searched: the later ones as if it
+were so much slower, so that what others have in quick plans is known first."""
+_Entry = tuple[float, int, int, float, int, Splits]
+"""Of the queue: when its turn is, its place, which turn, seconds a sample that it does not undercut, batch, splits."""
+
 
 class LayerwiseResult(NamedTuple):
     """The plan, and what is known about all others of its space."""
@@ -68,8 +74,7 @@ def layerwise(
     `num_microbatches`, `pp`: fixed where given. Raises NoPlanError.
     """
     batches = [global_batch_size] if isinstance(global_batch_size, int) else list(global_batch_size)
-    queue: list[tuple[float, int, int, int, Splits]] = []
-    """(seconds a sample that it does not undercut, its place, how often it was looked at, batch, splits)"""
+    queue: list[_Entry] = []
     layers = sum(count for kind, count in prices.runs if kind not in ENDS)
     for batch in batches:
         for stages in divisors(prices.world):
@@ -84,25 +89,30 @@ def layerwise(
                     work = sum(count * splits.fastest(kind) for kind, count in prices.runs) + stages * splits.overhead
                     if work < INFINITE:
                         bound = filled(work, stages, m, 1, prices.hop_s(outer)) + splits.once
-                        queue.append((bound / batch, len(queue), 0, batch, splits))
+                        queue.append((bound / batch, len(queue), 0, bound / batch, batch, splits))
     best: tuple[float, tuple[LayerwiseStage, ...], Outer, int] | None = None
     tried, legal = 0, len(queue)
     each = least = INFINITE  # seconds a sample: of the best plan, and of what none undercuts
     heapify(queue)
     while queue:
-        bound, place, turn, batch, splits = heappop(queue)
+        _, place, turn, bound, batch, splits = heappop(queue)
         if bound >= each:
-            break
-        if turn == 0:
-            heappush(queue, (max(bound, splits.estimate() / batch), place, 1, batch, splits))
             continue
-        if turn == 1:
+        found = None
+        if turn == 0:
+            splits.estimate()
+        elif turn == 1:
             tried += 1
+            found = splits.even(each * batch)
+        elif turn == 2:
             found = splits.begin(each * batch)
-            heappush(queue, (max(bound, splits.least / batch), place, 2, batch, splits))
         else:
             found = splits.finish(each * batch)
-            least = min(least, max(bound, splits.least / batch))
+        bound = max(bound, splits.least / batch)
+        if turn < len(LATER):
+            heappush(queue, (bound * LATER[turn], place, turn + 1, bound, batch, splits))
+        else:
+            least = min(least, bound)
         if found is not None:
             best = (*found, splits.outer, batch)
             each = found[0] / batch

@@ -23,6 +23,8 @@ ROUNDING = 1e-9
 """Relative slack of a bound against a sum of the same terms in another order."""
 GAPS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, INFINITE)
 """How far above the bound a plan is looked for, one after the other: ways grow with the gap."""
+MOST_SOLVED = 250
+"""Stages that are solved for one split."""
 MOST_TURNS = 40
 """Means of paths that are looked at for one bound."""
 MOST_PATHS = 24
@@ -91,13 +93,14 @@ class Closer:
         self.paths: list[Path] = []
         self.spent = 0
         """Stages solved."""
-        self.most = INFINITE
-        """That may be."""
+        self.most = 0
+        """That may be before the split at hand is left open."""
 
     def close(self, path: Sequence[Stage]) -> float:
         """Seconds that no plan of this split undercuts; less than `upper` only where it could not be closed."""
         self.cuts: list[Cut] = []
         """What was found to bound it, before any way was fixed."""
+        self.most = self.spent + MOST_SOLVED
         return self._close(path, {}, INFINITE)
 
     def _close(self, path: Sequence[Stage], fixed: Mapping[int, LayerwiseStage], limit: float) -> float:

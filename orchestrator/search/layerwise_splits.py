@@ -26,7 +26,7 @@ from orchestrator.strategy.layerwise import ENDS, LayerwiseStage
 
 FEW_WAYS = 60
 """Up to so many, all ways of a stage are gone through, once for all objectives."""
-MOST_SOLVED = 3000
+MOST_SOLVED = 2000
 """Stages that are solved for means of paths, for one (batch, pp, micro-batches)."""
 MOST_CUTS = 60
 """Means of paths that every split is bounded by."""
@@ -38,7 +38,7 @@ FAR = 1e12
 """Seconds that no step takes: what needs more does not fit."""
 MIXED = (0.1, 0.4)
 """A step is at least any mean of two bounds: this share of stage 0's own m micro-batches, and the way of one through it to what follows."""
-MOST_ROUNDS = 100
+FIRST_ROUNDS, MOST_ROUNDS = 4, 100
 """Times that the stages of the split with the least bound are solved and the bound is looked for anew."""
 
 
@@ -309,17 +309,33 @@ class Splits:
             self.least = low
         return self.least
 
-    def begin(self, upper: float) -> _Found | None:
-        """A good split below `upper`, and what none undercuts; of one stage the best."""
+    def even(self, upper: float) -> _Found | None:
+        """Stages with as much to do, if that is below `upper`; of one stage the best. Raises the bound."""
         if self.pp == 1:
             found = self.solve(0, 0, self.layers, upper, self.step)
             self.least = upper if found is None else min(upper, found.seconds + self.once)
             return None if found is None else self._simulated([found], upper)
         even = self._borders()
-        stages = [self.solve(p, even[p], even[p + 1], upper, self.step) for p in range(self.pp)]
-        best = self._simulated([stage for stage in stages if stage is not None], upper) if all(stages) else None
+        return self._solved_split([(p, even[p], even[p + 1]) for p in range(self.pp)], upper, self.step)
+
+    def begin(self, upper: float) -> _Found | None:
+        """A good split below `upper`, and what none undercuts."""
+        return None if self.pp == 1 else self._refined(upper, FIRST_ROUNDS)
+
+    def finish(self, upper: float) -> _Found | None:
+        """The best split below `upper`, once it is begun."""
+        if self.pp == 1:
+            return None
+        best = self._refined(upper, MOST_ROUNDS)
+        upper = best[0] if best else upper
+        return (self._searched(upper) if self.least < upper else None) or best
+
+    def _refined(self, upper: float, rounds: int) -> _Found | None:
+        """The stages of the split with the least bound are solved, until that changes nothing; raises the bound. The best split that is met
+        so."""
+        best: _Found | None = None
         before: list[tuple[int, int, int]] = []
-        for _ in range(MOST_ROUNDS):
+        for _ in range(rounds):
             upper = best[0] if best else upper
             table = self._table(upper)
             if table is None:
@@ -329,17 +345,19 @@ class Splits:
             if path == before:
                 break
             before = path
-            stages = [self.solve(*stage, upper, self._main(stage[0])) for stage in path]
-            if all(stages):
-                best = self._simulated([stage for stage in stages if stage is not None], upper) or best
+            best = self._solved_split(path, upper) or best
         return best
 
-    def finish(self, upper: float) -> _Found | None:
-        """The best split below `upper`, once it is begun."""
-        if self.pp == 1 or self._table(upper) is None:
-            self.least = max(self.least, upper) if self.pp > 1 else self.least
+    def _solved_split(self, path: Sequence[tuple[int, int, int]], upper: float, objective: Objective | None = None) -> _Found | None:
+        """Each stage for itself, then all together; None where that is not below `upper`."""
+        if any(self.floor(*stage, self._main(stage[0])) >= upper for stage in path):
             return None
-        return self._searched(upper)
+        stages: list[Solved | None] = []
+        for stage in path:
+            stages.append(self.solve(*stage, upper, objective or self._main(stage[0])))
+            if stages[-1] is None:
+                return None
+        return self._simulated([stage for stage in stages if stage is not None], upper)
 
     def _simulated(self, stages: Sequence[Solved], upper: float) -> _Found | None:
         costs = tuple(stage.cost for stage in stages)
@@ -508,7 +526,6 @@ class Splits:
     def _searched(self, upper: float) -> _Found | None:
         """The splits of the table, the least bound first: each is solved, then closed."""
         closer = Closer(self, upper)
-        closer.most = MOST_SOLVED
         self._cuts.clear()
         heap: list[_Node] = [(self.least, 0, (), 0.0, 0.0)]
         solved: set[tuple[tuple[int, int, int], ...]] = set()

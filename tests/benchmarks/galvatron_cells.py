@@ -60,7 +60,7 @@ from orchestrator.detect import Machine, machine
 from orchestrator.errors import NoPlanError
 from orchestrator.model.spec import ModelSpec
 from orchestrator.recipe import load
-from orchestrator.search.layerwise import layerwise, plan_price, stage_price
+from orchestrator.search.layerwise import LayerwiseResult, layerwise, plan_price, stage_price
 from orchestrator.search.layerwise_prices import Outer, ProfilePrices, Way
 from orchestrator.strategy.layerwise import BEHAVIOUR, NAME, LayerChoice, LayerwisePlan
 from orchestrator.strategy.pins import MemoryLimit
@@ -170,15 +170,21 @@ def ours_by_their_formulas(formulas: Formulas, prices: ProfilePrices, model: str
     return total
 
 
-def planned(prices: ProfilePrices, batch: int, limit: MemoryLimit) -> LayerwisePlan | None:
+def planned(prices: ProfilePrices, batch: int, limit: MemoryLimit) -> LayerwiseResult | None:
     try:
-        return layerwise(prices, batch, limit).plan
+        return layerwise(prices, batch, limit)
     except NoPlanError:
         return None
 
 
-def seconds(plan: LayerwisePlan | None) -> float:
-    return plan.step_time_s if plan else inf
+def seconds(found: LayerwiseResult | None) -> float:
+    return found.plan.step_time_s if found else inf
+
+
+def proven(*found: LayerwiseResult | None) -> str:
+    """Whether nothing of their spaces is faster, or by how much at most."""
+    gaps = [0.0 if one is None or one.exact else one.plan.step_time_s / one.at_least_s - 1 for one in found]
+    return "proven" if not any(gaps) else f"{100 * max(gaps):.2f}%"
 
 
 def shown(time_s: float) -> str:
@@ -189,8 +195,8 @@ def against(theirs: float, ours: float) -> str:
     return f"{100 * (theirs / ours - 1):+.1f}%" if theirs < inf and ours < inf else "-"
 
 
-HEADS = "model", "GB", "batch", "they say", "their f.", "our pr.", "ours", "faster", "no rec.", "faster", "their f.", "CPU s"
-FORMAT = "{:<7}{:>3}{:>6}{:>9}{:>9}{:>8}{:>7}{:>8}{:>8}{:>8}{:>9}{:>6}  {}"
+HEADS = "model", "GB", "batch", "they say", "their f.", "our pr.", "ours", "faster", "no rec.", "faster", "their f.", "least", "CPU s"
+FORMAT = "{:<7}{:>3}{:>6}{:>9}{:>9}{:>8}{:>7}{:>8}{:>8}{:>8}{:>9}{:>8}{:>6}  {}"
 
 
 def main() -> None:
@@ -219,13 +225,14 @@ def cell(row: dict[str, str], here: Machine, formulas: Formulas, bandwidth: floa
     started = time.process_time()
     ours, without = planned(prices, batch, limit), planned(plain, batch, limit)
     spent = time.process_time() - started
-    checked = ours_by_their_formulas(formulas, prices, model, without) if without else inf
+    checked = ours_by_their_formulas(formulas, prices, model, without.plan) if without else inf
     used = "no plan fits"
     if ours:
-        first = ", ".join(f"{run.count}x{run.choice.label()}" for run in ours.stages[0].runs)
-        used = f"pp={ours.pp} m={ours.num_microbatches} {first}" + " | ..." * (ours.pp > 1)
+        plan = ours.plan
+        first = ", ".join(f"{run.count}x{run.choice.label()}" for run in plan.stages[0].runs)
+        used = f"pp={plan.pp} m={plan.num_microbatches} {first}" + " | ..." * (plan.pp > 1)
     cells = [said, theirs, theirs_here, seconds(ours), against(theirs_here, seconds(ours)), seconds(without)]
-    cells += [against(theirs_here, seconds(without)), checked]
+    cells += [against(theirs_here, seconds(without)), checked, proven(ours, without)]
     texts = [one if isinstance(one, str) else shown(one) for one in cells]
     print(FORMAT.format(model, memory, batch, *texts, f"{spent:.1f}", used[:60]).rstrip(), flush=True)
 
