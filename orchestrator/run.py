@@ -522,6 +522,8 @@ def new_folder(settings: Settings) -> Path:
         out = Path(settings.out)
     try:
         out = out.resolve()
+        if out.is_symlink():  # Python 3.13 leaves a link to itself as it is; before, resolve() says so
+            raise InputError("out", shown, "can't be made: is a link that leads to itself")
         if out.exists() and not out.is_dir():
             raise InputError("out", shown, "is a file; a folder that is new or empty is needed")
         if out.is_dir() and any(out.iterdir()):

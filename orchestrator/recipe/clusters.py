@@ -68,7 +68,7 @@ def stored(folder: str) -> list[str]:
 
 
 def _folder(folder: str) -> Traversable:
-    """Of the installed package; in a checkout that shadows it (python -m orchestrator.run, started there) `recipes` is beside the package."""
+    """Of the installed package; in a checkout that shadows it (python -m orchestrator.run started there) `recipes` is beside it."""
     try:
         return resources.files(f"orchestrator.recipes.{folder}")
     except ModuleNotFoundError:
