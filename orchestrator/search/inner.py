@@ -5,16 +5,17 @@ its ways to be computed (`Option`) are made once for each (place, count): of the
 other beats in forward, backward, exposed synchronisation and optimizer time.
 
 Bounds. A stage i can't end before a micro-batch has come down to it through the stages before, it has worked m times, and the last
-gradient has gone back up: lead(j) summed over j < i, plus m * work(i). The least of the largest of these over all ways to complete a
-partial partition is an exact scalar dynamic program (`_to_go`), which then guides a depth-first enumeration: every branch that the bound
-does not exclude ends in a partition, and every partition is simulated (interleaved ones unless `interleaved_floor` excludes them). So what
-is returned is the optimum of the simulated score over
+gradient has gone back up: lead(j) summed over j < i, plus m * work(i), and what it waits for the stages behind it (`_Walk._work`,
+`_Interleaved`). The least of the largest of these over all ways to complete a partial partition is a scalar dynamic program (`_to_go`),
+which then guides a depth-first enumeration: every branch that the bound does not exclude ends in a partition, and every partition is
+simulated (interleaved ones unless `interleaved_floor` excludes them). So what is returned is the optimum of the simulated score over
 
 * every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty), and
 * every recompute choice of every stage that the engine has (a pinned mode is that of all layers),
 
 for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread over its chunks as evenly as they go (`spread`). The
-enumeration stops after `MOST_SIMULATED` partitions and says so: `left` is then the least bound of what it left out.
+enumeration stops after `MOST_SIMULATED` partitions and says so: `left` is then the least bound of what it left out. Where that could be
+the fastest of all, critical paths sharpen the bound (`solve_further`, cuts.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.cost.schedule import in_flight_by_chunk
 from orchestrator.model.spec import ModelSpec
 from orchestrator.search.capacity import Capacity
+from orchestrator.search.cuts import Path, Times, graph_of, longest, play
 from orchestrator.search.interleaved import interleaved_floor
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage
@@ -37,8 +39,16 @@ from orchestrator.strategy.tree import Leaf
 
 MOST_SIMULATED = 60
 """Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
-DISMISSED_FOR_ONE = 20
-"""Partitions that are bounded in the time that one takes to simulate."""
+PASSES_FOR_FLOOR = 5
+"""Passes simulated in the time that a virtual stage takes in `interleaved_floor`."""
+PASSES_FOR_STEP = 10
+"""Passes simulated in the time that one step of a partition, a stage with an option, is bounded."""
+LONGEST_CIRCLE = 4
+"""Stages between which circles are looked at: of c stages they delay by 2 (c - 1) / c transfers a micro-batch, so that more add little."""
+MOST_ROUNDS = 30
+"""Of the game that sharpens a bound; it is mostly over after ten."""
+NODES_WALKED = 600_000
+"""Passes in all rounds together: a quarter of a second."""
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
 UNDECIDED = 1e-9
@@ -152,7 +162,14 @@ class Inner:
         self.simulated = 0
         self.dismissed = 0
         """Partitions that a bound of their schedule excluded."""
-        self.most_simulated = MOST_SIMULATED
+        self.looked = 0
+        """Steps of partitions that were bounded."""
+        self.sharp = False
+        """Whether critical paths are to sharpen the bound of all partitions first."""
+        turns = min(self.candidate.num_microbatches, 4 * self.pp)  # by then a schedule has become periodic
+        self.passes = 2 * self.pp * self.vpp * turns
+        """That simulating a partition takes."""
+        self.most_spent = MOST_SIMULATED * self.passes
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
         self._one_kind = len(model.runs) == 3
@@ -162,6 +179,7 @@ class Inner:
         self._most_fitting: list[int] | None = None
         self._capacity_of: tuple[tuple[Recompute, ...], Capacity] | None = None
         self._options: dict[tuple[object, ...], list[Option]] = {}
+        self._interleaved: dict[int, _Interleaved] = {}
         calibration = costs.calibration
         self._pressure = calibration.pressure_slowdown > 0.0 and calibration.pressure_start < 1.0
         m = self.candidate.num_microbatches
@@ -176,6 +194,11 @@ class Inner:
             for p, flights in enumerate(self._flights)
         ]
         self._boundaries = [costs.boundaries_kept(self.candidate, p, max(map(sum, flights))) for p, flights in enumerate(self._flights)]
+
+    @property
+    def spent(self) -> int:
+        """What partitions have taken so far, in simulated passes."""
+        return self.simulated * self.passes + PASSES_FOR_FLOOR * self.pp * self.vpp * self.dismissed + PASSES_FOR_STEP * self.looked
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -385,9 +408,10 @@ class Inner:
         return self._solve_free(threshold)
 
     def solve_further(self, threshold: float, most: int) -> Answer:
-        """`solve` once more, for what takes less than `threshold` seconds, over `most` further partitions."""
+        """`solve` once more, for what takes less than `threshold` seconds, in the time of `most` simulated passes."""
         self.left = INFINITE
-        self.most_simulated = self.simulated + self.dismissed // DISMISSED_FOR_ONE + most
+        self.most_spent = self.spent + most
+        self.sharp = True
         return self.solve(threshold)
 
     def _solve_each_mode(self, threshold: float) -> Answer:
@@ -397,6 +421,7 @@ class Inner:
         for mode in modes:
             self.modes = (mode,)
             self._options.clear()
+            self._interleaved.clear()
             self._fits = self._most_fitting = None  # what fits depends on the modes
             answers.append(self.solve(threshold))
             found = answers[-1].solution
@@ -561,48 +586,24 @@ class Inner:
     def _through(self, moves: Moves, upper: float) -> Moves | None:
         """Of interleaved moves those that can still lead to a step of `upper` seconds; None where there are none.
 
-        Stage i begins its first backward pass once the first micro-batch has gone down through every chunk of every stage, and back up to
-        it; it has then done its warm-up and one forward pass more. From the end of its last forward pass on, the last micro-batch goes the
-        same way. Between the two it works on the rest: with every transfer over all vpp x pp borders, that is what a step takes at least
-        (Megatron's order, schedules.py:773). What the stages behind it take in their last chunks is the least over all ways to go on.
+        What the stages behind a stage take in their last chunks is the least over all ways to go on.
         """
-        pp, vpp, m, capacity = self.pp, self.vpp, self.candidate.num_microbatches, self._capacity()
-        hops = self.costs._boundary_seconds(self.candidate)
-        way = sum(hops[: pp * vpp - 1])
+        pp, capacity = self.pp, self._capacity()
         exposed = min(option.exposed for _, options in moves[0][0] for option in options)
         limit = upper * (1 + ROUNDING) - capacity.once - exposed
         rest: dict[int, tuple[float, float]] = {self.layers: (0.0, 0.0)}  # forward, backward seconds of the stages behind
         kept: Moves = []
         for p in range(pp - 1, -1, -1):
-            passes = min(m * vpp, 2 * (pp - 1 - p) + (vpp - 1) * pp + 1)
-            turns, some = divmod(passes, pp * vpp)
-            early = [turns * pp + min(pp, max(0, some - chunk * pp)) for chunk in range(vpp)]
-            behind, before = sum(hops[p : pp - 1]), sum(hops[:p])
-            down, up = capacity.forward_s + way + behind, capacity.backward_s + way + behind
+            alone = self.interleaved(p)
             here: dict[int, tuple[tuple[int, list[Option]], ...]] = {}
             best: dict[int, tuple[float, float]] = {}
-            needs: dict[int, tuple[float, float, float]] = {}
             for start, onwards in moves[p].items():
                 going = []
                 for end, options in onwards:
                     if end not in rest:
                         continue
                     after_forward, after_backward = rest[end]
-                    fast = []
-                    for option in options:
-                        need = needs.get(id(option))
-                        if need is None:
-                            cost = option.cost
-                            forward, backward = m * sum(cost.forward_s), m * sum(cost.backward_s)
-                            if passes < m * vpp:
-                                spent = sum(map(mul, early, cost.forward_s)) + sum(map(mul, early, cost.backward_s))
-                                need = (down + up + forward + backward - spent, 0.0, 0.0)
-                            else:  # all forward passes come first
-                                need = (0.0, before + forward + up, down + backward + before)
-                            needs[id(option)] = need
-                        both, one, other = need
-                        if max(both + after_forward + after_backward, one + after_forward, other + after_backward) <= limit:
-                            fast.append(option)
+                    fast = [option for option in options if alone.seconds(option, after_forward, after_backward) <= limit]
                     if fast:
                         going.append((end, fast))
                         f = after_forward + min(option.cost.forward_s[-1] for option in fast)
@@ -616,6 +617,13 @@ class Inner:
             if not here:
                 return None
         return kept[::-1]
+
+    def interleaved(self, p: int) -> _Interleaved:
+        """Stage p of an interleaved pipeline of one kind of layers."""
+        found = self._interleaved.get(p)
+        if found is None:
+            found = self._interleaved[p] = _Interleaved(self, p)
+        return found
 
     def _ranges(self, upper: float) -> tuple[list[int], list[int]] | None:
         """(fewest, most) layers of each stage in the splits of at most `upper` seconds; None where there is none."""
@@ -663,6 +671,44 @@ class Inner:
         return [(n, options) for n, options in made if options]
 
 
+class _Interleaved:
+    """What a stage's options take of an interleaved step, whatever the other stages do.
+
+    Stage i begins its first backward pass once the first micro-batch has gone down through every chunk of every stage, and back up to it;
+    it has then done its warm-up and one forward pass more. From the end of its last forward pass on, the last micro-batch goes the same
+    way. Between the two it works on the rest: with every transfer over all vpp x pp borders, that is what a step takes at least, up to the
+    end of stage 0's passes (Megatron's order, schedules.py:773).
+    """
+
+    def __init__(self, inner: Inner, p: int) -> None:
+        pp, vpp, self.m, capacity = inner.pp, inner.vpp, inner.candidate.num_microbatches, inner._capacity()
+        hops = inner.costs._boundary_seconds(inner.candidate)
+        way = sum(hops[: pp * vpp - 1])
+        passes = 2 * (pp - 1 - p) + (vpp - 1) * pp + 1
+        self.rests = passes < self.m * vpp
+        """Whether any forward pass is left after the warm-up."""
+        turns, some = divmod(min(passes, self.m * vpp), pp * vpp)
+        self.early = [turns * pp + min(pp, max(0, some - chunk * pp)) for chunk in range(vpp)]
+        behind, self.before = sum(hops[p : pp - 1]), sum(hops[:p])
+        self.down, self.up = capacity.forward_s + way + behind, capacity.backward_s + way + behind
+        self._known: dict[int, tuple[float, float, float]] = {}
+
+    def seconds(self, option: Option, after_forward: float, after_backward: float) -> float:
+        """`after_*`: what the stages behind take in their last chunks."""
+        need = self._known.get(id(option))
+        if need is None:
+            cost, m = option.cost, self.m
+            forward, backward = m * sum(cost.forward_s), m * sum(cost.backward_s)
+            if self.rests:
+                spent = sum(map(mul, self.early, cost.forward_s)) + sum(map(mul, self.early, cost.backward_s))
+                need = (self.down + self.up + forward + backward - spent, 0.0, 0.0)
+            else:  # all forward passes come first
+                need = (0.0, self.before + forward + self.up, self.down + backward + self.before)
+            self._known[id(option)] = need
+        both, one, other = need
+        return max(both + after_forward + after_backward, one + after_forward, other + after_backward)
+
+
 class _Above(NamedTuple):
     """Of the stages above in a partition, seconds: a micro-batch's way `down` through their first chunks; their way down and up again with
     the exposed time of the one that this delays most (`lead`); the `largest` end so far, and the largest `update` by the optimizer."""
@@ -671,6 +717,17 @@ class _Above(NamedTuple):
     lead: float
     largest: float
     update: float
+    spent: float
+    """On the cut's path."""
+
+
+class _Cut(NamedTuple):
+    """A path's sum over stages. `values`: of each stage's options by their id; `togo`: the least of the stages that are left, by stage and
+    state; `constant`: its transfers."""
+
+    values: list[dict[int, float]]
+    togo: list[dict[int, float]]
+    constant: float
 
 
 class _Walk:
@@ -684,31 +741,104 @@ class _Walk:
         self.hops = [*hops[: self.pp - 1], 0.0]
         self.back_and_forth = [2 * hop for hop in self.hops]
         self.once = inner.costs._once_seconds(inner.candidate)
+        self.flat = inner.vpp == 1 and self.pp > 1
+        self.blocking = inner.candidate.schedule == "deepspeed_1f1b"
+        self.chunked = inner.vpp > 1 and inner._one_kind
+        self.exposed = min((option.exposed for steps in moves[0].values() for _, options in steps for option in options), default=0.0)
         self.path: list[Option] = []
         self.best: tuple[float, float, tuple[Option, ...]] | None = None
+        self.cut: _Cut | None = None
+        self.behind = self._behind()
+        self.whole = self._whole()
         self.togo = self._to_go()
         self.updates = self._updates()
         (self.start,) = moves[0]
-        self.bound = self.togo[0].get(self.start, INFINITE) + self.updates[0].get(self.start, 0.0) + self.once
+        least = max(self.togo[0].get(self.start, INFINITE), self.whole[0].get(self.start, 0.0) + self.exposed)
+        self.bound = least + self.updates[0].get(self.start, 0.0) + self.once
         """Seconds that no partition of these moves undercuts."""
 
     def _to_go(self) -> list[dict[int, float]]:
-        """For each stage and state: the least, over the ways to complete the partition, of the largest lead + m * work."""
-        m = self.m
+        """For each stage and state: the least, over the ways to complete the partition, of the largest lead + m * work, without chunks with
+        the turns; then at least the turns that micro-batches make through all the stages that are left."""
         togo: list[dict[int, float]] = [{} for _ in range(self.pp)]
         rest: dict[int, float] = {self.end: 0.0}
         for p in range(self.pp - 1, -1, -1):
+            turns, behind, back_and_forth = (self.m - 1) // (self.pp - p) + 1, self.behind[p + 1], self.back_and_forth[p]
             for state, steps in self.moves[p].items():
                 bounds = [
-                    max(m * option.work, option.lead + self.back_and_forth[p] + rest[end])
+                    max(self._work(p, option, behind[end]), option.lead + back_and_forth + rest[end])
                     for end, options in steps
                     if end in rest
                     for option in options
                 ]
                 if bounds:
-                    togo[p][state] = min(bounds)
+                    least = turns * sum(self.behind[p][state]) if self.flat else 0.0
+                    togo[p][state] = max(least, min(bounds))
             rest = togo[p]
         return togo
+
+    def _behind(self) -> list[dict[int, tuple[float, float]]]:
+        """For each stage and state, and behind the last: the least seconds that a micro-batch takes forward, and backward, through the last
+        chunks of the stages that are left; without chunks those of its transfers as well."""
+        found: list[dict[int, tuple[float, float]]] = [{} for _ in range(self.pp)] + [{self.end: (0.0, 0.0)}]
+        for p in range(self.pp - 1, -1, -1):
+            rest, hop = found[p + 1], self.hops[p] if self.flat else 0.0
+            for state, steps in self.moves[p].items():
+                ways = [(rest[end], option.cost) for end, options in steps if end in rest for option in options]
+                if ways:
+                    forward = hop + min([f + cost.forward_s[-1] for (f, _), cost in ways])
+                    found[p][state] = forward, hop + min([b + cost.backward_s[-1] for (_, b), cost in ways])
+        return found
+
+    def _whole(self) -> list[dict[int, float]]:
+        """Of interleaved stages, as `_to_go`: the largest time of the whole step that one of them alone tells."""
+        found: list[dict[int, float]] = [{} for _ in range(self.pp)] + [{self.end: 0.0}]
+        for p in range(self.pp - 1, -1, -1) if self.chunked else ():
+            rest, behind, alone = found[p + 1], self.behind[p + 1], self.inner.interleaved(p)
+            for state, steps in self.moves[p].items():
+                bounds = [
+                    max(rest[end], alone.seconds(option, *behind[end])) for end, options in steps if end in rest for option in options
+                ]
+                if bounds:
+                    found[p][state] = min(bounds)
+        return found
+
+    def _work(self, p: int, option: Option, behind: tuple[float, float]) -> float:
+        """Seconds from when the first micro-batch reaches stage p, computed so, until the last gradient leaves it. Without chunks with what
+        it waits for the stages behind it, which take a micro-batch `behind` seconds there and back, transfers included.
+
+        Its first backward pass comes after the first micro-batch's turn through them, not just after its warm-up; and its last one after
+        the last micro-batch's turn, not just after those that its warm-up was ahead. In DeepSpeed's pipeline nothing runs beside a
+        transfer: the stage spends all those over its borders.
+        """
+        m = self.m
+        work = m * option.work
+        if not self.flat:
+            return work
+        beside, turn = 0.0, sum(behind) + self.back_and_forth[p]
+        if self.blocking:
+            before = self.hops[p - 1] if p else 0.0
+            beside, turn = before + self.hops[p], sum(behind)
+            work += 2 * (m * beside - before)
+        ahead = min(m - 1, self.pp - 1 - p)
+        first = turn - ahead * (option.cost.forward_s[0] + beside)
+        last = turn - ahead * (option.cost.backward_s[0] + beside)
+        return work + (max(0.0, first) + max(0.0, last) if m - 1 > self.pp - 1 - p else max(0.0, first, last))
+
+    def _circled(self, p: int, option: Option) -> float:
+        """By how much stage p, computed so, is delayed in its m passes because micro-batches circle between it and the stages before.
+
+        1F1B lets stage i begin forward n + pp - i after backward n. So from backward n of stage p a way leads up to stage i, and down again
+        to backward n + (p - i + 1) of stage p: it takes what the stages i to p work, and their transfers there and back. That is more than
+        stage p works on as many micro-batches where the stages are as slow as it is; there is room for so many such circles between its
+        first and its last turn.
+        """
+        free = max(0, self.m - 2 - (self.pp - 1 - p))
+        most = more = 0.0
+        for i in range(p - 1, max(-1, p - LONGEST_CIRCLE), -1):
+            more += self.path[i].work + self.back_and_forth[i] - option.work
+            most = max(most, free // (p - i + 1) * more)
+        return most
 
     def _updates(self) -> list[dict[int, float]]:
         """The least, over the ways to complete the partition, of the largest optimizer time, which no recompute changes."""
@@ -722,12 +852,82 @@ class _Walk:
             rest = updates[p]
         return updates
 
+    def _cut(self, path: Path) -> tuple[_Cut, list[Option]]:
+        """The path as a bound, and the partition that takes least on it."""
+        pp, chunks = self.pp, range(self.inner.vpp)
+        values: list[dict[int, float]] = []
+        for p in range(pp):
+            known: dict[int, float] = {}
+            forward, backward = path.forward[p::pp], path.backward[p::pp]
+            for option in [option for steps in self.moves[p].values() for _, options in steps for option in options]:
+                if id(option) not in known:
+                    cost = option.cost
+                    passes = sum([forward[v] * cost.forward_s[v] + backward[v] * cost.backward_s[v] for v in chunks])
+                    known[id(option)] = passes + path.ends[p] * option.exposed
+            values.append(known)
+        togo: list[dict[int, float]] = [{} for _ in range(pp)] + [{self.end: 0.0}]
+        best: list[dict[int, tuple[int, Option]]] = [{} for _ in range(pp)]
+        for p in range(pp - 1, -1, -1):
+            of, rest = values[p], togo[p + 1]
+            for state, steps in self.moves[p].items():
+                least = INFINITE
+                for end, options in steps:
+                    if end in rest:
+                        for option in options:
+                            seconds = of[id(option)] + rest[end]
+                            if seconds < least:
+                                least = togo[p][state] = seconds
+                                best[p][state] = end, option
+        chosen, state = [], self.start
+        for p in range(pp):
+            state, option = best[p][state]
+            chosen.append(option)
+        return _Cut(values, togo, path.transfers_s), chosen
+
+    def _weigh(self, chosen: Sequence[Option]) -> Times:
+        """What a partition's passes take."""
+        costs = [option.cost for option in chosen]
+        forward = [cost.forward_s[v] for v in range(self.inner.vpp) for cost in costs]
+        backward = [cost.backward_s[v] for v in range(self.inner.vpp) for cost in costs]
+        return Times(forward, backward, self.inner.costs._boundary_seconds(self.inner.candidate), [option.exposed for option in chosen])
+
+    def sharpen(self) -> None:
+        """Raise `bound` by the best mean of critical paths: a game between who chooses the partition and who chooses the path, in which
+        each in turn answers best what the other plays (the double oracle: McMahan, Gordon and Blum, ICML 2003). Partitions that come up
+        are simulated: they are good ones."""
+        inner, c = self.inner, self.inner.candidate
+        graph = graph_of(c.schedule, self.pp, self.m, inner.vpp)
+        evenly = Path([float(self.m)] * (self.pp * inner.vpp), [float(self.m)] * (self.pp * inner.vpp), 0.0, [0.0] * self.pp)
+        chosen = self._cut(evenly)[1]
+        partitions: list[Times] = []
+        paths: list[Path] = []
+        fixed = self.updates[0][self.start] + self.once
+        for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
+            self.path = chosen
+            self._simulate()
+            self.path = []
+            partitions.append(self._weigh(chosen))
+            paths.append(longest(graph, partitions[-1])[1])
+            game = play(paths, partitions)
+            seconds, path = longest(graph, Times.mean(partitions, game.ways[0]))
+            if seconds > game.seconds * (1 + UNDECIDED):
+                paths.append(path)
+                game = play(paths, partitions)
+            cut, chosen = self._cut(Path.mean(paths, game.paths))
+            least = cut.togo[0][self.start] + cut.constant
+            if least + fixed > self.bound:
+                self.bound, self.cut = least + fixed, cut
+            if self._excluded(self.bound) or least >= game.seconds * (1 - UNDECIDED):
+                return
+
     def run(self, upper: float, *, strictly: bool = False) -> Answer:
         """The best partition of at most (`strictly`: less than) `upper` seconds."""
-        bound = self.bound
         self.upper, self.strictly = upper, strictly
+        if self.inner.sharp and self.pp > 1 and not self._excluded(self.bound):
+            self.sharpen()
+        bound = self.bound
         if not self._excluded(bound):
-            self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0))
+            self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0, 0.0 if self.cut is None else self.cut.constant))
         if self.best is None:
             return Answer(None, None, max(bound, upper) if strictly else bound)
         seconds, peak, path = self.best
@@ -747,22 +947,34 @@ class _Walk:
         last = p + 1 == self.pp
         rest, updates = ({self.end: 0.0}, {self.end: 0.0}) if last else (self.togo[p + 1], self.updates[p + 1])
         steps: list[tuple[float, int, Option, _Above]] = []
+        cut, whole = self.cut, self.inner.interleaved(p) if self.chunked else None
+        circles = self.flat and not self.blocking and self.hops[0] > 0.0
         for end, options in self.moves[p].get(state, ()):
             if end in rest:
                 update = max(above.update, options[0].cost.optimizer_s)
                 fixed = max(update, updates[end]) + self.once
+                behind = self.behind[p + 1][end]
                 for option in options:
                     lead = max(above.lead, above.down + option.exposed)
-                    largest = max(above.largest, lead + self.m * option.work)
+                    alone = self._work(p, option, behind) + (self._circled(p, option) if circles else 0.0)
+                    largest = max(above.largest, lead + alone)
+                    if whole is not None:
+                        largest = max(largest, whole.seconds(option, *behind) + self.exposed, self.whole[p + 1][end] + self.exposed)
                     onwards = lead + option.lead + self.back_and_forth[p]
-                    bound = max(largest, onwards + rest[end]) + fixed
+                    bound = max(largest, onwards + rest[end])
+                    spent = above.spent
+                    if cut is not None:
+                        spent += cut.values[p][id(option)]
+                        bound = max(bound, spent + cut.togo[p + 1][end])
+                    bound += fixed
                     down = above.down + option.cost.forward_s[0] + self.hops[p]
-                    steps.append((bound, end, option, _Above(down, onwards, largest, update)))
+                    steps.append((bound, end, option, _Above(down, onwards, largest, update, spent)))
+                    self.inner.looked += 1
         steps.sort(key=lambda step: step[0])
         for bound, end, option, below in steps:
             if self._excluded(bound):
                 return
-            if self.inner.simulated + self.inner.dismissed // DISMISSED_FOR_ONE >= self.inner.most_simulated:
+            if self.inner.spent >= self.inner.most_spent:
                 self.inner.left = min(self.inner.left, bound)
                 return
             self.path.append(option)
