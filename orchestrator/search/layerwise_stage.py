@@ -47,6 +47,8 @@ MOST_COUNTS = 300
 """Choices of counts for one run: of more, likewise."""
 MOST_EVERY = 1000
 """Ways that are kept, where all are wanted, and a quarter of those that are compared: of more, none."""
+WIDER = 10
+"""Times as many of both, where those were not enough, once a good solution is known."""
 MANY = 32
 """Choices of counts that are not worth being compared with each other."""
 LONGEST = 5
@@ -148,6 +150,7 @@ class StageSolver:
         low = bisect_left(limits, self._least_transient)
         ranges = [(0.0, len(limits) - 1, len(limits) - 1), (0.0, low, len(limits) - 2)]
         solved = 0
+        left: list[_Front] = []
         while ranges:
             bound, low, high = heappop(ranges)
             near = best[0] if best else upper
@@ -169,6 +172,13 @@ class StageSolver:
                 continue
             solved += 1
             found = front.solve(near)
+            if not front.exact:
+                left.append(front)
+            if found is not None:
+                best = found
+        for front in left:  # again, now that a good solution is known
+            front.times = WIDER
+            found = front.solve(best[0] if best else upper)
             if not front.exact:
                 self.least = min(self.least, front.lower)
             if found is not None:
@@ -355,7 +365,7 @@ def _cheapest(row: dict[int, _Sum], rest: dict[int, _Sum]) -> _Sum:
 
 class _Front:
     """Least max(time 0, time 1) over sequences of ways whose bytes are within `cap`; `ahead` comes off time 1. `sizes`: all of them are
-    visited, and no others; of `runs` as `_visiting` makes them."""
+    visited, and no others; `ends`: what the state holds beside tp at the end then (`_visiting`, `_changing`)."""
 
     def __init__(
         self,
@@ -366,10 +376,13 @@ class _Front:
         two: bool,
         all_numbers: bool = False,
         sizes: tuple[int, ...] = (),
+        ends: int = 0,
     ) -> None:
-        self.runs, self.cap, self.ahead, self.two, self.sizes = runs, cap, ahead, two, sizes
+        self.runs, self.cap, self.ahead, self.two, self.sizes, self.ends = runs, cap, ahead, two, sizes, ends
         self.all_numbers = all_numbers
         """Whether what no other one covers in those two times is not enough."""
+        self.times = 1
+        """As many points and counts as usual."""
         self.exact = True
         self.price, self.share = 0.0, 0.0
         self.lower = INFINITE
@@ -413,6 +426,7 @@ class _Front:
 
     def solve(self, upper: float) -> tuple[float, list[tuple[int, Way, int]]] | None:
         """The best strictly below `upper`; None where there is none."""
+        self.exact = True
         return self._within(upper) if self.bound(upper) else None
 
     def _within(self, upper: float) -> tuple[float, list[tuple[int, Way, int]]] | None:
@@ -448,7 +462,7 @@ class _Front:
             if len(front.sizes) > MOST_SIZES:
                 self.exact, least = False, min(least, front.lower)
                 continue
-            front.near = min(front.near, near)
+            front.near, front.times = min(front.near, near), self.times
             found = front._within(near)
             if not front.exact:
                 self.exact, least = False, min(least, front.lower)
@@ -458,33 +472,33 @@ class _Front:
         return best
 
     def visiting(self, upper: float) -> list[_Front]:
-        """For each set of sizes what visits just these, bounded; without those that have nothing below `upper`. (Of more than MOST_SIZES
-        the bound is that of all with as many changes at their least.)"""
+        """For each set of sizes what visits just these, bounded; without those that have nothing below `upper`. All sets of more than
+        MOST_SIZES are bounded as one: by what has as many changes of size."""
         share, price = self.share, self.price
         each = [{tp: min(mean(w.times, share) + price * w.nbytes for w in ways) for tp, ways in run.ways.items()} for run in self.runs]
-        change = min((mean(t, share) for run in self.runs for (a, b), t in run.switch.items() if a not in (0, b)), default=0.0)
+        into: dict[tuple[int, int], float] = {}
+        for run in self.runs:
+            for (a, b), change in run.switch.items():
+                into[a, b] = min(into.get((a, b), INFINITE), mean(change, share))
         tps = sorted({tp for run in self.runs for tp in run.ways})
-        found = []
-        for sizes in (chosen for n in range(1, len(tps) + 1) for chosen in combinations(tps, n)):
+        found = [self._part(_changing(self.runs), tuple(tps), MOST_SIZES)] if len(tps) > MOST_SIZES else []
+        for sizes in (chosen for n in range(1, MOST_SIZES + 1) for chosen in combinations(tps, n)):
             rows = [[row[tp] for tp in sizes if tp in row] for row in each]
             if not all(rows):
                 continue
-            total = sum(run.layers * min(row) for run, row in zip(self.runs, rows, strict=True)) + (len(sizes) - 1) * change
-            lower = total - share * self.ahead - price * self.cap
-            if lower >= upper * (1 - ROUNDING):
-                continue
-            front = _Front(_visiting(self.runs, sizes), self.cap, self.ahead, two=self.two, all_numbers=self.all_numbers, sizes=sizes)
-            if len(sizes) > MOST_SIZES:
-                front.lower = lower
-                found.append(front)
-            elif front.bound(upper):
-                found.append(front)
-        return found
+            total = sum(run.layers * min(row) for run, row in zip(self.runs, rows, strict=True))
+            entered = [min((into.get((a, b), INFINITE) for a in sizes if a != b), default=0.0) for b in sizes]
+            total += sum(entered) - max(entered)  # all but the first are
+            if total - share * self.ahead - price * self.cap < upper * (1 - ROUNDING):
+                found.append(self._part(_visiting(self.runs, sizes), sizes, (1 << len(sizes)) - 1))
+        return [front for front in found if front.bound(upper)]
+
+    def _part(self, runs: list[_Run], sizes: tuple[int, ...], ends: int) -> _Front:
+        return _Front(runs, self.cap, self.ahead, two=self.two, all_numbers=self.all_numbers, sizes=sizes, ends=ends)
 
     def _totals(self, price: float, share: float) -> list[dict[int, _Sum]]:
         """For each run: by the tp of the layer before, the least of all that follows."""
-        ends = (1 << len(self.sizes)) - 1
-        after = {at: NOTHING if at >> MASK == ends else NEVER for at in self.runs[-1].ways}
+        after = {at: NOTHING if at >> MASK == self.ends else NEVER for at in self.runs[-1].ways}
         found = [after]
         for r in range(len(self.runs) - 1, -1, -1):
             run = self.runs[r]
@@ -600,10 +614,10 @@ class _Front:
 
     def _kept(self, reach: list[_Point]) -> list[_Point]:
         kept = _pareto(reach)
-        if len(kept) > MOST_POINTS:
+        if len(kept) > self.times * MOST_POINTS:
             self.exact = False
             kept.sort(key=lambda point: mean(point[1:3], self.share) + self.price * point[0])
-            kept = kept[:MOST_POINTS]
+            kept = kept[: self.times * MOST_POINTS]
         return kept
 
     def _elements(self, r: int, before: int, slack: float) -> list[_Element]:
@@ -699,14 +713,14 @@ class _Front:
                     self.exact = False
                     return []
                 continue
-            if len(partial) > 4 * MOST_COUNTS:
+            if len(partial) > 4 * self.times * MOST_COUNTS:
                 self.exact = False
-                partial = sorted(partial, key=lambda entry: entry[1])[: 4 * MOST_COUNTS]
+                partial = sorted(partial, key=lambda entry: entry[1])[: 4 * self.times * MOST_COUNTS]
             if len(partial) > MANY:
                 partial = _uncovered(partial, needs)
-            if len(partial) > MOST_COUNTS:
+            if len(partial) > self.times * MOST_COUNTS:
                 self.exact = False
-                partial = sorted(partial, key=lambda entry: entry[1])[:MOST_COUNTS]
+                partial = sorted(partial, key=lambda entry: entry[1])[: self.times * MOST_COUNTS]
         found = []
         for used, added, b, t0, t1, counts in partial:
             every = (*counts, (common.way, n - used)) if used < n else counts
@@ -729,6 +743,22 @@ def _visiting(runs: Sequence[_Run], sizes: tuple[int, ...]) -> list[_Run]:
         bits = {tp: 1 << MASK + i for i, tp in enumerate(sizes) if tp in run.ways}
         ways = {tp | seen << MASK: run.ways[tp] for tp in bits for seen in range(1 << len(sizes)) if seen << MASK & bits[tp]}
         switch = {(a, tp | a & ~TP | bit): run.switch[a & TP, tp] for a in {*ways} | earlier for tp, bit in bits.items()}
+        found.append(_Run(run.layers, ways, switch, run.detours))
+        earlier = {*ways}
+    return found
+
+
+def _changing(runs: Sequence[_Run]) -> list[_Run]:
+    """The same with states of tp and the changes of size so far, of which no more than MOST_SIZES are counted."""
+    found = []
+    earlier = {0}
+    for run in runs:
+        ways = {tp | changes << MASK: run.ways[tp] for tp in run.ways for changes in range(MOST_SIZES + 1)}
+        switch = {}
+        for a in {*ways} | earlier:
+            for tp in run.ways:
+                changes = min((a >> MASK) + (a & TP not in (0, tp)), MOST_SIZES)
+                switch[a, tp | changes << MASK] = run.switch[a & TP, tp]
         found.append(_Run(run.layers, ways, switch, run.detours))
         earlier = {*ways}
     return found
