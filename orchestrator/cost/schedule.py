@@ -130,6 +130,7 @@ def _one_f_one_b(forward: list[float], backward: list[float], hops: list[float],
     last = pp - 1
     ready = [0.0] * (pp + 1)  # end of a stage's latest pass; the entry beyond the last stage never delays anything
     history: list[list[float]] = []
+    odd_one = 0  # the stage that moved on unlike the others when that was last looked at
     n, end, skipped = 0, m, 0.0
     while n < end:
         arrived = 0.0
@@ -152,10 +153,11 @@ def _one_f_one_b(forward: list[float], backward: list[float], hops: list[float],
             tolerance = RELATIVE_TOLERANCE * first
             for period in range(1, min(len(history), pp) + 1):
                 old = history[-period]
-                if abs((final - old[-1]) - (first - old[0])) > tolerance:
-                    continue  # as `_shift` begins
-                shift = _shift(state, old)
-                if shift is not None:
+                shift = first - old[0]
+                if abs(final - old[-1] - shift) > tolerance or abs(state[odd_one] - old[odd_one] - shift) > tolerance:
+                    continue
+                odd_one = next((i for i in range(pp) if abs(state[i] - old[i] - shift) > tolerance), -1)
+                if odd_one < 0:
                     periods = (end - n) // period
                     skipped = periods * shift
                     end -= periods * period

@@ -521,7 +521,9 @@ class Inner:
             even = self.even_sizes()
             self._fits = all(self._fits_leanest(p, even[p :: self.pp]) for p in range(self.pp))
             if not self._fits:
-                self._most_fitting = [self._fits_in(p) for p in range(self.pp)]
+                self._most_fitting = []
+                for p in range(self.pp):
+                    self._most_fitting.append(self._fits_in(p, self._most_fitting[-1] if p else -1))
                 whole = all(most >= (0 if p in (0, self.pp - 1) else 1) for p, most in enumerate(self._most_fitting))
                 self._fits = whole and sum(self._most_fitting) >= self.layers
         return self._fits
@@ -544,12 +546,21 @@ class Inner:
         """Whether the stage fits with some mode throughout; the strongest is asked first, because it mostly does."""
         return any(self._peak(p, sizes, mode, self.layers) <= self.usable for mode in reversed(self.modes))
 
-    def _fits_in(self, p: int) -> int:
-        low, high = -1, self.layers
+    def _fits_in(self, p: int, guess: int) -> int:
+        """The most layers that fit in stage p at its leanest; -1: not even none. Looked for from `guess` up, where so many fit: what the stage
+        before holds, which has more in flight."""
+
+        def fits(n: int) -> bool:
+            return self._fits_leanest(p, spread(n, self.vpp, p, self.pp))
+
+        low, step = guess if guess >= 0 and fits(guess) else -1, 1
+        while low + step <= self.layers and fits(low + step):
+            low += step
+            step *= 2
+        high = min(self.layers, low + step - 1)
         while low < high:
             n = (low + high + 1) // 2
-            sizes = spread(n, self.vpp, p, self.pp)
-            if self._fits_leanest(p, sizes):
+            if fits(n):
                 low = n
             else:
                 high = n - 1

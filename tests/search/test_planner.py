@@ -280,7 +280,6 @@ def test_slower_than_is_a_bound_that_holds() -> None:
 
 
 def test_a_pinned_layout_is_the_plans_layout() -> None:
-    model = gpt(6, hidden=256, seq=128, vocab=1024)
     result = some_plan(pins=Pins(layout="Et|tt|t|ttL"))
     assert layout_string(result.plan.stages) == "Et|t*2|t|t*2L"
     assert result.plan.pp * result.plan.vpp == 4
