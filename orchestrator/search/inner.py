@@ -547,8 +547,8 @@ class Inner:
         return any(self._peak(p, sizes, mode, self.layers) <= self.usable for mode in reversed(self.modes))
 
     def _fits_in(self, p: int, guess: int) -> int:
-        """The most layers that fit in stage p at its leanest; -1: not even none. Looked for from `guess` up, where so many fit: what the stage
-        before holds, which has more in flight."""
+        """The most layers that fit in stage p at its leanest; -1: not even none. Looked for from `guess` up, where so many fit: what the
+        stage before holds, which has more in flight."""
 
         def fits(n: int) -> bool:
             return self._fits_leanest(p, spread(n, self.vpp, p, self.pp))
