@@ -33,10 +33,18 @@ _V100 = {"fp32": 15.7, "fp16": 125.0}
 _A100 = {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}
 _H100_SXM = {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9}
 _H100_PCIE = {"fp32": 51.2, "tf32": 378.0, "fp16": 756.5, "bf16": 756.5, "fp8": 1513.0}
+_H100_NVL = {"fp32": 60.0, "tf32": 417.5, "fp16": 835.5, "bf16": 835.5, "fp8": 1670.5}
+_H20 = {"fp32": 44.0, "tf32": 74.0, "fp16": 148.0, "bf16": 148.0, "fp8": 296.0}
 _B200 = {"fp32": 75.0, "tf32": 1125.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0}
 _GB200 = {"fp32": 80.0, "tf32": 1250.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
 _RTX_3090 = {"fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
 _RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3}
+_A30 = {"fp32": 10.3, "tf32": 82.0, "fp16": 165.0, "bf16": 165.0}
+_A40 = {"fp32": 37.4, "tf32": 74.8, "fp16": 149.7, "bf16": 149.7}
+_A6000 = {"fp32": 38.7, "tf32": 77.4, "fp16": 154.8, "bf16": 154.8}
+_L4 = {"fp32": 30.3, "tf32": 60.0, "fp16": 121.0, "bf16": 121.0, "fp8": 242.5}
+_L40 = {"fp32": 90.5, "tf32": 90.5, "fp16": 181.0, "bf16": 181.0, "fp8": 362.0}
+_RTX_6000_ADA = {"fp32": 91.1, "tf32": 182.1, "fp16": 364.2, "bf16": 364.2, "fp8": 728.5}
 _L40S = {"fp32": 91.6, "tf32": 183.0, "fp16": 362.0, "bf16": 362.0, "fp8": 733.0}
 
 _ENTRIES: tuple[Gpu, ...] = (
@@ -51,6 +59,8 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("H100-SXM-96GB", 94.0, 2400 * GB, "9.0", "torchtitan's benchmarks (HBM2e, 2.4 TB/s); memory derived", **_H100_SXM),
     _gpu("H100-PCIE-80GB", 79.11, 2039 * GB, "9.0", "NVIDIA Hopper whitepaper table 3 (HBM2e, 350 W); torch total as SXM", **_H100_PCIE),
     _gpu("H800-SXM-80GB", 79.11, 3350 * GB, "9.0", "As H100-SXM-80GB; only its NVLink is slower (400 GB/s in all)", **_H100_SXM),
+    _gpu("H100-NVL", 93.1, 3900 * GB, "9.0", "NVIDIA H100 NVL datasheet (94 GB HBM3, 3.9 TB/s); 95830 MiB less 0.5%", **_H100_NVL),
+    _gpu("H20", 95.1, 4000 * GB, "9.0", "NVIDIA H20 datasheet (96 GB HBM3, 4.0 TB/s); 97871 MiB less 0.5%", **_H20),
     _gpu("GH200-96GB", 94.5, 4000 * GB, "9.0", "NVIDIA GH200 datasheet (4 TB/s); 97871 MiB less 1%", **_H100_SXM),
     _gpu("H200", 139.81, 4800 * GB, "9.0", "NVIDIA H200 datasheet (141 GB HBM3e, 4.8 TB/s); 143771 MiB, torch 139.81 GiB", **_H100_SXM),
     _gpu("B200", 178.35, 7.7 * TB, "10.0", "NVIDIA DGX B200 and HGX datasheets (dense per GPU, 7.7 TB/s); torch 178.35 GiB", **_B200),
@@ -60,6 +70,13 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("TITAN-RTX", 23.65, 672 * GB, "7.5", "NVIDIA Turing whitepaper (TU102), TITAN RTX; torch total 23.65 GiB", fp32=16.3, fp16=130.5),
     _gpu("RTX-3090", 23.69, 936 * GB, "8.6", "NVIDIA GA102 whitepaper (fp32 accumulate); torch 23.69 GiB", **_RTX_3090),
     _gpu("RTX-4090", 23.64, 1008 * GB, "8.9", "NVIDIA Ada whitepaper (fp32 accumulate); torch 23.64 GiB", **_RTX_4090),
+    _gpu("A30", 23.53, 933 * GB, "8.0", "NVIDIA A30 datasheet (HBM2, 933 GB/s); torch 23.53 GiB", **_A30),
+    _gpu("A10", 22.2, 600 * GB, "8.6", "NVIDIA A10 datasheet; 23028 MiB less 1.3%", fp32=31.2, tf32=62.5, fp16=125.0, bf16=125.0),
+    _gpu("A40", 44.4, 696 * GB, "8.6", "NVIDIA A40 datasheet; 46068 MiB, torch about 44.4 GiB", **_A40),
+    _gpu("RTX-A6000", 47.5, 768 * GB, "8.6", "NVIDIA GA102 whitepaper, RTX A6000; 49140 MiB less 1% (ECC is off as shipped)", **_A6000),
+    _gpu("L4", 22.17, 300 * GB, "8.9", "NVIDIA L4 datasheet; 23034 MiB, torch about 22.17 GiB", **_L4),
+    _gpu("L40", 44.4, 864 * GB, "8.9", "NVIDIA L40 datasheet; torch 44.40 GiB", **_L40),
+    _gpu("RTX-6000-Ada", 44.43, 960 * GB, "8.9", "NVIDIA RTX 6000 Ada datasheet; 46068 MiB with ECC, torch 44.43 GiB", **_RTX_6000_ADA),
     _gpu("L40S", 44.4, 864 * GB, "8.9", "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB", **_L40S),
     # Not a GPU: one gloo rank with one core. 4 GiB is a modest share of any machine that trains the tiny recipes on 4 ranks; the peaks
     # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
@@ -91,6 +108,15 @@ DRIVER_NAMES: Final = MappingProxyType(
         "NVIDIA GeForce RTX 3090": "RTX-3090",
         "NVIDIA GeForce RTX 4090": "RTX-4090",
         "NVIDIA L40S": "L40S",
+        "NVIDIA L40": "L40",
+        "NVIDIA L4": "L4",
+        "NVIDIA A10": "A10",
+        "NVIDIA A30": "A30",
+        "NVIDIA A40": "A40",
+        "NVIDIA RTX A6000": "RTX-A6000",
+        "NVIDIA RTX 6000 Ada Generation": "RTX-6000-Ada",
+        "NVIDIA H100 NVL": "H100-NVL",
+        "NVIDIA H20": "H20",
     }
 )
 """What the driver calls them (nvidia-smi --query-gpu=name), today; older drivers leave "NVIDIA " out or say "Tesla"."""

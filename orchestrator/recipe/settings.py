@@ -475,7 +475,7 @@ NVLINK: Final = {
     "A800-SXM": 200 * GB,
     "H100-SXM": 450 * GB,
     "H800-SXM": 200 * GB,
-    "H200": 450 * GB,
+    "H20": 450 * GB,  # and the H200
 }
 """Bytes/s per GPU and direction by the start of the catalog's name: NVLink 2 to 4, NVIDIA's datasheets. Blackwell, below, has NVLink 5."""
 NVLINK_5: Final = 900 * GB
