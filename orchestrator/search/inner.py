@@ -759,11 +759,14 @@ class _Walk:
         self.path: list[Option] = []
         self.best: tuple[float, float, tuple[Option, ...]] | None = None
         self.cut: _Cut | None = None
+        (self.start,) = moves[0]
+        self._bound()
+
+    def _bound(self) -> None:
         self.behind = self._behind()
         self.whole = self._whole()
         self.togo = self._to_go()
         self.updates = self._updates()
-        (self.start,) = moves[0]
         least = max(self.togo[0].get(self.start, INFINITE), self.whole[0].get(self.start, 0.0) + self.exposed)
         self.bound = least + self.updates[0].get(self.start, 0.0) + self.once
         """Seconds that no partition of these moves undercuts."""
@@ -902,6 +905,45 @@ class _Walk:
         backward = [cost.backward_s[v] for v in range(self.inner.vpp) for cost in costs]
         return Times(forward, backward, self.inner.costs._boundary_seconds(self.inner.candidate), [option.exposed for option in chosen])
 
+    def narrow(self) -> None:
+        """Leave out the options that are only in partitions which the bound excludes; what is left then has a higher bound, and so on."""
+        removed = True
+        while removed and not self._excluded(self.bound):
+            removed = False
+            moves: Moves = []
+            fixed = self.updates[0][self.start] + self.once
+            came = {self.start: (0.0, 0.0, 0.0)}  # the least lead, way down and largest end of the stages before
+            for p in range(self.pp):
+                here: dict[int, tuple[tuple[int, list[Option]], ...]] = {}
+                reached: dict[int, tuple[float, float, float]] = {}
+                rest, behind = self.togo[p + 1] if p + 1 < self.pp else {self.end: 0.0}, self.behind[p + 1]
+                for state, steps in self.moves[p].items():
+                    going = []
+                    for end, options in steps if state in came else ():
+                        live = []
+                        for option in options if end in rest else ():
+                            before, down, largest = came[state]
+                            lead = max(before, down + option.exposed)
+                            largest = max(largest, lead + self._work(p, option, behind[end]))
+                            onwards = lead + option.lead + self.back_and_forth[p]
+                            if not self._excluded(max(largest, onwards + rest[end]) + fixed):
+                                live.append(option)
+                                known = reached.get(end, (INFINITE, INFINITE, INFINITE))
+                                now = onwards, down + option.cost.forward_s[0] + self.hops[p], largest
+                                reached[end] = min(known[0], now[0]), min(known[1], now[1]), min(known[2], now[2])
+                        removed = removed or len(live) < len(options)
+                        if live:
+                            going.append((end, live))
+                    if going:
+                        here[state] = tuple(going)
+                moves.append(here)
+                came = reached
+            if not came:
+                self.bound = INFINITE
+                return
+            self.moves = moves
+            self._bound()
+
     def sharpen(self) -> None:
         """Raise `bound` by the best mean of critical paths: a game between who chooses the partition and who chooses the path, in which
         each in turn answers best what the other plays (the double oracle: McMahan, Gordon and Blum, ICML 2003). Partitions that come up
@@ -934,8 +976,10 @@ class _Walk:
     def run(self, upper: float, *, strictly: bool = False) -> Answer:
         """The best partition of at most (`strictly`: less than) `upper` seconds."""
         self.upper, self.strictly = upper, strictly
-        if self.inner.sharp and self.pp > 1 and not self._excluded(self.bound):
-            self.sharpen()
+        if self.inner.sharp and self.pp > 1:
+            self.narrow()
+            if not self._excluded(self.bound):
+                self.sharpen()
         bound = self.bound
         if not self._excluded(bound):
             self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0, 0.0 if self.cut is None else self.cut.constant))
