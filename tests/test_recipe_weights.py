@@ -114,6 +114,10 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=why) as raised:
             load("recipe=gpt_tiny", f"model.init_from={tmp_path / name}")
         assert raised.value.key == "model.init_from", name
+    for name in ("nowhere", "file", "empty", "broken", "list"):  # without a recipe its config.json is the model
+        with pytest.raises(InputError, match=cases[name]) as raised:
+            load(f"model.init_from={tmp_path / name}")
+        assert raised.value.key == "model.init_from", name
 
 
 def test_an_export_goes_into_a_new_folder(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def with_config(merged: Mapping[str, Any]) -> dict[str, Any]:
     if FROM not in merged or any(name in merged for name in ("model.hf_config", "model.family")):
         return dict(merged)
     folder = existing_folder(FROM, parse(KEYS[FROM], merged[FROM]))
+    _config(Path(folder))  # what is wrong with it is said under the key that was given
     return {**merged, "model.hf_config": str(Path(folder) / CONFIG)}
 
 
