@@ -14,11 +14,11 @@ from orchestrator.calibrate import layout
 from orchestrator.calibrate.pricing import Pricer, named, price_runs, shipped, zero_shot
 from orchestrator.calibrate.runs import Run, Unusable, load, read_rows
 from orchestrator.cost.behaviours import BEHAVIOURS
-from orchestrator.cost.calibration import calibrated, datasheet
+from orchestrator.cost.calibration import ZERO_SHOT, CalibrationFile, calibrated, datasheet
 from orchestrator.cost.calibration import shipped as shipped_file
 from orchestrator.errors import InputError
 from orchestrator.validate.__main__ import main
-from orchestrator.validate.metrics import Priced, summary, sweeps
+from orchestrator.validate.metrics import Priced, spreads, summary, sweeps
 from orchestrator.validate.report import measured_beside, report_of
 
 ROW = {
@@ -221,6 +221,52 @@ def test_the_command_writes_report_and_picture(tmp_path: Path, capsys: pytest.Ca
     assert "GPU Gaudi2 is not known" in capsys.readouterr().out
 
 
+def test_what_a_layer_keeps_per_token_does_not_depend_on_hidden_size_where_the_engine_says_so() -> None:
+    """nanotron: so many bytes per token and layer in flight, on every tensor-parallel rank."""
+    (narrow, wide) = only({"sequence_parallel": "yes"}, {"sequence_parallel": "yes", "hidden_size": "4096", "num_attention_heads": "32"})
+    held = []
+    for run in (narrow, wide):
+        ((_, prediction, _),) = price_runs([run], lambda run, behaviour: replace(shipped(run, behaviour), gathered_released=0.0))
+        assert prediction is not None
+        held.append([stage.memory_by_cause["gathered"] for stage in prediction.by_stage])
+    constants = shipped_file("nanotron", "H100-SXM-80GB")
+    assert constants is not None
+    token = constants.values()["gathered_token_bytes"] * constants.values()["gathered_kept"]
+    layers = [
+        [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in run.stages]
+        for run in (narrow, wide)
+    ]
+    for stage_bytes, counts in zip(held, layers, strict=True):
+        flights = (2, 1)
+        expected = [token * 2048 * 2 * count * flight for count, flight in zip(counts, flights, strict=True)]
+        assert stage_bytes == pytest.approx(expected)
+
+
+def test_notes_of_offload_and_of_slow_days_are_read() -> None:
+    v100 = {"gpu": "V100-SXM2-32GB", "precision": "fp16", "gpus_per_node": "4", "interconnect": "Omni-Path", "vocab_size": "51200"}
+    hugging = {**v100, "engine": "HF Trainer + DeepSpeed ZeRO-3", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
+    plain, optimizer, full = only(
+        {**hugging, "notes": "offload=; extra: Opt Offl=N; Par Offl=N; Notes=05-28;"},
+        {**hugging, "notes": "offload=; extra: Opt Offl=Y; Par Offl=N;"},
+        {**hugging, "notes": "offload=full CPU offload; extra: ;"},
+    )
+    assert [run.candidate.strategy.offload_optimizer for run in (plain, optimizer, full)] == [False, True, True]
+    megatron = {**v100, "engine": "Megatron-LM", "zero_stage": ""}
+    good, slow = only(*({**megatron, "notes": f"section=Megatron; offload=; extra: Notes={day}"} for day in ("05-27", "05-28")))
+    assert slow.cluster.levels[1].bandwidth < good.cluster.levels[1].bandwidth == plain.cluster.levels[1].bandwidth
+
+
+def test_spreads_weigh_engines_alike_and_name_those_with_enough_runs() -> None:
+    """Twenty runs that take twice as long as predicted, one of another engine that takes as long: 5% and 95% of the weight."""
+    runs = only(*[{}] * 20, {"engine": "torchtitan", "zero_stage": "3", "pp": "1", "dp": "4"})
+    rows = [
+        Priced(run=run, time_s=0.5 if run.behaviour == "nanotron" else 1.0, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0)
+        for run in runs
+    ]
+    assert spreads(rows) == {"": (1.0, 2.0), "9": (1.0, 2.0), "nanotron/9": (2.0, 2.0)}
+    assert spreads([]) == {}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -273,7 +319,33 @@ def test_a_prediction_has_the_interval_of_its_calibration() -> None:
     assert low < prediction.step_time_s < high
     ((_, plain, _),) = price_runs([run], named("datasheet"))
     assert plain is not None
-    assert plain.interval is None
+    assert plain.interval is not None
+    wide = plain.interval[1] / plain.interval[0]
+    assert wide > high / low
+
+
+def test_an_engine_or_gpu_that_nobody_measured_has_the_interval_of_the_others() -> None:
+    """By engine and generation of the GPU, else by generation, else of all; the widest where least is known."""
+    run = only({})[0]
+    nanotron = BEHAVIOURS["nanotron"]
+    unheard = replace(nanotron, engine="unheard-of")
+    assert datasheet(run.cluster, nanotron).interval == ZERO_SHOT["nanotron/9"]
+    assert datasheet(run.cluster, unheard).interval == ZERO_SHOT["9"]
+    strange = replace(run.cluster, gpu=replace(run.cluster.gpu, compute_capability="99.0"))
+    assert datasheet(strange, unheard).interval == ZERO_SHOT[""]
+    alone = CalibrationFile(
+        engine="nanotron", gpu=run.gpu, fitted_on="", constants={}, fitted_runs=1, fitted_median_error=0.0, held_out_runs=0,
+        held_out_median_error=None, interval=None,
+    )  # fmt: skip
+    assert alone.calibration(datasheet(run.cluster, unheard)).interval == ZERO_SHOT["9"]
+
+
+def test_intervals_from_datasheets_are_those_of_the_report() -> None:
+    report = Path(__file__).resolve().parents[1] / "orchestrator" / "cost" / "calibrations" / "report" / "validation.json"
+    made = json.loads(report.read_text(encoding="utf-8"))["zero_shot"]["spreads"]
+    assert made.keys() == ZERO_SHOT.keys()
+    for name, interval in made.items():
+        assert ZERO_SHOT[name] == pytest.approx(interval, rel=0.01), name
 
 
 def test_every_shipped_calibration_says_what_it_is_of() -> None:

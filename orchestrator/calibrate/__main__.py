@@ -22,6 +22,7 @@ from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitG
 from orchestrator.calibrate.pricing import Pricer, seen_peak
 from orchestrator.calibrate.runs import Run, held_out
 from orchestrator.calibrate.words import arguments, command, truth
+from orchestrator.cost.behaviours import ENGINE_OF
 from orchestrator.cost.calibration import CalibrationFile, Constant
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Behaviour
@@ -32,12 +33,6 @@ DOUBTED_GPUS = 512
 ENOUGH = 20
 """Runs kept out from which on they alone make the interval; below it all runs do."""
 LOW, HIGH = 0.05, 0.95
-MEMORY_OF = {
-    **dict.fromkeys(("megatron_unfused", "megatron_fused_loss", "megatron_lm", "nemo"), "megatron"),
-    **dict.fromkeys(("megatron_deepspeed_bf16",), "megatron_deepspeed"),
-    **dict.fromkeys(("deepspeed_unfused", "deepspeed_tiled_loss"), "deepspeed"),
-}
-"""Behaviours that are one engine as far as memory goes."""
 
 
 def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
@@ -105,7 +100,7 @@ def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], behaviours: d
             continue
         share = max(0.0, 1 - seen_peak(run, prediction) / run.memory_bytes)
         lacking[""].append(share)
-        lacking.setdefault(MEMORY_OF.get(run.behaviour, run.behaviour), []).append(share)
+        lacking.setdefault(ENGINE_OF.get(run.behaviour, run.behaviour), []).append(share)
     return {
         engine: Constant(
             value=float(f"{np.quantile(shares, HIGH):.3g}"), unit="share", origin=f"95% of {len(shares)} measured peaks lack no more"
@@ -117,7 +112,7 @@ def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], behaviours: d
 
 def with_margin(file: CalibrationFile, found: dict[str, Constant]) -> CalibrationFile:
     """The file with its engine's margin, or that of all engines."""
-    margin = found.get(MEMORY_OF.get(file.engine, file.engine), found.get(""))
+    margin = found.get(ENGINE_OF.get(file.engine, file.engine), found.get(""))
     return file if margin is None else replace(file, constants={**file.constants, "memory_margin": margin})
 
 

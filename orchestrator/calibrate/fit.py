@@ -42,7 +42,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "outer_efficiency": (0.2, 1.0),
     "outer_scaling": (0.02, 1.0),
     "overlap_efficiency": (0.2, 1.0),
-    "pointwise_factor": (0.6, 3.0),
+    "pointwise_factor": (0.6, 5.0),
     "loss_factor": (0.1, 1.5),
     "microbatch_overhead_s": (1e-5, 0.3),
     "collective_overhead_s": (2e-5, 0.05),

@@ -37,6 +37,10 @@ EFA_LATENCY = 130 * US
 """Half of what a ring's hop between nodes takes on AWS p5 by `collective_bandwidth_h100.csv`: 256 MB all-gathers on 2 to 64 nodes take
 240 to 360 us per node beyond their bandwidth's time, and `Calibration.latency_factor` is 2."""
 OMNIPATH_LATENCY = 10 * US
+SLOW_DAY = "slow day"
+"""A word in an interconnect's name: NCCL does not use the adapters' own transport."""
+SOCKETS = 0.5 * GB
+"""Bytes/s per GPU where four share a node's sockets (a stream of TCP gives 1 to 2 GB/s)."""
 
 OUTERMOST = 2**20
 """GPUs that the outermost level of a measured cluster may reach: more than any run."""
@@ -63,6 +67,8 @@ def gpu(key: str) -> Gpu:
 def fabric(table: str, key: str, interconnect: str) -> tuple[float, float, str]:
     """Bytes/s per GPU and direction between nodes, seconds per step, and where it is from."""
     text = interconnect.lower()
+    if SLOW_DAY in text:
+        return SOCKETS, OMNIPATH_LATENCY, "Jean Zay on a slow day: about what sockets give"
     if "omni-path" in text and key.startswith("V100"):
         return 4 * 100 * GBIT / 4, OMNIPATH_LATENCY, "Jean Zay: 4 Omni-Path 100 links for 4 GPUs"
     if "omni-path" in text:

@@ -291,7 +291,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         zero_shard_size=shard if shard < dp * cp else None,
         sequence_parallel=sequence_parallel,
         recompute=recompute,
-        offload_optimizer="offload" in row.get("engine", ""),
+        offload_optimizer="offload" in row.get("engine", "") or any(words in notes for words in OFFLOADED),
         grad_reduce_dtype=reduce_dtype,
     )
     candidate = Candidate(
@@ -338,7 +338,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         kind="moe" if row.get("num_experts") else "dense",
         model=model,
         training=_same_training(training),
-        cluster=_same_cluster(networks.cluster(table, key, num_gpus, per_node, row.get("interconnect", ""))),
+        cluster=_same_cluster(networks.cluster(table, key, num_gpus, per_node, interconnect_of(row))),
         candidate=candidate,
         stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share, head=head),
         illegal=illegal,
@@ -350,6 +350,17 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     )
 
 
+SLOW_DAYS: Final = ("Notes=05-26", "Notes=05-28")
+"""On these the same run of BigScience's Megatron-LM on V100 took 1.7 times as long as on the days before, between and after (their
+runs with ZeRO-3 did not)."""
+
+
+def interconnect_of(row: dict[str, str]) -> str:
+    """The printed network, and whether the day was one of a slow one."""
+    slow = any(day in row.get("notes", "") for day in SLOW_DAYS) and "section=Megatron;" in row.get("notes", "")
+    return row.get("interconnect", "") + (f" ({networks.SLOW_DAY})" if slow else "")
+
+
 def memory_of(table: str, behaviour: str, kind: str) -> MemoryOf:
     """The rank whose memory a source shows. BigScience's V100 peaks grow with the micro-batch without the logits of a last stage."""
     if "last rank" in kind:
@@ -357,6 +368,8 @@ def memory_of(table: str, behaviour: str, kind: str) -> MemoryOf:
     return "first" if behaviour == "nanotron" or "embedding" in kind or table == "bigscience_v100" else "max"
 
 
+OFFLOADED: Final = ("offload=full CPU offload", "Opt Offl=Y")
+"""How BigScience's notes say that optimizer states were on the host."""
 DEEPSPEED_SCHEDULE: Final = "deepspeed_1f1b"
 """Megatron-DeepSpeed runs its pipeline by DeepSpeed's instructions."""
 

@@ -19,8 +19,9 @@ NEMO: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 NANOTRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2)
 """nanotron with accumulate_grad_in_fp32: bf16 weights, a whole fp32 gradient buffer at every ZeRO stage, fp32 master and Adam
 (optim/gradient_accumulator.py); ZeRO-1 shards master and moments. In backward the bf16 gradients as well."""
-NANOTRON_LOGITS: Final = 10.0
-"""Its loss: bf16 logits 2, fp32 copy 4, fp32 softmax kept for backward 4 (parallel/tensor_parallel/functional.py)."""
+NANOTRON_LOGITS: Final = 9.0
+"""Its loss: bf16 logits 2, fp32 copy 4, fp32 softmax kept for backward 4 (parallel/tensor_parallel/functional.py) are 10; its peaks with
+pp=1 ask for 8 to 9.5 beside `allocator_slack`."""
 FUSED_LOSS_LOGITS: Final = 10.0
 """Megatron's --cross-entropy-loss-fusion: bf16 logits 2, fp32 copy 4, and exponentials 4 that jit does not write in place."""
 FSDP: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
@@ -214,3 +215,10 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
     )
 }
 """By the names that `calibrate.runs.behaviour_of` gives."""
+
+ENGINE_OF: Final[dict[str, str]] = {
+    **dict.fromkeys(("megatron_unfused", "megatron_fused_loss", "megatron_lm", "nemo"), "megatron"),
+    **dict.fromkeys(("megatron_deepspeed_bf16",), "megatron_deepspeed"),
+    **dict.fromkeys(("deepspeed_unfused", "deepspeed_tiled_loss"), "deepspeed"),
+}
+"""Behaviours that are one engine as far as memory and the trust in a prediction go."""

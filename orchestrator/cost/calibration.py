@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from orchestrator.cost.behaviours import ENGINE_OF
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.strategy.capabilities import Behaviour
@@ -32,7 +33,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     fitted_on: str = ""
     """What the constants were fitted on; empty: nothing, they are the defaults below."""
     interval: tuple[float, float] | None = None
-    """Measured over predicted step time: 5% and 95% quantile of the runs that validated these constants; None: there are none."""
+    """Measured over predicted step time: 5% and 95% quantile of the runs that validated these constants (`ZERO_SHOT` where none did); None
+    on the CPU, of which there are none."""
 
     # Matrix products
     gemm_efficiency: float = 0.77
@@ -105,8 +107,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     pipeline_layer_floor_s: float = 0.0
     """The same per tensor-parallel rank, added where the stages lie on different nodes and tp > 1 (nanotron; an engine's trait)."""
     wide_tp_transfer_s: float = 0.0
-    """Seconds for which a micro-batch's transfers over one stage border block the stage where tensor parallelism spans more than two inner
-    domains (nanotron on EFA: about half a second; an engine's trait)."""
+    """Seconds for which a micro-batch's transfers over one stage border block the stage where they stall: tensor parallelism spans more
+    than two inner domains, or the pipeline leaves one and data parallelism is without ZeRO or memory nearly full (nanotron on EFA: about
+    half a second, in whole sweeps; an engine's trait)."""
     step_overhead_s: float = 5e-3
     """Per step: clipping's global norm, learning rate, logging, timers."""
 
@@ -155,6 +158,10 @@ class Calibration(Value, frozen=True, kw_only=True):
     gathered_kept: float = 0.0
     """Share of the inputs of tensor-parallel regions, as sequence parallelism gathers them, that stays allocated until their backward: an
     engine whose asynchronous gathers are not made again in backward (nanotron). Where memory ends the allocator gives some back."""
+    gathered_token_bytes: float = 0.0
+    """What is kept so of a layer, in bytes per token, where an engine's peaks say another size than those inputs; 0: theirs. nanotron's
+    grow by 12.8 kB per token and layer on every tensor-parallel rank, from 1B to 80B: two inputs of the 3B, but three of the 1B's and
+    three quarters of one of the 80B's (its sequences are all of 4096 tokens)."""
     gathered_released: float = 0.7
     """Share of those, and of `allocator_slack` with them, that it can give back: runs with more need than that went out of memory
     (nanotron's crashes)."""
@@ -226,12 +233,36 @@ to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides
 about 0.5 GiB."""
 
 
+ZERO_SHOT: Final[Mapping[str, tuple[float, float]]] = {
+    "": (0.803, 2.86),
+    "10": (0.845, 1.33),
+    "7": (0.925, 5.22),
+    "8": (0.734, 1.2),
+    "9": (0.94, 2.22),
+    "fsdp_composer/8": (0.925, 1.48),
+    "fsdp_composer/9": (1.05, 2.15),
+    "internevo/8": (0.723, 0.938),
+    "megatron/10": (0.724, 1.63),
+    "megatron/7": (1.11, 1.82),
+    "megatron/9": (0.942, 1.18),
+    "megatron_deepspeed/7": (0.845, 1.49),
+    "megatron_deepspeed/8": (0.897, 1.11),
+    "nanotron/9": (0.876, 8.71),
+}
+"""Measured over predicted seconds of published runs priced from datasheets, 5% and 95% quantile: by "engine/generation" (the major number
+of the GPU's compute capability) where there are twenty, by "generation", and over all (""). `python -m orchestrator.validate` makes
+them (validate.metrics.spreads, `zero_shot.spreads` of its report)."""
+
+
 def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:
-    """The zero-shot constants of this cluster's GPU: no run of it has been seen."""
+    """The zero-shot constants of this cluster's GPU: no run of it has been seen. Their interval is that of other engines on its generation,
+    or of all, where its own was not measured."""
     if cluster.is_cpu:
         return CPU
-    gpus = _BY_CAPABILITY.get(cluster.gpu.compute_capability.split(".")[0], {})
-    return replace(Calibration(), **{**gpus, **behaviour.constants})
+    generation = cluster.gpu.compute_capability.split(".")[0]
+    own = ZERO_SHOT.get(f"{ENGINE_OF.get(behaviour.engine, behaviour.engine)}/{generation}")
+    interval = own or ZERO_SHOT.get(generation, ZERO_SHOT[""])
+    return replace(Calibration(), **{"interval": interval, **_BY_CAPABILITY.get(generation, {}), **behaviour.constants})
 
 
 class Constant(Value, frozen=True, kw_only=True):
@@ -265,11 +296,12 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
 
 
 def kept(base: Calibration, name: str, fitted_on: str, constants: Mapping[str, float], interval: tuple[float, float] | None) -> Calibration:
-    """`base` with constants that were kept by name. Raises InputError for one that is not known."""
+    """`base` with constants that were kept by name; its interval where they were fitted on too few runs for one of their own. Raises
+    InputError for one that is not known."""
     unknown = sorted(constants.keys() - {*Calibration.__struct_fields__})
     if unknown:
         raise InputError("calibration", name, f"has constants that are not known: {', '.join(unknown)}")
-    return replace(base, name=name, fitted_on=fitted_on, interval=interval, **constants)
+    return replace(base, name=name, fitted_on=fitted_on, interval=interval or base.interval, **constants)
 
 
 SHIPPED: Final = "shipped"

@@ -39,6 +39,9 @@ YOUNGEST_GIVEN_BACK = 1.8
 """Micro-batches in flight, the youngest, whose gathered inputs are then given back."""
 WIDE_DOMAINS = 2
 """Inner domains beyond which tensor parallelism is wide (`Calibration.wide_tp_transfer_s`)."""
+MANY_MICROBATCHES = 8
+"""Micro-batches up to which transfers of an unsharded optimizer's pipeline don't stall, and from which on those near the memory limit do
+(nanotron: 1 of 15 runs and 30 of 37; 3 of 9 and 15 of 18; of all others 41 of 353)."""
 USER_BUFFERS = 10
 """Gathered tensors that Transformer Engine allocates for overlapped traffic, one for each product that has some: qkv, proj, fc1 and fc2 in
 forward and in the input's gradient, qkv and fc1 in the weight's (its pytorch/module/base.py, initialize_ub)."""
@@ -439,21 +442,28 @@ class CostModel:
         borders of a pipeline that spans nodes, those of the youngest micro-batches are given back in time: measured 0.1 of all are left at
         pp=2, 0.55 at 4, 0.9 at 16 (nanotron); a tenth where tensor parallelism spans more than two nodes."""
         c, mesh = self.calibration, strategy.mesh
-        if not c.gathered_kept or not strategy.sequence_parallel or mesh.tp == 1:
+        if not c.gathered_kept or not strategy.sequence_parallel or mesh.tp == 1 or not layer.recomputable:
             return 0.0
-        entering = sum(op.elements for op in layer.ops if isinstance(op, Enter)) if layer.recomputable else 0
+        if c.gathered_token_bytes:
+            gathered = c.gathered_token_bytes * layer.input_elements / self.model.architecture.hidden_size
+        else:
+            gathered = float(sum(op.elements for op in layer.ops if isinstance(op, Enter)) * self._itemsize)
         share = c.gathered_kept
         if self._spreads(strategy):
             if mesh.tp > WIDE_DOMAINS * self.cluster.levels[0].size:
                 share *= 0.1
             elif waits:
                 share *= max(0.0, 1 - YOUNGEST_GIVEN_BACK / mesh.pp)
-        return share * entering * self._itemsize * micro_batch_size / mesh.cp
+        return share * gathered * micro_batch_size / mesh.cp
+
+    def _leaves_domain(self, strategy: Strategy) -> bool:
+        """Whether a pipeline reaches beyond the innermost level."""
+        mesh = strategy.mesh
+        return mesh.pp > 1 and mesh.stride("pp") * mesh.pp > self.cluster.levels[0].size
 
     def _spreads(self, strategy: Strategy) -> bool:
-        """Whether a pipeline over tensor-parallel stages reaches beyond the innermost level."""
-        mesh = strategy.mesh
-        return mesh.tp > 1 and mesh.pp > 1 and mesh.stride("pp") * mesh.pp > self.cluster.levels[0].size
+        """Whether a pipeline over tensor-parallel stages does."""
+        return strategy.mesh.tp > 1 and self._leaves_domain(strategy)
 
     def _floor_seconds(self, strategy: Strategy) -> float:
         """Forward and backward of one transformer layer are never faster together in this engine."""
@@ -496,13 +506,13 @@ class CostModel:
                 return c.outer_efficiency * float((max(domains, 2) / 2) ** -c.outer_scaling)
 
             plain = link_for(self.cluster, size, stride, efficiency)
-            link = self._links[key] = Link(bandwidth=plain.bandwidth, latency=plain.latency * c.latency_factor)
+            link = self._links[key] = plain.slower(c.latency_factor)
         return link
 
     def _seconds_of(self, item: Traffic) -> float:
         link, c = self._link(item.size, item.stride), self.calibration
         if item.when == "step":
-            link = Link(bandwidth=link.bandwidth, latency=link.latency / c.layers_per_message)
+            link = link.slower(1 / c.layers_per_message)
         return item.count * (COLLECTIVES[item.operation](item.nbytes, item.size, link) + c.collective_overhead_s)
 
     def _exposed(self, seconds: float, item: Traffic, compute: float) -> tuple[float, float]:
@@ -606,7 +616,11 @@ class CostModel:
     def _blocked_seconds(self, candidate: Candidate, index: int) -> float:
         """What the transfers over a stage's borders keep it from computing, per micro-batch."""
         c, mesh = self.calibration, candidate.mesh
-        if not c.wide_tp_transfer_s or mesh.pp == 1 or mesh.tp <= WIDE_DOMAINS * self.cluster.levels[0].size:
+        if not c.wide_tp_transfer_s or mesh.pp == 1:
+            return 0.0
+        wide = mesh.tp > WIDE_DOMAINS * self.cluster.levels[0].size
+        whole = candidate.strategy.zero_stage == 0 and mesh.dp > 1 and candidate.num_microbatches > MANY_MICROBATCHES
+        if not (wide or (whole and self._leaves_domain(candidate.strategy))):
             return 0.0
         return c.wide_tp_transfer_s * ((index > 0) + (index < mesh.pp - 1))
 
@@ -738,13 +752,17 @@ class CostModel:
             seconds += COLLECTIVES["all_reduce"](tied * wire, 2, link)
         return seconds
 
-    def _pressure(self, peak_bytes: float) -> float:
-        """The factor by which a nearly full memory slows the step."""
+    def _pressed(self, candidate: Candidate, step_s: float, peak_bytes: float) -> float:
+        """`step_s` with what a nearly full memory adds: a factor, or in a pipeline whose transfers stall then (the allocator waits for the
+        device in every micro-batch) that of one stage's borders in every micro-batch."""
         c = self.calibration
         if c.pressure_slowdown == 0.0 or c.pressure_start >= 1.0:
-            return 1.0
+            return step_s
         over = min(1.0, max(0.0, peak_bytes / self.cluster.gpu.memory - c.pressure_start) / (1 - c.pressure_start))
-        return 1 + c.pressure_slowdown * over
+        m, pp = candidate.num_microbatches, candidate.mesh.pp
+        if c.wide_tp_transfer_s and m >= MANY_MICROBATCHES and self._leaves_domain(candidate.strategy):
+            return step_s + over * c.wide_tp_transfer_s * min(2, pp - 1) * (m + pp - 1)
+        return step_s * (1 + c.pressure_slowdown * over)
 
     def score(self, candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[float, float]:
         """(step_time_s, peak_memory_bytes): what `price` reports, without the itemisation."""
@@ -755,7 +773,7 @@ class CostModel:
         """`score` for stages that are priced already."""
         hops = self._boundary_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
         peak = max(cost.peak_bytes for cost in costs)
-        return self._step(candidate, costs, hops) * self._pressure(peak), peak
+        return self._pressed(candidate, self._step(candidate, costs, hops), peak), peak
 
     def price(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Prediction:
         """The step's seconds and the ranks' bytes, itemised. `by_cause` is the slowest stage's: its compute and traffic over all
@@ -765,7 +783,7 @@ class CostModel:
         hops = self._boundary_seconds(candidate) if mesh.pp > 1 else 0.0
         step = self._step(candidate, costs, hops)
         peak = max(cost.peak_bytes for cost in costs)
-        total = step * self._pressure(peak)
+        total = self._pressed(candidate, step, peak)
 
         busiest = max(range(mesh.pp), key=lambda i: (m * (sum(costs[i].forward_s) + sum(costs[i].backward_s)) + costs[i].exposed_s, -i))
         causes = dict.fromkeys(CAUSES, 0.0)

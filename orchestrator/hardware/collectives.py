@@ -14,10 +14,16 @@ from orchestrator.values import Value
 
 
 class Link(Value, frozen=True, kw_only=True):
-    """What a group of ranks communicates over: bytes/s per rank and direction, and the seconds of one hop of the ring (its mean)."""
+    """What a group of ranks communicates over: bytes/s per rank and direction, the seconds of one hop of the ring (its mean), and those
+    from the leaves of a tree over the group to its root (None: hops like the ring's)."""
 
     bandwidth: float
     latency: float
+    climb: float | None = None
+
+    def slower(self, factor: float) -> Link:
+        """With `factor` times the latency."""
+        return Link(bandwidth=self.bandwidth, latency=self.latency * factor, climb=None if self.climb is None else self.climb * factor)
 
 
 def all_gather(nbytes: float, n: int, link: Link) -> float:
@@ -37,16 +43,16 @@ def reduce_scatter(nbytes: float, n: int, link: Link) -> float:
 
 
 def all_reduce(nbytes: float, n: int, link: Link) -> float:
-    """2(n-1)/n of the buffer crosses each link (reduce-scatter, then all-gather). Hops: the ring's 2(n-1) or the tree's 2 ceil(log2 n),
-    whichever is fewer (NCCL chooses by size; its double binary tree moves the same bytes).
+    """2(n-1)/n of the buffer crosses each link (reduce-scatter, then all-gather). Latency: the ring's 2(n-1) hops, or up and down the
+    tree, whichever is less (NCCL chooses by size; its double binary tree moves the same bytes).
 
-    >>> all_reduce(800, 4, Link(bandwidth=100, latency=0.5))
-    14.0
+    >>> all_reduce(800, 4, Link(bandwidth=100, latency=0.5)), all_reduce(800, 4, Link(bandwidth=100, latency=0.5, climb=1.25))
+    (14.0, 14.5)
     """
     if n <= 1:
         return 0.0
-    hops = min(2 * (n - 1), 2 * ceil(log2(n)))
-    return 2 * (n - 1) / n * nbytes / link.bandwidth + hops * link.latency
+    climb = ceil(log2(n)) * link.latency if link.climb is None else link.climb
+    return 2 * (n - 1) / n * nbytes / link.bandwidth + min(2 * (n - 1) * link.latency, 2 * climb)
 
 
 def all_to_all(nbytes: float, n: int, link: Link) -> float:
@@ -102,21 +108,24 @@ def link_for(cluster: Cluster, size: int, stride: int, efficiency: Callable[[int
 
     Bandwidth per rank: the least over the levels crossed of the level's bandwidth times the members that share its inner domain (each
     brings its own adapter: NCCL opens a ring per adapter), never above the inner link's. Latency: the mean over the ring's hops,
-    most of which stay inside. `efficiency(level, domains)` is the share of the datasheet's bandwidth that a group spanning `domains`
-    inner domains gets on that level. Outermost level's size is not checked here.
+    most of which stay inside. A tree is one of nodes, then of a node's ranks (NCCL: src/graph/trees.cc): it crosses the outer level
+    once for each doubling of domains. `efficiency(level, domains)` is the share of the datasheet's bandwidth that a group spanning
+    `domains` inner domains gets on that level. Outermost level's size is not checked here.
     """
     bandwidth = float("inf")
     hops: list[tuple[float, float]] = []  # (share of the ring's hops on this level or further out, latency)
-    inside = 1
+    inside, climb = 1, 0.0
     for index, level in enumerate(cluster.levels):
         if inside >= size > 1:
             break
         domains = max(1, ceil(size / inside))
         bandwidth = min(bandwidth, level.bandwidth * inside * efficiency(index, domains))
         hops.append((1 / inside, level.latency))
-        inside = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
+        together = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
+        climb += ceil(log2(min(together, size) / inside)) * level.latency
+        inside = together
     latency = 0.0
     for index, (share, seconds) in enumerate(hops):
         further = hops[index + 1][0] if index + 1 < len(hops) else 0.0
         latency += (share - further) * seconds
-    return Link(bandwidth=bandwidth, latency=latency)
+    return Link(bandwidth=bandwidth, latency=latency, climb=climb)

@@ -19,8 +19,8 @@ from orchestrator.calibrate.words import arguments, command, truth
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Behaviour
 from orchestrator.validate import picture, recovery
-from orchestrator.validate.metrics import Priced
-from orchestrator.validate.report import measured_beside, parts_of, report_of
+from orchestrator.validate.metrics import Priced, spreads
+from orchestrator.validate.report import measured_beside, parts_of, report_of, table_of
 
 KEYS = ("runs", "report", "picture", "calibration", "recovery")
 COLUMNS = (
@@ -69,7 +69,8 @@ def run(words: Sequence[str]) -> None:
     rows, failed = price_all(runs, choose, behaviours)
     unusable += failed
     report = report_of(rows, unusable)
-    report["zero_shot"] = parts_of(price_all(runs, zero_shot, behaviours)[0])
+    unfitted = price_all(runs, zero_shot, behaviours)[0]
+    report["zero_shot"] = {**parts_of(unfitted), "spreads": spreads([row for row in unfitted if ":" not in table_of(row)])}
     show(console, "All rows", {**report["tables"], "all": report["all"]})
     show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
     show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.calibrate.runs import Run
+from orchestrator.cost.behaviours import ENGINE_OF
 
 WITHIN = 0.20
 """`time_within_20`: the share of rows whose step time is predicted within this."""
@@ -190,6 +191,43 @@ def summary(rows: Sequence[Priced]) -> dict[str, object]:
         "top3_regret": _interval([sweep.regrets["top3_regret"] for sweep in ranked], _mean),
     }
     return result
+
+
+TAIL = 0.05
+ENOUGH = 20
+"""Runs of an engine on a generation of GPUs from which on they alone say how far its predictions are off there."""
+
+
+def spreads(rows: Sequence[Priced]) -> dict[str, tuple[float, float]]:
+    """Measured over predicted seconds, 5% and 95% quantile: what a prediction from datasheets is to be trusted. By "engine/generation" of
+    the GPU (the major number of its compute capability) where there are enough runs, by "generation", and over all (""); in the last two
+    every engine on a generation weighs the same."""
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row.run.time_s is not None:
+            engine = ENGINE_OF.get(row.run.behaviour, row.run.behaviour)
+            ratios[engine, row.run.cluster.gpu.compute_capability.split(".")[0]].append(row.run.time_s / row.time_s)
+    if not ratios:
+        return {}
+    names = {f"{engine}/{generation}": [key] for key in ratios for engine, generation in [key] if len(ratios[key]) >= ENOUGH}
+    for generation in {generation for _, generation in ratios}:
+        names[generation] = [key for key in ratios if key[1] == generation]
+    found = {}
+    for name, keys in sorted((names | {"": list(ratios)}).items()):
+        pairs = [(ratio, 1 / len(ratios[key])) for key in keys for ratio in ratios[key]]
+        found[name] = (weighted_quantile(pairs, TAIL), weighted_quantile(pairs, 1 - TAIL))
+    return found
+
+
+def weighted_quantile(pairs: Sequence[tuple[float, float]], share: float) -> float:
+    """The least value up to which `share` of the weight lies; `pairs`: (value, weight).
+
+    >>> weighted_quantile([(1.0, 1.0), (2.0, 1.0), (3.0, 2.0)], 0.5), weighted_quantile([(1.0, 1.0), (3.0, 2.0)], 0.5)
+    (2.0, 3.0)
+    """
+    values, weights = zip(*sorted(pairs), strict=True)
+    reached = np.cumsum(weights)
+    return float(values[int(np.searchsorted(reached, share * reached[-1]))])
 
 
 SPLITS: dict[str, Callable[[Priced], str]] = {

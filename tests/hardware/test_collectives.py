@@ -66,12 +66,21 @@ NODES_OF_8 = cluster(64, (8, 300.0, 1.0), (10_000, 25.0, 5.0))
 
 
 def test_a_group_inside_a_node_has_the_inner_link() -> None:
-    assert link_for(NODES_OF_8, 8, 1) == Link(bandwidth=300.0, latency=1.0)
-    assert link_for(NODES_OF_8, 2, 4) == Link(bandwidth=300.0, latency=1.0)
+    assert link_for(NODES_OF_8, 8, 1) == Link(bandwidth=300.0, latency=1.0, climb=3.0)
+    assert link_for(NODES_OF_8, 2, 4) == Link(bandwidth=300.0, latency=1.0, climb=1.0)
+
+
+def test_a_tree_crosses_the_network_once_for_each_doubling_of_nodes() -> None:
+    """Four nodes of 8: two doublings at 5 s outside, three at 1 s inside; the ring's mean hop is 1.5 s, twenty-five of 31 hops at 1 s."""
+    link = link_for(NODES_OF_8, 32, 1)
+    assert link.climb == 2 * 5.0 + 3 * 1.0
+    assert all_reduce(0.0, 32, link) == 2 * link.climb
+    assert link.slower(2.0).climb == 2 * link.climb
+    assert link.slower(2.0).bandwidth == link.bandwidth
 
 
 def test_one_member_a_node_has_one_adapter() -> None:
-    assert link_for(NODES_OF_8, 8, 8) == Link(bandwidth=25.0, latency=5.0)
+    assert link_for(NODES_OF_8, 8, 8) == Link(bandwidth=25.0, latency=5.0, climb=15.0)
 
 
 def test_members_of_a_node_share_their_adapters_up_to_the_inner_link() -> None:
@@ -96,7 +105,7 @@ def test_three_levels_are_the_narrowest_of_those_crossed() -> None:
     assert link_for(rack, 72, 1).bandwidth == 900.0
     assert link_for(rack, 144, 1).bandwidth == 900.0
     assert link_for(rack, 4, 72).bandwidth == 20.0  # two members on each side of the outermost border
-    assert link_for(rack, 2, 72) == Link(bandwidth=100.0, latency=2.0)
+    assert link_for(rack, 2, 72) == Link(bandwidth=100.0, latency=2.0, climb=2.0)
 
 
 def test_efficiency_is_asked_by_level_and_domains() -> None:
