@@ -6,7 +6,8 @@ cost the same and are priced once; a stage is a sum over its spans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from math import ceil
 from operator import mul
 from typing import NamedTuple
@@ -109,7 +110,8 @@ class _Local(NamedTuple):
     launch_forward_s: float
     launch_backward_s: float
     causes: dict[str, float]
-    kept: memory.Activations
+    kept: Callable[[], memory.Activations]
+    """Its bytes, which bounds of time don't ask for."""
 
 
 class _Setting:
@@ -271,7 +273,7 @@ class CostModel:
         held = memory.states(parameters, per_parameter, strategy)
         if self._fp8_copies and layer.recomputable:
             held = held._replace(weights=held.weights + self._fp8_copies * parameters)
-        kept = local.kept
+        kept = local.kept()
         cached = self._cached_bytes(layer, strategy, micro_batch_size, waits=waits)
         if recompute == "full":  # of the layer that is made again alone
             kept, cached = kept._replace(transient_backward=kept.transient_backward + cached), 0.0
@@ -420,7 +422,7 @@ class CostModel:
             launch_forward_s=launch["forward"],
             launch_backward_s=launch["backward"],
             causes=causes,
-            kept=memory.activations(layer, recompute, strategy, micro_batch_size, precision, behaviour, c),
+            kept=cache(partial(memory.activations, layer, recompute, strategy, micro_batch_size, precision, behaviour, c)),
         )
         return local
 
