@@ -257,4 +257,7 @@ def test_the_questions_reach_every_engine_and_axis() -> None:
     assert len(plans) < 80, "some have no plan"
     assert any(plan.pp > 1 for plan in plans)
     assert any(plan.tp > 1 for plan in plans)
+    assert any(plan.rank_order != RANK_ORDER for plan in plans)
+    assert any(plan.schedule == "deepspeed_1f1b" for plan in plans)
+    assert any(plan.offload_optimizer for plan in plans)
     assert any(span.recompute not in ("none", "selective", "full") for plan in plans for _, span in plan.spans())
