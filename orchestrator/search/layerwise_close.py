@@ -88,6 +88,8 @@ class Closer:
     def __init__(self, stages: Stages, upper: float) -> None:
         self.stages, self.upper = stages, upper
         self.best: tuple[float, tuple[LayerwiseStage, ...]] | None = None
+        self.cuts: list[Cut] = []
+        """What was found to bound the last split, before any way was fixed."""
         self.hop = stages.prices.hop_s(stages.outer)
         self.m = stages.outer.num_microbatches
         self.paths: list[Path] = []
@@ -98,8 +100,7 @@ class Closer:
 
     def close(self, path: Sequence[Stage]) -> float:
         """Seconds that no plan of this split undercuts; less than `upper` only where it could not be closed."""
-        self.cuts: list[Cut] = []
-        """What was found to bound it, before any way was fixed."""
+        self.cuts = []
         self.most = self.spent + MOST_SOLVED
         return self._close(path, {}, INFINITE)
 

@@ -161,9 +161,15 @@ class ProfilePrices:
         c = costs.calibration
         self.slack, self.hidden_share, self.slowdown = 1.0, c.overlap_efficiency, c.overlap_slowdown
         self.sequence_parallel = False
+        self._ways: dict[tuple[str, Outer], list[Way]] = {}
 
     def ways(self, kind: str, outer: Outer) -> list[Way]:
         """Those whose degree was measured."""
+        if (kind, outer) not in self._ways:
+            self._ways[kind, outer] = self._make_ways(kind, outer)
+        return self._ways[kind, outer]
+
+    def _make_ways(self, kind: str, outer: Outer) -> list[Way]:
         layer, profile, group = self._layers[kind], self.profile, self.world // outer.pp
         found = []
         for choice in choices(group):

@@ -55,9 +55,8 @@ def leanest(prices: Prices, batch: int, pp: int) -> int:
     return high
 
 
-def random_profile(rng: random.Random, layers: int, sizes: tuple[int, ...]) -> Profile:
-    """One to three kinds of layers whose seconds and bytes have nothing to do with each other."""
-    kinds = min(layers, rng.choice([1, 1, 2, 2, 3]))
+def random_profile(rng: random.Random, layers: int, sizes: tuple[int, ...], kinds: int) -> Profile:
+    """Kinds of layers whose seconds and bytes have nothing to do with each other."""
     cuts = sorted(rng.sample(range(1, layers), kinds - 1))
     counts = [b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
     found = []
@@ -90,7 +89,7 @@ def pipeline_of(seed: int, pp: int) -> tuple[Prices, int, MemoryLimit]:
         model = two_kinds(layers - 1, hidden) if rng.random() < 0.5 else gpt(layers, hidden=hidden, seq=64, vocab=512)
         prices: Prices = AnalyticPrices(CostModel(model, training(batch, seq=64), where, BEHAVIOUR, calibration))
     else:
-        profile = random_profile(rng, layers, tuple(divisors(group)))
+        profile = random_profile(rng, layers, tuple(divisors(group)), min(layers, rng.choice([1, 1, 2, 2, 3])))
         prices = ProfilePrices(profile, CostModel(gpt(2), training(batch), where, BEHAVIOUR, calibration))
     return prices, batch, MemoryLimit(limit=int(leanest(prices, batch, pp) * rng.choice([1.0, 1.05, 1.1, 1.3, 1.6, 10.0])), reserve=0)
 
@@ -122,3 +121,15 @@ def stages_of(prices: Prices, outer: Outer, p: int, kinds: list[str], limit: Mem
         if stage.peak_bytes <= limit.usable and not any(all(map(le, other, numbers)) for other in kept):
             kept[numbers] = stage
     return list(kept.values())
+
+
+def medium_of(seed: int, pp: int) -> tuple[Prices, int, MemoryLimit]:
+    """8 to 12 layers, mostly of different kinds, on four ranks or eight: far beyond enumeration."""
+    rng = random.Random(seed)
+    group = {1: rng.choice([4, 8]), 2: rng.choice([2, 4]), 4: 2}[pp]
+    layers, batch = rng.randint(8, 12), 8
+    where = cluster(pp * group, bandwidth=rng.choice([1, 20, 300]) * GB)
+    calibration = replace(CALIBRATION, overlap_efficiency=rng.choice([0.0, 0.8]), op_overhead_s=0.0)
+    profile = random_profile(rng, layers, tuple(divisors(group)), layers - rng.randint(0, 2))
+    prices = ProfilePrices(profile, CostModel(gpt(2), training(batch), where, BEHAVIOUR, calibration))
+    return prices, batch, MemoryLimit(limit=int(leanest(prices, batch, pp) * rng.choice([1.02, 1.1, 1.3, 1.6, 3.0])), reserve=0)
