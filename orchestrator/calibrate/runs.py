@@ -549,22 +549,39 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
     )
 
 
-MIXTURES: dict[str, dict[str, int]] = {
-    "qwen3_30b_a3b": {"moe_ffn_hidden_size": 768, "kv_channels": 128},
-    "qwen3 30b-a3b": {"moe_ffn_hidden_size": 768, "kv_channels": 128},
-    "qwen3 moe 30b": {"moe_ffn_hidden_size": 768, "kv_channels": 128},
-    "deepseekv3": {
-        **{"moe_ffn_hidden_size": 2048, "shared_ffn_hidden_size": 2048, "dense_layers": 3, "kv_channels": 128},
-        **{"q_lora_rank": 1536, "kv_lora_rank": 512, "rope_head_dim": 64},
-    },
+QWEN3_30B: Final = {"moe_ffn_hidden_size": 768, "kv_channels": 128}
+LATENT: Final = {"q_lora_rank": 1536, "kv_lora_rank": 512, "rope_head_dim": 64, "kv_channels": 128}
+MIXTURES: Final[dict[str, dict[str, int]]] = {
+    "qwen3_30b_a3b": QWEN3_30B,
+    "qwen3_moe_30b": QWEN3_30B,
+    "qwen3_235b_a22b": {"moe_ffn_hidden_size": 1536, "kv_channels": 128},
+    "qwen3_moe_235b": {"moe_ffn_hidden_size": 1536, "kv_channels": 128},
+    "deepseek_v3": {"moe_ffn_hidden_size": 2048, "shared_ffn_hidden_size": 2048, "dense_layers": 3, **LATENT},
+    "kimi_k2": {"moe_ffn_hidden_size": 2048, "shared_ffn_hidden_size": 2048, "dense_layers": 1, **LATENT},
+    "gpt_oss_20b": {"moe_ffn_hidden_size": 2880, "kv_channels": 64},
+    "gpt_oss_120b": {"moe_ffn_hidden_size": 2880, "kv_channels": 64},
+    "mixtral_8x7b": {"moe_ffn_hidden_size": 14336},
+    "mixtral_8x22b": {"moe_ffn_hidden_size": 16384},
+    "grok1": {"moe_ffn_hidden_size": 32768},
 }
-"""What the tables leave out of published models: Qwen3-30B-A3B's and DeepSeek-V3's config.json (Hugging Face)."""
+"""What the tables leave out of published models, by the name's beginning: their config.json (Hugging Face; xai-org/grok-1's run.py). The
+windows of GPT-OSS's attention are not described."""
+
+
+def plain_name(name: str) -> str:
+    """Lower case, one underscore where words part.
+
+    >>> plain_name("Qwen3 30B-A3B"), plain_name("DeepSeekV3 (w/ MTP)"), plain_name("DeepSeek V3 671B"), plain_name("Grok-1 314B")
+    ('qwen3_30b_a3b', 'deepseek_v3_(w/_mtp)', 'deepseek_v3_671b', 'grok1_314b')
+    """
+    words = re.sub(r"[ _-]+", "_", name.lower())
+    return words.replace("deepseekv3", "deepseek_v3").replace("grok_1", "grok1")
 
 
 def mixture_of(row: dict[str, str]) -> MoeArchitecture:
     """A mixture of experts that is known by name."""
     name = row.get("model_name", "")
-    facts = next((facts for words, facts in MIXTURES.items() if name.lower().replace(" v3", "v3").startswith(words)), None)
+    facts = next((facts for words, facts in MIXTURES.items() if plain_name(name).startswith(words)), None)
     if facts is None:
         raise _SkipError(f"the experts of {name or 'this model'} are not described")
     heads = _int(row, "num_attention_heads")
