@@ -6,6 +6,7 @@ from small_engines import megatron_like
 from small_models import cluster, gpt, training
 from test_planner import AMPLE, seconds, some_plan
 
+from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan
 from orchestrator.report.text import explanation_text, proof, unasked_text, wide_tp_text
 from orchestrator.search.explain import Explanation, explain, narrower_tp
@@ -40,6 +41,20 @@ def test_why_not_names_the_rule_that_forbids_it() -> None:
     answer = asked(Pins(tp=8))
     assert answer.plan is None
     assert "8 does not divide num_attention_heads=4" in explanation_text(some_plan().plan, answer.question, answer.plan, answer.why)
+
+
+def test_why_not_the_other_rank_order_has_a_plan_or_the_rule_of_an_engine_without_it() -> None:
+    where = cluster(16, gpus_per_node=8)
+    answers = {}
+    for name, engine in ENGINES.items():
+        given = [(engine.capabilities(where.software), engine.behaviour(where.software))]
+        pins = Pins(rank_order="tp-cp-ep-pp-dp")
+        (answers[name],) = explain(pins, MODEL, training(16, seq=128), where, given, Pins(), AMPLE, CALIBRATION)
+    plan = answers["megatron"].plan
+    assert plan is not None
+    assert plan.rank_order == ("tp", "cp", "ep", "pp", "dp")
+    assert "rank_order=tp-cp-ep-pp-dp" in plan.candidate.label()
+    assert all("illegal by rule rank_order" in answers[name].why for name in ("megatron_deepspeed", "deepspeed"))
 
 
 def test_why_not_does_not_advise_to_leave_out_what_was_asked() -> None:
