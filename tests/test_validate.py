@@ -256,6 +256,23 @@ def test_notes_of_offload_and_of_slow_days_are_read() -> None:
     assert slow.cluster.levels[1].bandwidth < good.cluster.levels[1].bandwidth == plain.cluster.levels[1].bandwidth
 
 
+def test_internevos_width_is_that_of_the_model_not_of_its_ratio() -> None:
+    """8/3 of 4096 are 10922, which no tensor core likes; InternLM-7B has 11008."""
+    (run,) = only(
+        {"engine": "InternEvo", "pp": "1", "dp": "4", "hidden_size": "4096", "num_attention_heads": "32", "ffn_hidden_size": "10922"}
+    )
+    assert run.model.architecture.ffn_hidden_size == 11008
+
+
+def test_mixtures_are_known_by_name_however_it_is_written() -> None:
+    moe = {"engine": "NeMo", "pp": "1", "dp": "4", "num_experts": "128", "moe_router_topk": "8", "num_query_groups": "4"}
+    written, spaced = only({**moe, "model_name": "Qwen3_235B_a22B"}, {**moe, "model_name": "Qwen3 235B-A22B"})
+    assert written.model.runs == spaced.model.runs
+    (other,) = read_rows("t", rows_of({**moe, "model_name": "another"}))
+    assert isinstance(other, Unusable)
+    assert "the experts of another are not described" in other.why
+
+
 def test_spreads_weigh_engines_alike_and_name_those_with_enough_runs() -> None:
     """Twenty runs that take twice as long as predicted, one of another engine that takes as long: 5% and 95% of the weight."""
     runs = only(*[{}] * 20, {"engine": "torchtitan", "zero_stage": "3", "pp": "1", "dp": "4"})

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Final, Literal
 
@@ -39,6 +40,9 @@ T5_DECODER_LENGTH = 128
 """Megatron's functional T5 tests: --decoder-seq-length 128."""
 T5_VOCAB = 29056
 """BertWordPieceCase, padded, with extra ids."""
+INTERNEVO_MULTIPLE = 256
+"""InternEvo's MLP rounds its width up to a multiple of this (multiple_of): 8/3 of 4096 are 10922, as its table has it, and InternLM-7B's
+11008 (its config.json)."""
 NEMO_INTERLEAVE = 6
 """GPT-3 175B in NVIDIA's published configurations: 6 chunks a stage (NeMo and MLPerf)."""
 
@@ -525,6 +529,9 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
     mpt = "mosaic" in table
     kv = re.search(r"kv-channels=(\d+)", notes)
     groups = _int(row, "num_query_groups", heads)
+    ffn = _int(row, "ffn_hidden_size", 4 * hidden)
+    if "internevo" in row.get("engine", "").lower():
+        ffn = ceil(ffn / INTERNEVO_MULTIPLE) * INTERNEVO_MULTIPLE
     display = "GPT-3 175B" if layers == 96 and hidden == 12288 and family == "gpt" else name
     return Architecture(
         family=family,
@@ -535,7 +542,7 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
         num_attention_heads=heads,
         num_query_groups=groups,
         kv_channels=int(kv.group(1)) if kv else None,
-        ffn_hidden_size=_int(row, "ffn_hidden_size", 4 * hidden),
+        ffn_hidden_size=ffn,
         vocab_size=vocab,
         max_position_embeddings=_int(row, "seq_length"),
         activation="swiglu" if family == "llama" else "gelu",  # squared ReLU keeps two tensors as GELU does
