@@ -142,15 +142,19 @@ def search(
     ]
     queue = _groups(choices, floors)
     done = 0
+
+    def late() -> bool:
+        return clock is not None and budget_s is not None and best.score is not None and clock() - started > budget_s
+
     while queue:
         bound, order, step, group, inner = heappop(queue)
         if progress is not None:
             progress(done, len(choices), best.score)
-        if clock is not None and budget_s is not None and best.score is not None and clock() - started > budget_s:
+        if late():
             complete = False
-            for late in (late for late_group in (group, *(item[3] for item in queue)) for late in late_group):
+            for choice in (choice for left in (group, *(item[3] for item in queue)) for choice in left):
                 why = f"not looked at within search.budget_s={budget_s}"
-                outcomes[late.order] = Outcome(choice=late.leaf.candidate.label(), candidate=late.leaf.candidate, reason=why)
+                outcomes[choice.order] = Outcome(choice=choice.leaf.candidate.label(), candidate=choice.leaf.candidate, reason=why)
             break
         if best.excludes(bound, order):
             slower += [(choice, bound) for choice in group]
@@ -199,7 +203,7 @@ def search(
             slower.append((choice, bound))
     if progress is not None:
         progress(len(choices), len(choices), best.score)
-    least = _finish(best, unfinished)
+    least = _finish(best, unfinished, late)
     ranked = best.ranked()
     if not ranked:
         missing = [outcome for _, outcome in sorted(outcomes.items())]
@@ -249,8 +253,9 @@ def _groups(choices: Sequence[Choice], floors: Sequence[Floors]) -> list[Entry]:
     return queue
 
 
-def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]]) -> float:
-    """Look on in the choices whose inner search stopped for number, where a partition that it left out could be the fastest of all.
+def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]], late: Callable[[], bool]) -> float:
+    """Look on in the choices whose inner search stopped for number, where a partition that it left out could be the fastest of all, until
+    it is `late`.
 
     Returns the seconds that no plan undercuts: the best's own where nothing is left that could.
     """
@@ -258,7 +263,7 @@ def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]]) -> float:
         return float("inf")
     least = float("inf")
     for inner, choice in sorted(unfinished, key=lambda entry: entry[0].left):
-        if inner.left < best.score * (1 - ROUNDING):
+        if inner.left < best.score * (1 - ROUNDING) and not late():
             before, simulated = inner.spent, inner.simulated
             answer = inner.solve_further(best.score, MOST_FURTHER - best.further)
             best.further += inner.spent - before
