@@ -11,7 +11,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.recompute import dropped
 from orchestrator.cost.time import activation_itemsize
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.spec import Enter, Gemm, LayerSpec
+from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
@@ -153,6 +153,9 @@ def activations(
     if sp:  # the input of a tensor-parallel region, gathered over tp (layers.py:478)
         entering = max((op.elements for op in layer.ops if isinstance(op, Enter)), default=0)
         gathered = entering * itemsize * micro_batch_size / mesh.cp
+    if behaviour.gathers_few_query_groups:  # as they come and in order: mappings.py, _gather_along_last_dim
+        few = max((op.elements for op in layer.ops if isinstance(op, Attention) and op.kv_heads < mesh.tp), default=0)
+        gathered = max(gathered, 2 * few * itemsize * micro_batch_size / mesh.cp)
     working = calibration.transient_activations * largest + gathered
     logits = logits_bytes(layer, strategy, micro_batch_size, behaviour)
     return Activations(kept, working + logits, working + logits + everything - kept)

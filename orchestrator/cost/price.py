@@ -396,7 +396,9 @@ class CostModel:
             if isinstance(op, Dispatch)
             for item in ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._itemsize)
         ]
-        for item in (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel, domain=self._domain), *experts):
+        around = cp.traffic(*size, kind=self.behaviour.context_parallel, domain=self._domain)
+        groups = tp.query_groups(*size) if self.behaviour.gathers_few_query_groups else ()
+        for item in (*tp.traffic(*size), *groups, *around, *experts):
             attention = (forward if item.when == "forward" else backward).attention
             exposed, slowed = self._exposed(self._seconds_of(item), item, attention)
             if item.axis == ep.AXIS:

@@ -122,6 +122,7 @@ def behaviour(software: Software) -> Behaviour:
         flash_attention=rules.fused_attention(software),
         fused_norms=software.transformer_engine,
         fp8_weight_copies=True,
+        gathers_few_query_groups=True,
         fp32_gradient_fusion=software.apex,
     )
 

@@ -140,6 +140,7 @@ def behaviour(software: Software) -> Behaviour:
         flash_attention=rules.fused_attention(software),
         fused_norms=software.transformer_engine,
         fp32_gradient_fusion=False,
+        gathers_few_query_groups=True,
     )
 
 

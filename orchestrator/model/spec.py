@@ -187,6 +187,11 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention"):
     causal: bool
     saves: tuple[Saved, ...] = ()
 
+    @property
+    def elements(self) -> int:
+        """Of queries, keys and values together, per sample."""
+        return (self.query_len * self.heads + 2 * self.key_len * self.kv_heads) * self.head_dim
+
 
 class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
     """A memory-bound operation on `elements` per sample, moving `moved` bytes per element in forward (reads + writes at 2-byte dtype)."""

@@ -9,9 +9,13 @@ from cost_cases import MEGATRON, a100, candidate, cost_model, gpt, stages
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.price import LayerCost
+from orchestrator.engines import ENGINES
+from orchestrator.hardware.spec import Software
 from orchestrator.model.families.moe import MoeArchitecture, describe
-from orchestrator.strategy.axes import cp, ep
-from orchestrator.strategy.spec import Mesh, Strategy
+from orchestrator.strategy.axes import cp, ep, tp
+from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 
 LAYER = cost_model().model.kind("decoder")
 H, S, HEADS = 1024, 2048, 16
@@ -32,6 +36,26 @@ def test_overlapped_tensor_parallel_traffic_is_cheaper_and_holds_ten_gathered_te
     split = stages(model.model, [4])
     peaks = [model.score(candidate(**fields, tp_comm_overlap=flag), split)[1] for flag in (False, True)]
     assert peaks[1] - peaks[0] == pytest.approx(10 * S * H * 2)
+
+
+def test_fewer_query_groups_than_tensor_parallel_ranks_cost_a_gather_of_all_heads() -> None:
+    """megatron-core gathers queries, keys and values of the whole layer on every rank then (transformer/attention.py:1398-1416)."""
+    gathers = replace(MEGATRON, gathers_few_query_groups=True)
+    grouped = gpt(num_query_groups=4, attention_dropout=0.0)
+
+    def part(tp: int, behaviour: Behaviour, mode: Recompute = "none") -> LayerCost:
+        return cost_model(grouped, behaviour=behaviour).layer(candidate(tp=tp, dp=1, sequence_parallel=True), "decoder", mode)
+
+    assert part(4, gathers) == part(4, MEGATRON)
+    (forward, backward) = tp.query_groups(cost_model(grouped).model.kind("decoder"), candidate(tp=8).strategy, 1, 2)
+    assert (forward.operation, backward.operation) == ("all_gather", "reduce_scatter")
+    assert forward.nbytes == S * (HEADS + 2 * 4) * (H // HEADS) * 2
+    more = part(8, gathers).by_cause["tp"] - part(8, MEGATRON).by_cause["tp"]
+    assert more > 0
+    assert part(8, gathers, "full").by_cause["tp"] - part(8, MEGATRON, "full").by_cause["tp"] == pytest.approx(1.5 * more)
+    assert part(8, gathers).transient_forward_bytes > part(8, MEGATRON).transient_forward_bytes
+    for engine, pays in (("megatron", True), ("megatron_deepspeed", True), ("deepspeed", False)):
+        assert ENGINES[engine].behaviour(Software()).gathers_few_query_groups == pays
 
 
 def test_tensor_parallel_traffic_between_nodes_is_not_overlapped() -> None:

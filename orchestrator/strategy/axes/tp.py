@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.model.spec import Enter, Exit, LayerSpec
+from orchestrator.model.spec import Attention, Enter, Exit, LayerSpec
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.spec import Strategy
 
@@ -40,6 +40,18 @@ def traffic(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsiz
                 hidden="user_buffers" if strategy.tp_comm_overlap else "gemm",
                 repeats_with_recompute=when == "forward",
             )
+
+
+def query_groups(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
+    """Of engines that gather queries, keys and values where there are fewer query groups than ranks: a group's heads are divided over
+    several, so that each takes its own out of all of them. Nothing runs beside it."""
+    mesh = strategy.mesh
+    for op in layer.ops:
+        if isinstance(op, Attention) and op.kv_heads < mesh.tp:
+            nbytes = op.elements * itemsize * micro_batch_size / mesh.cp
+            shape = {"axis": AXIS, "nbytes": nbytes, "size": mesh.tp, "stride": mesh.stride(AXIS)}
+            yield Traffic(**shape, operation="all_gather", when="forward", repeats_with_recompute=True)  # type: ignore[arg-type]
+            yield Traffic(**shape, operation="reduce_scatter", when="backward")  # type: ignore[arg-type]
 
 
 def _operations(op: Enter | Exit, *, sequence_parallel: bool) -> tuple[tuple[str, str], ...]:
