@@ -17,6 +17,7 @@ from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import ZERO_SHOT, CalibrationFile, calibrated, datasheet
 from orchestrator.cost.calibration import shipped as shipped_file
 from orchestrator.errors import InputError
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.metrics import Priced, spreads, summary, sweeps
 from orchestrator.validate.report import measured_beside, report_of
@@ -350,6 +351,8 @@ def test_an_engine_or_gpu_that_nobody_measured_has_the_interval_of_the_others() 
     assert datasheet(run.cluster, unheard).interval == ZERO_SHOT["9"]
     strange = replace(run.cluster, gpu=replace(run.cluster.gpu, compute_capability="99.0"))
     assert datasheet(strange, unheard).interval == ZERO_SHOT[""]
+    workstation = replace(run.cluster, gpu=GPUS["L40S"])
+    assert datasheet(workstation, unheard).interval == ZERO_SHOT[""]
     alone = CalibrationFile(
         engine="nanotron", gpu=run.gpu, fitted_on="", constants={}, fitted_runs=1, fitted_median_error=0.0, held_out_runs=0,
         held_out_median_error=None, interval=None,

@@ -45,6 +45,8 @@ TORCH_LOGITS: Final = 14.0
 EAGER: Final = {"pointwise_factor": 1.8}
 """Norms, rotary, gates, residuals and casts as kernels of their own: nearly twice the memory passes of fused ones. nanotron's fit says
 1.9, Composer's on A100 1.4, its H100 the same in slower products."""
+TRITON_ATTENTION: Final = {"attention_backward_efficiency": 0.26}
+"""MPT's attention with ALiBi is a Triton kernel: its backward reaches about 80 TFLOP/s on an A100 (arXiv 2307.08691, fig. 6)."""
 TORCHAO: Final = {"fp8_saved_bytes": 2.0}
 """torchao's Float8Linear keeps the input as it came (float8_linear.py)."""
 DEEPSPEED_PIPELINE: Final = {"microbatch_overhead_s": 20e-3}
@@ -139,7 +141,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
         Behaviour(
             engine="fsdp_composer",
-            constants=EAGER,
+            constants=EAGER | TRITON_ATTENTION,
             states=_all_stages(FSDP),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,

@@ -234,13 +234,13 @@ about 0.5 GiB."""
 
 
 ZERO_SHOT: Final[Mapping[str, tuple[float, float]]] = {
-    "": (0.908, 2.86),
+    "": (0.907, 2.86),
     "10": (0.845, 1.33),
     "7": (0.925, 5.22),
-    "8": (0.934, 1.3),
-    "9": (0.94, 2.22),
-    "fsdp_composer/8": (0.925, 1.48),
-    "fsdp_composer/9": (1.05, 2.15),
+    "8": (0.91, 1.18),
+    "9": (0.94, 1.87),
+    "fsdp_composer/8": (0.869, 1.1),
+    "fsdp_composer/9": (1.03, 1.56),
     "internevo/8": (1.01, 1.3),
     "megatron/10": (0.724, 1.63),
     "megatron/7": (1.11, 1.82),
@@ -254,14 +254,19 @@ of the GPU's compute capability) where there are twenty, by "generation", and ov
 them (validate.metrics.spreads, `zero_shot.spreads` of its report)."""
 
 
+MEASURED: Final = ("7.0", "8.0", "9.0", "10.0", "10.3")
+"""Compute capabilities of the GPUs that those runs were made on: a workstation's of the same generation is another chip."""
+
+
 def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:
     """The zero-shot constants of this cluster's GPU: no run of it has been seen. Their interval is that of other engines on its generation,
-    or of all, where its own was not measured."""
+    or of all, where its own was not measured: the less is known, the wider."""
     if cluster.is_cpu:
         return CPU
     generation = cluster.gpu.compute_capability.split(".")[0]
-    own = ZERO_SHOT.get(f"{ENGINE_OF.get(behaviour.engine, behaviour.engine)}/{generation}")
-    interval = own or ZERO_SHOT.get(generation, ZERO_SHOT[""])
+    measured = generation if cluster.gpu.compute_capability in MEASURED else ""
+    own = ZERO_SHOT.get(f"{ENGINE_OF.get(behaviour.engine, behaviour.engine)}/{measured}")
+    interval = own or ZERO_SHOT[measured]
     return replace(Calibration(), **{"interval": interval, **_BY_CAPABILITY.get(generation, {}), **behaviour.constants})
 
 
