@@ -191,6 +191,16 @@ def test_t5_versions_differ_in_gate_and_tie() -> None:
     assert describe(v11, 512, 128).parameters == 783_150_080
 
 
+def test_what_a_config_does_not_say_is_its_own_models_default() -> None:
+    """transformers' MT5Config and MistralConfig."""
+    t5 = {"num_layers": 8, "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_heads": 6, "vocab_size": 250112}
+    assert from_hf_config(t5 | {"model_type": "mt5"}, "mt5").activation == "geglu"
+    assert from_hf_config(t5 | {"model_type": "t5"}, "t5").activation == "relu"
+    mistral = {key: value for key, value in LLAMA_CONFIG.items() if key != "num_key_value_heads"} | {"sliding_window": None}
+    assert from_hf_config(mistral | {"model_type": "mistral"}, "mistral").query_groups == 8
+    assert from_hf_config(mistral, "llama").query_groups == 32
+
+
 BAD_CONFIGS: list[tuple[Any, str]] = [
     (["model_type"], "model.hf_config=x: must be a JSON object, not list"),
     ({}, "model.hf_config.model_type: is missing; it is one of gpt2, llama, mistral, qwen2, t5, mt5, bert"),
@@ -224,7 +234,11 @@ BAD_CONFIGS: list[tuple[Any, str]] = [
     ),
     (
         LLAMA_CONFIG | {"model_type": "mistral", "sliding_window": 4096},
-        "model.hf_config.sliding_window=4096: the llama family attends to the whole sequence; only None can be expressed",
+        "model.hf_config.sliding_window=4096: the llama family attends to the whole sequence; choose one of null",
+    ),
+    (
+        LLAMA_CONFIG | {"model_type": "mistral"},  # MistralConfig's default
+        "model.hf_config.sliding_window=4096: the llama family attends to the whole sequence; choose one of null",
     ),
     (LLAMA_CONFIG | {"num_attention_heads": 30}, "model.hf_config=x: makes model.num_attention_heads=30: does not divide hidden_size=4096"),
 ]

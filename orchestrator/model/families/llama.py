@@ -12,6 +12,10 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_po
 """Fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be chosen."""
 
 
+MISTRAL_WINDOW, MISTRAL_GROUPS = 4096, 8
+"""Defaults of transformers' MistralConfig, where a config.json says nothing."""
+
+
 def _rope(config: HfConfig) -> tuple[int, float | None]:
     """Base and Llama-3 scaling factor, from `rope_theta` and `rope_scaling` or from transformers 5's `rope_parameters`."""
     for field in ("rope_parameters", "rope_scaling"):
@@ -33,7 +37,10 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     model_type = config.choice("model_type", FAMILY.hf_model_types)
     config.choice("hidden_act", ("silu",), "silu")
     if model_type == "mistral" or config.flag("use_sliding_window", False):
-        config.refuse_unless("sliding_window", None, "the llama family attends to the whole sequence")
+        # What MistralConfig has where nothing is said is a window of 4096 tokens and 8 groups.
+        window = config.fields.get("sliding_window", MISTRAL_WINDOW)
+        if window is not None:
+            raise InputError(f"{KEY}.sliding_window", window, "the llama family attends to the whole sequence", ["null"])
     config.refuse_unless("partial_rotary_factor", 1.0, "the llama family rotates whole heads")
     attention_bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     if attention_bias != mlp_bias:
@@ -41,13 +48,16 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
             f"{KEY}.attention_bias", attention_bias, f"megatron-core has a bias on all linears or none, and mlp_bias={mlp_bias}", [mlp_bias]
         )
     rotary_base, factor = _rope(config)
+    groups = config.optional_integer("num_key_value_heads")
+    if model_type == "mistral" and "num_key_value_heads" not in config.fields:
+        groups = MISTRAL_GROUPS
     return Architecture(
         family="llama",
         name=name,
         num_layers=config.integer("num_hidden_layers"),
         hidden_size=config.integer("hidden_size"),
         num_attention_heads=config.integer("num_attention_heads"),
-        num_query_groups=config.optional_integer("num_key_value_heads"),
+        num_query_groups=groups,
         kv_channels=config.optional_integer("head_dim"),
         ffn_hidden_size=config.integer("intermediate_size"),
         vocab_size=config.integer("vocab_size"),

@@ -79,7 +79,8 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     config.refuse_unless("relative_attention_max_distance", RELATIVE_MAX_DISTANCE, "the t5 family has the paper's distance")
     dropout = config.number("dropout_rate", 0.1)
     num_layers = config.integer("num_layers")
-    activation = config.choice("feed_forward_proj", ("relu", "gated-gelu"), "relu")
+    usual = "gated-gelu" if config.fields.get("model_type") == "mt5" else "relu"
+    activation = config.choice("feed_forward_proj", ("relu", "gated-gelu"), usual)
     return Architecture(
         family="t5",
         name=name,
