@@ -157,6 +157,28 @@ def test_a_path_that_no_file_system_takes(key: str, folder: Path, capsys: pytest
     assert "can't be read: File name too long" in said
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"other_saved_bytes": "nan"}, "profile.other_saved_bytes=nan: must be a number of at least 0"),
+        ({"backward_of_forward": "-1"}, "profile.backward_of_forward=-1.0: must be a number of at least 0"),
+        ({"layers": []}, "profile: has no layers"),
+        ({"layers": [{"kind": "x"}]}, "profile: is not a profile"),
+        ({"layers": [{"forward_s": {"1": "nan"}}]}, "profile.layers.encoder: needs a count of at least 1"),
+        ({"layers": [{"output_bytes": "-4"}]}, "profile.layers.encoder: needs a count of at least 1"),
+        ({"layers": [{"reductions": "-1"}]}, "profile.layers.encoder: needs a count of at least 1"),
+    ],
+)
+def test_profiles_that_are_none(change: dict[str, Any], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"parameter_bytes": "4 MiB", "forward_s": {"1": "2 ms"}, "saved_bytes": {"1": "8 MiB"}, "output_bytes": "1 MiB"}
+    whole = {"kind": "encoder", "count": "2", **figures}
+    layers = [layer if layer == {"kind": "x"} else whole | layer for layer in change.get("layers", [{}])]
+    train = {"global_batch_size": 8, "seq_length": 64}
+    tree = {"cluster": "dgx_a100_40gb", "gpus": 8, "train": train, "profile": change | {"layers": layers}}
+    (folder / "a.yaml").write_text(json.dumps(tree))  # which is YAML too
+    assert message in refused(capsys, folder, ("recipe=a.yaml", "engine=layerwise"))
+
+
 # ------------------------------------------------------------------------------------------------------- files of theirs
 
 

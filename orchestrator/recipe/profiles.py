@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
@@ -29,9 +30,14 @@ def read_profile(tree: Any, label: str) -> Profile:
         raise InputError("profile", None, f"is not a profile: {error}") from None
     if not found.layers:
         raise InputError("profile", None, "has no layers")
+    for name in ("other_state_bytes", "other_saved_bytes", "backward_of_forward", "states_per_weight"):
+        number = getattr(found, name)
+        if not math.isfinite(number) or number < 0:
+            raise InputError(f"profile.{name}", number, "must be a number of at least 0")
     for layer in found.layers:
         numbers = (*layer.forward_s.values(), *layer.saved_bytes.values(), layer.parameter_bytes, layer.output_bytes)
-        if layer.count < 1 or min(numbers, default=-1.0) <= 0 or 1 not in layer.forward_s or not layer.saved_bytes:
+        sound = all(math.isfinite(number) and number > 0 for number in numbers)
+        if layer.count < 1 or layer.reductions < 0 or not sound or 1 not in layer.forward_s or not layer.saved_bytes:
             why = "needs a count of at least 1, forward_s of degree 1, saved_bytes, and figures above 0"
             raise InputError(f"profile.layers.{layer.kind}", None, why)
     return found
