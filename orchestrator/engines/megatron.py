@@ -34,6 +34,7 @@ def capabilities(software: Software) -> Capabilities:
         zero_stages_with_pipeline=(0, 1),
         sequence_parallel=True,
         recompute=RECOMPUTE_ORDER,
+        pinned_recompute=rules.PINNED_WITH_FUSED_ATTENTION if rules.fused_attention(software) else (),
         recompute_varies="stage",
         uneven_stages=True,
         schedules=("1f1b", "interleaved"),

@@ -42,6 +42,7 @@ def capabilities(software: Software) -> Capabilities:
         zero_stages_with_pipeline=(0, 1),
         sequence_parallel=True,
         recompute=RECOMPUTE_ORDER,
+        pinned_recompute=rules.PINNED_WITH_FUSED_ATTENTION if rules.fused_attention(software) else (),
         recompute_varies="stage",
         recompute_by_layer=("deepspeed_1f1b",),
         uneven_stages=True,

@@ -14,7 +14,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.capabilities import Rule, Situation
-from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Candidate, said_options
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Candidate, Recompute, said_options
 
 Check = Callable[[Candidate, Situation], str | None]
 
@@ -32,6 +32,11 @@ def fused_attention(software: Software) -> bool:
     """Whether megatron-core's layers keep no scores: with Transformer Engine. Its own DotProductAttention (models/backends.py:113) makes
     them all, and the flash-attn package serves its inference alone (transformer/attention.py:94)."""
     return software.transformer_engine
+
+
+PINNED_WITH_FUSED_ATTENTION: Final[tuple[Recompute, ...]] = ("selective",)
+"""Megatron's --recompute-activations drops the scores. Fused attention keeps none, only their logsumexp: 0.1% of a layer, for the whole
+attention again (transformer_config.py:1224 says that it is needless)."""
 
 
 def pipelined_layers(situation: Situation) -> int:

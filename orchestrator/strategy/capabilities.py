@@ -47,6 +47,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     zero_stages_with_pipeline: tuple[ZeroStage, ...]
     sequence_parallel: bool
     recompute: tuple[Recompute, ...]
+    pinned_recompute: tuple[Recompute, ...] = ()
+    """Those of them that only a pin takes: what they drop is less than any prediction of memory is good for."""
     recompute_varies: Literal["never", "stage", "layer"]
     recompute_by_layer: tuple[str, ...] = ()
     """Schedules under which each layer has a mode of its own, where otherwise a stage has one."""

@@ -364,7 +364,8 @@ class Tree:
         pinned = self.pins.recompute
         allowed: list[Recompute] = []
         blocked: list[Outcome] = []
-        for mode in self.capabilities.recompute if pinned is None else (pinned,):
+        offered = [mode for mode in self.capabilities.recompute if mode not in self.capabilities.pinned_recompute]
+        for mode in offered if pinned is None else (pinned,):
             candidate = _with_strategy(root, recompute=mode)
             for rule in self._alone.get("recompute", ()):
                 broken = rule.check(candidate, self.situation)

@@ -222,6 +222,8 @@ def test_the_flash_package_alone_saves_no_scores_of_megatron_core(engine: str) -
     assert not ENGINES[engine].behaviour(without).flash_attention
     assert "recompute_flash" not in refusals(engine, situation(LLAMA, software=without), recompute="core_attn+mlp")
     assert ENGINES["deepspeed"].behaviour(without).flash_attention
+    assert ENGINES[engine].capabilities(without).pinned_recompute == ()
+    assert ENGINES[engine].capabilities(Software()).pinned_recompute == ("selective",)
 
 
 @pytest.mark.parametrize("engine", BOTH)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec.structs import replace
 from small_engines import HEADS, INTERLEAVED, deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
@@ -99,6 +100,14 @@ def test_a_pin_keeps_exactly_the_branches_that_have_it(pins: Pins, kept: object)
     pinned, _ = grow(megatron_like(), pins=pins)
     assert pinned
     assert [leaf for leaf in free if kept(leaf.candidate)] == pinned
+
+
+def test_a_mode_that_only_a_pin_takes_is_not_searched() -> None:
+    engine = replace(megatron_like(), pinned_recompute=("selective",))
+    leaves, _ = grow(engine)
+    assert "selective" not in {mode for leaf in leaves for mode in leaf.recompute}
+    pinned, _ = grow(engine, pins=Pins(recompute="selective"))
+    assert {leaf.recompute for leaf in pinned} == {("selective",)}
 
 
 def test_a_pinned_recompute_is_the_only_mode() -> None:
