@@ -124,8 +124,10 @@ class Splits:
         self._fronts: dict[tuple[object, ...], list[LayerwiseStage] | None] = {}
         self.met: dict[tuple[object, ...], list[LayerwiseStage]] = {}
         """Of a stage: the ways that some objective liked best."""
+        self._below = INFINITE
+        """Of one stage: seconds that it was solved for."""
         self.least = INFINITE
-        """Seconds that no split undercuts, once `best` is through; at least what it was asked to stay below."""
+        """Seconds that no split undercuts, as far as is known, or what it was asked to stay below."""
 
     def fastest(self, kind: str) -> float:
         """Seconds of a micro-batch in one layer of this kind; infinite where it has no legal way."""
@@ -313,8 +315,10 @@ class Splits:
         """Stages with as much to do, if that is below `upper`; of one stage the best. Raises the bound."""
         if self.pp == 1:
             found = self.solve(0, 0, self.layers, upper, self.step)
-            self.least = upper if found is None else min(upper, found.seconds + self.once)
-            return None if found is None else self._simulated([found], upper)
+            self.least = min(upper, (self.known(0, 0, self.layers, upper, self.step) if found is None else found.seconds) + self.once)
+            best = None if found is None else self._simulated([found], upper)
+            self._below = best[0] if best else upper
+            return best
         even = self._borders()
         return self._solved_split([(p, even[p], even[p + 1]) for p in range(self.pp)], upper, self.step)
 
@@ -325,7 +329,10 @@ class Splits:
     def finish(self, upper: float) -> _Found | None:
         """The best split below `upper`, once it is begun."""
         if self.pp == 1:
-            return None
+            if self.least >= upper * (1 - ROUNDING) or upper >= self._below * (1 - ROUNDING):
+                return None
+            self._solved.clear()  # what was left open may not be, now that less is asked
+            return self.even(upper)
         best = self._refined(upper, MOST_ROUNDS)
         upper = best[0] if best else upper
         return (self._searched(upper) if self.least < upper else None) or best
