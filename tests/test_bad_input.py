@@ -113,6 +113,7 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "GPUs that fill no node": (("recipe=t5_large", "gpus=12", "launch=none"), "gpus=12: is no whole number of nodes of 8"),
     "a layout that drops a layer": ((*TINY, "pin.pp=2", "pin.layout=Et*2|tL"), "pin.layout=Et*2|tL"),
     "a layout that is none": ((*TINY, "pin.pp=2", "pin.layout=EttX|ttL"), "pin.layout=EttX|ttL"),
+    "a layout of another number of stages": ((*TINY, "pin.pp=4", "pin.layout=Et*2|t*2L"), "has 2 chunks, which pp=4 does not divide"),
     "impossible memory": ((*TINY, "memory.limit_gib=0.01"), "needs"),
     "more memory than the GPU has": (
         ("recipe=llama2_7b", "cluster=dgx_h100", "gpus=8", "memory.limit_gib=200"),

@@ -350,6 +350,10 @@ class Tree:
                 why = f"{axis}={degree} does not divide the {self.world} GPUs"
                 cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="mesh"))
                 continue
+            if axis == "pp" and self.chunks is not None and self.chunks % degree:
+                why = f"pin.layout has {self.chunks} chunks, which pp={degree} does not divide"
+                cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="layout"))
+                continue
             for rule in self._alone.get(axis, ()):
                 broken = rule.check(candidate, self.situation)
                 if broken is not None:
@@ -384,8 +388,7 @@ class Tree:
 
     def _pp(self, candidate: Candidate) -> Iterator[Candidate]:
         for degree in self._degrees["pp"]:
-            if self.chunks is None or self.chunks % degree == 0:
-                yield _with_mesh(candidate, "pp", degree)
+            yield _with_mesh(candidate, "pp", degree)
 
     def _tp(self, candidate: Candidate) -> Iterator[Candidate]:
         for degree in self._degrees["tp"]:
