@@ -36,8 +36,6 @@ CLOSE = 1e-3
 """How close an estimate comes to what it could say."""
 FAR = 1e12
 """Seconds that no step takes: what needs more does not fit."""
-MIXED = (0.1, 0.4)
-"""A step is at least any mean of two bounds: this share of stage 0's own m micro-batches, and the way of one through it to what follows."""
 FIRST_ROUNDS, MOST_ROUNDS = 4, 100
 """Times that the stages of the split with the least bound are solved and the bound is looked for anew."""
 
@@ -110,8 +108,7 @@ class Splits:
         self.last = prices.runs[-1][0] if prices.runs[-1][0] in ENDS else None
         self.overhead, self.once = prices.overheads_s()
         self._fastest: dict[str, float] = {}
-        self.step, self.first_pass, self.rounds = through(self.m), through(1), through((self.m - 1) // outer.pp + 1)
-        self.mixed = {share: through(share * self.m + 1 - share) for share in MIXED}
+        self.step, self.first_pass = through(self.m), through(1)
         self.work, self.one = through(self.m, whole=False), through(1, whole=False)
         self.back = 2 * prices.hop_s(outer)
         self._solved: dict[tuple[object, ...], tuple[float, Solved | None]] = {}
@@ -445,55 +442,17 @@ class Splits:
                         continue
                     every, one = self._terms(p, start, end, upper)
                     bound = max(every, one + rest)
-                    if p == 0 and bound < best:
-                        for share, mixed in self.mixed.items():
-                            bound = max(bound, self.known(0, 0, end, upper, mixed) + (1 - share) * (self.back + rest))
                     if bound < best and lead + bound < upper:
                         best, at = bound, end
                 if at >= 0:
                     self.togo[p][start], onwards[p][start] = best, at
         if 0 not in self.togo[0]:
             return None
-        further = max(self._around(upper), self._alone(upper))
-        if further >= upper:
-            return None
         path, start = [], 0
         for p in range(self.pp):
             path.append((p, start, onwards[p][start]))
             start = onwards[p][start]
-        return max(self.togo[0][0] + self.once, further), path
-
-    def _around(self, upper: float) -> float:
-        """Seconds that no split of the table undercuts, because no more than pp micro-batches are under way: the first goes down and back
-        up, and so does every pp-th after it, one after the other, transfers included; the last follow each other in the last stage."""
-        rounds, rest = divmod(self.m - 1, self.pp)
-        togo = {self.layers: 0.0}
-        for p in range(self.pp - 1, -1, -1):
-            here: dict[int, float] = {}
-            times = rounds + 1 + (rest if p == self.pp - 1 else 0)
-            for start in self.togo[p]:
-                for end, after in togo.items():
-                    if end > start:
-                        one = self.known(p, start, end, upper, self.rounds) if p == 0 else times * self.floor(p, start, end, self.one)
-                        total = one + after + ((rounds + 1) * self.back if p < self.pp - 1 else 0.0)
-                        here[start] = min(here.get(start, INFINITE), total)
-            togo = here
-        return togo.get(0, INFINITE) + self.once
-
-    def _alone(self, upper: float) -> float:
-        """Seconds that no split of the table undercuts, because some stage has its own work, reduction and update behind it, after a
-        micro-batch has come down to it."""
-        forward = _Sums(self.inner, {kind: min(way.forward_s for way in self.prices.ways(kind, self.outer)) for kind, _ in self.inner})
-        togo = {self.layers: 0.0}
-        for p in range(self.pp - 1, -1, -1):
-            here: dict[int, float] = {}
-            for start in self.togo[p]:
-                down = forward.to(start) + p * self.back / 2
-                for end, after in togo.items():
-                    if end > start:
-                        here[start] = min(here.get(start, INFINITE), max(down + self.known(p, start, end, upper, self.step), after))
-            togo = here
-        return togo.get(0, INFINITE) + self.once
+        return self.togo[0][0] + self.once, path
 
     def _bound(self, path: Sequence[tuple[int, int, int]], upper: float) -> float:
         """Seconds that a whole split does not undercut, by what is known now."""
