@@ -14,6 +14,7 @@ from orchestrator.engines.transformer_config import (
     fp8_fields,
     hierarchical_sizes,
     implementation,
+    layer_counts,
     layout,
     padded_vocab_size,
     recompute_fields,
@@ -167,13 +168,19 @@ def _parallel(plan: Plan) -> list[Flag]:
 
 
 def strongest_recompute(plan: Plan) -> dict[str, Any]:
-    """The setting of the stage that recomputes most: the command line has one for all."""
-
-    def strength(fields: dict[str, Any]) -> tuple[int, int, int]:
-        order = {None: 0, "selective": 1, "full": 2}
-        return order[fields["recompute_granularity"]], len(fields["recompute_modules"] or ()), fields["recompute_num_layers"] or 0
-
-    return max((recompute_fields(plan, stage) for stage in range(plan.pp)), key=strength)
+    """A setting under which every stage keeps no more than in the plan: the command line has one for all. The modules of all stages; with
+    stages that recompute whole layers as many of those as any has, or all layers of a stage that recomputes modules."""
+    by_stage = [recompute_fields(plan, stage) for stage in range(plan.pp)]
+    modules = list(dict.fromkeys(name for fields in by_stage for name in fields["recompute_modules"] or ()))
+    off = dict.fromkeys(by_stage[0])
+    if all(fields["recompute_granularity"] != "full" for fields in by_stage):
+        return off | ({"recompute_granularity": "selective", "recompute_modules": modules} if modules else {})
+    counts = layer_counts(plan)
+    layers = [
+        max(row[stage] for row in counts) if fields["recompute_modules"] else fields["recompute_num_layers"] or 0
+        for stage, fields in enumerate(by_stage)
+    ]
+    return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": max(layers)}
 
 
 def recompute_differs(plan: Plan) -> bool:
@@ -322,8 +329,8 @@ def notes(plan: Plan) -> tuple[str, ...]:
         found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
     if recompute_differs(plan):
         found.append(
-            "megatron_args.sh recomputes on every stage what the plan does on the stage that recomputes most: the command line has one "
-            "setting for all. Our worker follows the plan."
+            "megatron_args.sh recomputes on every stage as much as the plan does on the stage that recomputes most: the command line has "
+            "one setting for all. Our worker follows the plan."
         )
     if plan.model.family in ("bert", "t5"):
         found.append(

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.entry import useful_flags
-from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.engines.megatron_args import megatron_flags, strongest_recompute
 from orchestrator.engines.transformer_config import engine_fields, layout, recompute_fields
 from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage, from_json, to_json
-from orchestrator.strategy.spec import PP_BEFORE_DP
+from orchestrator.strategy.spec import PP_BEFORE_DP, Recompute
 
 GOLDEN = Path(__file__).parent / "golden"
 FLAGS = Path(__file__).parent / "megatron_flags.csv"
@@ -154,6 +154,22 @@ def test_recompute_of_a_stage_is_block_for_full_and_core_attention_for_selective
     assert [fields["recompute_granularity"] for fields in found] == ["full", "full", "selective", None]
     assert [fields["recompute_num_layers"] for fields in found] == [1, 2, None, None]
     assert found[2]["recompute_modules"] == ["core_attn"]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "expected"),
+    [
+        ([("none", 0), ("full", 1)], {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1}),
+        ([("full", 1), ("mlp", 4)], {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 4}),
+        ([("layernorm", 4), ("mlp", 4)], {"recompute_granularity": "selective", "recompute_modules": ["layernorm", "mlp"]}),
+        ([("none", 0), ("none", 0)], {}),
+    ],
+)
+def test_no_stage_keeps_more_under_the_one_setting_of_the_command_line(
+    recompute: list[tuple[Recompute, int]], expected: dict[str, Any]
+) -> None:
+    found = strongest_recompute(make_plan(model=LLAMA, pp=2, recompute=recompute))
+    assert {name: value for name, value in found.items() if value is not None} == expected
 
 
 def test_an_encoder_and_a_decoder_recompute_as_many_layers_each() -> None:
