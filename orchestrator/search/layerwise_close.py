@@ -130,6 +130,10 @@ class Closer:
                 return lowest
         return lowest
 
+    def _floor(self, stage: Stage, objective: Objective) -> float:
+        """Seconds of this stage that no ways undercut, as far as is known without solving it."""
+        return self.stages.known(*stage, INFINITE, objective) if objective.passes > 0.0 else 0.0
+
     def _enough(self, limit: float) -> float:
         """What a bound need not exceed."""
         return min(limit, self.upper) * (1 - ROUNDING)
@@ -183,20 +187,23 @@ class Closer:
                 rows.append(row)
             self._together(columns, mean.ways)
             objectives = tuple(_objective([row.stages[p] for row in rows], mean.paths) for p in range(pp))
-            least, news = [], False
+            constant = sum(share * other for share, other in zip(mean.paths, constants, strict=True))
+            least = [times(objectives[p], timed[p][0]) if p in fixed else self._floor(stage, objectives[p]) for p, stage in enumerate(path)]
+            news = False
             for p, stage in enumerate(path):
-                here = min(times(objectives[p], way) for way in timed[p])
-                if p not in fixed and objectives[p].passes > 0.0:
-                    self.spent += 1
-                    solved = self.stages.solve(*stage, INFINITE, objectives[p])
-                    here = min(here, self.stages.known(*stage, INFINITE, objectives[p]) if solved is None else solved.seconds)
-                    if solved is not None and all(numbers(solved.cost) != way for way in timed[p]):
-                        columns[p].append(solved.cost)
-                        news = True
-                elif p not in fixed:
-                    here = 0.0
-                least.append(here)
-            cut = Cut(sum(share * constant for share, constant in zip(mean.paths, constants, strict=True)), objectives, tuple(least))
+                if p in fixed or objectives[p].passes == 0.0:
+                    continue
+                most = self._enough(limit) - constant - sum(least) + least[p]  # from there on it does not matter what it is
+                if most <= least[p]:
+                    break
+                self.spent += 1
+                most *= 1 + 2 * ROUNDING
+                solved = self.stages.solve(*stage, most, objectives[p])
+                least[p] = self.stages.known(*stage, most, objectives[p]) if solved is None else solved.seconds
+                if solved is not None and all(numbers(solved.cost) != way for way in timed[p]):
+                    columns[p].append(solved.cost)
+                    news = True
+            cut = Cut(constant, objectives, tuple(least))
             if not fixed:
                 self.cuts.append(cut)
             total = cut.constant + sum(least)

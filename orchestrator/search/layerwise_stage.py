@@ -31,7 +31,7 @@ GAPS = (0.0003, 0.001, 0.003, 0.01, 0.05)
 """How far above the bound a solution is looked for, one after the other: fronts grow with the gap."""
 SPLIT = 0.001
 """From this gap on a solution is looked for by sets of sizes."""
-MOST_SIZES = 4
+MOST_SIZES = 6
 """Of more, a set is not searched: the result is no longer exact where it could be faster."""
 SHARES = 6
 """Means of the two times that are looked at: the larger of the two is at least any mean."""
