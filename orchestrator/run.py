@@ -473,29 +473,31 @@ def screen() -> Console:
 
 def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     """The plan, its price, the alternatives, and what the files are."""
+    from orchestrator.report import text
     from orchestrator.report.memory import data_parallel_table, memory_table
-    from orchestrator.report.text import alternatives_table, explanation_text, plan_table, price_table, proof, unasked_text, wide_tp_text
 
     console = screen()
     plan = found.plan
     model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
-    console.print(plan_table(plan, model, found.limit))
-    console.print(price_table(plan, found.limit))
+    console.print(text.plan_table(plan, model, found.limit))
+    console.print(text.price_table(plan, found.limit))
     if found.outcomes:
-        console.print(alternatives_table(plan, found.alternatives))
+        console.print(text.alternatives_table(plan, found.alternatives))
+        for line in text.close_engines(plan, found.alternatives):
+            print(line)
         alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
         if any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
             console.print(data_parallel_table(plan, alone, found.limit))
         total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
         for explanation in found.explained:
-            print(explanation_text(plan, explanation.question, explanation.plan, explanation.why))
+            print(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why))
             if explanation.refused is not None:
                 console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
         for other_tp in found.narrower:
-            print(wide_tp_text(plan, other_tp.plan, other_tp.why))
+            print(text.wide_tp_text(plan, other_tp.plan, other_tp.why))
         for other in found.unasked:
-            print(unasked_text(plan, other.key, other.predicted, found.limit))
-        print(proof(plan, found.at_least_s) + ".")
+            print(text.unasked_text(plan, other.key, other.predicted, found.limit))
+        print(text.proof(plan, found.at_least_s) + ".")
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")
     for note in job.notes:

@@ -350,6 +350,20 @@ def alternatives_table(plan: Plan, others: Sequence[Plan]) -> RenderableType:
     return table if shown > 1 else Text("No other plan is legal and fits.")
 
 
+def close_engines(plan: Plan, others: Sequence[Plan]) -> list[str]:
+    """A line for each other engine whose best plan is inside the prediction's interval: engines' prices rest on different runs."""
+    best = plan.predicted
+    if best is None or best.interval is None:
+        return []
+    seen, found = {plan.engine}, []
+    for other in others:
+        if other.predicted is not None and other.engine not in seen and other.predicted.step_time_s <= best.interval[1]:
+            seen.add(other.engine)
+            step = format_seconds(other.predicted.step_time_s)
+            found.append(f"engine={other.engine} at {step} is inside this prediction's interval: only a run of both tells which is faster")
+    return found
+
+
 def proof(plan: Plan, at_least_s: float | None) -> str:
     """What is known of the best plan of the space: the legal plans of the engines asked, under the pins and the memory limit.
 
