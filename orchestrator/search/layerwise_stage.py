@@ -7,7 +7,8 @@ have. What is left is a constrained shortest path (Handler and Zang, "A dual alg
 1980): a price on bytes gives a bound that nothing undercuts, and what each layer that is not computed in the then cheapest way adds to it.
 A run of identical layers is gone through in one step: every choice of sizes to visit, and of a count for each way, whose additions stay
 within the gap between bound and solution (`_Front._elements`); what comes of several runs is kept on Pareto fronts of (bytes, the two
-times).
+times). The bound mixes sequences, so that it changes sizes for nothing: where it stays far below the solution, each set of sizes that a
+sequence may visit is bounded, and searched, for itself (`_Front.visiting`).
 """
 
 from __future__ import annotations
