@@ -113,7 +113,7 @@ class Closer:
             return known
         bound = self._relaxed(path, fixed, limit)
         if bound is None:
-            return INFINITE
+            return known
         if bound.seconds >= self._enough(limit):
             return bound.seconds
         p = self._undecided(bound, fixed)
@@ -160,7 +160,7 @@ class Closer:
         return seconds
 
     def _relaxed(self, path: Sequence[Stage], fixed: Mapping[int, LayerwiseStage], limit: float) -> _Bound | None:
-        """The largest bound of means of paths; None where a stage does not fit or is too slow."""
+        """The largest bound of means of paths; None where no ways of some stage are known."""
         pp = len(path)
         columns: list[list[LayerwiseStage]] = []
         for p, stage in enumerate(path):

@@ -279,7 +279,7 @@ class Splits:
 
     def known(self, p: int, start: int, end: int, upper: float, objective: Objective) -> float:
         """`floor`, or what solving said; where all ways are at hand, what it is."""
-        if self._few(p, start, end):
+        if self._front(p, start, end) is not None:
             found = self.solve(p, start, end, INFINITE, objective)
             return INFINITE if found is None else found.seconds
         least = self.floor(p, start, end, objective)
