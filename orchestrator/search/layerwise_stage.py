@@ -13,7 +13,7 @@ sequence may visit is bounded, and searched, for itself (`_Front.visiting`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from heapq import heappop, heappush
@@ -800,10 +800,27 @@ def _uncovered(partial: list[_Partial], needs: dict[int, int]) -> list[_Partial]
     found: list[_Partial] = []
     for group in groups.values():
         kept: list[_Partial] = []
-        for entry in sorted(group, key=lambda entry: entry[:5]):
-            b, t0, t1 = entry[2:5]
-            if not any(o[2] <= b and o[3] <= t0 and o[4] <= t1 for o in kept):  # sorted: none of them has more layers
-                kept.append(entry)
+        flat = all(entry[3] == entry[4] for entry in group)
+        sizes: list[float] = []  # bytes, ascending, and the least time 0 with no more of them
+        times: list[float] = []
+        for entry in sorted(group, key=lambda entry: entry[:5]):  # so that none of those that are kept has more layers
+            _, _, b, t0, t1, _ = entry
+            at = bisect_right(sizes, b)
+            if at and times[at - 1] <= t0:
+                if flat:
+                    continue
+                for index, other in enumerate(kept):
+                    if other[4] <= t1 and other[2] <= b and other[3] <= t0:
+                        kept[0], kept[index] = other, kept[0]  # it may well beat the next ones
+                        break
+                else:
+                    kept.append(entry)
+                continue
+            kept.append(entry)
+            last = at
+            while last < len(times) and times[last] >= t0:
+                last += 1
+            sizes[at:last], times[at:last] = [b], [t0]
         found += kept
     return found
 
