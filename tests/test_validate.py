@@ -16,6 +16,7 @@ from orchestrator.calibrate.runs import Run, Unusable, load, read_rows
 from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import ZERO_SHOT, CalibrationFile, calibrated, datasheet
 from orchestrator.cost.calibration import shipped as shipped_file
+from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.validate.__main__ import main
@@ -325,7 +326,17 @@ def test_shipped_constants_are_found_by_engine_and_gpu() -> None:
     assert calibration.interval == file.interval
     assert shipped_file("nanotron", "B200") is None
     unknown = replace(behaviour, engine="unheard-of")
-    assert calibrated(run.cluster, unknown) == datasheet(run.cluster, unknown)
+    elsewhere = replace(run.cluster, gpu=GPUS["L40S"])
+    assert calibrated(elsewhere, unknown) == datasheet(elsewhere, unknown)
+
+
+@pytest.mark.parametrize("gpu", ["A100-SXM-80GB", "H100-SXM-80GB", "B200", "V100-SXM2-32GB"])
+def test_engines_that_one_search_compares_have_the_same_matrix_products(gpu: str) -> None:
+    cluster = replace(only({})[0].cluster, gpu=GPUS[gpu])
+    found = [calibrated(cluster, engine.behaviour(cluster.software)) for engine in ENGINES.values()]
+    assert len({constants.gemm_efficiency for constants in found}) == 1
+    assert len({constants.fp8_efficiency for constants in found}) == 1
+    assert all(constants.interval is not None for constants in found)
 
 
 def test_a_prediction_has_the_interval_of_its_calibration() -> None:

@@ -322,6 +322,39 @@ def shipped(engine: str, gpu: str) -> CalibrationFile | None:
     return msgspec.json.decode(file.read_bytes(), type=CalibrationFile) if file.is_file() else None
 
 
+KERNELS: Final = ("gemm_efficiency", "fp8_efficiency")
+"""Of the GPU, whichever engine starts them: its library's matrix products."""
+KERNELS_OF: Final = ("megatron", "megatron_deepspeed")
+"""Whose runs say it, the first that has any."""
+
+
+def kernels(engine: str, gpu: str) -> CalibrationFile | None:
+    """What is known of an engine without runs on this GPU: the matrix products as Megatron's runs on it say. Were one engine priced
+    with the datasheet's share of the peak and another with its own runs', a search over both would compare these, not the engines. None:
+    nobody's are known."""
+    file = next((file for other in KERNELS_OF if (file := shipped(other, gpu)) is not None), None)
+    if file is None:
+        return None
+    constants = {name: constant for name, constant in file.constants.items() if name in KERNELS}
+    return CalibrationFile(
+        engine=engine,
+        gpu=gpu,
+        fitted_on=f"matrix products: {file.fitted_on}",
+        constants=constants,
+        fitted_runs=file.fitted_runs,
+        fitted_median_error=file.fitted_median_error,
+        held_out_runs=file.held_out_runs,
+        held_out_median_error=file.held_out_median_error,
+        interval=None,
+    )
+
+
+def packaged(engine: str, gpu: str) -> Calibrated | None:
+    """The package's constants for this engine and GPU, or for the GPU's kernels alone; None: the datasheet's."""
+    file = shipped(engine, gpu) or kernels(engine, gpu)
+    return None if file is None else Calibrated(file)
+
+
 def read_file(path: Path) -> CalibrationFile:
     """A calibration file. Raises InputError for one that can't be read or is none."""
     try:
@@ -353,11 +386,11 @@ def found(choice: str | None, cluster: Cluster, behaviours: Sequence[Behaviour],
     that is for none of these engines, or not for this GPU.
     """
     gpu = cluster.gpu.name
-    packaged = [None if (file := shipped(behaviour.engine, gpu)) is None else Calibrated(file) for behaviour in behaviours]
+    ours = [packaged(behaviour.engine, gpu) for behaviour in behaviours]
     if choice == DATASHEET:
         return [None] * len(behaviours)
     if choice == SHIPPED or (choice is None and folder is None):
-        return list(packaged)
+        return ours
     where = folder if choice is None else Path(choice)
     assert where is not None
     if choice is None or where.is_dir():
@@ -365,14 +398,14 @@ def found(choice: str | None, cluster: Cluster, behaviours: Sequence[Behaviour],
         if choice is not None and not any(mine):
             names = ", ".join(f"{behaviour.engine}-{gpu}.json" for behaviour in behaviours)
             raise InputError("calibration", choice, f"holds none of {names}")
-        return [users or package for users, package in zip(mine, packaged, strict=True)]
+        return [users or package for users, package in zip(mine, ours, strict=True)]
     one = Calibrated(_named(choice) or read_file(where))
     if not _named(choice):
         one = one._replace(source=choice)
     if one.file.gpu != gpu or one.file.engine not in {behaviour.engine for behaviour in behaviours}:
         engines = [behaviour.engine for behaviour in behaviours]
         raise InputError("calibration", choice, f"is for {one.file.engine} on {one.file.gpu}; this plans {' or '.join(engines)} on {gpu}")
-    return [one if behaviour.engine == one.file.engine else package for behaviour, package in zip(behaviours, packaged, strict=True)]
+    return [one if behaviour.engine == one.file.engine else package for behaviour, package in zip(behaviours, ours, strict=True)]
 
 
 def _named(name: str) -> CalibrationFile | None:
