@@ -212,6 +212,19 @@ def test_a_users_own_calibration_comes_before_the_shipped_one(tmp_path: Path) ->
     assert found(None, run.cluster, [behaviour], tmp_path / "none") == [before]
 
 
+def test_a_users_matrix_products_are_every_engines(tmp_path: Path) -> None:
+    run = only({})[0]
+    engines = [BEHAVIOURS["nanotron"], BEHAVIOURS["nemo"], msgspec.structs.replace(BEHAVIOURS["nemo"], engine="without-runs")]
+    path = tmp_path / f"nanotron-{run.gpu}.json"
+    path.write_bytes(msgspec.json.encode(own_file("nanotron", run.gpu, gemm_efficiency=0.123, inner_efficiency=0.5)))
+    shipped = [priced(run.cluster, engine, known) for engine, known in zip(engines, found(None, run.cluster, engines, None), strict=True)]
+    known = found(str(path), run.cluster, engines, None)
+    assert all(each is not None and each.source == str(path) for each in known)  # so plan.json keeps them
+    mine = [priced(run.cluster, engine, each) for engine, each in zip(engines, known, strict=True)]
+    assert [constants.gemm_efficiency for constants in mine] == [0.123] * 3
+    assert [constants.inner_efficiency for constants in mine] == [0.5, shipped[1].inner_efficiency, shipped[2].inner_efficiency]
+
+
 def test_a_calibration_for_something_else_is_refused(tmp_path: Path) -> None:
     run = only({})[0]
     path = tmp_path / "mine.json"

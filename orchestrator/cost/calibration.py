@@ -335,18 +335,13 @@ def kernels(engine: str, gpu: str) -> CalibrationFile | None:
     file = next((file for other in KERNELS_OF if (file := shipped(other, gpu)) is not None), None)
     if file is None:
         return None
+    return _of_kernels(file, engine, gpu)
+
+
+def _of_kernels(file: CalibrationFile, engine: str, gpu: str) -> CalibrationFile:
+    """Another engine's, with the matrix products of this one alone."""
     constants = {name: constant for name, constant in file.constants.items() if name in KERNELS}
-    return CalibrationFile(
-        engine=engine,
-        gpu=gpu,
-        fitted_on=f"matrix products: {file.fitted_on}",
-        constants=constants,
-        fitted_runs=file.fitted_runs,
-        fitted_median_error=file.fitted_median_error,
-        held_out_runs=file.held_out_runs,
-        held_out_median_error=file.held_out_median_error,
-        interval=None,
-    )
+    return replace(file, engine=engine, gpu=gpu, fitted_on=f"matrix products: {file.fitted_on}", constants=constants, interval=None)
 
 
 def packaged(engine: str, gpu: str) -> Calibrated | None:
@@ -382,8 +377,8 @@ def found(choice: str | None, cluster: Cluster, behaviours: Sequence[Behaviour],
     """The calibration file of each of these engines on this cluster's GPU; None: datasheet constants.
 
     `choice`: a file or folder of the user's, "shipped", "datasheet", or the name of a file of the package; None: `folder`, where there
-    is one, then what is shipped. A file is for its own engine and GPU; the other engines keep what is shipped. Raises InputError for one
-    that is for none of these engines, or not for this GPU.
+    is one, then what is shipped. A file is for its own engine and GPU; the other engines keep what is shipped, but for the matrix
+    products. Raises InputError for one that is for none of these engines, or not for this GPU.
     """
     gpu = cluster.gpu.name
     ours = [packaged(behaviour.engine, gpu) for behaviour in behaviours]
@@ -398,14 +393,31 @@ def found(choice: str | None, cluster: Cluster, behaviours: Sequence[Behaviour],
         if choice is not None and not any(mine):
             names = ", ".join(f"{behaviour.engine}-{gpu}.json" for behaviour in behaviours)
             raise InputError("calibration", choice, f"holds none of {names}")
-        return [users or package for users, package in zip(mine, ours, strict=True)]
+        return _same_products([users or package for users, package in zip(mine, ours, strict=True)], behaviours, gpu)
     one = Calibrated(_named(choice) or read_file(where))
     if not _named(choice):
         one = one._replace(source=choice)
     if one.file.gpu != gpu or one.file.engine not in {behaviour.engine for behaviour in behaviours}:
         engines = [behaviour.engine for behaviour in behaviours]
         raise InputError("calibration", choice, f"is for {one.file.engine} on {one.file.gpu}; this plans {' or '.join(engines)} on {gpu}")
-    return [one if behaviour.engine == one.file.engine else package for behaviour, package in zip(behaviours, ours, strict=True)]
+    files = [one if behaviour.engine == one.file.engine else package for behaviour, package in zip(behaviours, ours, strict=True)]
+    return _same_products(files, behaviours, gpu)
+
+
+def _same_products(files: list[Calibrated | None], behaviours: Sequence[Behaviour], gpu: str) -> list[Calibrated | None]:
+    """With the matrix products of the user's first file in every engine's that is not the user's (`kernels` says why)."""
+    mine = next((known for known in files if known is not None and known.source), None)
+    if mine is None:
+        return files
+    products = _of_kernels(mine.file, "", gpu).constants
+    with_them: list[Calibrated | None] = []
+    for known, behaviour in zip(files, behaviours, strict=True):
+        if known is not None and known.source:
+            with_them.append(known)
+            continue
+        file = _of_kernels(mine.file, behaviour.engine, gpu) if known is None else known.file
+        with_them.append(Calibrated(replace(file, constants={**file.constants, **products}), mine.source))
+    return with_them
 
 
 def _named(name: str) -> CalibrationFile | None:
