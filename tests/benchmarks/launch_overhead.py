@@ -8,16 +8,13 @@ Both start the same folder (a copy each): through us `launch.sh` with its superv
 with the arguments that launch.sh gives. "worker" is ours on gpt_tiny; "program" is a stand-in for pretrain_gpt.py under `entry=`. Not a
 test: times depend on the machine and on what else it does.
 
-On 2 cores of an AMD EPYC, torch 2.13, nothing else running, 2026-11-20, the least of 6 (what the machine's other work adds is left out, as
-timeit does):
+On 2 cores of an AMD EPYC, torch 2.13, nothing else running, 2026-11-20, 12 pairs of the worker and 10 of the program:
 
-              through us s   by hand s   ratio   step: through us ms, by hand ms
-    worker            8.38        8.18   1.024                     177.5, 167.7
-    program           2.98        2.99   0.998
+              through us s   by hand s   ratio   90% interval     step: through us ms, by hand ms, ratio
+    worker            6.52        6.67   0.998   0.982 to 1.012   128.6, 133.0, 0.973
+    program           2.62        2.61   0.989   0.955 to 1.072
 
-Again with 8 of the worker: 8.62, 8.34, 1.034; steps 177.6, 177.2. So a launch of our worker costs 0.2 to 0.3 s, once a run. A step varied
-more from run to run than between the two: in three earlier alternating runs 199, 214, 193 ms through us, 183, 236, 198 by hand. The
-supervisor itself takes 0.4% of a core.
+Single runs differ by several percent: with 6 pairs and the least of each, the worker's ratio was 1.02 and 1.03 on the same day.
 """
 
 from __future__ import annotations

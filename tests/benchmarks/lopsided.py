@@ -5,17 +5,17 @@
 A GPT whose head weighs as much as ten of its layers, so that two stages with five layers each are no balance. Megatron engine, two gloo
 ranks on this machine, one core each: run it where two cores are idle. The last line is the split that the search takes itself.
 
-On 2026-11-20 at 3a9237f, 2 cores of an AMD EPYC, gloo, torch 2.13.0+cpu. The last two lines are the same plan: 2% is the noise of a machine
-that has nothing else to do; two runs before this one, under load, had 10 + 0 first and 7 + 3 anywhere.
+On 2026-11-20, 2 cores of an AMD EPYC, gloo, torch 2.13.0+cpu, nothing else running. The last two lines are the same plan, so that 6% is
+noise; two runs under load had 10 + 0 first and 7 + 3 anywhere.
 
     layers       predicted           measured
-    5 + 5           3.35 s     +0%     1.28 s     +0%
-    7 + 3           3.06 s     -8%     1.19 s     -7%
-    9 + 1           2.78 s    -17%     1.02 s    -21%
-    10 + 0          2.64 s    -21%     1.02 s    -20%
-    10 + 0          2.64 s    -21%     1.04 s    -18%
+    5 + 5           3.35 s     +0%     1.27 s     +0%
+    7 + 3           3.06 s     -8%     1.19 s     -6%
+    9 + 1           2.78 s    -17%     1.05 s    -17%
+    10 + 0          2.64 s    -21%     1.07 s    -15%
+    10 + 0          2.64 s    -21%     1.01 s    -20%
 
-The order is as predicted; the seconds are those of constants that nobody fitted to this machine.
+The order is as predicted within that noise; the seconds are those of constants that nobody fitted to this machine.
 """
 
 from __future__ import annotations
