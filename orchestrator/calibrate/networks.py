@@ -40,7 +40,7 @@ OMNIPATH_LATENCY = 10 * US
 SLOW_DAY = "slow day"
 """A word in an interconnect's name: NCCL does not use the adapters' own transport."""
 SOCKETS = 0.5 * GB
-"""Bytes/s per GPU where four share a node's sockets (a stream of TCP gives 1 to 2 GB/s)."""
+"""Bytes/s per GPU where four share a node's sockets: assumed, the source does not say why those days were slow."""
 
 OUTERMOST = 2**20
 """GPUs that the outermost level of a measured cluster may reach: more than any run."""

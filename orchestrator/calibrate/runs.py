@@ -356,7 +356,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
 
 SLOW_DAYS: Final = ("Notes=05-26", "Notes=05-28")
 """On these the same run of BigScience's Megatron-LM on V100 took 1.7 times as long as on the days before, between and after (their
-runs with ZeRO-3 did not)."""
+runs with ZeRO-3 did not). Chosen after the times were seen, of runs kept out too: what is said of V100 rests on it."""
 
 
 def interconnect_of(row: dict[str, str]) -> str:
