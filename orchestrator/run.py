@@ -41,7 +41,7 @@ from orchestrator.recipe import Settings
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.unasked import Unasked, unasked
-from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import format_seconds
@@ -135,15 +135,15 @@ class Found(Value, frozen=True, kw_only=True):
     """With what is kept free for the plan's engine."""
 
 
-def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Behaviour]]:
+def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
     software = settings.cluster.software
-    return [(engine.capabilities(software), engine.behaviour(software)) for engine in engines]
+    return [(engine.capabilities(software), engine.traits(software)) for engine in engines]
 
 
-def prices(settings: Settings, behaviours: Sequence[Behaviour]) -> list[calibration.Calibrated | None]:
+def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration.Calibrated | None]:
     """The calibration file of each engine: what calibration= says, else the user's folder, else the package's. Raises InputError."""
     folder = os.environ.get("ORCHESTRATOR_CALIBRATIONS")
-    return calibration.found(settings.calibration, settings.cluster, behaviours, Path(folder) if folder else None)
+    return calibration.found(settings.calibration, settings.cluster, all_traits, Path(folder) if folder else None)
 
 
 def searched_plan(settings: Settings) -> Found:
@@ -154,8 +154,8 @@ def searched_plan(settings: Settings) -> Found:
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
-    files = prices(settings, [behaviour for _, behaviour in pairs])
-    calibrations = [calibration.priced(settings.cluster, behaviour, file) for (_, behaviour), file in zip(pairs, files, strict=True)]
+    files = prices(settings, [traits for _, traits in pairs])
+    calibrations = [calibration.priced(settings.cluster, traits, file) for (_, traits), file in zip(pairs, files, strict=True)]
     gc.disable()  # what a search makes is needed to its end: looking for garbage in it takes a tenth of the time
     with SearchProgress() as progress:
         result = search(
@@ -235,7 +235,7 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     from orchestrator.report.layerwise import layerwise_table
     from orchestrator.search.layerwise import AnalyticPrices, ProfilePrices, layerwise, open_batches
     from orchestrator.search.layerwise import Prices as LayerPrices
-    from orchestrator.strategy.layerwise import BEHAVIOUR, galvatron_json
+    from orchestrator.strategy.layerwise import TRAITS, galvatron_json
 
     training, cluster, profile = settings.training, settings.cluster, settings.profile
     if profile is not None and settings.architecture.family == "profile":
@@ -249,10 +249,10 @@ def layerwise_run(settings: Settings, out: Path) -> int:
             print(f"engines: {error}")
             best = None
     software = cluster.software
-    behaviour = msgspec.structs.replace(BEHAVIOUR, flash_attention=software.flash_attention or software.transformer_engine)
+    traits = msgspec.structs.replace(TRAITS, flash_attention=software.flash_attention or software.transformer_engine)
     # The constants of the engine it is compared with, so that the difference is the plan's.
-    constants = calibration.calibrated(cluster, behaviour if best is None else ENGINES[best.engine].behaviour(software))
-    costs = CostModel(model, training, cluster, behaviour, constants)
+    constants = calibration.calibrated(cluster, traits if best is None else ENGINES[best.engine].traits(software))
+    costs = CostModel(model, training, cluster, traits, constants)
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
@@ -306,17 +306,17 @@ def saved_plan(settings: Settings) -> Found:
     if engine not in ENGINES:
         raise InputError("engine", engine, "of the plan is not known", ENGINES)
     exchanging([ENGINES[engine]], settings)
-    behaviour = ENGINES[engine].behaviour(settings.cluster.software)
+    traits = ENGINES[engine].traits(settings.cluster.software)
     saved = settings.plan.prices
     if saved is not None and settings.calibration is None:  # the prices that the plan was made with
-        base = calibration.datasheet(settings.cluster, behaviour)
+        base = calibration.datasheet(settings.cluster, traits)
         constants = calibration.kept(base, settings.plan.calibration, saved.fitted_on, saved.constants, saved.interval)
     else:
-        (file,) = prices(settings, [behaviour])
-        constants, saved = calibration.priced(settings.cluster, behaviour, file), kept_prices(file)
+        (file,) = prices(settings, [traits])
+        constants, saved = calibration.priced(settings.cluster, traits, file), kept_prices(file)
     limit = settings.limit.of(constants.memory_margin)
     check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
-    plan = msgspec.structs.replace(reprice(settings.plan, behaviour, constants), prices=saved)
+    plan = msgspec.structs.replace(reprice(settings.plan, traits, constants), prices=saved)
     return Found(plan=plan, limit=limit)
 
 

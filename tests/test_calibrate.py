@@ -15,8 +15,8 @@ from orchestrator.calibrate.fit import chooser, fit
 from orchestrator.calibrate.groups import unit
 from orchestrator.calibrate.pricing import Pricer, named, seen_peak
 from orchestrator.calibrate.runs import Run, held_out
-from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant, datasheet, found, priced
+from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.plan import Plan, to_json
@@ -37,7 +37,7 @@ SPREAD: tuple[dict[str, str], ...] = (
 def planted_runs() -> list[Run]:
     """Runs whose times are the model's own under the planted constants."""
     runs = only(*SPREAD)
-    pricer = Pricer(chooser({(run.behaviour, run.gpu): PLANTED for run in runs}))
+    pricer = Pricer(chooser({(run.traits, run.gpu): PLANTED for run in runs}))
     made = []
     for run in runs:
         score = pricer.score(run)
@@ -73,9 +73,9 @@ def test_the_command_writes_a_file_that_validation_takes(tmp_path: Path) -> None
     assert (file.engine, file.gpu, file.fitted_runs) == ("nanotron", "A100-SXM-80GB", 6)
     assert all(constant.unit for constant in file.constants.values())
     run = only({"gpu": "A100-SXM-80GB"})[0]
-    from orchestrator.cost.behaviours import BEHAVIOURS
+    from orchestrator.cost.measured_traits import MEASURED_TRAITS
 
-    calibration = named(str(path))(run, BEHAVIOURS["nanotron"])
+    calibration = named(str(path))(run, MEASURED_TRAITS["nanotron"])
     assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
     assert calibration.name == "nanotron-A100-SXM-80GB"
 
@@ -144,11 +144,11 @@ def test_our_own_runs_are_read_without_their_warm_up(tmp_path: Path) -> None:
     run = only({})[0]
     own_run(tmp_path / "a", run, [9.0, 5.0, 1.0, 1.1, 0.9])
     own_run(tmp_path / "b", run, [9.0])
-    runs, behaviours = own.load(tmp_path)
+    runs, all_traits = own.load(tmp_path)
     (read,) = runs
     assert read.time_s == 1.0
     assert read.candidate.mesh == run.candidate.mesh
-    assert behaviours["megatron"] == ENGINES["megatron"].behaviour(run.cluster.software)
+    assert all_traits["megatron"] == ENGINES["megatron"].traits(run.cluster.software)
 
 
 def test_a_folder_of_our_own_runs_can_be_judged_as_it_can_be_fitted_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,25 +196,26 @@ def own_file(engine: str, gpu: str, **constants: float) -> CalibrationFile:
 
 def test_a_users_own_calibration_comes_before_the_shipped_one(tmp_path: Path) -> None:
     run = only({})[0]
-    behaviour = BEHAVIOURS["nanotron"]
-    (before,) = found(None, run.cluster, [behaviour], None)
+    traits = MEASURED_TRAITS["nanotron"]
+    (before,) = found(None, run.cluster, [traits], None)
     assert before is not None
     assert before.source == ""
     path = tmp_path / f"nanotron-{run.gpu}.json"
     path.write_bytes(msgspec.json.encode(own_file("nanotron", run.gpu, gemm_efficiency=0.123)))
     for choice, folder in ((None, tmp_path), (str(tmp_path), None), (str(path), None)):
-        (mine,) = found(choice, run.cluster, [behaviour], folder)
+        (mine,) = found(choice, run.cluster, [traits], folder)
         assert mine is not None
-        assert (mine.source, priced(run.cluster, behaviour, mine).gemm_efficiency) == (str(path), 0.123)
-    assert found("shipped", run.cluster, [behaviour], tmp_path) == [before]
-    assert found("datasheet", run.cluster, [behaviour], tmp_path) == [None]
-    assert found(f"nanotron-{run.gpu}", run.cluster, [behaviour], tmp_path) == [before]
-    assert found(None, run.cluster, [behaviour], tmp_path / "none") == [before]
+        assert (mine.source, priced(run.cluster, traits, mine).gemm_efficiency) == (str(path), 0.123)
+    assert found("shipped", run.cluster, [traits], tmp_path) == [before]
+    assert found("datasheet", run.cluster, [traits], tmp_path) == [None]
+    assert found(f"nanotron-{run.gpu}", run.cluster, [traits], tmp_path) == [before]
+    assert found(None, run.cluster, [traits], tmp_path / "none") == [before]
 
 
 def test_a_users_matrix_products_are_every_engines(tmp_path: Path) -> None:
     run = only({})[0]
-    engines = [BEHAVIOURS["nanotron"], BEHAVIOURS["nemo"], msgspec.structs.replace(BEHAVIOURS["nemo"], engine="without-runs")]
+    nemo = MEASURED_TRAITS["nemo"]
+    engines = [MEASURED_TRAITS["nanotron"], nemo, msgspec.structs.replace(nemo, engine="without-runs")]
     path = tmp_path / f"nanotron-{run.gpu}.json"
     path.write_bytes(msgspec.json.encode(own_file("nanotron", run.gpu, gemm_efficiency=0.123, inner_efficiency=0.5)))
     shipped = [priced(run.cluster, engine, known) for engine, known in zip(engines, found(None, run.cluster, engines, None), strict=True)]
@@ -236,25 +237,25 @@ def test_a_calibration_for_something_else_is_refused(tmp_path: Path) -> None:
     for text, why in cases.items():
         path.write_text(text)
         with pytest.raises(InputError, match=why):
-            found(str(path), run.cluster, [BEHAVIOURS["nanotron"]], None)
+            found(str(path), run.cluster, [MEASURED_TRAITS["nanotron"]], None)
     with pytest.raises(InputError, match=r"holds none of nanotron-H100-SXM-80GB\.json"):
-        found(str(tmp_path), run.cluster, [BEHAVIOURS["nanotron"]], None)
+        found(str(tmp_path), run.cluster, [MEASURED_TRAITS["nanotron"]], None)
     with pytest.raises(InputError, match="can't be read"):
-        found(str(tmp_path / "none.json"), run.cluster, [BEHAVIOURS["nanotron"]], None)
+        found(str(tmp_path / "none.json"), run.cluster, [MEASURED_TRAITS["nanotron"]], None)
     with pytest.raises(InputError, match="constants that are not known: speed"):
-        own_file("nanotron", run.gpu, speed=1.0).calibration(datasheet(run.cluster, BEHAVIOURS["nanotron"]))
+        own_file("nanotron", run.gpu, speed=1.0).calibration(datasheet(run.cluster, MEASURED_TRAITS["nanotron"]))
 
 
 def test_what_measured_peaks_exceed_is_kept_free() -> None:
     """Nineteen peaks in twenty are within the margin, and an engine with few of them takes that of all."""
     base = only({"peak_memory_gib": "40"})[0]
-    behaviours = {"nanotron": BEHAVIOURS["nanotron"]}
-    prediction = Pricer(chooser({}), behaviours).price(base).prediction
+    all_traits = {"nanotron": MEASURED_TRAITS["nanotron"]}
+    prediction = Pricer(chooser({}), all_traits).price(base).prediction
     assert prediction is not None
     predicted = seen_peak(base, prediction)
     runs = [replace(base, memory_bytes=predicted / (1 - 0.002 * n)) for n in range(101)]
-    found_margins = margins(runs, [], behaviours)
+    found_margins = margins(runs, [], all_traits)
     assert found_margins["nanotron"].value == pytest.approx(0.19, abs=1e-3)
     file = own_file("never measured", base.gpu)
     assert with_margin(file, found_margins).values() == {"memory_margin": found_margins[""].value}
-    assert margins(runs[:5], [], behaviours) == {}
+    assert margins(runs[:5], [], all_traits) == {}

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from orchestrator.calibrate import layout
 from orchestrator.calibrate.pricing import Pricer, named, price_runs, shipped, zero_shot
 from orchestrator.calibrate.runs import Run, Unusable, load, read_rows
-from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import ZERO_SHOT, CalibrationFile, calibrated, datasheet
 from orchestrator.cost.calibration import shipped as shipped_file
+from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
@@ -87,7 +87,7 @@ def test_a_row_is_priced_as_it_was_run() -> None:
         ({"dp": "4"}, "dp=4 is not num_gpus / (tp x pp x cp) = 2"),
         ({"global_batch_size": "30"}, "micro_batch_size x dp = 4 does not divide global_batch_size=30"),
         ({"gpu": "Gaudi2"}, "GPU Gaudi2 is not known"),
-        ({"engine": "torch"}, "engine torch has no behaviour"),
+        ({"engine": "torch"}, "engine torch has no traits"),
         ({"num_experts": "8"}, "the experts of llama-like are not described"),
         ({"precision": "NVFP4"}, "NVFP4 is not priced"),
         ({"status": "hang"}, "status hang"),
@@ -228,7 +228,7 @@ def test_what_a_layer_keeps_per_token_does_not_depend_on_hidden_size_where_the_e
     (narrow, wide) = only({"sequence_parallel": "yes"}, {"sequence_parallel": "yes", "hidden_size": "4096", "num_attention_heads": "32"})
     held = []
     for run in (narrow, wide):
-        ((_, prediction, _),) = price_runs([run], lambda run, behaviour: replace(shipped(run, behaviour), gathered_released=0.0))
+        ((_, prediction, _),) = price_runs([run], lambda run, traits: replace(shipped(run, traits), gathered_released=0.0))
         assert prediction is not None
         held.append([stage.memory_by_cause["gathered"] for stage in prediction.by_stage])
     constants = shipped_file("nanotron", "H100-SXM-80GB")
@@ -279,7 +279,7 @@ def test_spreads_weigh_engines_alike_and_name_those_with_enough_runs() -> None:
     """Twenty runs that take twice as long as predicted, one of another engine that takes as long: 5% and 95% of the weight."""
     runs = only(*[{}] * 20, {"engine": "torchtitan", "zero_stage": "3", "pp": "1", "dp": "4"})
     rows = [
-        Priced(run=run, time_s=0.5 if run.behaviour == "nanotron" else 1.0, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0)
+        Priced(run=run, time_s=0.5 if run.traits == "nanotron" else 1.0, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0)
         for run in runs
     ]
     assert spreads(rows) == {"": (1.0, 2.0), "9": (1.0, 2.0), "nanotron/9": (2.0, 2.0)}
@@ -318,14 +318,14 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 def test_shipped_constants_are_found_by_engine_and_gpu() -> None:
     run = only({})[0]
-    behaviour = BEHAVIOURS["nanotron"]
+    traits = MEASURED_TRAITS["nanotron"]
     file = shipped_file("nanotron", "H100-SXM-80GB")
     assert file is not None
-    calibration = calibrated(run.cluster, behaviour)
+    calibration = calibrated(run.cluster, traits)
     assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
     assert calibration.interval == file.interval
     assert shipped_file("nanotron", "B200") is None
-    unknown = replace(behaviour, engine="unheard-of")
+    unknown = replace(traits, engine="unheard-of")
     elsewhere = replace(run.cluster, gpu=GPUS["L40S"])
     assert calibrated(elsewhere, unknown) == datasheet(elsewhere, unknown)
 
@@ -333,7 +333,7 @@ def test_shipped_constants_are_found_by_engine_and_gpu() -> None:
 @pytest.mark.parametrize("gpu", ["A100-SXM-80GB", "H100-SXM-80GB", "B200", "V100-SXM2-32GB"])
 def test_engines_that_one_search_compares_have_the_same_matrix_products(gpu: str) -> None:
     cluster = replace(only({})[0].cluster, gpu=GPUS[gpu])
-    found = [calibrated(cluster, engine.behaviour(cluster.software)) for engine in ENGINES.values()]
+    found = [calibrated(cluster, engine.traits(cluster.software)) for engine in ENGINES.values()]
     assert len({constants.gemm_efficiency for constants in found}) == 1
     assert len({constants.fp8_efficiency for constants in found}) == 1
     assert all(constants.interval is not None for constants in found)
@@ -356,7 +356,7 @@ def test_a_prediction_has_the_interval_of_its_calibration() -> None:
 def test_an_engine_or_gpu_that_nobody_measured_has_the_interval_of_the_others() -> None:
     """By engine and generation of the GPU, else by generation, else of all; the widest where least is known."""
     run = only({})[0]
-    nanotron = BEHAVIOURS["nanotron"]
+    nanotron = MEASURED_TRAITS["nanotron"]
     unheard = replace(nanotron, engine="unheard-of")
     assert datasheet(run.cluster, nanotron).interval == ZERO_SHOT["nanotron/9"]
     assert datasheet(run.cluster, unheard).interval == ZERO_SHOT["9"]

@@ -22,10 +22,10 @@ from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitG
 from orchestrator.calibrate.pricing import Pricer, seen_peak
 from orchestrator.calibrate.runs import Run, held_out
 from orchestrator.calibrate.words import arguments, command, truth
-from orchestrator.cost.behaviours import ENGINE_OF
 from orchestrator.cost.calibration import CalibrationFile, Constant
+from orchestrator.cost.measured_traits import ENGINE_OF
 from orchestrator.errors import InputError
-from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.capabilities import Traits
 
 KEYS = ("runs", "out", "all")
 DOUBTED_GPUS = 512
@@ -36,17 +36,17 @@ LOW, HIGH = 0.05, 0.95
 
 
 def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
-    """The published groups that these runs have, and one for every other (behaviour, GPU)."""
+    """The published groups that these runs have, and one for every other (traits, GPU)."""
     groups = [group for group in GROUPS if any(group.has(run) and run.time_s is not None for run in runs)]
-    for behaviour, gpu in sorted({(run.behaviour, run.gpu) for run in runs if run.time_s is not None and run.kind == "dense"}):
-        if not any(behaviour in group.behaviours and gpu in group.gpus and group.kind == "dense" for group in groups):
-            groups.append(FitGroup(behaviours=(behaviour,), gpus=(gpu,), names=CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES))
+    for traits, gpu in sorted({(run.traits, run.gpu) for run in runs if run.time_s is not None and run.kind == "dense"}):
+        if not any(traits in group.all_traits and gpu in group.gpus and group.kind == "dense" for group in groups):
+            groups.append(FitGroup(all_traits=(traits,), gpus=(gpu,), names=CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES))
     return groups
 
 
-def ratios(runs: Sequence[Run], constants: dict[str, float], behaviours: dict[str, Behaviour]) -> list[float]:
+def ratios(runs: Sequence[Run], constants: dict[str, float], all_traits: dict[str, Traits]) -> list[float]:
     """Measured over predicted seconds."""
-    pricer = Pricer(chooser({(run.behaviour, run.gpu): constants for run in runs}), behaviours)
+    pricer = Pricer(chooser({(run.traits, run.gpu): constants for run in runs}), all_traits)
     found = []
     for run in runs:
         score = pricer.score(run)
@@ -56,10 +56,10 @@ def ratios(runs: Sequence[Run], constants: dict[str, float], behaviours: dict[st
 
 
 def files_of(
-    group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequence[Run], behaviours: dict[str, Behaviour]
+    group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequence[Run], all_traits: dict[str, Traits]
 ) -> list[CalibrationFile]:
-    """A file for every (behaviour, GPU) of the group that has runs, and for the planner's engines that it stands for."""
-    on_train, on_kept = ratios(train, fitted.constants, behaviours), ratios(kept, fitted.constants, behaviours)
+    """A file for every (traits, GPU) of the group that has runs, and for the planner's engines that it stands for."""
+    on_train, on_kept = ratios(train, fitted.constants, all_traits), ratios(kept, fitted.constants, all_traits)
     judged = on_kept if len(on_kept) >= ENOUGH else on_train + on_kept
     interval = (float(np.quantile(judged, LOW)), float(np.quantile(judged, HIGH))) if len(judged) >= ENOUGH // 2 else None
     constants = {
@@ -68,9 +68,9 @@ def files_of(
     }
     tables = ", ".join(sorted({run.table for run in train}))
     made = []
-    for behaviour, gpu in sorted({(run.behaviour, run.gpu) for run in (*train, *kept)}):
-        made.append((behaviour, gpu, constants))
-        if behaviour == group.behaviours[0]:
+    for traits, gpu in sorted({(run.traits, run.gpu) for run in (*train, *kept)}):
+        made.append((traits, gpu, constants))
+        if traits == group.all_traits[0]:
             taken = {name: constant for name, constant in constants.items() if name not in group.not_for_planner}
             made += [(engine, gpu, taken) for engine in group.planner]
     return [
@@ -89,10 +89,10 @@ def files_of(
     ]
 
 
-def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], behaviours: dict[str, Behaviour]) -> dict[str, Constant]:
+def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], all_traits: dict[str, Traits]) -> dict[str, Constant]:
     """By engine, what `Calibration.memory_margin` says, from the runs whose peak was measured; "" for all engines together."""
     found = {(file.engine, file.gpu): file.values() for file in files}
-    pricer = Pricer(chooser(found), behaviours)
+    pricer = Pricer(chooser(found), all_traits)
     lacking: dict[str, list[float]] = {"": []}
     for run in runs:
         prediction = pricer.price(run).prediction
@@ -100,7 +100,7 @@ def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], behaviours: d
             continue
         share = max(0.0, 1 - seen_peak(run, prediction) / run.memory_bytes)
         lacking[""].append(share)
-        lacking.setdefault(ENGINE_OF.get(run.behaviour, run.behaviour), []).append(share)
+        lacking.setdefault(ENGINE_OF.get(run.traits, run.traits), []).append(share)
     return {
         engine: Constant(
             value=float(f"{np.quantile(shares, HIGH):.3g}"), unit="share", origin=f"95% of {len(shares)} measured peaks lack no more"
@@ -116,9 +116,9 @@ def with_margin(file: CalibrationFile, found: dict[str, Constant]) -> Calibratio
     return file if margin is None else replace(file, constants={**file.constants, "memory_margin": margin})
 
 
-def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Console, *, everything: bool) -> list[CalibrationFile]:
+def calibrate(runs: Sequence[Run], all_traits: dict[str, Traits], console: Console, *, everything: bool) -> list[CalibrationFile]:
     """Fits every group and says how well."""
-    doubted = [run.behaviour == "nanotron" and run.num_gpus >= DOUBTED_GPUS for run in runs]
+    doubted = [run.traits == "nanotron" and run.num_gpus >= DOUBTED_GPUS for run in runs]
     timed = [run for run, doubt in zip(runs, doubted, strict=True) if run.time_s is not None and not doubt]
     made: list[CalibrationFile] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -126,19 +126,19 @@ def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Co
             mine = [run for run in timed if group.has(run)]
             train = [run for run in mine if everything or not held_out(run)] or mine
             kept = [run for run in mine if held_out(run)]
-            task = progress.add_task(f"{'/'.join(group.behaviours)} on {'/'.join(group.gpus)}", total=None)
+            task = progress.add_task(f"{'/'.join(group.all_traits)} on {'/'.join(group.gpus)}", total=None)
             read = {name: value for name, (value, _) in group.read.items()}
             before = {(file.engine, file.gpu): file for file in made}
             if group.kind == "moe" and (
-                dense := next((file for file in made if file.engine in group.behaviours and file.gpu in group.gpus), None)
+                dense := next((file for file in made if file.engine in group.all_traits and file.gpu in group.gpus), None)
             ):
                 read = {name: constant.value for name, constant in dense.constants.items()}
 
             def evaluated(done: int, task: TaskID = task) -> None:
                 progress.update(task, completed=done)
 
-            fitted = fit(train, group.names, read, behaviours, evaluated)
-            files = files_of(group, fitted, train, kept, behaviours)
+            fitted = fit(train, group.names, read, all_traits, evaluated)
+            files = files_of(group, fitted, train, kept, all_traits)
             progress.remove_task(task)
             for file in files:
                 old = before.get((file.engine, file.gpu))
@@ -151,9 +151,9 @@ def calibrate(runs: Sequence[Run], behaviours: dict[str, Behaviour], console: Co
                 )
             held = "" if files[0].held_out_median_error is None else f", {files[0].held_out_median_error:.1%} on {len(kept)} kept out"
             few = "" if len(train) >= len(group.names) else f" for {len(group.names)} constants, too few to tell them apart"
-            console.print(f"{'/'.join(group.behaviours)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs{few}", end="")
+            console.print(f"{'/'.join(group.all_traits)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs{few}", end="")
             console.print(f", median error {files[0].fitted_median_error:.1%}{held}", highlight=False)
-    kept_free = margins([run for run, doubt in zip(runs, doubted, strict=True) if not doubt], made, behaviours)
+    kept_free = margins([run for run, doubt in zip(runs, doubted, strict=True) if not doubt], made, all_traits)
     return [with_margin(file, kept_free) for file in made]
 
 
@@ -163,10 +163,10 @@ def run(words: Sequence[str]) -> None:
     given = arguments(words, KEYS, required=("runs",))
     everything = truth(given, "all")
     where = Path(given["runs"])
-    runs, unusable, behaviours = own.measured(where)
+    runs, unusable, all_traits = own.measured(where)
     if unusable:
         console.print(f"{len(runs)} runs, {len(unusable)} rows that can't be used (python -m orchestrator.validate says why)")
-    files = calibrate(runs, behaviours, console, everything=everything)
+    files = calibrate(runs, all_traits, console, everything=everything)
     if not files:
         raise InputError("runs", where, "holds no run with a step time")
     write(files, given.get("out"), console)

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from orchestrator.calibrate.pricing import Choose, Pricer
 from orchestrator.calibrate.runs import Run
-from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import Calibration, datasheet
+from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.errors import OrchestratorError
-from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.capabilities import Traits
 
 Group = tuple[str, str]
-"""(behaviour, GPU)."""
+"""(traits, GPU)."""
 SOFT: Final = 0.08
 """Residuals beyond this (8%) count linearly, not squared."""
 PRIOR: Final = 0.15
@@ -78,10 +78,10 @@ def chooser(constants: Mapping[Group, Mapping[str, float]]) -> Choose:
     """Datasheet constants, replaced for the groups that are given."""
     made: dict[Group, Calibration] = {}
 
-    def choose(run: Run, behaviour: Behaviour) -> Calibration:
-        key = (run.behaviour, run.gpu)
+    def choose(run: Run, traits: Traits) -> Calibration:
+        key = (run.traits, run.gpu)
         if key not in made:
-            made[key] = replace(datasheet(run.cluster, behaviour), **constants.get(key, {}))
+            made[key] = replace(datasheet(run.cluster, traits), **constants.get(key, {}))
         return made[key]
 
     return choose
@@ -91,7 +91,7 @@ def fit(
     runs: Sequence[Run],
     names: Sequence[str],
     fixed: Mapping[str, float] | None = None,
-    behaviours: Mapping[str, Behaviour] = BEHAVIOURS,
+    all_traits: Mapping[str, Traits] = MEASURED_TRAITS,
     progress: Callable[[int], None] | None = None,
     *,
     prior: float = PRIOR,
@@ -104,9 +104,9 @@ def fit(
     timed = [run for run in runs if run.time_s is not None]
     if not timed:
         raise OrchestratorError("no run with a step time to fit to")
-    groups = sorted({(run.behaviour, run.gpu) for run in timed})
+    groups = sorted({(run.traits, run.gpu) for run in timed})
     fixed = dict(fixed or {})
-    base = replace(datasheet(timed[0].cluster, behaviours[timed[0].behaviour]), **fixed)
+    base = replace(datasheet(timed[0].cluster, all_traits[timed[0].traits]), **fixed)
     start = np.array([max(STARTS.get(name, 0.0), 0.0) or float(getattr(base, name)) for name in names])
     low = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[0] for name, value in zip(names, start, strict=True)])
     high = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[1] for name, value in zip(names, start, strict=True)])
@@ -120,7 +120,7 @@ def fit(
             progress(evaluations)
         values = low * (high / low) ** scaled
         constants = {**fixed, **{name: float(value) for name, value in zip(names, values, strict=True)}}
-        pricer = Pricer(chooser(dict.fromkeys(groups, constants)), dict(behaviours))
+        pricer = Pricer(chooser(dict.fromkeys(groups, constants)), dict(all_traits))
         off = []
         for run in timed:
             score = pricer.score(run)

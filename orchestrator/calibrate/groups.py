@@ -52,7 +52,7 @@ def unit(name: str) -> str:
 class FitGroup:
     """`names`: fitted; `read`: set, with how it was read; `planner`: (planner's engine, GPU of the group, constants that are not taken)."""
 
-    behaviours: tuple[str, ...]
+    all_traits: tuple[str, ...]
     gpus: tuple[str, ...]
     names: tuple[str, ...]
     read: Mapping[str, tuple[float, str]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class FitGroup:
     """The runs that it is fitted on. A group of experts comes after the dense one of the same GPUs and adds to its constants."""
 
     def has(self, run: Run) -> bool:
-        return run.behaviour in self.behaviours and run.gpu in self.gpus and run.kind == self.kind
+        return run.traits in self.all_traits and run.gpu in self.gpus and run.kind == self.kind
 
 
 A100, A100_40, H100 = "A100-SXM-80GB", "A100-SXM-40GB", "H100-SXM-80GB"
@@ -71,7 +71,7 @@ EXPERTS = ("expert_layer_floor_s", "expert_efficiency", "ep_overlap")
 
 GROUPS: Final[tuple[FitGroup, ...]] = (
     FitGroup(
-        behaviours=("nanotron",),
+        all_traits=("nanotron",),
         gpus=(H100,),
         names=(
             *("gemm_efficiency", "gemm_half_features", "gemm_half_tokens", "attention_efficiency", "pointwise_factor", "loss_factor"),
@@ -91,31 +91,31 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         },
     ),
     FitGroup(
-        behaviours=("nemo",),
+        all_traits=("nemo",),
         gpus=(H100,),
         names=(*("gemm_efficiency", "fp8_efficiency", "tp_overlap", "pointwise_factor", "latency_factor", "attention_efficiency"),),
         planner=("megatron",),
         not_for_planner=("tp_overlap",),
     ),
     FitGroup(
-        behaviours=("nemo", "megatron_fsdp"),
+        all_traits=("nemo", "megatron_fsdp"),
         gpus=("B200", "GB200", "GB300", "B300"),
         names=(*("gemm_efficiency", "fp8_efficiency", "attention_efficiency", "pointwise_factor", "overlap_efficiency"),),
         read={"tp_overlap": (0.85, "as on H100")},
         planner=("megatron",),
         not_for_planner=("tp_overlap",),
     ),
-    FitGroup(behaviours=("nemo",), gpus=(H100,), names=EXPERTS, kind="moe", planner=("megatron",)),
-    FitGroup(behaviours=("nemo",), gpus=("B200", "GB200", "GB300", "B300"), names=EXPERTS, kind="moe", planner=("megatron",)),
-    FitGroup(behaviours=("megatron_fsdp",), gpus=(H100,), names=("gemm_efficiency", "attention_efficiency")),
+    FitGroup(all_traits=("nemo",), gpus=(H100,), names=EXPERTS, kind="moe", planner=("megatron",)),
+    FitGroup(all_traits=("nemo",), gpus=("B200", "GB200", "GB300", "B300"), names=EXPERTS, kind="moe", planner=("megatron",)),
+    FitGroup(all_traits=("megatron_fsdp",), gpus=(H100,), names=("gemm_efficiency", "attention_efficiency")),
     FitGroup(
-        behaviours=("megatron_lm",),
+        all_traits=("megatron_lm",),
         gpus=(A100,),
         names=("gemm_efficiency", "pointwise_factor", "inner_efficiency"),
         planner=("megatron",),
     ),
     FitGroup(
-        behaviours=("megatron_deepspeed", "megatron_deepspeed_bf16"),
+        all_traits=("megatron_deepspeed", "megatron_deepspeed_bf16"),
         gpus=(A100,),
         names=("microbatch_overhead_s", "inner_efficiency", "latency_factor", "p2p_efficiency", "overlap_efficiency"),
         read={
@@ -127,7 +127,7 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         not_for_planner=(),
     ),
     FitGroup(
-        behaviours=("megatron_deepspeed", "megatron_lm"),
+        all_traits=("megatron_deepspeed", "megatron_lm"),
         gpus=("V100-SXM2-32GB", "V100-SXM2-16GB"),
         names=("gemm_efficiency", "microbatch_overhead_s", "outer_efficiency", "inner_efficiency"),
         read={
@@ -137,22 +137,22 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         },
     ),
     FitGroup(
-        behaviours=("deepspeed_unfused",),
+        all_traits=("deepspeed_unfused",),
         gpus=("V100-SXM2-32GB",),
         names=("outer_efficiency",),
         read={"context_bytes": (1.1 * GIB, "printed by the source")},
     ),
-    FitGroup(behaviours=("fsdp_composer",), gpus=(A100, A100_40), names=(*KERNELS, "loss_factor")),
-    FitGroup(behaviours=("fsdp_composer",), gpus=(H100,), names=(*KERNELS, "loss_factor", "fp8_efficiency")),
-    FitGroup(behaviours=("fsdp_torchtitan",), gpus=(A100,), names=("gemm_efficiency", "pointwise_factor")),
+    FitGroup(all_traits=("fsdp_composer",), gpus=(A100, A100_40), names=(*KERNELS, "loss_factor")),
+    FitGroup(all_traits=("fsdp_composer",), gpus=(H100,), names=(*KERNELS, "loss_factor", "fp8_efficiency")),
+    FitGroup(all_traits=("fsdp_torchtitan",), gpus=(A100,), names=("gemm_efficiency", "pointwise_factor")),
     FitGroup(
-        behaviours=("fsdp_torchtitan",),
+        all_traits=("fsdp_torchtitan",),
         gpus=("H100-SXM-96GB",),
         names=("gemm_efficiency", "attention_efficiency", "pointwise_factor", "fp8_efficiency"),
         read={"gathered_kept": (1.0, "DTensor keeps what it gathered for the weight's gradient")},
     ),
     FitGroup(
-        behaviours=("internevo",),
+        all_traits=("internevo",),
         gpus=(A100,),
         names=("gemm_efficiency", "pointwise_factor", "outer_efficiency", "overlap_efficiency", "outer_scaling"),
     ),

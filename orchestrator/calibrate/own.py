@@ -9,12 +9,12 @@ from typing import Final
 
 from orchestrator.calibrate.runs import Run, Unusable
 from orchestrator.calibrate.runs import load as load_tables
-from orchestrator.cost.behaviours import BEHAVIOURS
+from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, from_json
-from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.capabilities import Traits
 
 PLAN, METRICS = "plan.json", "metrics.jsonl"
 WARM_UP: Final = 2
@@ -31,26 +31,26 @@ def is_run_folder(where: Path) -> bool:
     return bool(run_folders(where))
 
 
-def measured(where: Path) -> tuple[list[Run], list[Unusable], dict[str, Behaviour]]:
-    """The runs of our own run folders, or of tables; the tables' rows that can't be used; the behaviours of all. Raises InputError."""
+def measured(where: Path) -> tuple[list[Run], list[Unusable], dict[str, Traits]]:
+    """The runs of our own run folders, or of tables; the tables' rows that can't be used; the all_traits of all. Raises InputError."""
     if is_run_folder(where):
         runs, mine = load(where)
-        return runs, [], BEHAVIOURS | mine
-    return *load_tables(where), BEHAVIOURS
+        return runs, [], MEASURED_TRAITS | mine
+    return *load_tables(where), MEASURED_TRAITS
 
 
-def load(where: Path) -> tuple[list[Run], dict[str, Behaviour]]:
-    """Every run folder's run, and the behaviours of their engines. Raises InputError."""
-    runs, behaviours = [], {}
+def load(where: Path) -> tuple[list[Run], dict[str, Traits]]:
+    """Every run folder's run, and the all_traits of their engines. Raises InputError."""
+    runs, all_traits = [], {}
     for folder in run_folders(where):
         plan = from_json((folder / PLAN).read_bytes(), str(folder / PLAN))
         if plan.engine not in ENGINES:
             raise InputError("runs", folder, f"engine {plan.engine} is not known", ENGINES)
-        behaviours[plan.engine] = ENGINES[plan.engine].behaviour(plan.cluster.software)
+        all_traits[plan.engine] = ENGINES[plan.engine].traits(plan.cluster.software)
         run = run_of(plan, folder)
         if run is not None:
             runs.append(run)
-    return runs, behaviours
+    return runs, all_traits
 
 
 def run_of(plan: Plan, folder: Path) -> Run | None:
@@ -68,7 +68,7 @@ def run_of(plan: Plan, folder: Path) -> Run | None:
         table="own",
         run_id=folder.name,
         sweep_id=f"{plan.model.name}-{plan.world_size}",
-        behaviour=plan.engine,
+        traits=plan.engine,
         gpu=plan.cluster.gpu.name,
         precision=training.precision,
         kind="dense",

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.calibrate.runs import Run
-from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, calibrated, datasheet, read_file
+from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError, OrchestratorError
-from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.layout import Prediction
 
 OUTSIDE_TENSORS: dict[str, tuple[str, ...]] = {"allocated": ("context", "fragmentation"), "reserved": ("context",), "process": ()}
 """Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""
-Choose = Callable[[Run, Behaviour], Calibration]
+Choose = Callable[[Run, Traits], Calibration]
 
 
 class Outcome(NamedTuple):
@@ -35,21 +35,21 @@ def seen_peak(run: Run, prediction: Prediction) -> float:
 
 
 class Pricer:
-    """Keeps a cost model for every (model, training, cluster, behaviour, constants)."""
+    """Keeps a cost model for every (model, training, cluster, traits, constants)."""
 
-    def __init__(self, choose: Choose, behaviours: dict[str, Behaviour] = BEHAVIOURS) -> None:
-        self._choose, self._behaviours = choose, behaviours
+    def __init__(self, choose: Choose, all_traits: dict[str, Traits] = MEASURED_TRAITS) -> None:
+        self._choose, self._all_traits = choose, all_traits
         self._models: dict[tuple[int, int, int, str, int], CostModel] = {}
         self._kept: list[object] = []  # what the identities in the keys belong to
 
     def model(self, run: Run) -> CostModel:
         """The cost model of this run. Rows share the values that the loader interned, so identity is enough."""
-        behaviour = self._behaviours[run.behaviour]
-        calibration = self._choose(run, behaviour)
-        key = (id(run.model), id(run.training), id(run.cluster), run.behaviour, id(calibration))
+        traits = self._all_traits[run.traits]
+        calibration = self._choose(run, traits)
+        key = (id(run.model), id(run.training), id(run.cluster), run.traits, id(calibration))
         if key not in self._models:
             self._kept.append((run, calibration))
-            self._models[key] = CostModel(run.model, run.training, run.cluster, behaviour, calibration)
+            self._models[key] = CostModel(run.model, run.training, run.cluster, traits, calibration)
         return self._models[key]
 
     def price(self, run: Run) -> Outcome:
@@ -72,19 +72,19 @@ _SHIPPED: dict[tuple[str, str], Calibration] = {}
 """One value for all rows of an engine on a GPU, so that they share a cost model."""
 
 
-def zero_shot(run: Run, behaviour: Behaviour) -> Calibration:
+def zero_shot(run: Run, traits: Traits) -> Calibration:
     """Datasheet constants: no run of this GPU or engine was seen."""
-    key = (run.gpu, behaviour.engine)
+    key = (run.gpu, traits.engine)
     if key not in _DATASHEETS:
-        _DATASHEETS[key] = datasheet(run.cluster, behaviour)
+        _DATASHEETS[key] = datasheet(run.cluster, traits)
     return _DATASHEETS[key]
 
 
-def shipped(run: Run, behaviour: Behaviour) -> Calibration:
+def shipped(run: Run, traits: Traits) -> Calibration:
     """The constants that come with the package for this engine and GPU, else the datasheet's."""
-    key = (run.gpu, behaviour.engine)
+    key = (run.gpu, traits.engine)
     if key not in _SHIPPED:
-        _SHIPPED[key] = calibrated(run.cluster, behaviour)
+        _SHIPPED[key] = calibrated(run.cluster, traits)
     return _SHIPPED[key]
 
 
@@ -99,10 +99,10 @@ def from_files(where: Path) -> Choose:
         raise InputError("calibration", where, "holds no calibration", CHOICES)
     made: dict[tuple[str, str], Calibration] = {}
 
-    def choose(run: Run, behaviour: Behaviour) -> Calibration:
-        key = (behaviour.engine, run.cluster.gpu.name)
+    def choose(run: Run, traits: Traits) -> Calibration:
+        key = (traits.engine, run.cluster.gpu.name)
         if key not in made:
-            base = datasheet(run.cluster, behaviour)
+            base = datasheet(run.cluster, traits)
             made[key] = found[key].calibration(base) if key in found else base
         return made[key]
 
@@ -118,8 +118,8 @@ def named(calibration: str | None) -> Choose:
     return from_files(Path(str(calibration)))
 
 
-def price_runs(runs: Iterable[Run], choose: Choose, behaviours: dict[str, Behaviour] = BEHAVIOURS) -> Iterator[Outcome]:
+def price_runs(runs: Iterable[Run], choose: Choose, all_traits: dict[str, Traits] = MEASURED_TRAITS) -> Iterator[Outcome]:
     """Every run in order."""
-    pricer = Pricer(choose, behaviours)
+    pricer = Pricer(choose, all_traits)
     for run in runs:
         yield pricer.price(run)

@@ -63,7 +63,7 @@ ENGINES: tuple[tuple[str, str], ...] = (
     ("megatron-lm", "megatron_lm"),
     ("megatron", "megatron"),
 )
-"""A printed engine's name contains the words on the left; the behaviour on the right; the first that fits is taken."""
+"""A printed engine's name contains the words on the left; the traits on the right; the first that fits is taken."""
 
 MemoryOf = Literal["first", "last", "max"]
 MemoryKind = Literal["allocated", "reserved", "process"]
@@ -90,7 +90,7 @@ class Run:
     table: str
     run_id: str
     sweep_id: str
-    behaviour: str
+    traits: str
     gpu: str
     precision: str
     kind: Literal["dense", "moe"]
@@ -232,28 +232,28 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     key = networks.gpu_key(row.get("gpu", ""))
     if key is None:
         raise _SkipError(f"GPU {row.get('gpu') or 'not stated'} is not known")
-    behaviour = behaviour_of(row.get("engine", ""))
+    traits = traits_name_of(row.get("engine", ""))
     precision, label = precision_of(row)
     if precision not in networks.gpu(key).peak_flops:
         raise _SkipError(f"{key} has no {precision}")
-    if behaviour == "megatron" and any(
+    if traits == "megatron" and any(
         word in notes for word in ("attention-backend=unfused", "attention-backend=local", "transformer-impl=local")
     ):
-        behaviour = "megatron_unfused"
-    elif behaviour == "megatron" and "cross-entropy-loss-fusion=True" in notes:
-        behaviour = "megatron_fused_loss"
-    if behaviour == "deepspeed" and row.get("flash_attention", "").startswith("no"):
-        behaviour = "deepspeed_unfused"
-    if behaviour == "deepspeed" and "liger" in row.get("engine", "").lower():
-        behaviour = "deepspeed_tiled_loss"
+        traits = "megatron_unfused"
+    elif traits == "megatron" and "cross-entropy-loss-fusion=True" in notes:
+        traits = "megatron_fused_loss"
+    if traits == "deepspeed" and row.get("flash_attention", "").startswith("no"):
+        traits = "deepspeed_unfused"
+    if traits == "deepspeed" and "liger" in row.get("engine", "").lower():
+        traits = "deepspeed_tiled_loss"
     architecture = architecture_of(table, row)
     seq_length = _int(row, "seq_length")
     decoder = T5_DECODER_LENGTH if architecture.family == "t5" else None
     tp, pp, cp, vpp, ep = (_int(row, "tp"), _int(row, "pp"), _int(row, "cp", 1), _int(row, "vpp", 1), _int(row, "ep", 1))
     per_node = _int(row, "gpus_per_node", 8)
     known_time = status == "ok" and bool(row.get("global_batch_size")) and bool(row.get("num_gpus"))
-    zero_stage = zero_of(behaviour, row)
-    num_gpus = world_of(row, behaviour, tp * pp * cp, zero_stage)
+    zero_stage = zero_of(traits, row)
+    num_gpus = world_of(row, traits, tp * pp * cp, zero_stage)
     if num_gpus % (tp * pp * cp):
         raise _SkipError(f"tp x pp x cp = {tp * pp * cp} does not divide num_gpus={num_gpus}")
     dp = num_gpus // (tp * pp * cp)
@@ -267,26 +267,26 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     if gbs % (mbs * dp):
         raise _SkipError(f"micro_batch_size x dp = {mbs * dp} does not divide global_batch_size={gbs}")
     microbatches = gbs // (mbs * dp)
-    if behaviour == "nemo" and not row.get("vpp") and pp > 1 and architecture.name.startswith("GPT-3") and microbatches % pp == 0:
+    if traits == "nemo" and not row.get("vpp") and pp > 1 and architecture.name.startswith("GPT-3") and microbatches % pp == 0:
         vpp = NEMO_INTERLEAVE
     if pp == 1:
         vpp = 1
     recompute, share = recompute_of(row)
     sequence_parallel = tp > 1 and (
-        row.get("sequence_parallel", "").startswith("yes") or (not row.get("sequence_parallel") and behaviour in SP_DEFAULT)
+        row.get("sequence_parallel", "").startswith("yes") or (not row.get("sequence_parallel") and traits in SP_DEFAULT)
     )
-    reduce_dtype: Dtype = "bf16" if behaviour in BF16_REDUCE or "MP Mode=PURE" in notes else "fp32"
-    if behaviour == "megatron_deepspeed" and precision == "fp16":
+    reduce_dtype: Dtype = "bf16" if traits in BF16_REDUCE or "MP Mode=PURE" in notes else "fp32"
+    if traits == "megatron_deepspeed" and precision == "fp16":
         reduce_dtype = "fp16"
-    elif behaviour == "megatron_deepspeed":
-        behaviour = "megatron_deepspeed_bf16"
+    elif traits == "megatron_deepspeed":
+        traits = "megatron_deepspeed_bf16"
     training = Training(
         global_batch_size=gbs,
         seq_length=seq_length,
         decoder_seq_length=decoder,
         precision=precision,
         grad_reduce_dtype=reduce_dtype,
-        grad_accum_dtype="bf16" if reduce_dtype == "bf16" and behaviour == "nemo" else "fp32",  # one buffer of one type
+        grad_accum_dtype="bf16" if reduce_dtype == "bf16" and traits == "nemo" else "fp32",  # one buffer of one type
     )
     shard = _int(row, "zero_shard_size", dp * cp)
     strategy = Strategy(
@@ -299,12 +299,12 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         grad_reduce_dtype=reduce_dtype,
     )
     candidate = Candidate(
-        engine=behaviour,
+        engine=traits,
         strategy=strategy,
         micro_batch_size=mbs,
         num_microbatches=microbatches,
         vpp=vpp,
-        schedule="interleaved" if vpp > 1 else DEEPSPEED_SCHEDULE if behaviour.startswith("megatron_deepspeed") else "1f1b",
+        schedule="interleaved" if vpp > 1 else DEEPSPEED_SCHEDULE if traits.startswith("megatron_deepspeed") else "1f1b",
     )
     try:
         model = _model(architecture, seq_length, decoder)
@@ -314,10 +314,10 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         if count % tp:
             raise _SkipError(f"tp={tp} does not divide {name}={count}")
     body = sum(run.count for run in model.runs if run.layer.recomputable)
-    if body < pp * vpp and behaviour != "nanotron":
+    if body < pp * vpp and traits != "nanotron":
         raise _SkipError(f"{body} layers on {pp * vpp} pipeline chunks")
     head, illegal = None, ""
-    if behaviour == "nanotron":
+    if traits == "nanotron":
         counts, head, complete = layout.nanotron_stages(body, *nanotron_costs(architecture), pp)
         illegal = "" if complete else f"nanotron leaves a stage of pp={pp} without a block"
     else:
@@ -327,7 +327,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         time_s = None
     memory = _float(row, "peak_memory_gib") if status == "ok" and "not a measured allocator peak" not in notes else None
     fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
-    if not row.get("recompute") and behaviour not in KEEPS_ALL:
+    if not row.get("recompute") and traits not in KEEPS_ALL:
         memory = fits = None  # what is kept is not known
     if status == "ok" and time_s is None and memory is None:
         raise _SkipError("neither time nor memory can be compared")
@@ -336,7 +336,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         table=table,
         run_id=row["run_id"],
         sweep_id=row.get("sweep_id") or table,
-        behaviour=behaviour,
+        traits=traits,
         gpu=key,
         precision=label,
         kind="moe" if row.get("num_experts") else "dense",
@@ -348,7 +348,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         illegal=illegal,
         time_s=time_s,
         memory_bytes=memory * GIB if memory else None,
-        memory_of=memory_of(table, behaviour, kind),
+        memory_of=memory_of(table, traits, kind),
         memory_kind="process" if "nvidia-smi" in kind else "allocated" if "max_memory_allocated" in kind else "reserved",
         fits=fits,
     )
@@ -365,11 +365,11 @@ def interconnect_of(row: dict[str, str]) -> str:
     return row.get("interconnect", "") + (f" ({networks.SLOW_DAY})" if slow else "")
 
 
-def memory_of(table: str, behaviour: str, kind: str) -> MemoryOf:
+def memory_of(table: str, traits: str, kind: str) -> MemoryOf:
     """The rank whose memory a source shows. BigScience's V100 peaks grow with the micro-batch without the logits of a last stage."""
     if "last rank" in kind:
         return "last"
-    return "first" if behaviour == "nanotron" or "embedding" in kind or table == "bigscience_v100" else "max"
+    return "first" if traits == "nanotron" or "embedding" in kind or table == "bigscience_v100" else "max"
 
 
 OFFLOADED: Final = ("offload=full CPU offload", "Opt Offl=Y")
@@ -421,17 +421,17 @@ ZERO_DEFAULT: dict[str, ZeroStage] = {
 """What a blank zero_stage stands for."""
 
 
-def behaviour_of(engine: str) -> str:
-    """The behaviour that prices an engine by its printed name. Raises _SkipError.
+def traits_name_of(engine: str) -> str:
+    """The traits that prices an engine by its printed name. Raises _SkipError.
 
-    >>> behaviour_of("fsdp(composer)"), behaviour_of("NeMo megatron-core"), behaviour_of("Megatron-DeepSpeed 3D (1F1B)")
+    >>> traits_name_of("fsdp(composer)"), traits_name_of("NeMo megatron-core"), traits_name_of("Megatron-DeepSpeed 3D (1F1B)")
     ('fsdp_composer', 'nemo', 'megatron_deepspeed')
     """
     lowered = engine.lower()
     for words, name in ENGINES:
         if words in lowered and "habana" not in lowered:
             return name
-    raise _SkipError(f"engine {engine or 'not stated'} has no behaviour")
+    raise _SkipError(f"engine {engine or 'not stated'} has no traits")
 
 
 def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
@@ -453,18 +453,18 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
     return ("fp8" if "MLPerf" in row.get("source", "") else "bf16"), "not stated"  # NVIDIA's MLPerf recipes are FP8 where they say it
 
 
-def zero_of(behaviour: str, row: dict[str, str]) -> ZeroStage:
+def zero_of(traits: str, row: dict[str, str]) -> ZeroStage:
     text = row.get("zero_stage", "").strip()
     if text in ("0", "1", "2", "3"):
         return int(text)  # type: ignore[return-value]
     if text:
         raise _SkipError(f"zero_stage={text}")
-    if behaviour not in ZERO_DEFAULT:
+    if traits not in ZERO_DEFAULT:
         raise _SkipError("zero_stage is not stated")
-    return ZERO_DEFAULT[behaviour]
+    return ZERO_DEFAULT[traits]
 
 
-def world_of(row: dict[str, str], behaviour: str, model_parallel: int, zero_stage: int) -> int:
+def world_of(row: dict[str, str], traits: str, model_parallel: int, zero_stage: int) -> int:
     """num_gpus; where it is blank and memory does not depend on it (nothing sharded over dp) one replica. A golden run with a sharded
     optimizer prints its steady allocation, from which dp follows: 6 + 12/dp bytes per parameter."""
     if row.get("num_gpus"):

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from orchestrator.cost.behaviours import ENGINE_OF
+from orchestrator.cost.measured_traits import ENGINE_OF
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
-from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.capabilities import Traits
 from orchestrator.units import GB, GIB, MIB, US
 from orchestrator.values import Value
 
@@ -80,7 +80,7 @@ class Calibration(Value, frozen=True, kw_only=True):
     fp8_saved_bytes: float = 1.0
     """Bytes per element that an FP8 product keeps of its input for backward: Transformer Engine quantises it, torchao keeps bf16 (2.0)."""
     tp_overlap: float = -1.0
-    """Share of tensor-parallel traffic behind GEMMs, inside the innermost network level; below 0: the engine's `Behaviour.tp_overlap`."""
+    """Share of tensor-parallel traffic behind GEMMs, inside the innermost network level; below 0: the engine's `Traits.tp_overlap`."""
 
     user_buffers_overlap: float = 0.85
     """The same where the user asks for Transformer Engine's overlap (tp_comm_overlap): as for NeMo's recipes, which use it."""
@@ -258,16 +258,16 @@ MEASURED: Final = ("7.0", "8.0", "9.0", "10.0", "10.3")
 """Compute capabilities of the GPUs that those runs were made on: a workstation's of the same generation is another chip."""
 
 
-def datasheet(cluster: Cluster, behaviour: Behaviour) -> Calibration:
+def datasheet(cluster: Cluster, traits: Traits) -> Calibration:
     """The zero-shot constants of this cluster's GPU: no run of it has been seen. Their interval is that of other engines on its generation,
     or of all, where its own was not measured: the less is known, the wider."""
     if cluster.is_cpu:
         return CPU
     generation = cluster.gpu.compute_capability.split(".")[0]
     measured = generation if cluster.gpu.compute_capability in MEASURED else ""
-    own = ZERO_SHOT.get(f"{ENGINE_OF.get(behaviour.engine, behaviour.engine)}/{measured}")
+    own = ZERO_SHOT.get(f"{ENGINE_OF.get(traits.engine, traits.engine)}/{measured}")
     interval = own or ZERO_SHOT[measured]
-    return replace(Calibration(), **{"interval": interval, **_BY_CAPABILITY.get(generation, {}), **behaviour.constants})
+    return replace(Calibration(), **{"interval": interval, **_BY_CAPABILITY.get(generation, {}), **traits.constants})
 
 
 class Constant(Value, frozen=True, kw_only=True):
@@ -279,7 +279,7 @@ class Constant(Value, frozen=True, kw_only=True):
 
 
 class CalibrationFile(Value, frozen=True, kw_only=True):
-    """The constants of one engine's behaviour on one GPU, what they were fitted on, and their error there and on runs kept out."""
+    """The constants of one engine's traits on one GPU, what they were fitted on, and their error there and on runs kept out."""
 
     engine: str
     gpu: str
@@ -373,7 +373,7 @@ class Calibrated(NamedTuple):
     source: str = ""
 
 
-def found(choice: str | None, cluster: Cluster, behaviours: Sequence[Behaviour], folder: Path | None) -> list[Calibrated | None]:
+def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], folder: Path | None) -> list[Calibrated | None]:
     """The calibration file of each of these engines on this cluster's GPU; None: datasheet constants.
 
     `choice`: a file or folder of the user's, "shipped", "datasheet", or the name of a file of the package; None: `folder`, where there
@@ -381,41 +381,41 @@ def found(choice: str | None, cluster: Cluster, behaviours: Sequence[Behaviour],
     products. Raises InputError for one that is for none of these engines, or not for this GPU.
     """
     gpu = cluster.gpu.name
-    ours = [packaged(behaviour.engine, gpu) for behaviour in behaviours]
+    ours = [packaged(traits.engine, gpu) for traits in all_traits]
     if choice == DATASHEET:
-        return [None] * len(behaviours)
+        return [None] * len(all_traits)
     if choice == SHIPPED or (choice is None and folder is None):
         return ours
     where = folder if choice is None else Path(choice)
     assert where is not None
     if choice is None or where.is_dir():
-        mine = [own(where, behaviour.engine, gpu) for behaviour in behaviours]
+        mine = [own(where, traits.engine, gpu) for traits in all_traits]
         if choice is not None and not any(mine):
-            names = ", ".join(f"{behaviour.engine}-{gpu}.json" for behaviour in behaviours)
+            names = ", ".join(f"{traits.engine}-{gpu}.json" for traits in all_traits)
             raise InputError("calibration", choice, f"holds none of {names}")
-        return _same_products([users or package for users, package in zip(mine, ours, strict=True)], behaviours, gpu)
+        return _same_products([users or package for users, package in zip(mine, ours, strict=True)], all_traits, gpu)
     one = Calibrated(_named(choice) or read_file(where))
     if not _named(choice):
         one = one._replace(source=choice)
-    if one.file.gpu != gpu or one.file.engine not in {behaviour.engine for behaviour in behaviours}:
-        engines = [behaviour.engine for behaviour in behaviours]
+    if one.file.gpu != gpu or one.file.engine not in {traits.engine for traits in all_traits}:
+        engines = [traits.engine for traits in all_traits]
         raise InputError("calibration", choice, f"is for {one.file.engine} on {one.file.gpu}; this plans {' or '.join(engines)} on {gpu}")
-    files = [one if behaviour.engine == one.file.engine else package for behaviour, package in zip(behaviours, ours, strict=True)]
-    return _same_products(files, behaviours, gpu)
+    files = [one if traits.engine == one.file.engine else package for traits, package in zip(all_traits, ours, strict=True)]
+    return _same_products(files, all_traits, gpu)
 
 
-def _same_products(files: list[Calibrated | None], behaviours: Sequence[Behaviour], gpu: str) -> list[Calibrated | None]:
+def _same_products(files: list[Calibrated | None], all_traits: Sequence[Traits], gpu: str) -> list[Calibrated | None]:
     """With the matrix products of the user's first file in every engine's that is not the user's (`kernels` says why)."""
     mine = next((known for known in files if known is not None and known.source), None)
     if mine is None:
         return files
     products = _of_kernels(mine.file, "", gpu).constants
     with_them: list[Calibrated | None] = []
-    for known, behaviour in zip(files, behaviours, strict=True):
+    for known, traits in zip(files, all_traits, strict=True):
         if known is not None and known.source:
             with_them.append(known)
             continue
-        file = _of_kernels(mine.file, behaviour.engine, gpu) if known is None else known.file
+        file = _of_kernels(mine.file, traits.engine, gpu) if known is None else known.file
         with_them.append(Calibrated(replace(file, constants={**file.constants, **products}), mine.source))
     return with_them
 
@@ -426,12 +426,12 @@ def _named(name: str) -> CalibrationFile | None:
     return shipped(engine, gpu) if gpu and "/" not in name else None
 
 
-def priced(cluster: Cluster, behaviour: Behaviour, known: Calibrated | None) -> Calibration:
+def priced(cluster: Cluster, traits: Traits, known: Calibrated | None) -> Calibration:
     """The constants of this engine on this cluster with this file, or the datasheet's."""
-    base = datasheet(cluster, behaviour)
+    base = datasheet(cluster, traits)
     return base if known is None else known.file.calibration(base)
 
 
-def calibrated(cluster: Cluster, behaviour: Behaviour) -> Calibration:
+def calibrated(cluster: Cluster, traits: Traits) -> Calibration:
     """The constants that come with the package for this engine on this GPU, or the datasheet's."""
-    return priced(cluster, behaviour, found(SHIPPED, cluster, [behaviour], None)[0])
+    return priced(cluster, traits, found(SHIPPED, cluster, [traits], None)[0])

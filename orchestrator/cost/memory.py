@@ -14,7 +14,7 @@ from orchestrator.hardware.spec import Gpu
 from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.axes import dp
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
 from orchestrator.strategy.spec import Recompute, Strategy, ZeroStage
 
 MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -22,20 +22,20 @@ REMAINDER_BYTES = 2
 """What the precision-aware optimizer keeps of an fp32 weight beside the bf16 one: the 16 bits that it lacks (optimizer_config.py:192)."""
 
 
-def state_bytes(behaviour: Behaviour, training: Training, zero_stage: ZeroStage) -> StateBytes:
+def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> StateBytes:
     """Bytes per parameter before sharding of this engine under this training. Raises KeyError for a stage that the engine has not.
 
     Plain SGD (the engines are given momentum 0) keeps no moments. Gradients of 16 bits take 2 bytes, and an fp32 copy of the optimizer's
     shard while it steps (distrib_optimizer.py:2419; stage_1_and_2.py:1020), which the precision-aware optimizer does without. With FP8 in
     another recipe than delayed scaling megatron-core keeps whole fp32 weights all the same (optimizer_config.py:352).
     """
-    states = behaviour.state_bytes(training.precision, zero_stage)
+    states = traits.state_bytes(training.precision, zero_stage)
     if training.optimizer == "sgd":
         states = replace(states, moments=0)
     if training.precision == "fp32":
         return states
     buffer = {"grad_reduce_dtype": training.grad_reduce_dtype, "grad_accum_dtype": training.grad_accum_dtype}
-    narrow = buffer.get(behaviour.gradient_buffer, "fp32") != "fp32"
+    narrow = buffer.get(traits.gradient_buffer, "fp32") != "fp32"
     if narrow:
         states = replace(states, gradient=2, backward=0, step=4)
     if training.precision_aware_optimizer:
@@ -116,7 +116,7 @@ def activations(
     strategy: Strategy,
     micro_batch_size: int,
     precision: str,
-    behaviour: Behaviour,
+    traits: Traits,
     calibration: Calibration,
 ) -> Activations:
     """Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps the input."""
@@ -129,7 +129,7 @@ def activations(
             sequence_parallel=sp,
             cp=mesh.cp,
             itemsize=itemsize,
-            flash_attention=behaviour.flash_attention,
+            flash_attention=traits.flash_attention,
             without=without,
         )
         if precision == "fp8":
@@ -141,11 +141,11 @@ def activations(
         kept = layer.input_elements * itemsize * micro_batch_size / (mesh.cp * (mesh.tp if sp else 1))
         kept = min(kept, everything)
     else:
-        kept = saved(*dropped(recompute, fused_norms=behaviour.fused_norms)) if layer.recomputable else everything
+        kept = saved(*dropped(recompute, fused_norms=traits.fused_norms)) if layer.recomputable else everything
     largest = micro_batch_size * max(
         (
             tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp) * (tensor.itemsize or itemsize)
-            for tensor in layer.saved(flash_attention=behaviour.flash_attention)
+            for tensor in layer.saved(flash_attention=traits.flash_attention)
         ),
         default=0.0,
     )
@@ -153,22 +153,22 @@ def activations(
     if sp:  # the input of a tensor-parallel region, gathered over tp (layers.py:478)
         entering = max((op.elements for op in layer.ops if isinstance(op, Enter)), default=0)
         gathered = entering * itemsize * micro_batch_size / mesh.cp
-    if behaviour.gathers_few_query_groups:  # as they come and in order: mappings.py, _gather_along_last_dim
+    if traits.gathers_few_query_groups:  # as they come and in order: mappings.py, _gather_along_last_dim
         few = max((op.elements for op in layer.ops if isinstance(op, Attention) and op.kv_heads < mesh.tp), default=0)
         gathered = max(gathered, 2 * few * itemsize * micro_batch_size / mesh.cp)
     working = calibration.transient_activations * largest + gathered
-    logits = logits_bytes(layer, strategy, micro_batch_size, behaviour)
+    logits = logits_bytes(layer, strategy, micro_batch_size, traits)
     return Activations(kept, working + logits, working + logits + everything - kept)
 
 
-def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, behaviour: Behaviour) -> float:
+def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, traits: Traits) -> float:
     """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28); over
     the whole one where the engine gathers them."""
     mesh = strategy.mesh
     total = 0.0
     for op in layer.ops:
         if isinstance(op, Gemm) and op.pad_to:
-            whole = op.split is None or behaviour.layers == "hugging_face"
+            whole = op.split is None or traits.layers == "hugging_face"
             local = op.n if whole else ceil(op.n / (op.pad_to * mesh.tp)) * op.pad_to
-            total += op.tokens * micro_batch_size / mesh.cp * local * behaviour.logits_bytes
+            total += op.tokens * micro_batch_size / mesh.cp * local * traits.logits_bytes
     return total

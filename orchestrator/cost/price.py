@@ -27,7 +27,7 @@ from orchestrator.model.spec import Dispatch, Enter, LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.axes import cp, dp, ep, pp, tp
 from orchestrator.strategy.axes.traffic import Traffic
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour, StateBytes
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import ITEMSIZE
@@ -161,25 +161,25 @@ class _Sums:
 class CostModel:
     """Prices candidates for one model, training, cluster and engine. Pure: the caches only save time."""
 
-    def __init__(self, model: ModelSpec, training: Training, cluster: Cluster, behaviour: Behaviour, calibration: Calibration) -> None:
-        if behaviour.layers == "hugging_face":
+    def __init__(self, model: ModelSpec, training: Training, cluster: Cluster, traits: Traits, calibration: Calibration) -> None:
+        if traits.layers == "hugging_face":
             model = hugging_face(model)
-        elif not behaviour.fused_gate:
+        elif not traits.fused_gate:
             model = with_separate_gate(model)
-        if model.architecture.family in behaviour.unfused_attention:
-            behaviour = replace(behaviour, flash_attention=False)
+        if model.architecture.family in traits.unfused_attention:
+            traits = replace(traits, flash_attention=False)
         if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
             calibration = replace(calibration, fp8_efficiency=calibration.fp8_efficiency * calibration.mxfp8_slowdown)
         self.model, self.training, self.cluster = model, training, cluster
-        self.behaviour, self.calibration = behaviour, calibration
-        self._kinds: dict[str, LayerSpec] = {run.layer.kind: run.layer for run in model.runs}
+        self.traits, self.calibration = traits, calibration
+        self.kinds: dict[str, LayerSpec] = {run.layer.kind: run.layer for run in model.runs}
         self._counts: dict[str, int] = {}
         for run in model.runs:
             self._counts[run.layer.kind] = self._counts.get(run.layer.kind, 0) + run.count
-        self._itemsize = activation_itemsize(training.precision)
+        self.itemsize = activation_itemsize(training.precision)
         self._flops_per_sample = model_flops_per_sample(model)
-        self._has_tied = any(weight.tied for layer in self._kinds.values() for weight in layer.weights)
-        self._fp8_copies = memory.fp8_weight_bytes(training, cluster.gpu) if behaviour.fp8_weight_copies else 0.0
+        self._has_tied = any(weight.tied for layer in self.kinds.values() for weight in layer.weights)
+        self._fp8_copies = memory.fp8_weight_bytes(training, cluster.gpu) if traits.fp8_weight_copies else 0.0
         self._domain = cluster.levels[0].size
         self._links: dict[tuple[int, int], Link] = {}
         self._state_bytes: dict[int, StateBytes] = {}
@@ -198,7 +198,7 @@ class CostModel:
         layers = self._setting_of(candidate).layers
         cost = layers.get((kind, recompute))
         if cost is None:
-            cost = self._layer(self._kinds[kind], recompute, candidate.strategy, candidate.micro_batch_size)
+            cost = self._layer(self.kinds[kind], recompute, candidate.strategy, candidate.micro_batch_size)
             layers[kind, recompute] = cost
         return cost
 
@@ -215,9 +215,9 @@ class CostModel:
         states = self._state_bytes.get(strategy.zero_stage)
         if states is None:
             try:
-                states = memory.state_bytes(self.behaviour, self.training, strategy.zero_stage)
+                states = memory.state_bytes(self.traits, self.training, strategy.zero_stage)
             except KeyError:
-                raise InputError("pin.zero_stage", strategy.zero_stage, f"{self.behaviour.engine} does not have it", ()) from None
+                raise InputError("pin.zero_stage", strategy.zero_stage, f"{self.traits.engine} does not have it", ()) from None
             self._state_bytes[strategy.zero_stage] = states
         return states
 
@@ -226,7 +226,7 @@ class CostModel:
         per_parameter = self._states(strategy)
         if not layer.recomputable:
             recompute = "none"
-        local = self._local(layer, recompute, strategy, micro_batch_size, per_parameter)
+        local = self.local(layer, recompute, strategy, micro_batch_size, per_parameter)
         parameters = self._parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
         weight_itemsize = ITEMSIZE["fp32"] if self.training.precision == "fp32" else ITEMSIZE["bf16"]
         causes = dict(local.causes)
@@ -237,7 +237,7 @@ class CostModel:
         sync = gather = 0.0
         weight_bytes = parameters * weight_itemsize
         gradient_bytes = parameters * self._wire_itemsize(strategy, weight_itemsize)
-        for item in dp.traffic(weight_bytes, gradient_bytes, strategy, self.behaviour):
+        for item in dp.traffic(weight_bytes, gradient_bytes, strategy, self.traits):
             seconds_moved = self._seconds_of(item)
             if item.when == "step":
                 if item.operation == "all_gather":
@@ -263,7 +263,7 @@ class CostModel:
         graph_bytes = 0.0
         if layer.recomputable and strategy.cuda_graph_impl != "none":
             launch = {when: min(c.graph_launch_s, seconds) for when, seconds in launch.items()}
-            ends = (layer.input_elements + layer.output_elements) * self._itemsize * micro_batch_size
+            ends = (layer.input_elements + layer.output_elements) * self.itemsize * micro_batch_size
             graph_bytes = ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))  # a graph has an input and output of its own
         for when, seconds_launched in launch.items():
             if seconds_launched > passes[when]:
@@ -301,7 +301,7 @@ class CostModel:
             by_cause=causes,
             cached_bytes=cached,
         )
-        if (active := self._active_share(strategy, micro_batch_size)) < 1:
+        if (active := self.active_share(strategy, micro_batch_size)) < 1:
             cost = replace(
                 cost,
                 forward_s=active * cost.forward_s,
@@ -311,7 +311,7 @@ class CostModel:
         experts = sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
         return self._with_experts(cost, layer, strategy, experts) if experts else cost
 
-    def _active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
+    def active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """Seconds of a layer against those that it takes while all ranks compute. Where ranks share cores (`Calibration.core_share`), one
         in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: all the work over all the cores
         bounds the step from below, and so does a rank that is alone on its cores."""
@@ -332,7 +332,7 @@ class CostModel:
         held = memory.states(count, per_parameter, folded)
         itemsize = ITEMSIZE["fp32"] if self.training.precision == "fp32" else ITEMSIZE["bf16"]
         sync = gather = 0.0
-        for item in dp.traffic(float(count * itemsize), float(count * self._wire_itemsize(strategy, itemsize)), folded, self.behaviour):
+        for item in dp.traffic(float(count * itemsize), float(count * self._wire_itemsize(strategy, itemsize)), folded, self.traits):
             seconds = self._seconds_of(item)
             if item.operation == "all_gather":
                 gather += seconds
@@ -360,7 +360,7 @@ class CostModel:
             count = self._counted[key] = everything - sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
         return count
 
-    def _local(
+    def local(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, per_parameter: StateBytes
     ) -> _Local:
         """What data parallelism does not change: compute, recompute, traffic of tp and cp, activations."""
@@ -374,30 +374,30 @@ class CostModel:
         local = self._locals.get(key)
         if local is not None:
             return local
-        precision, behaviour = self.training.precision, self.behaviour
-        forward, backward = layer_seconds(layer, strategy, micro_batch_size, precision, self.cluster.gpu, behaviour, per_parameter, c)
+        precision, traits = self.training.precision, self.traits
+        forward, backward = layer_seconds(layer, strategy, micro_batch_size, precision, self.cluster.gpu, traits, per_parameter, c)
         causes = dict.fromkeys(("gemm", "attention", "memory_bound", "recompute", "overhead", "tp", "cp", "ep", "dp", "overlap"), 0.0)
         for part in (forward, backward):
             causes["gemm"] += part.gemm
             causes["attention"] += part.attention
             causes["memory_bound"] += part.memory_bound
-        repeated = recomputed_part(layer, recompute, fused_norms=behaviour.fused_norms)
+        repeated = recomputed_part(layer, recompute, fused_norms=traits.fused_norms)
         again, launched_again = forward.compute if recompute == "full" else 0.0, 0.0
         if repeated is not None:
-            part = layer_seconds(repeated, strategy, micro_batch_size, precision, self.cluster.gpu, behaviour, per_parameter, c).forward
+            part = layer_seconds(repeated, strategy, micro_batch_size, precision, self.cluster.gpu, traits, per_parameter, c).forward
             again, launched_again = part.compute, part.launch
         causes["recompute"] = again
         passes = {"forward": forward.compute, "backward": backward.compute + again}
         launch = {"forward": forward.launch, "backward": backward.launch + launched_again}
-        size = (layer, strategy, micro_batch_size, self._itemsize)
+        size = (layer, strategy, micro_batch_size, self.itemsize)
         experts = [
             item
             for op in layer.ops
             if isinstance(op, Dispatch)
-            for item in ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._itemsize)
+            for item in ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self.itemsize)
         ]
-        around = cp.traffic(*size, kind=self.behaviour.context_parallel, domain=self._domain)
-        groups = tp.query_groups(*size) if self.behaviour.gathers_few_query_groups else ()
+        around = cp.traffic(*size, kind=self.traits.context_parallel, domain=self._domain)
+        groups = tp.query_groups(*size) if self.traits.gathers_few_query_groups else ()
         for item in (*tp.traffic(*size), *groups, *around, *experts):
             attention = (forward if item.when == "forward" else backward).attention
             exposed, slowed = self._exposed(self._seconds_of(item), item, attention)
@@ -424,14 +424,14 @@ class CostModel:
             launch_forward_s=launch["forward"],
             launch_backward_s=launch["backward"],
             causes=causes,
-            kept=cache(partial(memory.activations, layer, recompute, strategy, micro_batch_size, precision, behaviour, c)),
+            kept=cache(partial(memory.activations, layer, recompute, strategy, micro_batch_size, precision, traits, c)),
         )
         return local
 
     def _repeated_traffic(self, part: LayerSpec, strategy: Strategy, micro_batch_size: int) -> list[Traffic]:
         """What the forward of a recomputed part of a layer communicates."""
-        size = (part, strategy, micro_batch_size, self._itemsize)
-        items = (*tp.traffic(*size), *cp.traffic(*size, kind=self.behaviour.context_parallel, domain=self._domain))
+        size = (part, strategy, micro_batch_size, self.itemsize)
+        items = (*tp.traffic(*size), *cp.traffic(*size, kind=self.traits.context_parallel, domain=self._domain))
         return [item for item in items if item.repeats_with_recompute]
 
     def _tied_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
@@ -451,7 +451,7 @@ class CostModel:
         if c.gathered_token_bytes:
             gathered = c.gathered_token_bytes * layer.input_elements / self.model.architecture.hidden_size
         else:
-            gathered = float(sum(op.elements for op in layer.ops if isinstance(op, Enter)) * self._itemsize)
+            gathered = float(sum(op.elements for op in layer.ops if isinstance(op, Enter)) * self.itemsize)
         share = c.gathered_kept
         if self._spreads(strategy):
             if mesh.tp > WIDE_DOMAINS * self.cluster.levels[0].size:
@@ -476,7 +476,7 @@ class CostModel:
 
     def _wire_itemsize(self, strategy: Strategy, weight_itemsize: int) -> int:
         """Bytes of a gradient element on the data-parallel network."""
-        wire = self.behaviour.gradient_bytes_on_wire
+        wire = self.traits.gradient_bytes_on_wire
         if wire == "weight":
             return weight_itemsize
         if self.training.precision == "fp32":
@@ -498,7 +498,7 @@ class CostModel:
 
     # ---- traffic
 
-    def _link(self, size: int, stride: int) -> Link:
+    def link(self, size: int, stride: int) -> Link:
         key = (size, stride)
         link = self._links.get(key)
         if link is None:
@@ -514,7 +514,7 @@ class CostModel:
         return link
 
     def _seconds_of(self, item: Traffic) -> float:
-        link, c = self._link(item.size, item.stride), self.calibration
+        link, c = self.link(item.size, item.stride), self.calibration
         if item.when == "step":
             link = link.slower(1 / c.layers_per_message)
         return item.count * (COLLECTIVES[item.operation](item.nbytes, item.size, link) + c.collective_overhead_s)
@@ -525,7 +525,7 @@ class CostModel:
         if item.hidden == "nothing":
             return seconds, 0.0
         if item.hidden in ("gemm", "user_buffers"):  # chunks of a product passed on over the inner level
-            tp_overlap = self.behaviour.tp_overlap if c.tp_overlap < 0 else c.tp_overlap
+            tp_overlap = self.traits.tp_overlap if c.tp_overlap < 0 else c.tp_overlap
             if item.hidden == "user_buffers":
                 tp_overlap = max(tp_overlap, c.user_buffers_overlap)
             hidden = seconds * tp_overlap if item.size * item.stride <= self.cluster.levels[0].size else 0.0
@@ -533,7 +533,7 @@ class CostModel:
             hidden = min(seconds, c.overlap_efficiency * compute)
         return seconds - hidden, hidden * c.overlap_slowdown
 
-    def _boundary_seconds(self, candidate: Candidate) -> tuple[float, ...]:
+    def hop_seconds(self, candidate: Candidate) -> tuple[float, ...]:
         """Seconds of a transfer by virtual boundary; the entry after a chunk's last stage is the way back to stage 0.
 
         All stages carry the same tensor: the hidden states, and in an encoder-decoder the encoder's output with them.
@@ -545,12 +545,12 @@ class CostModel:
             stride = mesh.stride("pp")
             times = []
             for stage in range(mesh.pp):
-                link = self._pair_link(stage * stride, (stage + 1) % mesh.pp * stride, stride)
+                link = self.pair_link(stage * stride, (stage + 1) % mesh.pp * stride, stride)
                 times.append(COLLECTIVES["p2p"](nbytes, 2, link) + self.calibration.collective_overhead_s)
             setting.hops = tuple(times)
         return setting.hops * candidate.vpp
 
-    def _pair_link(self, first: int, second: int, width: int) -> Link:
+    def pair_link(self, first: int, second: int, width: int) -> Link:
         """The link between ranks `first + i` and `second + i`, i < `width`: the innermost level that holds all these pairs."""
         c, levels = self.calibration, self.cluster.levels
         level = next(
@@ -568,17 +568,17 @@ class CostModel:
         setting = self._setting_of(candidate)
         if setting.boundary_bytes is not None:
             return setting.boundary_bytes
-        kinds = list(self._kinds)
+        kinds = list(self.kinds)
         widest = 0.0
         for index in range(1, len(kinds)):
             nbytes = pp.boundary_bytes(
                 self.model,
                 kinds[:index],
-                self._kinds[kinds[index]],
+                self.kinds[kinds[index]],
                 kinds[index:],
                 candidate.strategy,
                 candidate.micro_batch_size,
-                self._itemsize,
+                self.itemsize,
             )
             widest = max(widest, nbytes)
         setting.boundary_bytes = widest
@@ -589,10 +589,10 @@ class CostModel:
     def stage(self, candidate: Candidate, stage: Stage, index: int) -> StageCost:
         """Seconds and peak bytes of one stage; `index` counts from 0."""
         sums = self._sum(candidate, stage.layers)
-        fixed = sum(self._fixed_bytes(candidate).values())
+        fixed = sum(self.fixed_bytes(candidate).values())
         (_, kept, forward), (_, _, backward), (_, _, step) = self._phases(candidate, sums, index)
         moving = max(kept + forward, kept + backward, step)
-        peak = sums.weights + sums.gradients + sums.optimizer + fixed + self._bucket_bytes(candidate, sums.parameters)
+        peak = sums.weights + sums.gradients + sums.optimizer + fixed + self.bucket_bytes(candidate, sums.parameters)
         peak += moving + sum(self._loose_bytes(candidate, sums, index, moving, peak + moving))
         blocked = self._blocked_seconds(candidate, index)
         return StageCost(
@@ -659,9 +659,9 @@ class CostModel:
         """Gradient reduction and weight gathering that nothing hides, and what hiding the rest costs: once a step."""
         c, strategy = self.calibration, candidate.strategy
         hidden = 0.0
-        if sums.sync_s and strategy.overlap_grad_reduce and self.behaviour.overlaps_grad_reduce:
+        if sums.sync_s and strategy.overlap_grad_reduce and self.traits.overlaps_grad_reduce:
             hidden += min(sums.sync_s, c.overlap_efficiency * sum(sums.backward_s) * self._windows(candidate))
-        if sums.gather_s and strategy.overlap_param_gather and self.behaviour.overlaps_param_gather:
+        if sums.gather_s and strategy.overlap_param_gather and self.traits.overlaps_param_gather:
             hidden += min(sums.gather_s, c.overlap_efficiency * sum(sums.forward_s) * self._windows(candidate))
         return sums.sync_s + sums.gather_s - hidden + hidden * c.overlap_slowdown
 
@@ -673,10 +673,10 @@ class CostModel:
 
     def boundaries_kept(self, candidate: Candidate, index: int, flight: int) -> float:
         """Bytes of what stage `index` keeps of its borders for `flight` micro-batches: its output until its backward where the engine does
-        (`Behaviour.keeps_stage_outputs`); DeepSpeed's pipeline also its input, of which the layers get a copy
+        (`Traits.keeps_stage_outputs`); DeepSpeed's pipeline also its input, of which the layers get a copy
         (runtime/pipe/engine.py, _exec_forward_pass)."""
         pp, ours = candidate.mesh.pp, candidate.schedule == "deepspeed_1f1b"
-        tensors = int((ours or self.behaviour.keeps_stage_outputs) and index < pp - 1) + int(ours and index > 0)
+        tensors = int((ours or self.traits.keeps_stage_outputs) and index < pp - 1) + int(ours and index > 0)
         return flight * tensors * self._boundary_bytes(candidate) if tensors else 0.0
 
     def _phases(self, candidate: Candidate, sums: _Sums, index: int) -> tuple[tuple[str, float, float], ...]:
@@ -699,8 +699,8 @@ class CostModel:
         """The phase in which the stage needs most, and its bytes by cause."""
         sums = self._sum(candidate, spans)
         phase, kept, transient = max(self._phases(candidate, sums, index), key=lambda entry: entry[1] + entry[2])
-        causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self._fixed_bytes(candidate)}
-        causes["buffers"] += self._bucket_bytes(candidate, sums.parameters)
+        causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self.fixed_bytes(candidate)}
+        causes["buffers"] += self.bucket_bytes(candidate, sums.parameters)
         causes |= {"activations": kept, "transient": transient}
         fragments, gathered = self._loose_bytes(candidate, sums, index, kept + transient, sum(causes.values()))
         causes["fragmentation"] = fragments
@@ -708,7 +708,7 @@ class CostModel:
             causes["gathered"] = gathered
         return phase, causes
 
-    def _fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
+    def fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
         """What every rank has whatever its layers: context, communicators, workspaces, the pipeline's buffers."""
         setting = self._setting_of(candidate)
         if setting.fixed_bytes is not None:
@@ -720,14 +720,14 @@ class CostModel:
         if mesh.pp > 1:
             buffers += 2 * self._boundary_bytes(candidate)  # one tensor on its way out, one gradient on its way in
         if candidate.strategy.tp_comm_overlap:
-            widest = max(layer.input_elements for layer in self._kinds.values())
-            buffers += USER_BUFFERS * widest * self._itemsize * candidate.micro_batch_size / mesh.cp
+            widest = max(layer.input_elements for layer in self.kinds.values())
+            buffers += USER_BUFFERS * widest * self.itemsize * candidate.micro_batch_size / mesh.cp
         setting.fixed_bytes = {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
         return setting.fixed_bytes
 
-    def _bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
+    def bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
         """Reduction buckets, and at stage 3 the weights that prefetching keeps beside the current layer; never more than there is."""
-        b = self.behaviour
+        b = self.traits
         if candidate.mesh.dp * candidate.mesh.cp == 1 or not (b.bucket_elements or b.live_parameter_elements):
             return 0.0
         nbytes = float(min(b.bucket_elements, parameters) * b.bucket_copies * b.bucket_itemsize)
@@ -743,16 +743,16 @@ class CostModel:
         backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
         ends = schedule.finish_times(candidate.schedule, forward, backward, hops, candidate.num_microbatches, candidate.vpp)
         finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
-        return finished + max(cost.optimizer_s for cost in costs) + self._once_seconds(candidate)
+        return finished + max(cost.optimizer_s for cost in costs) + self.once_seconds(candidate)
 
-    def _once_seconds(self, candidate: Candidate) -> float:
+    def once_seconds(self, candidate: Candidate) -> float:
         """Per step and for all stages: the step's overhead, and the all-reduce of tied embeddings between first and last stage."""
         seconds = self.calibration.step_overhead_s
         mesh = candidate.mesh
         if mesh.pp > 1 and self._has_tied:
-            tied = sum(w.local_numel(mesh.tp) for layer in self._kinds.values() for w in layer.weights if w.tied)
+            tied = sum(w.local_numel(mesh.tp) for layer in self.kinds.values() for w in layer.weights if w.tied)
             wire = self._wire_itemsize(candidate.strategy, ITEMSIZE["fp32" if self.training.precision == "fp32" else "bf16"])
-            link = self._link(2, mesh.stride("pp") * (mesh.pp - 1))
+            link = self.link(2, mesh.stride("pp") * (mesh.pp - 1))
             seconds += COLLECTIVES["all_reduce"](tied * wire, 2, link)
         return seconds
 
@@ -775,7 +775,7 @@ class CostModel:
 
     def score_stages(self, candidate: Candidate, costs: list[StageCost]) -> tuple[float, float]:
         """`score` for stages that are priced already."""
-        hops = self._boundary_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
+        hops = self.hop_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
         peak = max(cost.peak_bytes for cost in costs)
         return self._pressed(candidate, self._step(candidate, costs, hops), peak), peak
 
@@ -784,7 +784,7 @@ class CostModel:
         micro-batches, transfers and bubble (what waiting on the pipeline adds), the optimizer."""
         costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
         mesh, m = candidate.mesh, candidate.num_microbatches
-        hops = self._boundary_seconds(candidate) if mesh.pp > 1 else 0.0
+        hops = self.hop_seconds(candidate) if mesh.pp > 1 else 0.0
         step = self._step(candidate, costs, hops)
         peak = max(cost.peak_bytes for cost in costs)
         total = self._pressed(candidate, step, peak)
@@ -797,7 +797,7 @@ class CostModel:
         causes["overhead"] += m * candidate.vpp * self.calibration.microbatch_overhead_s + self.calibration.step_overhead_s
         causes["dp"] += costs[busiest].exposed_s
         causes["optimizer"] = max(cost.optimizer_s for cost in costs)
-        causes["pp"] = self._once_seconds(candidate) - self.calibration.step_overhead_s
+        causes["pp"] = self.once_seconds(candidate) - self.calibration.step_overhead_s
         if mesh.pp > 1:
             causes["pp"] += max(0.0, step - self._step(candidate, costs, 0.0))
         causes["memory_pressure"] = total - step
@@ -828,8 +828,8 @@ class CostModel:
 
     # ---- bounds
 
-    def _modes(self, candidate: Candidate, kind: str) -> tuple[Recompute, ...]:
-        if not self._kinds[kind].recomputable:
+    def modes_of(self, candidate: Candidate, kind: str) -> tuple[Recompute, ...]:
+        if not self.kinds[kind].recomputable:
             return ("none",)
         strongest = RECOMPUTE_ORDER.index(candidate.strategy.recompute)
         return tuple(mode for mode in self.modes if RECOMPUTE_ORDER.index(mode) <= strongest)
@@ -845,7 +845,7 @@ class CostModel:
         overhead = c.microbatch_overhead_s * candidate.vpp
         busy = sync = gather = optimizer = forward = backward = slowest = 0.0
         for kind, count in self._counts.items():
-            costs = [self.layer(candidate, kind, mode) for mode in self._modes(candidate, kind)]
+            costs = [self.layer(candidate, kind, mode) for mode in self.modes_of(candidate, kind)]
             layer_forward, layer_backward = min(cost.forward_s for cost in costs), min(cost.backward_s for cost in costs)
             busy += count * (layer_forward + layer_backward)
             forward += count * layer_forward
@@ -854,14 +854,14 @@ class CostModel:
             gather += count * costs[0].gather_s
             optimizer += count * costs[0].optimizer_s
             slowest = max(slowest, ceil(count / stages) * (layer_forward + layer_backward))
-        strategy, b = candidate.strategy, self.behaviour
+        strategy, b = candidate.strategy, self.traits
         half = stages * overhead / 2
         if strategy.overlap_grad_reduce and b.overlaps_grad_reduce:
             sync = max(0.0, sync - c.overlap_efficiency * (backward + half) * self._windows(candidate))
         if strategy.overlap_param_gather and b.overlaps_param_gather:
             gather = max(0.0, gather - c.overlap_efficiency * (forward + half) * self._windows(candidate))
         mean = (m * busy + sync + gather + optimizer) / stages + m * overhead
-        return max(mean, m * (slowest + overhead), busy + stages * overhead) + self._once_seconds(candidate)
+        return max(mean, m * (slowest + overhead), busy + stages * overhead) + self.once_seconds(candidate)
 
     def memory_floor(self, candidate: Candidate) -> float:
         """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's.
@@ -870,14 +870,14 @@ class CostModel:
         must sum to its count. Over all kinds: the mean of the static bytes and one micro-batch's saved ones.
         """
         c, stages = self.calibration, candidate.mesh.pp
-        fixed = sum(self._fixed_bytes(candidate).values())
+        fixed = sum(self.fixed_bytes(candidate).values())
         slack = 1 + c.allocator_slack
         flights = [
             schedule.fewest_in_flight(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp) for i in range(stages)
         ]
         mean = floor = 0.0
         for kind, count in self._counts.items():
-            costs = [self.layer(candidate, kind, mode) for mode in self._modes(candidate, kind)]
+            costs = [self.layer(candidate, kind, mode) for mode in self.modes_of(candidate, kind)]
             static, saved = costs[0].static_bytes, min(cost.saved_bytes for cost in costs)
             transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in costs)
             mean += count * (static + slack * saved * min(flights))

@@ -10,7 +10,7 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
 from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Pointwise
 from orchestrator.strategy.axes import tp
-from orchestrator.strategy.capabilities import Behaviour, StateBytes
+from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Strategy
 from orchestrator.units import ITEMSIZE
 
@@ -114,7 +114,7 @@ def layer_seconds(
     micro_batch_size: int,
     precision: str,
     gpu: Gpu,
-    behaviour: Behaviour,
+    traits: Traits,
     states: StateBytes,
     calibration: Calibration,
 ) -> LayerSeconds:
@@ -137,13 +137,13 @@ def layer_seconds(
             # The weight's gradient is added to what the micro-batches before left: read and written by the GEMM's epilogue, or by a
             # kernel of its own that reads the fresh gradient too.
             accumulate = 2 * states.gradient * k * n
-            if behaviour.fp32_gradient_fusion:
+            if traits.fp32_gradient_fusion:
                 b_gemm += forward + factor * gemm_seconds(m / groups, k, n, op_rates, c, more_bytes=accumulate)
             else:
                 b_gemm += GEMM_BACKWARD_FLOPS * forward
                 b_memory += groups * (accumulate + 2 * states.weight * k * n) / memory
         elif isinstance(op, Attention):
-            seconds = _attention(op, strategy, micro_batch_size, wide_rates, behaviour, c)
+            seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c)
             f_attention += seconds[0]
             b_attention += seconds[1]
         elif isinstance(op, Pointwise):
@@ -163,7 +163,7 @@ def _attention(
     strategy: Strategy,
     micro_batch_size: int,
     rates: Rates,
-    behaviour: Behaviour,
+    traits: Traits,
     c: Calibration,
 ) -> tuple[float, float]:
     """(forward, backward). Heads over tp, queries over cp; the ring visits all keys."""
@@ -173,7 +173,7 @@ def _attention(
     queries = op.query_len / mesh.cp
     pairs = queries * op.key_len * heads
     flops = 4 * pairs * op.head_dim
-    if behaviour.flash_attention:
+    if traits.flash_attention:
         flops *= 0.5 if op.causal else 1.0
         saturation = 1 + c.attention_half_length / min(queries, op.key_len)
         per_flop = saturation / rates.peak

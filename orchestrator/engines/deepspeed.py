@@ -14,7 +14,7 @@ from orchestrator.engines.translation import assemble
 from orchestrator.hardware.spec import Software
 from orchestrator.job import File, Job
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
 
 NAME: Final = "deepspeed"
@@ -142,14 +142,14 @@ def capabilities(software: Software) -> Capabilities:
     )
 
 
-def behaviour(software: Software) -> Behaviour:
+def traits(software: Software) -> Traits:
     """DeepSpeed's states and traffic under Hugging Face's layers.
 
     The layers are torch's own operations one by one (model/hugging_face.py): slower than megatron-core's where those are fused. AutoTP's
     all-reduces are waited for (module_inject/layers.py), and so are Ulysses' all-to-alls. Attention is torch's flash kernel or the
     flash-attn package on any GPU, but for t5, whose relative bias no flash kernel takes (integrations/sdpa_attention.py).
     """
-    return Behaviour(
+    return Traits(
         engine=NAME,
         states=STATES,
         gradient_bytes_on_wire="grad_reduce_dtype",
@@ -179,4 +179,4 @@ def translate(plan: Plan) -> Job:
     return assemble(plan, "orchestrator.workers.deepspeed", [File(path="engine.json", content=dumps(engine)), *files], notes)
 
 
-ENGINE: Final = Engine(name=NAME, capabilities=capabilities, behaviour=behaviour, translate=translate)
+ENGINE: Final = Engine(name=NAME, capabilities=capabilities, traits=traits, translate=translate)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from orchestrator.hardware.spec import Software
 from orchestrator.job import Job
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.values import Value
 
 
 class Engine(Value, frozen=True, kw_only=True):
-    """`capabilities`: what it can run with this software; `behaviour`: how it is priced; `translate`: a plan as the job that runs it."""
+    """`capabilities`: what it can run with this software; `traits`: how it is priced; `translate`: a plan as the job that runs it."""
 
     name: str
     capabilities: Callable[[Software], Capabilities]
-    behaviour: Callable[[Software], Behaviour]
+    traits: Callable[[Software], Traits]
     translate: Callable[[Plan], Job]

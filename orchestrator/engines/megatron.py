@@ -11,7 +11,7 @@ from orchestrator.engines.translation import translate as _translate
 from orchestrator.hardware.spec import Software
 from orchestrator.job import Job
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
+from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.spec import RECOMPUTE_ORDER
 
 NAME: Final = "megatron"
@@ -106,7 +106,7 @@ def capabilities(software: Software) -> Capabilities:
     )
 
 
-def behaviour(software: Software) -> Behaviour:
+def traits(software: Software) -> Traits:
     """Bytes per parameter: 18 without sharding, 6 + 12/d with (Megatron-LM theoretical_memory_usage.py:182).
 
     The distributed optimizer reduces gradients by reduce-scatter once a step, at the last micro-batch, and gathers the weights once.
@@ -114,7 +114,7 @@ def behaviour(software: Software) -> Behaviour:
     """
     mixed = StateBytes(weight=2, gradient=4, master=4, moments=8)
     full = StateBytes(weight=4, gradient=4, master=0, moments=8)
-    return Behaviour(
+    return Traits(
         engine=NAME,
         states={f"{kind}/{stage}": states for kind, states in (("mixed", mixed), ("fp32", full)) for stage in range(4)},
         gradient_bytes_on_wire="grad_reduce_dtype",
@@ -133,4 +133,4 @@ def translate(plan: Plan) -> Job:
     return _translate(plan, "orchestrator.workers.megatron")
 
 
-ENGINE: Final = Engine(name=NAME, capabilities=capabilities, behaviour=behaviour, translate=translate)
+ENGINE: Final = Engine(name=NAME, capabilities=capabilities, traits=traits, translate=translate)

@@ -12,7 +12,7 @@ from orchestrator.engines.translation import translate as _translate
 from orchestrator.hardware.spec import Software
 from orchestrator.job import Job
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
+from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER, RECOMPUTE_ORDER
 
 NAME: Final = "megatron_deepspeed"
@@ -29,7 +29,7 @@ STATES: Final = {
     "fp32/2": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
     "fp32/3": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
 }
-"""DeepSpeed's bytes per parameter by precision class and stage, whatever the model is made of; `behaviour` says where they come from."""
+"""DeepSpeed's bytes per parameter by precision class and stage, whatever the model is made of; `traits` says where they come from."""
 
 
 def capabilities(software: Software) -> Capabilities:
@@ -118,7 +118,7 @@ def capabilities(software: Software) -> Capabilities:
     )
 
 
-def behaviour(software: Software) -> Behaviour:
+def traits(software: Software) -> Traits:
     """Bytes per parameter before sharding, with gradients summed in fp32 from stage 1 on (stage 0 can't).
 
     Stage 0 in bf16 keeps bf16 gradients and makes fp32 ones at the step (runtime/fp16/unfused_optimizer.py). Stage 1 in bf16 with fp32
@@ -126,7 +126,7 @@ def behaviour(software: Software) -> Behaviour:
     all-reduce, since it has no reduce_gradients (engine.py:3088). Stages 2 and 3 hold the shard of the sums and one flat fp32 copy of it at
     the step (stage_1_and_2.py independent_gradient_partition_epilogue). In fp32 ZeRO still keeps a master copy of its shard.
     """
-    return Behaviour(
+    return Traits(
         engine=NAME,
         states=STATES,
         gradient_bytes_on_wire="grad_reduce_dtype",
@@ -150,4 +150,4 @@ def translate(plan: Plan) -> Job:
     return _translate(plan, "orchestrator.workers.megatron_deepspeed")
 
 
-ENGINE: Final = Engine(name=NAME, capabilities=capabilities, behaviour=behaviour, translate=translate)
+ENGINE: Final = Engine(name=NAME, capabilities=capabilities, traits=traits, translate=translate)

@@ -2,7 +2,7 @@
 
 All sizes are those of the whole model for ONE sample (one sequence); the cost model multiplies by the micro-batch size and divides
 by the parallel degrees. Tensors of a token's size or less (norm statistics, token ids) are left out, as in Korthikanti et al.
-(arXiv 2205.05198, section 4); so are the logits and the softmax of the loss, which `Behaviour.logits_bytes` counts.
+(arXiv 2205.05198, section 4); so are the logits and the softmax of the loss, which `Traits.logits_bytes` counts.
 `shard` and `split` say which degree divides what:
 
 * "tp": divided by the tensor-parallel size, always;

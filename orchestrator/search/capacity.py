@@ -72,7 +72,7 @@ class Capacity:
         overhead = costs.calibration.microbatch_overhead_s
         self.transient_forward = min(cost.transient_forward_bytes for cost in every)
         self.transient_backward = min(cost.transient_backward_bytes for cost in every)
-        stiff = sum(costs._fixed_bytes(candidate).values())
+        stiff = sum(costs.fixed_bytes(candidate).values())
         self.places = []
         for p, flight in enumerate(flights):
             here = [cost for cost, there in zip(ends, (p == 0, p == self.pp - 1), strict=True) if there]
@@ -84,12 +84,12 @@ class Capacity:
                     flight,
                 )
             )
-        hops = costs._boundary_seconds(candidate)
+        hops = costs.hop_seconds(candidate)
         self.down = [0.0] * self.pp
         """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
         for p in range(1, self.pp):
             self.down[p] = self.down[p - 1] + overhead + 2 * hops[p - 1] + (_seconds(ends[0]) if p == 1 else 0.0)
-        self.once = costs._once_seconds(candidate) + (layers * plain.optimizer_s + sum(cost.optimizer_s for cost in ends)) / self.pp
+        self.once = costs.once_seconds(candidate) + (layers * plain.optimizer_s + sum(cost.optimizer_s for cost in ends)) / self.pp
         """Seconds of a step beside its schedule: the slowest update is at least the mean."""
         overheads = self.pp * candidate.vpp * overhead / 2
         self.forward_s = layers * min(cost.forward_s for cost in every) + sum(cost.forward_s for cost in ends) + overheads

@@ -13,7 +13,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Situation
+from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RECOMPUTE_ORDER
@@ -33,13 +33,13 @@ def spec_of(plan: Plan) -> ModelSpec:
 
 
 def check_plan(
-    plan: Plan, engines: Sequence[tuple[Capabilities, Behaviour]], limit: MemoryLimit | None = None, calibration: Calibration | None = None
+    plan: Plan, engines: Sequence[tuple[Capabilities, Traits]], limit: MemoryLimit | None = None, calibration: Calibration | None = None
 ) -> None:
     """Raises InputError for a plan that its engine can't run; with `limit` and `calibration` also for one that doesn't fit."""
-    known = {capabilities.engine: (capabilities, behaviour) for capabilities, behaviour in engines}
+    known = {capabilities.engine: (capabilities, traits) for capabilities, traits in engines}
     if plan.engine not in known:
         raise InputError("engine", plan.engine, "is not known here", list(known))
-    capabilities, behaviour = known[plan.engine]
+    capabilities, traits = known[plan.engine]
     model = spec_of(plan)
     _check_numbers(plan)
     situation = Situation(model=model, training=plan.training, cluster=plan.cluster)
@@ -50,7 +50,7 @@ def check_plan(
     if capabilities.recompute_varies == "never":
         _check_same_recompute(plan, model)
     if limit is not None and calibration is not None:
-        price = CostModel(model, plan.training, plan.cluster, behaviour, calibration).price(plan.candidate, plan.stages)
+        price = CostModel(model, plan.training, plan.cluster, traits, calibration).price(plan.candidate, plan.stages)
         most = limit.of(calibration.memory_margin)
         if price.peak_memory_bytes > most.usable:
             need, have, kept = (format_bytes(nbytes) for nbytes in (price.peak_memory_bytes, most.usable, most.limit - most.usable))

@@ -97,10 +97,10 @@ def data_parallelism_alone(
     """What every ZeRO stage of every engine that has the model would need on a GPU without tensor, pipeline or context parallelism."""
     situation = Situation(model=model, training=training, cluster=cluster)
     rows = []
-    for (capabilities, behaviour), calibration in zip(engines, calibrations, strict=True):
+    for (capabilities, traits), calibration in zip(engines, calibrations, strict=True):
         if unsuited(capabilities, situation) is not None:
             continue
-        costs = CostModel(model, training, cluster, behaviour, calibration)
+        costs = CostModel(model, training, cluster, traits, calibration)
         for stage in capabilities.zero_stages:
             cuts: list[Outcome] = []
             pins = Pins(tp=1, pp=1, cp=1, zero_stage=stage, micro_batch_size=1, offload=False)

@@ -54,7 +54,7 @@ class Floors:
             self.counts[run.layer.kind] = self.counts.get(run.layer.kind, 0) + run.count
         self.kinds = {run.layer.kind: run.layer for run in costs.model.runs}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
-        states = [state_bytes(costs.behaviour, costs.training, stage) for stage in stages]
+        states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
         """Of all the engine's ZeRO stages the fewest bytes that a layer's backward pass moves."""
 
@@ -63,9 +63,9 @@ class Floors:
         and (up to `most_vpp`) virtual stages: compute and traffic of tp and cp alone."""
         busy = slowest = largest = 0.0
         pp, m = candidate.mesh.pp, candidate.num_microbatches
-        active = self.costs._active_share(candidate.strategy, candidate.micro_batch_size)
+        active = self.costs.active_share(candidate.strategy, candidate.micro_batch_size)
         for kind, count in self.counts.items():
-            local = self.costs._local(self.kinds[kind], "none", candidate.strategy, candidate.micro_batch_size, self.least)
+            local = self.costs.local(self.kinds[kind], "none", candidate.strategy, candidate.micro_batch_size, self.least)
             replayed = self.kinds[kind].recomputable and candidate.strategy.cuda_graph_impl != "none"
             most = self.costs.calibration.graph_launch_s if replayed else INFINITE
             forward = active * max(local.forward_s, min(most, local.launch_forward_s))
@@ -99,10 +99,10 @@ class Floors:
             optimizer += count * cost.optimizer_s
         if self.even_chunks:
             work += self._recomputed(candidate)
-        hop = min(costs._boundary_seconds(candidate)[: pp - 1])
+        hop = min(costs.hop_seconds(candidate)[: pp - 1])
         short = largest if vpp > 1 else 0.0
         end = filled(work, pp, candidate.num_microbatches, vpp, hop) - short
-        return max(floor, end + optimizer / pp + costs._once_seconds(candidate))
+        return max(floor, end + optimizer / pp + costs.once_seconds(candidate))
 
     def _recomputed(self, candidate: Candidate) -> float:
         """Seconds per micro-batch that recompute costs at least, in all stages together, so that the layers fit.
@@ -112,7 +112,7 @@ class Floors:
         """
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         kind = self.model.runs[1].layer.kind
-        modes = costs._modes(candidate, kind)
+        modes = costs.modes_of(candidate, kind)
         plain, *others = (costs.layer(candidate, kind, mode) for mode in modes)
         slack = 1 + costs.calibration.allocator_slack
         seconds_per_byte = min(
@@ -125,7 +125,7 @@ class Floors:
         )
         leanest = min(cost.saved_bytes for cost in (plain, *others))
         ends = [costs.layer(candidate, run.layer.kind, "none").static_bytes for run in (self.model.runs[0], self.model.runs[-1])]
-        room = self.usable - sum(costs._fixed_bytes(candidate).values())
+        room = self.usable - sum(costs.fixed_bytes(candidate).values())
         left: float = self.model.runs[1].count
         if seconds_per_byte <= 0.0:
             return 0.0

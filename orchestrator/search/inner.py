@@ -109,7 +109,7 @@ class _Table:
         self.modes = {mode: costs.layer(candidate, kind, mode) for mode in ("none", *modes)}
         self.first = costs.layer(candidate, model.runs[0].layer.kind, "none")
         self.last = costs.layer(candidate, model.runs[-1].layer.kind, "none")
-        self.fixed = sum(costs._fixed_bytes(candidate).values())
+        self.fixed = sum(costs.fixed_bytes(candidate).values())
         self.slack = 1 + costs.calibration.allocator_slack
         self._costs, self._candidate = costs, candidate
         self._ends: dict[tuple[int, int], tuple[float, float, float, float, float, float, float]] = {}
@@ -124,7 +124,7 @@ class _Table:
             parameters = layers * plain.parameters + sum(cost.parameters for cost in outer)
             static = layers * plain.static_bytes + sum(cost.static_bytes for cost in outer)
             found = self._ends[at_ends, layers] = (
-                self.fixed + static + self._costs._bucket_bytes(self._candidate, parameters),
+                self.fixed + static + self._costs.bucket_bytes(self._candidate, parameters),
                 layers * plain.backward_bytes + sum(cost.backward_bytes for cost in outer),
                 layers * plain.step_bytes + sum(cost.step_bytes for cost in outer),
                 max((cost.transient_forward_bytes for cost in outer), default=0.0),
@@ -693,7 +693,7 @@ class _Interleaved:
 
     def __init__(self, inner: Inner, p: int) -> None:
         pp, vpp, self.m, capacity = inner.pp, inner.vpp, inner.candidate.num_microbatches, inner._capacity()
-        hops = inner.costs._boundary_seconds(inner.candidate)
+        hops = inner.costs.hop_seconds(inner.candidate)
         way = sum(hops[: pp * vpp - 1])
         passes = 2 * (pp - 1 - p) + (vpp - 1) * pp + 1
         self.rests = passes < self.m * vpp
@@ -748,10 +748,10 @@ class _Walk:
     def __init__(self, inner: Inner, moves: Moves, end: int) -> None:
         self.inner, self.moves, self.end = inner, moves, end
         self.pp, self.m = inner.pp, inner.candidate.num_microbatches
-        hops = inner.costs._boundary_seconds(inner.candidate) if self.pp > 1 else ()
+        hops = inner.costs.hop_seconds(inner.candidate) if self.pp > 1 else ()
         self.hops = [*hops[: self.pp - 1], 0.0]
         self.back_and_forth = [2 * hop for hop in self.hops]
-        self.once = inner.costs._once_seconds(inner.candidate)
+        self.once = inner.costs.once_seconds(inner.candidate)
         self.flat = inner.vpp == 1 and self.pp > 1
         self.blocking = inner.candidate.schedule == "deepspeed_1f1b"
         self.chunked = inner.vpp > 1 and inner._one_kind
@@ -903,7 +903,7 @@ class _Walk:
         costs = [option.cost for option in chosen]
         forward = [cost.forward_s[v] for v in range(self.inner.vpp) for cost in costs]
         backward = [cost.backward_s[v] for v in range(self.inner.vpp) for cost in costs]
-        return Times(forward, backward, self.inner.costs._boundary_seconds(self.inner.candidate), [option.exposed for option in chosen])
+        return Times(forward, backward, self.inner.costs.hop_seconds(self.inner.candidate), [option.exposed for option in chosen])
 
     def narrow(self) -> None:
         """Leave out the options that are only in partitions which the bound excludes; what is left then has a higher bound, and so on."""
@@ -1041,7 +1041,7 @@ class _Walk:
         inner, costs = self.inner, [option.cost for option in self.path]
         forward = [cost.forward_s[chunk] for chunk in range(inner.vpp) for cost in costs]
         backward = [cost.backward_s[chunk] for chunk in range(inner.vpp) for cost in costs]
-        end = interleaved_floor(forward, backward, inner.costs._boundary_seconds(inner.candidate), self.m, self.pp, inner.vpp)
+        end = interleaved_floor(forward, backward, inner.costs.hop_seconds(inner.candidate), self.m, self.pp, inner.vpp)
         return self._excluded(end + costs[0].exposed_s + max(cost.optimizer_s for cost in costs) + self.once)
 
     def _simulate(self) -> None:

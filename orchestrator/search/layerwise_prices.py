@@ -124,22 +124,22 @@ class AnalyticPrices:
         """(forward, backward): every rank has its part of the tokens, and changes it for another within the larger group."""
         if before == after:
             return 0.0, 0.0
-        elements = self.costs._kinds[kind].input_elements if kind != "embedding" else 0
-        nbytes = elements * self.costs._itemsize * outer.samples * outer.pp / self.world
+        elements = self.costs.kinds[kind].input_elements if kind != "embedding" else 0
+        nbytes = elements * self.costs.itemsize * outer.samples * outer.pp / self.world
         size = max(before, after)
-        seconds = COLLECTIVES["all_to_all"](nbytes, size, self.costs._link(size, 1)) + self.costs.calibration.collective_overhead_s
+        seconds = COLLECTIVES["all_to_all"](nbytes, size, self.costs.link(size, 1)) + self.costs.calibration.collective_overhead_s
         return seconds, seconds
 
     def fixed_bytes(self, outer: Outer, stage: int, flight: int) -> float:
         """Context and communicators, as if all sizes were used."""
         group = self.world // outer.pp
         tp = max((d for d in divisors(group) if d < group), default=1)
-        return sum(self.costs._fixed_bytes(self._candidate(LayerChoice(tp=tp), outer)).values())
+        return sum(self.costs.fixed_bytes(self._candidate(LayerChoice(tp=tp), outer)).values())
 
     def hop_s(self, outer: Outer) -> float:
         """A transfer to the next stage."""
         candidate = self._candidate(LayerChoice(tp=self.world // outer.pp), outer)
-        return max(self.costs._boundary_seconds(candidate)[:-1]) if outer.pp > 1 else 0.0
+        return max(self.costs.hop_seconds(candidate)[:-1]) if outer.pp > 1 else 0.0
 
     def overheads_s(self) -> tuple[float, float]:
         """(each micro-batch and stage, each step)."""
@@ -177,7 +177,7 @@ class ProfilePrices:
             if outer.samples % dp or tp not in layer.saved_bytes:
                 continue
             local = outer.samples // dp
-            link = self.costs._link(tp, 1)
+            link = self.costs.link(tp, 1)
             reduce = layer.reductions * COLLECTIVES["all_reduce"](layer.output_bytes * local, tp, link) if tp > 1 else 0.0
             compute = layer.forward(tp) * local
             forward, backward = compute + reduce, profile.backward_of_forward * compute + reduce
@@ -188,7 +188,7 @@ class ProfilePrices:
                 transient, saved = saved, min(saved, layer.output_bytes * local)
             weights = layer.parameter_bytes / tp
             static, sync = weights * profile.states_per_weight, 0.0
-            apart = self.costs._link(dp, tp)
+            apart = self.costs.link(dp, tp)
             if choice.zero3:
                 forward += COLLECTIVES["all_gather"](weights, dp, apart)
                 backward += COLLECTIVES["all_gather"](weights, dp, apart) + COLLECTIVES["reduce_scatter"](weights, dp, apart)
@@ -206,7 +206,7 @@ class ProfilePrices:
             return 0.0, 0.0
         large, small = max(before, after), min(before, after)
         nbytes = self._layers[kind].output_bytes * outer.samples * outer.pp / self.world * large
-        seconds = COLLECTIVES["all_gather"](nbytes, large // small, self.costs._link(large // small, small))
+        seconds = COLLECTIVES["all_gather"](nbytes, large // small, self.costs.link(large // small, small))
         return (seconds, 0.0) if after > before else (0.0, seconds)
 
     def fixed_bytes(self, outer: Outer, stage: int, flight: int) -> float:
@@ -221,7 +221,7 @@ class ProfilePrices:
             return 0.0
         group = self.world // outer.pp
         nbytes = max(layer.output_bytes for layer in self.profile.layers) * outer.samples / group
-        return COLLECTIVES["p2p"](nbytes, 2, self.costs._pair_link(0, group, group))
+        return COLLECTIVES["p2p"](nbytes, 2, self.costs.pair_link(0, group, group))
 
     def overheads_s(self) -> tuple[float, float]:
         """A profile of layers has none."""

@@ -17,7 +17,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search.inner import spread
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.megatron_layout import stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
@@ -123,15 +123,15 @@ def best(
     model: ModelSpec,
     training: Training,
     cluster: Cluster,
-    engines: Sequence[tuple[Capabilities, Behaviour]],
+    engines: Sequence[tuple[Capabilities, Traits]],
     limit: MemoryLimit,
     calibration: Calibration,
 ) -> tuple[float, Candidate, tuple[Stage, ...]] | None:
     """The fastest plan that fits, by enumeration: (seconds, candidate, stages); None where none fits."""
     found: tuple[float, Candidate, tuple[Stage, ...]] | None = None
     situation = Situation(model=model, training=training, cluster=cluster)
-    for capabilities, behaviour in engines:
-        costs = CostModel(model, training, cluster, behaviour, calibration)
+    for capabilities, traits in engines:
+        costs = CostModel(model, training, cluster, traits, calibration)
         legal: dict[Candidate, list[Recompute]] = {}
         for candidate in outer_choices(capabilities, situation):
             key = replace(candidate, strategy=replace(candidate.strategy, recompute="none"))

@@ -28,7 +28,7 @@ from orchestrator.search.check import check_plan, spec_of
 from orchestrator.search.floors import Floors
 from orchestrator.search.inner import Inner, Solution
 from orchestrator.search.refuse import no_plan
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, Rule, Situation
+from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -49,7 +49,7 @@ MOST_FURTHER = 6_000_000
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
 
-Engines = Sequence[tuple[Capabilities, Behaviour]]
+Engines = Sequence[tuple[Capabilities, Traits]]
 Clock = Callable[[], float]
 Progress = Callable[[int, int, float | None], None]
 """(outer choices done, outer choices in all, seconds of the best plan so far)."""
@@ -113,7 +113,7 @@ def search(
     calibrations = [calibration] * len(engines) if isinstance(calibration, Calibration) else list(calibration)
     started = clock() if clock else 0.0
     situation = Situation(model=model, training=training, cluster=cluster)
-    costs = [CostModel(model, training, cluster, behaviour, c) for (_, behaviour), c in zip(engines, calibrations, strict=True)]
+    costs = [CostModel(model, training, cluster, traits, c) for (_, traits), c in zip(engines, calibrations, strict=True)]
     limits = [limit.of(c.memory_margin) for c in calibrations]
     outcomes: dict[int, Outcome] = {}
     cut: list[tuple[int, Outcome]] = []
@@ -378,7 +378,7 @@ def _rejected(plans: list[Plan], top: float, cut: list[tuple[int, Outcome]]) -> 
     return tuple(reasons[:REJECTED_IN_PLAN])
 
 
-def reprice(plan: Plan, behaviour: Behaviour, calibration: Calibration) -> Plan:
+def reprice(plan: Plan, traits: Traits, calibration: Calibration) -> Plan:
     """The same plan with a fresh prediction."""
-    costs = CostModel(spec_of(plan), plan.training, plan.cluster, behaviour, calibration)
+    costs = CostModel(spec_of(plan), plan.training, plan.cluster, traits, calibration)
     return replace(plan, predicted=costs.price(plan.candidate, plan.stages), calibration=calibration.name)

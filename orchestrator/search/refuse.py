@@ -13,7 +13,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search.inner import Inner
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -22,7 +22,7 @@ from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
-Engines = Sequence[tuple[Capabilities, Behaviour]]
+Engines = Sequence[tuple[Capabilities, Traits]]
 
 
 class Refused(Value, frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ def _fits(
     for index, (capabilities, _) in enumerate(engines):
         known = costs[index]
         same = cluster is known.cluster and training is known.training
-        here = known if same else CostModel(model, training, cluster, known.behaviour, known.calibration)
+        here = known if same else CostModel(model, training, cluster, known.traits, known.calibration)
         most = limit.of(known.calibration.memory_margin)
         floors = sorted(
             ((here.memory_floor(leaf.candidate), order, leaf) for order, (i, leaf) in enumerate(leaves) if i == index), key=lambda x: x[:2]

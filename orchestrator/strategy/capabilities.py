@@ -93,8 +93,8 @@ SHARDED_FROM_STAGE = {"optimizer": 1, "gradient": 2, "weight": 3}
 """ZeRO (arXiv 1910.02054): the stage from which a state is divided over the data-parallel group."""
 
 
-class Behaviour(Value, frozen=True, kw_only=True):
-    """What pricing must know of an engine without importing it. Engines that are never started here are Behaviours too."""
+class Traits(Value, frozen=True, kw_only=True):
+    """What pricing must know of an engine without importing it. Engines that are never started here are Traits too."""
 
     engine: str
     states: dict[str, StateBytes]

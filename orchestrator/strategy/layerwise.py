@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
+from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.spec import RANK_ORDER
 from orchestrator.values import Value
 
@@ -33,7 +33,7 @@ CAPABILITIES: Final = Capabilities(
 
 _MIXED: Final = StateBytes(weight=2, gradient=4, master=4, moments=8)
 _FULL: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)
-BEHAVIOUR: Final = Behaviour(
+TRAITS: Final = Traits(
     engine=NAME,
     states={"mixed/0": _MIXED, "mixed/3": _MIXED, "fp32/0": _FULL, "fp32/3": _FULL},
     gradient_bytes_on_wire="grad_reduce_dtype",

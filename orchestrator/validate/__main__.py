@@ -17,7 +17,7 @@ from orchestrator.calibrate.pricing import Choose, named, price_runs, zero_shot
 from orchestrator.calibrate.runs import Run, Unusable
 from orchestrator.calibrate.words import arguments, command, truth
 from orchestrator.errors import InputError
-from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.capabilities import Traits
 from orchestrator.validate import picture, recovery
 from orchestrator.validate.metrics import Priced, spreads
 from orchestrator.validate.report import measured_beside, parts_of, report_of, table_of
@@ -65,11 +65,11 @@ def run(words: Sequence[str]) -> None:
     given = arguments(words, KEYS, required=("runs",))
     recover = truth(given, "recovery")
     choose = named(given.get("calibration"))
-    runs, unusable, behaviours = own.measured(Path(given["runs"]))
-    rows, failed = price_all(runs, choose, behaviours)
+    runs, unusable, all_traits = own.measured(Path(given["runs"]))
+    rows, failed = price_all(runs, choose, all_traits)
     unusable += failed
     report = report_of(rows, unusable)
-    unfitted = price_all(runs, zero_shot, behaviours)[0]
+    unfitted = price_all(runs, zero_shot, all_traits)[0]
     report["zero_shot"] = {**parts_of(unfitted), "spreads": spreads([row for row in unfitted if ":" not in table_of(row)])}
     show(console, "All rows", {**report["tables"], "all": report["all"]})
     show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
@@ -89,13 +89,13 @@ def main(words: Sequence[str]) -> int:
     return command(words, __doc__ or "", run)
 
 
-def price_all(runs: Sequence[Run], choose: Choose, behaviours: dict[str, Behaviour]) -> tuple[list[Priced], list[Unusable]]:
+def price_all(runs: Sequence[Run], choose: Choose, all_traits: dict[str, Traits]) -> tuple[list[Priced], list[Unusable]]:
     """Every run beside its prediction; those that can't be priced with the reason."""
     rows: list[Priced] = []
     failed: list[Unusable] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("pricing", total=len(runs))
-        for run, prediction, why in price_runs(runs, choose, behaviours):
+        for run, prediction, why in price_runs(runs, choose, all_traits):
             if prediction is None:
                 failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
             else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.calibrate.runs import Run
-from orchestrator.cost.behaviours import ENGINE_OF
+from orchestrator.cost.measured_traits import ENGINE_OF
 
 WITHIN = 0.20
 """`time_within_20`: the share of rows whose step time is predicted within this."""
@@ -205,7 +205,7 @@ def spreads(rows: Sequence[Priced]) -> dict[str, tuple[float, float]]:
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row.run.time_s is not None:
-            engine = ENGINE_OF.get(row.run.behaviour, row.run.behaviour)
+            engine = ENGINE_OF.get(row.run.traits, row.run.traits)
             ratios[engine, row.run.cluster.gpu.compute_capability.split(".")[0]].append(row.run.time_s / row.time_s)
     if not ratios:
         return {}
@@ -231,7 +231,7 @@ def weighted_quantile(pairs: Sequence[tuple[float, float]], share: float) -> flo
 
 
 SPLITS: dict[str, Callable[[Priced], str]] = {
-    "engine": lambda priced: priced.run.behaviour,
+    "engine": lambda priced: priced.run.traits,
     "gpu": lambda priced: priced.run.gpu,
     "precision": lambda priced: priced.run.precision,
     "kind": lambda priced: priced.run.kind,

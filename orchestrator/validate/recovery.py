@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from orchestrator.calibrate.pricing import Choose
 from orchestrator.calibrate.runs import Run
-from orchestrator.cost.behaviours import BEHAVIOURS
+from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
@@ -43,7 +43,7 @@ def configurations(runs: Sequence[Run]) -> list[Run]:
     """The published configurations of NeMo and Megatron, each once."""
     seen: dict[object, Run] = {}
     for run in runs:
-        if run.table in TABLES and run.behaviour == "nemo" and run.kind == "dense":
+        if run.table in TABLES and run.traits == "nemo" and run.kind == "dense":
             key = (
                 run.model.architecture,
                 run.model.seq_length,
@@ -64,23 +64,23 @@ def megatrons_own(capabilities: Capabilities) -> Capabilities:
 
 
 def recover(run: Run, choose: Choose) -> Recovered:
-    """Plans the model of this run anew, both priced by the same behaviour and constants."""
+    """Plans the model of this run anew, both priced by the same traits and constants."""
     engine = ENGINES[ENGINE]
     cluster = replace(run.cluster, num_gpus=run.num_gpus)
     capabilities = megatrons_own(engine.capabilities(cluster.software))
-    behaviour = BEHAVIOURS[run.behaviour]
-    calibration = choose(run, behaviour)
+    traits = MEASURED_TRAITS[run.traits]
+    calibration = choose(run, traits)
     situation = Situation(model=run.model, training=run.training, cluster=cluster)
     candidate = replace(run.candidate, engine=ENGINE)
     broken = capabilities.broken_rule(candidate, situation)
-    model = CostModel(run.model, run.training, cluster, behaviour, calibration)
+    model = CostModel(run.model, run.training, cluster, traits, calibration)
     published = model.price(candidate, run.stages)
     limit = MemoryLimit(limit=cluster.gpu.memory, reserve=None)  # what a plan of ours keeps free by default
     mesh = candidate.mesh
     label = f"{run.model.architecture.name} on {run.num_gpus} {run.gpu} {run.precision} "
     label += f"tp={mesh.tp} pp={mesh.pp} cp={mesh.cp} vpp={candidate.vpp} mbs={candidate.micro_batch_size}"
     try:
-        found = search(run.model, run.training, cluster, [(capabilities, behaviour)], Pins(), limit, calibration, top_k=1)
+        found = search(run.model, run.training, cluster, [(capabilities, traits)], Pins(), limit, calibration, top_k=1)
     except OrchestratorError as error:
         best, ratio = f"no plan: {error}", None
     else:

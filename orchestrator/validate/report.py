@@ -29,7 +29,7 @@ def measured_beside(run: Run, prediction: Prediction) -> Priced:
 
 def table_of(priced: Priced) -> str:
     """The table that a row is reported under."""
-    doubted = priced.run.behaviour == "nanotron" and priced.run.num_gpus >= DOUBTED_GPUS
+    doubted = priced.run.traits == "nanotron" and priced.run.num_gpus >= DOUBTED_GPUS
     return f"{priced.run.table}:{DOUBTED_GPUS}_gpus" if doubted else priced.run.table
 
 

@@ -80,7 +80,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.recipe import load
 from orchestrator.search.layerwise import LayerwiseResult, layerwise, plan_price, stage_price
 from orchestrator.search.layerwise_prices import Outer, ProfilePrices, Way
-from orchestrator.strategy.layerwise import BEHAVIOUR, NAME, LayerChoice, LayerwisePlan
+from orchestrator.strategy.layerwise import NAME, TRAITS, LayerChoice, LayerwisePlan
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors
 from orchestrator.units import GB, GIB, MIB
@@ -109,10 +109,10 @@ def prices_of(recipe: str, here: Machine, kind: type[ProfilePrices], bandwidth: 
     settings = load([f"recipe={recipe}"], here, [NAME])
     assert settings.profile is not None
     model = ModelSpec(architecture=settings.architecture, seq_length=settings.training.seq_length, runs=())
-    calibration = datasheet(settings.cluster, BEHAVIOUR)
+    calibration = datasheet(settings.cluster, TRAITS)
     if bandwidth is not None:
         calibration = replace(calibration, inner_efficiency=bandwidth / settings.cluster.levels[0].bandwidth)
-    return kind(settings.profile, CostModel(model, settings.training, settings.cluster, BEHAVIOUR, calibration))
+    return kind(settings.profile, CostModel(model, settings.training, settings.cluster, TRAITS, calibration))
 
 
 def stages_of(text: str, pp: int, layers: int) -> list[list[str]]:

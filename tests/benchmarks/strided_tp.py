@@ -27,7 +27,7 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan
 from orchestrator.recipe import load
 from orchestrator.search.planner import search
-from orchestrator.strategy.layerwise import BEHAVIOUR, CAPABILITIES
+from orchestrator.strategy.layerwise import CAPABILITIES, TRAITS
 from orchestrator.strategy.spec import RANK_ORDER
 
 RECIPES = ("llama2_7b", "gpt2_xl", "bert_huge_32", "t5_large", "llama3_8b", "llama2_70b")
@@ -44,8 +44,8 @@ def best(words: list[str], pp: int | None, share: float, orders: tuple[tuple[str
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     engine = replace(CAPABILITIES, rank_orders=orders, rules=SHAPES)
     limit = replace(settings.limit, limit=int(settings.limit.limit * share))
-    calibration = datasheet(settings.cluster, BEHAVIOUR)
-    return search(model, training, settings.cluster, [(engine, BEHAVIOUR)], replace(settings.pins, pp=pp), limit, calibration, top_k=1).plan
+    calibration = datasheet(settings.cluster, TRAITS)
+    return search(model, training, settings.cluster, [(engine, TRAITS)], replace(settings.pins, pp=pp), limit, calibration, top_k=1).plan
 
 
 def seconds(plan: Plan) -> float:

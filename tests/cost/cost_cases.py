@@ -1,4 +1,4 @@
-"""Models, clusters and behaviours that the cost tests price."""
+"""Models, clusters and all_traits that the cost tests price."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.hardware.spec import Cluster, Level
 from orchestrator.model.families import describe
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
-from orchestrator.strategy.capabilities import Behaviour, StateBytes
+from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import GB, GBIT, GIB, US
@@ -25,14 +25,14 @@ settings.load_profile("cost")
 
 MEGATRON_MIXED = StateBytes(weight=2, gradient=4, master=4, moments=8)
 MEGATRON_FP32 = StateBytes(weight=4, gradient=4, master=0, moments=8)
-MEGATRON = Behaviour(
+MEGATRON = Traits(
     engine="megatron",
     states={"mixed/0": MEGATRON_MIXED, "mixed/1": MEGATRON_MIXED, "fp32/0": MEGATRON_FP32, "fp32/1": MEGATRON_FP32},
     gradient_bytes_on_wire="grad_reduce_dtype",
     reduce_scatter_from_stage=1,
 )
 UNFUSED = replace(MEGATRON, flash_attention=False)
-DEEPSPEED = Behaviour(
+DEEPSPEED = Traits(
     engine="megatron_deepspeed",
     states={
         **{f"fp32/{stage}": MEGATRON_FP32 for stage in range(4)},
@@ -78,7 +78,7 @@ def cost_model(
     model: ModelSpec | Architecture | None = None,
     *,
     cluster: Cluster | None = None,
-    behaviour: Behaviour = MEGATRON,
+    traits: Traits = MEGATRON,
     calibration: Calibration | None = None,
     **training: Any,
 ) -> CostModel:
@@ -90,8 +90,8 @@ def cost_model(
         spec,
         Training(**{"global_batch_size": 64, "seq_length": seq_length, **training}),
         cluster,
-        behaviour,
-        calibration or datasheet(cluster, behaviour),
+        traits,
+        calibration or datasheet(cluster, traits),
     )
 
 

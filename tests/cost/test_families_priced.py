@@ -79,7 +79,7 @@ def test_heads_that_tensor_cores_can_not_load_are_slow_without_flash_attention()
     seconds = {}
     for heads in (64, 128):
         cost = cost_model(
-            gpt(num_layers=2, hidden_size=13824, num_attention_heads=heads, ffn_hidden_size=55296), behaviour=UNFUSED, precision="fp16"
+            gpt(num_layers=2, hidden_size=13824, num_attention_heads=heads, ffn_hidden_size=55296), traits=UNFUSED, precision="fp16"
         )
         seconds[heads] = cost.layer(candidate(tp=4, micro_batch_size=2), "decoder", "full")
     slower = (seconds[128].forward_s + seconds[128].backward_s) / (seconds[64].forward_s + seconds[64].backward_s)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cost.behaviours import BEHAVIOURS
 from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Level
@@ -54,8 +54,8 @@ def grids(processors: int) -> dict[int, float]:
         host_memory=128 * GIB,
     )
     training = Training(global_batch_size=BATCH, seq_length=1024)
-    behaviour = BEHAVIOURS["megatron"]
-    model = CostModel(describe(MODEL, 1024), training, cluster, behaviour, datasheet(cluster, behaviour))
+    traits = MEASURED_TRAITS["megatron"]
+    model = CostModel(describe(MODEL, 1024), training, cluster, traits, datasheet(cluster, traits))
     found = {}
     for tp in (1, 2, 4, 8, 16, 32):
         dp = processors // tp

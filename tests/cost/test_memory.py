@@ -23,7 +23,7 @@ S, H, A = 2048, 1024, 16
 
 
 def saved(recompute: Recompute, *, flash: bool = False, b: int = 4, **strategy: object) -> float:
-    model = cost_model(behaviour=MEGATRON if flash else UNFUSED)
+    model = cost_model(traits=MEGATRON if flash else UNFUSED)
     return model.layer(candidate(micro_batch_size=b, **strategy), "decoder", recompute).saved_bytes
 
 
@@ -50,8 +50,8 @@ def test_flash_attention_drops_the_quadratic_term() -> None:
     assert saved("selective", flash=True, b=1) == S * H * 34
 
 
-def bytes_per_parameter(zero_stage: int, d: int, behaviour: object = MEGATRON, precision: str = "bf16", **strategy: object) -> float:
-    model = cost_model(behaviour=behaviour, precision=precision)  # type: ignore[arg-type]
+def bytes_per_parameter(zero_stage: int, d: int, traits: object = MEGATRON, precision: str = "bf16", **strategy: object) -> float:
+    model = cost_model(traits=traits, precision=precision)  # type: ignore[arg-type]
     cost = model.layer(candidate(dp=d, zero_stage=zero_stage, **strategy), "decoder", "none")
     return cost.static_bytes / cost.parameters
 
@@ -93,8 +93,8 @@ def test_the_optimizer_is_sharded_over_context_parallel_ranks_too() -> None:
 def test_narrow_gradients_and_moments_hold_the_tabled_bytes(training: dict[str, Any], resident: int, sharded: int, step: int) -> None:
     """Bytes per parameter under the distributed optimizer of d ranks: resident + sharded/d, and step/d while it steps
     (distrib_optimizer.py:797-806 and 2419, optimizer_config.py:192 and 352)."""
-    behaviour = replace(MEGATRON, gradient_buffer="grad_reduce_dtype")
-    states = memory.state_bytes(behaviour, Training(global_batch_size=8, seq_length=8, **training), 1)
+    traits = replace(MEGATRON, gradient_buffer="grad_reduce_dtype")
+    states = memory.state_bytes(traits, Training(global_batch_size=8, seq_length=8, **training), 1)
     assert states.weight + states.gradient == resident
     assert states.master + states.moments == sharded
     assert states.step == step
@@ -104,7 +104,7 @@ def test_fp8_keeps_the_copies_of_weights_that_its_products_read() -> None:
     fp8 = {"precision": "fp8", "fp8_recipe": "tensorwise"}
     cluster = replace(a100(), gpu=GPUS["H100-SXM-80GB"])
     plain, copied = (
-        cost_model(cluster=cluster, behaviour=replace(MEGATRON, fp8_weight_copies=copies), **fp8).layer(candidate(), "decoder", "none")
+        cost_model(cluster=cluster, traits=replace(MEGATRON, fp8_weight_copies=copies), **fp8).layer(candidate(), "decoder", "none")
         for copies in (False, True)
     )
     assert copied.weight_bytes - plain.weight_bytes == 2 * plain.parameters
@@ -156,7 +156,7 @@ def test_logits_stand_on_the_last_stage_for_one_micro_batch() -> None:
 
 
 def test_recomputed_layers_live_one_at_a_time() -> None:
-    model = cost_model(behaviour=UNFUSED)
+    model = cost_model(traits=UNFUSED)
     plain, full = (model.layer(candidate(), "decoder", mode) for mode in ("none", "full"))
     assert full.saved_bytes + full.transient_backward_bytes == pytest.approx(plain.saved_bytes + plain.transient_backward_bytes)
     layers = [4]
@@ -185,7 +185,7 @@ def test_interleaving_holds_more_as_korthikanti_says() -> None:
 
 
 def test_causes_sum_to_the_peak_and_the_peak_is_the_fullest_phase() -> None:
-    model = cost_model(behaviour=DEEPSPEED)
+    model = cost_model(traits=DEEPSPEED)
     for cand in (candidate(dp=4, zero_stage=3), candidate(dp=4, pp=2, zero_stage=1), candidate(tp=2, micro_batch_size=4, recompute="full")):
         counts = [4] if cand.mesh.pp == 1 else [2, 2]
         for stage in model.price(cand, stages(model.model, counts, cand.strategy.recompute)).by_stage:
@@ -199,8 +199,8 @@ def test_buckets_and_prefetched_weights_are_counted_but_never_more_than_there_ar
     cand = candidate(dp=4, zero_stage=3)
     counts = [4]
 
-    def buffers(behaviour: object, cand: object = cand) -> float:
-        model = cost_model(behaviour=behaviour)  # type: ignore[arg-type]
+    def buffers(traits: object, cand: object = cand) -> float:
+        model = cost_model(traits=traits)  # type: ignore[arg-type]
         return model.price(cand, stages(model.model, counts)).by_stage[0].memory_by_cause["buffers"]  # type: ignore[arg-type]
 
     assert buffers(buckets) - buffers(DEEPSPEED) == 2 * 2 * 10**6 + 2 * 10**7
@@ -223,7 +223,7 @@ def test_context_and_communicators_are_priced_not_reserved() -> None:
 def test_gpt3_175b_fits_selene_as_published() -> None:
     """Korthikanti et al., table 5: 175B at tp 8, pp 8, micro-batch 1 runs with selective recompute on 80 GB A100s (figure 1 shows
     about 60 GB a GPU with it, over 80 without recompute at batch 64)."""
-    model = cost_model(GPT3_175B, cluster=a100(), behaviour=UNFUSED, precision="fp16")
+    model = cost_model(GPT3_175B, cluster=a100(), traits=UNFUSED, precision="fp16")
     cand = candidate(tp=8, pp=8, num_microbatches=64, sequence_parallel=True)
     peak = {m: model.price(cand, stages(model.model, [12] * 8, m)).peak_memory_bytes / GIB for m in ("none", "selective", "full")}
     assert 55 < peak["selective"] < 79

@@ -14,7 +14,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families.moe import MoeArchitecture, describe
 from orchestrator.strategy.axes import cp, ep, tp
-from orchestrator.strategy.capabilities import Behaviour
+from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 
 LAYER = cost_model().model.kind("decoder")
@@ -43,8 +43,8 @@ def test_fewer_query_groups_than_tensor_parallel_ranks_cost_a_gather_of_all_head
     gathers = replace(MEGATRON, gathers_few_query_groups=True)
     grouped = gpt(num_query_groups=4, attention_dropout=0.0)
 
-    def part(tp: int, behaviour: Behaviour, mode: Recompute = "none") -> LayerCost:
-        return cost_model(grouped, behaviour=behaviour).layer(candidate(tp=tp, dp=1, sequence_parallel=True), "decoder", mode)
+    def part(tp: int, traits: Traits, mode: Recompute = "none") -> LayerCost:
+        return cost_model(grouped, traits=traits).layer(candidate(tp=tp, dp=1, sequence_parallel=True), "decoder", mode)
 
     assert part(4, gathers) == part(4, MEGATRON)
     (forward, backward) = tp.query_groups(cost_model(grouped).model.kind("decoder"), candidate(tp=8).strategy, 1, 2)
@@ -55,7 +55,7 @@ def test_fewer_query_groups_than_tensor_parallel_ranks_cost_a_gather_of_all_head
     assert part(8, gathers, "full").by_cause["tp"] - part(8, MEGATRON, "full").by_cause["tp"] == pytest.approx(1.5 * more)
     assert part(8, gathers).transient_forward_bytes > part(8, MEGATRON).transient_forward_bytes
     for engine, pays in (("megatron", True), ("megatron_deepspeed", True), ("deepspeed", False)):
-        assert ENGINES[engine].behaviour(Software()).gathers_few_query_groups == pays
+        assert ENGINES[engine].traits(Software()).gathers_few_query_groups == pays
 
 
 def test_tensor_parallel_traffic_between_nodes_is_not_overlapped() -> None:

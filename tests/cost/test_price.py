@@ -54,26 +54,26 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Any], list[int], list[Any], int]:
     return fields, counts, modes, vpp
 
 
-BEHAVIOUR = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
+TRAITS = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
 
 
 @given(cases())
 def test_causes_sum_to_the_step_and_the_score_is_the_price(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
     fields, counts, modes, vpp = case
-    model = cost_model(MODEL, behaviour=BEHAVIOUR)
+    model = cost_model(MODEL, traits=TRAITS)
     layers = stages(model.model, counts, modes, vpp)
     prediction = model.price(candidate(**fields), layers)
     assert sum(prediction.by_cause.values()) == pytest.approx(prediction.step_time_s)
     assert min(prediction.by_cause.values()) >= -1e-9 * prediction.step_time_s
     assert model.score(candidate(**fields), layers) == (prediction.step_time_s, prediction.peak_memory_bytes)
-    assert cost_model(MODEL, behaviour=BEHAVIOUR).price(candidate(**fields), layers) == prediction  # no cache changes a price
+    assert cost_model(MODEL, traits=TRAITS).price(candidate(**fields), layers) == prediction  # no cache changes a price
 
 
 @given(cases())
 @settings(max_examples=300)
 def test_floors_are_below_every_split_and_recompute(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
     fields, counts, modes, vpp = case
-    model = cost_model(MODEL, behaviour=BEHAVIOUR)
+    model = cost_model(MODEL, traits=TRAITS)
     cand = candidate(**fields)
     seconds, nbytes = model.score(cand, stages(model.model, counts, modes, vpp))
     assert model.time_floor(cand) <= seconds * (1 + 1e-9)
@@ -100,7 +100,7 @@ ODD = replace(
 @settings(max_examples=150)
 def test_floors_and_sums_hold_under_fitted_constants_too(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
     fields, counts, modes, vpp = case
-    model = cost_model(MODEL, behaviour=BEHAVIOUR, calibration=ODD)
+    model = cost_model(MODEL, traits=TRAITS, calibration=ODD)
     cand, layers = candidate(**fields), stages(cost_model(MODEL).model, counts, modes, vpp)
     prediction = model.price(cand, layers)
     assert model.score(cand, layers) == (prediction.step_time_s, prediction.peak_memory_bytes)
@@ -126,9 +126,9 @@ def test_a_faster_link_is_never_slower(case: tuple[dict[str, Any], list[int], li
     fields, counts, modes, vpp = case
     speeds = {"inner": 300 * GB, "outer": 200 * GBIT}
     # Traffic that hides costs compute (overlap_slowdown < 1), so that hiding more is never worse.
-    before = cost_model(MODEL, behaviour=BEHAVIOUR, cluster=a100(**speeds))
+    before = cost_model(MODEL, traits=TRAITS, cluster=a100(**speeds))
     speeds[level] *= faster
-    after = cost_model(MODEL, behaviour=BEHAVIOUR, cluster=a100(**speeds))
+    after = cost_model(MODEL, traits=TRAITS, cluster=a100(**speeds))
     layers = stages(before.model, counts, modes, vpp)
     assert after.score(candidate(**fields), layers)[0] <= before.score(candidate(**fields), layers)[0] * (1 + 1e-9)
 
@@ -136,7 +136,7 @@ def test_a_faster_link_is_never_slower(case: tuple[dict[str, Any], list[int], li
 @given(cases(), st.integers(1, 4))
 def test_more_micro_batches_never_take_less_time(case: tuple[dict[str, Any], list[int], list[Any], int], more: int) -> None:
     fields, counts, modes, vpp = case
-    model = cost_model(MODEL, behaviour=BEHAVIOUR)
+    model = cost_model(MODEL, traits=TRAITS)
     layers = stages(model.model, counts, modes, vpp)
     few = model.score(candidate(**fields), layers)[0]
     fields["num_microbatches"] += more * fields["pp"]
@@ -145,7 +145,7 @@ def test_more_micro_batches_never_take_less_time(case: tuple[dict[str, Any], lis
 
 @given(cases())
 def test_more_recompute_is_never_faster_and_never_saves_more(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
-    model = cost_model(MODEL, behaviour=UNFUSED)
+    model = cost_model(MODEL, traits=UNFUSED)
     fields = {**case[0], "zero_stage": 0}
     costs = {mode: model.layer(candidate(**fields), "decoder", mode) for mode in RECOMPUTE_ORDER}
     for less, more in permutations(RECOMPUTE_ORDER, 2):
@@ -161,7 +161,7 @@ def test_each_recomputed_module_drops_what_it_makes() -> None:
     architecture = gpt()
     a, h, s = architecture.num_attention_heads, architecture.hidden_size, 1024
     for fused, in_mlp in ((False, 16), (True, 18)):
-        model = cost_model(architecture, behaviour=replace(UNFUSED, fused_norms=fused), seq_length=s)
+        model = cost_model(architecture, traits=replace(UNFUSED, fused_norms=fused), seq_length=s)
         saved = {mode: model.layer(candidate(), "decoder", mode).saved_bytes / (s * h) for mode in RECOMPUTE_ORDER}
         dropped = {mode: saved["none"] - there for mode, there in saved.items()}
         assert dropped["layernorm"] == pytest.approx(4)
@@ -171,7 +171,7 @@ def test_each_recomputed_module_drops_what_it_makes() -> None:
 
 
 def test_recomputing_the_mlp_repeats_its_products_and_its_share_of_the_traffic() -> None:
-    model = cost_model(behaviour=UNFUSED)
+    model = cost_model(traits=UNFUSED)
     none, mlp, full = (
         model.layer(candidate(tp=2, dp=4, sequence_parallel=True), "decoder", mode).by_cause for mode in ("none", "mlp", "full")
     )
@@ -182,7 +182,7 @@ def test_recomputing_the_mlp_repeats_its_products_and_its_share_of_the_traffic()
 
 @given(cases())
 def test_a_higher_zero_stage_never_needs_more_state_memory(case: tuple[dict[str, Any], list[int], list[Any], int]) -> None:
-    model = cost_model(MODEL, behaviour=DEEPSPEED)
+    model = cost_model(MODEL, traits=DEEPSPEED)
     held = [
         model.layer(candidate(**{**case[0], "zero_stage": stage}), "decoder", "none").static_bytes for stage in (1, 2, 3)
     ]  # stage 0 accumulates in bf16: another engine path with other bytes
@@ -192,7 +192,7 @@ def test_a_higher_zero_stage_never_needs_more_state_memory(case: tuple[dict[str,
 class Volumes(CostModel):
     """A cost model whose seconds of data-parallel traffic are bytes: free latency, one byte a second."""
 
-    def _link(self, size: int, stride: int) -> Link:
+    def link(self, size: int, stride: int) -> Link:
         return Link(bandwidth=1.0, latency=0.0)
 
 
@@ -202,7 +202,7 @@ def test_zero_moves_2_psi_at_stages_0_to_2_and_3_psi_at_stage_3(stage: int, volu
     n = 8
     quiet = replace(datasheet(a100(), DEEPSPEED), collective_overhead_s=0.0, op_overhead_s=0.0)
     alone = replace(DEEPSPEED, overlaps_grad_reduce=False)
-    plain = cost_model(behaviour=alone)
+    plain = cost_model(traits=alone)
     model = Volumes(plain.model, plain.training, plain.cluster, alone, quiet)
     strategy = {"zero_stage": stage, "overlap_param_gather": False, "overlap_grad_reduce": False}
     cost = model.layer(candidate(dp=n, **strategy), "decoder", "none")
@@ -264,7 +264,7 @@ def test_expert_tokens_go_out_and_back() -> None:
 def test_an_all_reduce_engine_pays_more_than_a_reduce_scatter_one() -> None:
     full = replace(MEGATRON, reduce_scatter_from_stage=2)
     cand = candidate(dp=8, zero_stage=1, overlap_grad_reduce=False, overlap_param_gather=False)
-    costs = [cost_model(behaviour=behaviour).layer(cand, "decoder", "none") for behaviour in (MEGATRON, full)]
+    costs = [cost_model(traits=traits).layer(cand, "decoder", "none") for traits in (MEGATRON, full)]
     assert costs[0].sync_s < costs[1].sync_s
     assert costs[0].gather_s == costs[1].gather_s
 
@@ -286,7 +286,7 @@ def test_tied_embeddings_cost_an_all_reduce_only_with_a_pipeline() -> None:
 
 
 def test_offload_trades_time_for_memory() -> None:
-    model = cost_model(behaviour=DEEPSPEED)
+    model = cost_model(traits=DEEPSPEED)
     here, there = candidate(dp=8, zero_stage=2), candidate(dp=8, zero_stage=2, offload_optimizer=True)
     layers = stages(model.model, [4])
     assert model.score(here, layers)[0] < model.score(there, layers)[0]

@@ -34,7 +34,7 @@ def test_the_sc21_table_is_priced_within_15_percent_without_fitting(
     layers: int, hidden: int, heads: int, tp: int, pp: int, vpp: int, mbs: int, gpus: int, batch: int, tflops: float
 ) -> None:
     dp = gpus // (tp * pp)
-    cost = cost_model(model(layers, hidden, heads), cluster=a100(gpus), behaviour=UNFUSED, precision="fp16", global_batch_size=batch)
+    cost = cost_model(model(layers, hidden, heads), cluster=a100(gpus), traits=UNFUSED, precision="fp16", global_batch_size=batch)
     cand = candidate(tp=tp, pp=pp, dp=dp, vpp=vpp, micro_batch_size=mbs, num_microbatches=batch // (dp * mbs), recompute="full")
     predicted = cost.score(cand, stages(cost.model, [layers // (pp * vpp)] * (pp * vpp), "full", vpp))[0]
     flops = 96 * batch * SEQ * layers * hidden**2 * (1 + SEQ / (6 * hidden) + VOCAB / (16 * layers * hidden))
@@ -51,7 +51,7 @@ KORTHIKANTI = [  # layers, hidden, heads, pp, vpp, batch, micro-batch, seconds w
 def test_selective_recompute_with_sequence_parallelism_gains_what_was_measured(
     layers: int, hidden: int, heads: int, pp: int, vpp: int, batch: int, mbs: int, full_s: float, selective_s: float
 ) -> None:
-    cost = cost_model(model(layers, hidden, heads), cluster=a100(8 * pp), behaviour=UNFUSED, precision="fp16", global_batch_size=batch)
+    cost = cost_model(model(layers, hidden, heads), cluster=a100(8 * pp), traits=UNFUSED, precision="fp16", global_batch_size=batch)
     shape = {"tp": 8, "pp": pp, "vpp": vpp, "micro_batch_size": mbs, "num_microbatches": batch // mbs}
     counts = [layers // (pp * vpp)] * (pp * vpp)
     full = cost.score(candidate(**shape, recompute="full"), stages(cost.model, counts, "full", vpp))[0]
@@ -67,8 +67,8 @@ def test_flash_attention_is_faster_and_smaller() -> None:
     sizes = {"num_layers": 32, "hidden_size": 2560, "num_attention_heads": 20, "ffn_hidden_size": 10240, "max_position_embeddings": 8192}
     cand = candidate(dp=8, zero_stage=1, recompute="full", num_microbatches=1)
     scores = []
-    for behaviour in (MEGATRON, UNFUSED):
-        cost = cost_model(gpt(**sizes), cluster=a100(8), behaviour=behaviour, seq_length=8192, global_batch_size=8)
+    for traits in (MEGATRON, UNFUSED):
+        cost = cost_model(gpt(**sizes), cluster=a100(8), traits=traits, seq_length=8192, global_batch_size=8)
         scores.append(cost.score(cand, stages(cost.model, [32], "full")))
     (fast, small), (slow, large) = scores
     assert 1.5 < slow / fast < 4

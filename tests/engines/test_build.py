@@ -221,7 +221,7 @@ def deepspeed_plans() -> list[str]:
 
 @pytest.mark.parametrize("name", deepspeed_plans())
 def test_deepspeeds_engine_takes_model_groups_and_config(name: str) -> None:
-    """deepspeed.initialize on rank 0 of the planned world; the optimizer around the model is the one that the behaviour prices."""
+    """deepspeed.initialize on rank 0 of the planned world; the optimizer around the model is the one that the traits prices."""
     plan, found = (ALL | RANDOM)[name], answers()[name]
     assert "error" not in found, found
     mixed = plan.training.precision != "fp32"

@@ -203,10 +203,10 @@ def test_torchs_own_operations_are_never_faster_than_fused_ones(model: Architect
     """The same candidate, with DeepSpeed's states, on megatron-core's layers and on Hugging Face's."""
     plan = make_plan(DS, model, zero_stage=1)
     spec, training, cluster = describe(model, 64, plan.training.decoder_seq_length), plan.training, plan.cluster
-    behaviour = ENGINES[DS].behaviour(cluster.software)
-    fused = replace(behaviour, layers="megatron", unfused_attention=(), logits_bytes=8.0)
+    traits = ENGINES[DS].traits(cluster.software)
+    fused = replace(traits, layers="megatron", unfused_attention=(), logits_bytes=8.0)
     mine, other = (
-        CostModel(spec, training, cluster, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (behaviour, fused)
+        CostModel(spec, training, cluster, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
     )
     # But for the few ids that pad Megatron's vocabulary.
     assert mine.step_time_s >= 0.999 * other.step_time_s

@@ -22,7 +22,7 @@ from orchestrator.units import GIB
 
 MEGATRON = ENGINES["megatron"]
 CLUSTER = cluster(num_gpus=16)
-ENGINE = [(MEGATRON.capabilities(CLUSTER.software), MEGATRON.behaviour(CLUSTER.software))]
+ENGINE = [(MEGATRON.capabilities(CLUSTER.software), MEGATRON.traits(CLUSTER.software))]
 LIMIT = MemoryLimit(limit=79 * GIB, reserve=4 * GIB)
 
 

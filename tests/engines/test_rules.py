@@ -207,7 +207,7 @@ def test_no_engine_offers_context_parallelism_that_no_worker_runs() -> None:
 )
 def test_bytes_per_parameter_are_the_published_ones(engine: str, key: str, before: float, after: float) -> None:
     """Resident bytes before and after ZeRO over 8 ranks: theoretical_memory_usage.py:182, ZeRO (arXiv 1910.02054) section 5."""
-    states, stage = ENGINES[engine].behaviour(Software()).states[key], int(key[-1])
+    states, stage = ENGINES[engine].traits(Software()).states[key], int(key[-1])
     assert states.weight + states.gradient + states.master + states.moments == before
     weight = states.weight / (8 if stage >= 3 else 1)
     gradient = states.gradient / (8 if stage >= 2 else 1)
@@ -219,16 +219,16 @@ def test_bytes_per_parameter_are_the_published_ones(engine: str, key: str, befor
 def test_the_flash_package_alone_saves_no_scores_of_megatron_core(engine: str) -> None:
     """Its local layers have DotProductAttention (core/models/backends.py:113), whatever is installed."""
     without = Software(transformer_engine=False, flash_attention=True)
-    assert not ENGINES[engine].behaviour(without).flash_attention
+    assert not ENGINES[engine].traits(without).flash_attention
     assert "recompute_flash" not in refusals(engine, situation(LLAMA, software=without), recompute="core_attn+mlp")
-    assert ENGINES["deepspeed"].behaviour(without).flash_attention
+    assert ENGINES["deepspeed"].traits(without).flash_attention
     assert ENGINES[engine].capabilities(without).pinned_recompute == ()
     assert ENGINES[engine].capabilities(Software()).pinned_recompute == ("selective",)
 
 
 @pytest.mark.parametrize("engine", BOTH)
-def test_a_behaviour_knows_every_stage_that_the_engine_offers(engine: str) -> None:
-    capabilities, behaviour = ENGINES[engine].capabilities(Software()), ENGINES[engine].behaviour(Software())
+def test_traits_know_every_stage_that_the_engine_offers(engine: str) -> None:
+    capabilities, traits = ENGINES[engine].capabilities(Software()), ENGINES[engine].traits(Software())
     for precision in capabilities.precisions:
         for stage in capabilities.zero_stages:
-            assert behaviour.state_bytes(precision, stage).weight > 0
+            assert traits.state_bytes(precision, stage).weight > 0

@@ -19,26 +19,26 @@ def step(number: int) -> None:
 
 
 def main() -> None:
-    behaviour, value = (*sys.argv[1:], "", "")[:2]
-    if behaviour == "deaf":
+    traits, value = (*sys.argv[1:], "", "")[:2]
+    if traits == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        behaviour = "raise"
+        traits = "raise"
     for number in range(1, 4):
         step(number)
     Path(f"up-{RANK}").write_text(str(os.getpid()))
-    if behaviour == "show":
+    if traits == "show":
         Path(f"shown-{RANK}.json").write_text(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": str(Path.cwd())}))
-    if behaviour in {"finish", "show"}:
+    if traits in {"finish", "show"}:
         print(f"rank {RANK} is done")
         return
     while not Path("up-0").exists():
         time.sleep(0.02)
-    if RANK == 1 and behaviour == "raise":
+    if RANK == 1 and traits == "raise":
         raise ValueError(f"the batch of rank {RANK} is empty")
-    if RANK == 1 and behaviour == "exit":
+    if RANK == 1 and traits == "exit":
         print("train.seq_length=7: is odd", file=sys.stderr)
         sys.exit(int(value))
-    if RANK == 1 and behaviour == "killed":
+    if RANK == 1 and traits == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 

@@ -125,7 +125,7 @@ def test_every_gemm_has_its_weight() -> None:
 
 
 def test_the_head_saves_no_logits() -> None:
-    """The loss's tensors are the engine's: Behaviour.logits_bytes counts them."""
+    """The loss's tensors are the engine's: Traits.logits_bytes counts them."""
     head = describe(LLAMA, S).kind("head")
     assert sum(saved.elements for saved in head.saved(flash_attention=True)) == 2 * S * 4096
     assert [op.elements for op in head.ops if isinstance(op, Pointwise) and op.name == "cross_entropy"] == [S * 128256]

@@ -15,13 +15,13 @@ from orchestrator.engines.rules import deepspeed_schedules, rule
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, StateBytes
+from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import GB, MIB
 
 MIXED = StateBytes(weight=2, gradient=4, master=4, moments=8)
-BEHAVIOUR = Behaviour(
+TRAITS = Traits(
     engine="megatron",
     states={f"{precision}/{stage}": MIXED for precision in ("mixed", "fp32") for stage in range(4)},
     gradient_bytes_on_wire="grad_reduce_dtype",
@@ -46,13 +46,13 @@ class Instance:
         node = gpus if gpus < 4 or rng.random() < 0.5 else gpus // 2
         self.cluster: Cluster = cluster(gpus, gpus_per_node=node, bandwidth=rng.choice([5, 50, 300]) * GB)
         self.capabilities: Capabilities = self._engine(rng)
-        self.behaviour: Behaviour = replace(BEHAVIOUR, engine=self.capabilities.engine, flash_attention=rng.random() < 0.5)
+        self.traits: Traits = replace(TRAITS, engine=self.capabilities.engine, flash_attention=rng.random() < 0.5)
         self.calibration = replace(CALIBRATION, op_overhead_s=rng.choice([0.0, 1e-6]), overlap_efficiency=rng.choice([0.0, 0.8]))
         self.limit = self._limit(rng)
 
     @property
-    def engines(self) -> list[tuple[Capabilities, Behaviour]]:
-        return [(self.capabilities, self.behaviour)]
+    def engines(self) -> list[tuple[Capabilities, Traits]]:
+        return [(self.capabilities, self.traits)]
 
     def _engine(self, rng: random.Random) -> Capabilities:
         changes: dict[str, Any] = {"recompute": rng.choice([("none",), ("none", "full"), ("none", "selective", "full")])}
@@ -63,7 +63,7 @@ class Instance:
         return megatron_like(**changes, uneven_stages=rng.random() < 0.8)
 
     def _limit(self, rng: random.Random) -> MemoryLimit:
-        costs = CostModel(self.model, self.training, self.cluster, self.behaviour, self.calibration)
+        costs = CostModel(self.model, self.training, self.cluster, self.traits, self.calibration)
         one = Candidate(
             engine=self.capabilities.engine,
             strategy=Strategy(mesh=Mesh(dp=self.cluster.num_gpus), recompute="full"),
@@ -108,5 +108,5 @@ class Wide(Instance):
                 zero_shard_groups=rng.random() < 0.7,
                 rules=(HEADS, SCHEDULES),
             )
-        self.behaviour = replace(self.behaviour, engine=self.capabilities.engine)
+        self.traits = replace(self.traits, engine=self.capabilities.engine)
         self.limit = self._limit(rng)

@@ -155,8 +155,8 @@ class Program:
         self.flow = several and self.vpp == 1
         """Whether it matters where a stage starts: several kinds of layers."""
         self.even = not capabilities.uneven_stages or (several and self.vpp > 1)
-        self.once = costs._once_seconds(candidate)
-        self.hops = costs._boundary_seconds(candidate) if self.pp > 1 else ()
+        self.once = costs.once_seconds(candidate)
+        self.hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
         self.columns = [column for p in range(self.pp) for column in self._columns(p, modes)]
 
     def _columns(self, p: int, modes: list[Recompute]) -> Iterator[Column]:

@@ -16,7 +16,7 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import LayerSpan, Stage
 from orchestrator.search import oracle
 from orchestrator.search.planner import check_plan, search
-from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import Recompute
 from orchestrator.units import GIB
@@ -48,10 +48,10 @@ def engine(seed: int, schedules: tuple[str, ...]) -> Capabilities:
 def agrees(seed: int, schedules: tuple[str, ...], pins: Pins) -> bool | None:
     """None where there is nothing to plan."""
     given = Instance(seed)
-    behaviour = replace(given.behaviour, engine="deepspeed")
-    asked: list[tuple[Capabilities, Behaviour]] = [(engine(seed, schedules), behaviour)]
+    traits = replace(given.traits, engine="deepspeed")
+    asked: list[tuple[Capabilities, Traits]] = [(engine(seed, schedules), traits)]
     expected = oracle.best(given.model, given.training, given.cluster, asked, given.limit, given.calibration)
-    offered = [(engine(seed, ("1f1b", OURS)), behaviour)]
+    offered = [(engine(seed, ("1f1b", OURS)), traits)]
     try:
         found = search(given.model, given.training, given.cluster, offered, pins, given.limit, given.calibration, top_k=1)
     except (NoPlanError, InputError):
@@ -78,10 +78,10 @@ def test_most_of_these_instances_have_such_a_plan() -> None:
 def test_the_engine_proposes_it_and_takes_each_layer_in_a_mode_of_its_own() -> None:
     spec = ENGINES["megatron_deepspeed"]
     where = cluster(4)
-    behaviour = spec.behaviour(where.software)
-    engines = [(spec.capabilities(where.software), behaviour)]
+    traits = spec.traits(where.software)
+    engines = [(spec.capabilities(where.software), traits)]
     pins = Pins(pp=2, schedule=OURS)
-    found = search(gpt(4), training(8), where, engines, pins, AMPLE, datasheet(where, behaviour), top_k=1)
+    found = search(gpt(4), training(8), where, engines, pins, AMPLE, datasheet(where, traits), top_k=1)
     plan = found.plan
     assert (plan.pp, plan.schedule, plan.zero_stage, plan.vpp) == (2, OURS, 1, 1)
     modes: tuple[Recompute, ...] = ("none", "full", "selective")

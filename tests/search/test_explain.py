@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from instances import BEHAVIOUR, CALIBRATION
+from instances import CALIBRATION, TRAITS
 from msgspec.structs import replace
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
@@ -19,7 +19,7 @@ MODEL = gpt(6, hidden=256, seq=128, vocab=1024)
 
 
 def asked(pins: Pins, limit: MemoryLimit = AMPLE) -> Explanation:
-    engines = [(megatron_like(), BEHAVIOUR)]
+    engines = [(megatron_like(), TRAITS)]
     (answer,) = explain(pins, MODEL, training(16, seq=128), cluster(8), engines, Pins(), limit, CALIBRATION)
     return answer
 
@@ -47,7 +47,7 @@ def test_why_not_the_other_rank_order_has_a_plan_or_the_rule_of_an_engine_withou
     where = cluster(16, gpus_per_node=8)
     answers = {}
     for name, engine in ENGINES.items():
-        given = [(engine.capabilities(where.software), engine.behaviour(where.software))]
+        given = [(engine.capabilities(where.software), engine.traits(where.software))]
         pins = Pins(rank_order="tp-cp-ep-pp-dp")
         (answers[name],) = explain(pins, MODEL, training(16, seq=128), where, given, Pins(), AMPLE, CALIBRATION)
     plan = answers["megatron"].plan
@@ -59,7 +59,7 @@ def test_why_not_the_other_rank_order_has_a_plan_or_the_rule_of_an_engine_withou
 
 def test_why_not_does_not_advise_to_leave_out_what_was_asked() -> None:
     assert "to relax" not in asked(Pins(tp=8)).why
-    engines = [(megatron_like(), BEHAVIOUR)]
+    engines = [(megatron_like(), TRAITS)]
     (answer,) = explain(Pins(tp=4), MODEL, training(16, seq=128), cluster(8), engines, Pins(dp=4), AMPLE, CALIBRATION)
     assert "leave out pin.dp" in answer.why
 
@@ -105,7 +105,7 @@ def test_what_was_not_asked_for_says_where_it_does_not_fit_as_it_stands() -> Non
 
 
 def test_tp_wider_than_a_node_is_shown_beside_the_best_plan_without() -> None:
-    engines = [(megatron_like(), BEHAVIOUR)]
+    engines = [(megatron_like(), TRAITS)]
     nodes = cluster(8, gpus_per_node=2)
 
     def best(tp: int) -> Plan:
@@ -139,7 +139,7 @@ def test_floors_undercut_every_price() -> None:
 
     result = some_plan(top_k=40)
     capabilities = megatron_like()
-    costs = CostModel(MODEL, training(16, seq=128), cluster(8), BEHAVIOUR, CALIBRATION)
+    costs = CostModel(MODEL, training(16, seq=128), cluster(8), TRAITS, CALIBRATION)
     floors = Floors(costs, capabilities, AMPLE.usable, pinned_layout=False)
     priced = [outcome for outcome in result.outcomes if outcome.step_time_s is not None]
     assert len(priced) >= 40

@@ -1,6 +1,6 @@
 """Laws over the real engines' whole spaces: what can only help never makes the plan slower.
 
-Random models of every family on random clusters of two network levels, all three engines with their own rules and behaviours and constants
+Random models of every family on random clusters of two network levels, all three engines with their own rules and all_traits and constants
 drawn around the datasheet's, memory from too little to ample. The engines' spaces have everything: both rank orders, recompute of modules,
 DeepSpeed's pipeline, optimizer offload, hpZ.
 """
@@ -24,7 +24,7 @@ from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.search.planner import search
-from orchestrator.strategy.capabilities import Behaviour, Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RANK_ORDER
 from orchestrator.units import GB, GIB, MIB
@@ -44,7 +44,7 @@ class Question(NamedTuple):
     model: ModelSpec
     training: Training
     cluster: Cluster
-    engines: tuple[tuple[Capabilities, Behaviour], ...]
+    engines: tuple[tuple[Capabilities, Traits], ...]
     calibrations: tuple[Calibration, ...]
     limit: MemoryLimit
     pins: Pins = Pins()
@@ -104,7 +104,7 @@ def question(seed: int) -> Question:
     node = rng.choice([n for n in (1, 2, 3, 4, 6, 8) if gpus % n == 0])
     where = cluster(gpus, gpus_per_node=node, bandwidth=rng.choice([50, 300]) * GB)
     names = list(ENGINES) if rng.random() < 0.5 else [rng.choice(list(ENGINES))]
-    engines = tuple((ENGINES[name].capabilities(where.software), ENGINES[name].behaviour(where.software)) for name in names)
+    engines = tuple((ENGINES[name].capabilities(where.software), ENGINES[name].traits(where.software)) for name in names)
     changes: dict[str, Any] = {
         "context_bytes": rng.choice([0.0, 4.0 * MIB]),
         "communicator_bytes": 0.0,
@@ -117,7 +117,7 @@ def question(seed: int) -> Question:
         "host_adam_bandwidth": rng.choice([20, 200]) * GB,
         "core_share": rng.choice([1.0, 1.0, 0.5]),
     }
-    calibrations = tuple(replace(datasheet(where, behaviour), **changes) for _, behaviour in engines)
+    calibrations = tuple(replace(datasheet(where, traits), **changes) for _, traits in engines)
     limit = MemoryLimit(limit=80 * GIB, reserve=0)
     options = Pins(**rng.choice(OPTIONS)) if "megatron" in names and rng.random() < 0.3 else Pins()
     ample = Question(describe(shape, seq, asked.decoder_seq_length), asked, where, engines, calibrations, limit, options)

@@ -13,7 +13,7 @@ from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.errors import NoPlanError
 from orchestrator.search import layerwise_stage
 from orchestrator.search.layerwise import ProfilePrices, layerwise
-from orchestrator.strategy.layerwise import BEHAVIOUR, galvatron_json
+from orchestrator.strategy.layerwise import TRAITS, galvatron_json
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GB, MIB
 
@@ -91,7 +91,7 @@ def profile(**changes: object) -> Profile:
 
 
 def measured(num_gpus: int = 4, batch: int = 16) -> ProfilePrices:
-    return ProfilePrices(profile(), CostModel(gpt(2), training(batch), cluster(num_gpus, bandwidth=5 * GB), BEHAVIOUR, CALIBRATION))
+    return ProfilePrices(profile(), CostModel(gpt(2), training(batch), cluster(num_gpus, bandwidth=5 * GB), TRAITS, CALIBRATION))
 
 
 def test_more_memory_is_never_slower_layer_by_layer() -> None:

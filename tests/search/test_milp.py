@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
-from instances import BEHAVIOUR, CALIBRATION
+from instances import CALIBRATION, TRAITS
 from milp import Program, outer_choices
 from msgspec.structs import replace
 from small_engines import HEADS, INTERLEAVED, deepspeed_like, megatron_like
@@ -21,7 +21,7 @@ from orchestrator.model.spec import LayerRun, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search import inner
 from orchestrator.search.planner import SearchResult, search
-from orchestrator.strategy.capabilities import Behaviour, Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import GB, KIB
 
@@ -37,7 +37,7 @@ class Medium(NamedTuple):
     training: Training
     cluster: Cluster
     capabilities: Capabilities
-    behaviour: Behaviour
+    traits: Traits
     calibration: Any
     limit: MemoryLimit
 
@@ -60,12 +60,12 @@ def medium(seed: int) -> Medium:
     capabilities = megatron_like(**changes)
     if rng.random() < 0.2:
         capabilities = deepspeed_like(**changes, offload_optimizer=False, zero_stages=(0, 1, 2, 3), zero_stages_with_pipeline=(0, 1))
-    behaviour = replace(BEHAVIOUR, engine=capabilities.engine, flash_attention=rng.random() < 0.5)
+    traits = replace(TRAITS, engine=capabilities.engine, flash_attention=rng.random() < 0.5)
     calibration = replace(CALIBRATION, op_overhead_s=rng.choice([0.0, 1e-6]), overlap_efficiency=rng.choice([0.0, 0.8]))
     batch = rng.choice([8, 12, 16])
     if gpus % 3 == 0 and batch % 3:
         batch = 24  # so that some plan is legal
-    given = model, training(batch, seq=seq), where, capabilities, behaviour, calibration
+    given = model, training(batch, seq=seq), where, capabilities, traits, calibration
     low, high = 0, 1 << 20
     while high - low > max(1, high // 100):  # the least, to a percent
         middle = (low + high) // 2
@@ -78,7 +78,7 @@ def medium(seed: int) -> Medium:
 
 
 def planned(m: Medium) -> SearchResult:
-    engines = [(m.capabilities, m.behaviour)]
+    engines = [(m.capabilities, m.traits)]
     return search(m.model, m.training, m.cluster, engines, Pins(), m.limit, m.calibration, top_k=1)
 
 
@@ -87,7 +87,7 @@ def optimum(m: Medium, result: SearchResult) -> tuple[float, float]:
     search did not take only plans that are faster than the search's are looked for."""
     assert result.plan.predicted is not None
     ours = result.plan.predicted.step_time_s
-    costs = CostModel(m.model, m.training, m.cluster, m.behaviour, m.calibration)
+    costs = CostModel(m.model, m.training, m.cluster, m.traits, m.calibration)
     given = Situation(model=m.model, training=m.training, cluster=m.cluster)
     best = bound = math.inf
     seen = False

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from instances import BEHAVIOUR, CALIBRATION, MODULES, Instance, Wide
+from instances import CALIBRATION, MODULES, TRAITS, Instance, Wide
 from msgspec.structs import replace
 from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
@@ -162,7 +162,7 @@ def some_plan(capabilities: Capabilities | None = None, layers: int = 6, gpus: i
         "model": gpt(layers, hidden=256, seq=128, vocab=1024),
         "training": training(16, seq=128),
         "cluster": cluster(gpus),
-        "engines": [(capabilities or megatron_like(), BEHAVIOUR)],
+        "engines": [(capabilities or megatron_like(), TRAITS)],
         "pins": Pins(),
         "limit": AMPLE,
         "calibration": CALIBRATION,
@@ -231,7 +231,7 @@ def test_a_plan_keeps_its_sums(seed: int) -> None:
 def test_the_winner_is_priced_by_the_scoring_function() -> None:
     result = some_plan()
     model, plan = gpt(6, hidden=256, seq=128, vocab=1024), result.plan
-    price = CostModel(model, plan.training, plan.cluster, BEHAVIOUR, CALIBRATION).price(plan.candidate, plan.stages)
+    price = CostModel(model, plan.training, plan.cluster, TRAITS, CALIBRATION).price(plan.candidate, plan.stages)
     assert plan.predicted == price
 
 
@@ -302,11 +302,11 @@ def test_a_pinned_choice_is_kept_and_never_faster() -> None:
 
 
 def test_auto_takes_the_faster_engine_and_ties_go_to_the_first() -> None:
-    slow = replace(BEHAVIOUR, engine="slow", overlaps_grad_reduce=False, overlaps_param_gather=False)
-    engines = [(megatron_like(engine="slow"), slow), (megatron_like(), BEHAVIOUR)]
+    slow = replace(TRAITS, engine="slow", overlaps_grad_reduce=False, overlaps_param_gather=False)
+    engines = [(megatron_like(engine="slow"), slow), (megatron_like(), TRAITS)]
     loaded = {"training": training(8, seq=128), "cluster": cluster(8, gpus_per_node=1), "pins": Pins(dp=8)}
     assert some_plan(engines=engines, **loaded).plan.engine == "megatron"
-    twins = [(megatron_like(engine="a"), BEHAVIOUR), (megatron_like(engine="b"), BEHAVIOUR)]
+    twins = [(megatron_like(engine="a"), TRAITS), (megatron_like(engine="b"), TRAITS)]
     assert some_plan(engines=twins).plan.engine == "a"
     assert some_plan(engines=twins[::-1]).plan.engine == "b"
 
@@ -386,7 +386,7 @@ def test_a_found_plan_is_legal_and_survives_json() -> None:
     plan = tiny_plan()
     again = from_json(to_json(plan))
     assert again == plan
-    check_plan(again, [(capabilities, BEHAVIOUR)], AMPLE, CALIBRATION)
+    check_plan(again, [(capabilities, TRAITS)], AMPLE, CALIBRATION)
 
 
 def tiny_plan(**pins: object) -> Plan:
@@ -401,7 +401,7 @@ def tiny_plan(**pins: object) -> Plan:
 
 def test_repricing_a_plan_gives_its_price() -> None:
     plan = tiny_plan()
-    assert reprice(replace(plan, predicted=None), BEHAVIOUR, CALIBRATION).predicted == plan.predicted
+    assert reprice(replace(plan, predicted=None), TRAITS, CALIBRATION).predicted == plan.predicted
 
 
 def edited(plan: Plan, stage: int, layer: int, **changes: object) -> Plan:
@@ -437,31 +437,31 @@ def test_an_illegal_plan_is_refused_by_its_key(key: str, change: object) -> None
     assert callable(change)
     plan = change(tiny_plan(layout="Et*4|t*4L", recompute="none"))
     with pytest.raises(InputError) as caught:
-        check_plan(plan, [(megatron_like(), BEHAVIOUR)], AMPLE, CALIBRATION)
+        check_plan(plan, [(megatron_like(), TRAITS)], AMPLE, CALIBRATION)
     assert caught.value.key == key
 
 
 def test_a_plan_that_no_longer_fits_is_refused() -> None:
     with pytest.raises(InputError, match=r"of 4\.0 MiB"):
-        check_plan(tiny_plan(), [(megatron_like(), BEHAVIOUR)], MemoryLimit(limit=4 * MIB, reserve=0), CALIBRATION)
+        check_plan(tiny_plan(), [(megatron_like(), TRAITS)], MemoryLimit(limit=4 * MIB, reserve=0), CALIBRATION)
 
 
 def test_recompute_beyond_the_engine_is_refused() -> None:
     plan = tiny_plan(layout="Et*4|t*4L", recompute="full")
-    check_plan(plan, [(megatron_like(), BEHAVIOUR)])
+    check_plan(plan, [(megatron_like(), TRAITS)])
     with pytest.raises(InputError, match="recompute"):
-        check_plan(plan, [(megatron_like(recompute=("none",)), BEHAVIOUR)])
+        check_plan(plan, [(megatron_like(recompute=("none",)), TRAITS)])
     one_stage = edited(plan, 0, 1, recompute="none")
-    check_plan(one_stage, [(megatron_like(), BEHAVIOUR)])
+    check_plan(one_stage, [(megatron_like(), TRAITS)])
     with pytest.raises(InputError, match="same way"):
-        check_plan(one_stage, [(megatron_like(recompute_varies="never"), BEHAVIOUR)])
+        check_plan(one_stage, [(megatron_like(recompute_varies="never"), TRAITS)])
 
 
 def test_uneven_stages_are_refused_where_the_engine_has_none() -> None:
     plan = tiny_plan(layout="Et*3|t*5L", tp=None, pp=2)
-    check_plan(plan, [(megatron_like(), BEHAVIOUR)])
+    check_plan(plan, [(megatron_like(), TRAITS)])
     with pytest.raises(InputError, match="as many layers in every stage"):
-        check_plan(plan, [(megatron_like(uneven_stages=False), BEHAVIOUR)])
+        check_plan(plan, [(megatron_like(uneven_stages=False), TRAITS)])
 
 
 def test_transformer_layers_are_those_between_embedding_and_head() -> None:

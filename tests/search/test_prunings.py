@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from instances import BEHAVIOUR, CALIBRATION, Instance
+from instances import CALIBRATION, TRAITS, Instance
 from msgspec.structs import replace
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
@@ -41,7 +41,7 @@ def test_pp_outermost_loses_nothing_on_small_instances() -> None:
     for seed in range(150):
         i = Instance(seed)
         if i.cluster.gpus_per_node < i.cluster.num_gpus:
-            engines = [(replace(i.capabilities, rank_orders=ORDERS), i.behaviour)]
+            engines = [(replace(i.capabilities, rank_orders=ORDERS), i.traits)]
             given = {"model": i.model, "training": i.training, "cluster": i.cluster, "engines": engines, "limit": i.limit}
             losses.append(lost(**given, calibration=i.calibration))
     assert len([loss for loss in losses if loss is not None]) >= 15
@@ -56,7 +56,7 @@ def test_pp_outermost_loses_where_activations_outweigh_weights(hidden: int, batc
         model=gpt(8, hidden=hidden, heads=4, seq=512, vocab=1024),
         training=training(batch, seq=512),
         cluster=cluster(8, gpus_per_node=4),
-        engines=[(megatron_like(rank_orders=ORDERS, recompute=("none", "full")), BEHAVIOUR)],
+        engines=[(megatron_like(rank_orders=ORDERS, recompute=("none", "full")), TRAITS)],
         limit=MemoryLimit(limit=80 * GIB, reserve=0),
         calibration=CALIBRATION,
     )

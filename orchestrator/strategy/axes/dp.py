@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.strategy.axes.traffic import Operation, Traffic
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Behaviour
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, Traits
 from orchestrator.strategy.spec import Strategy
 
 AXIS = "dp"
@@ -40,7 +40,7 @@ def shard_size(strategy: Strategy) -> int:
     return min(strategy.zero_shard_size or size, size)
 
 
-def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, behaviour: Behaviour) -> Iterator[Traffic]:
+def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, traits: Traits) -> Iterator[Traffic]:
     """For weights of `weight_bytes` on this rank before sharding, whose gradients take `gradient_bytes` on the wire.
 
     Gradients: an all-reduce, or from `reduce_scatter_from_stage` on a reduce-scatter; once a step or, from
@@ -51,9 +51,9 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, beha
     if size == 1:
         return
     stage = strategy.zero_stage
-    scatters = stage >= behaviour.reduce_scatter_from_stage and stage > 0
-    every = stage >= behaviour.reduces_every_microbatch_from_stage
-    overlaps = strategy.overlap_grad_reduce and behaviour.overlaps_grad_reduce
+    scatters = stage >= traits.reduce_scatter_from_stage and stage > 0
+    every = stage >= traits.reduces_every_microbatch_from_stage
+    overlaps = strategy.overlap_grad_reduce and traits.overlaps_grad_reduce
     inner = shard_size(strategy)
     reductions: list[tuple[Operation, float, int, int]] = [("all_reduce", gradient_bytes, size, stride)]
     if scatters and (inner == size or stage >= SHARDED_FROM_STAGE["weight"]):
@@ -71,9 +71,9 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, beha
             when="backward" if every else "step",
             hidden="nothing" if not overlaps else "compute" if every else "last_backward",
         )
-    gathers = strategy.overlap_param_gather and behaviour.overlaps_param_gather
+    gathers = strategy.overlap_param_gather and traits.overlaps_param_gather
     if stage >= SHARDED_FROM_STAGE["weight"]:
-        whens = (("forward", size), ("backward", inner))[: behaviour.weight_gathers_per_microbatch]
+        whens = (("forward", size), ("backward", inner))[: traits.weight_gathers_per_microbatch]
         for when, ranks in whens:
             yield Traffic(
                 axis=AXIS,

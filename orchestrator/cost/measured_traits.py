@@ -1,6 +1,6 @@
-"""Engines that are never started here but were measured, as Behaviours: data, with the source of each figure.
+"""Engines that are never started here but were measured, as Traits: data, with the source of each figure.
 
-Bytes per parameter are before sharding (`StateBytes`). The engines that are started make their own Behaviour (`engines/`); the older
+Bytes per parameter are before sharding (`StateBytes`). The engines that are started make their own Traits (`engines/`); the older
 Megatron versions of the published tables stand here.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.strategy.capabilities import Behaviour, StateBytes
+from orchestrator.strategy.capabilities import StateBytes, Traits
 
 MEGATRON: Final = StateBytes(weight=2, gradient=4, master=4, moments=8)
 """Megatron-LM, mixed precision: 2 weights, 4 main gradients, 4 master weights, 8 Adam = 18 (theoretical_memory_usage.py:182);
@@ -61,10 +61,10 @@ def _all_stages(mixed: StateBytes, fp32: StateBytes = MEGATRON_FP32) -> dict[str
     return {f"{precision}/{stage}": state for precision, state in (("mixed", mixed), ("fp32", fp32)) for stage in range(4)}
 
 
-BEHAVIOURS: Final[dict[str, Behaviour]] = {
-    behaviour.engine: behaviour
-    for behaviour in (
-        Behaviour(
+MEASURED_TRAITS: Final[dict[str, Traits]] = {
+    traits.engine: traits
+    for traits in (
+        Traits(
             engine="nanotron",
             constants=EAGER | NANOTRON_HOST,
             states=_all_stages(NANOTRON),
@@ -75,27 +75,27 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             logits_bytes=NANOTRON_LOGITS,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="nemo",
             constants={"tp_overlap": 0.85},  # its recipes pass chunks on beside the products (Transformer Engine's user buffers)
             states=_all_stages(NEMO),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
         ),
-        Behaviour(
+        Traits(
             engine="megatron",
             states=_all_stages(MEGATRON),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
         ),
-        Behaviour(
+        Traits(
             engine="megatron_fused_loss",
             states=_all_stages(MEGATRON),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
             logits_bytes=FUSED_LOSS_LOGITS,
         ),
-        Behaviour(
+        Traits(
             engine="megatron_unfused",
             constants=EAGER,
             states=_all_stages(MEGATRON),
@@ -103,14 +103,14 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             reduce_scatter_from_stage=1,
             flash_attention=False,
         ),
-        Behaviour(
+        Traits(
             engine="megatron_lm",
             states=_all_stages(MEGATRON),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
             flash_attention=False,
         ),
-        Behaviour(
+        Traits(
             engine="megatron_deepspeed",
             constants=EAGER | DEEPSPEED_PIPELINE,
             states=_all_stages(DEEPSPEED_FP16),
@@ -122,7 +122,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="megatron_deepspeed_bf16",
             constants=EAGER | DEEPSPEED_PIPELINE,
             states=_all_stages(DEEPSPEED_BF16),
@@ -134,13 +134,13 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="megatron_fsdp",
             states=_all_stages(MEGATRON),
             gradient_bytes_on_wire="grad_reduce_dtype",
             reduce_scatter_from_stage=1,
         ),
-        Behaviour(
+        Traits(
             engine="fsdp_composer",
             constants=EAGER | TRITON_ATTENTION,
             states=_all_stages(FSDP),
@@ -148,7 +148,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             reduce_scatter_from_stage=1,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="fsdp_torchtitan",
             constants=EAGER | TORCHAO,
             states=_all_stages(FSDP),
@@ -157,7 +157,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="fsdp_automodel",
             constants=EAGER | TORCHAO,
             states=_all_stages(FSDP),
@@ -166,21 +166,21 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="internevo",
             states=_all_stages(INTERNEVO),
             gradient_bytes_on_wire="weight",
             reduce_scatter_from_stage=1,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="internevo_fsdp",
             states=_all_stages(INTERNEVO),
             gradient_bytes_on_wire="weight",
             reduce_scatter_from_stage=1,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="deepspeed",
             states=_all_stages(DEEPSPEED_STAGE3),
             gradient_bytes_on_wire="weight",
@@ -191,7 +191,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="deepspeed_unfused",
             constants=EAGER,
             states=_all_stages(DEEPSPEED_STAGE3),
@@ -204,7 +204,7 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
             logits_bytes=TORCH_LOGITS,
             fp32_gradient_fusion=False,
         ),
-        Behaviour(
+        Traits(
             engine="deepspeed_tiled_loss",
             states=_all_stages(DEEPSPEED_STAGE3),
             gradient_bytes_on_wire="weight",
@@ -217,11 +217,11 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         ),
     )
 }
-"""By the names that `calibrate.runs.behaviour_of` gives."""
+"""By the names that `calibrate.runs.traits_name_of` gives."""
 
 ENGINE_OF: Final[dict[str, str]] = {
     **dict.fromkeys(("megatron_unfused", "megatron_fused_loss", "megatron_lm", "nemo"), "megatron"),
     **dict.fromkeys(("megatron_deepspeed_bf16",), "megatron_deepspeed"),
     **dict.fromkeys(("deepspeed_unfused", "deepspeed_tiled_loss"), "deepspeed"),
 }
-"""Behaviours that are one engine as far as memory and the trust in a prediction go."""
+"""Traits that are one engine as far as memory and the trust in a prediction go."""
