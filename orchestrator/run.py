@@ -82,6 +82,11 @@ def main(words: Sequence[str]) -> int:
         return UNEXPECTED
 
 
+def console() -> int:
+    """The console script `orchestrator`: the same as `python -m orchestrator.run`."""
+    return main(sys.argv[1:])
+
+
 def run(words: Sequence[str]) -> int:
     """The way through the house."""
     if {"-h", "--help"} & {*words}:
