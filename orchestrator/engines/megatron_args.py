@@ -302,8 +302,8 @@ def _data(plan: Plan) -> list[Flag]:
         flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
     if not (indexed and run.valid):
         flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "99,1,0")]
-    if run.eval_every:
-        flags += [("--eval-interval", str(run.eval_every))]
+    # Megatron divides by the interval even where nothing is evaluated (training/training.py:3307), and has none by default.
+    flags += [("--eval-interval", str(run.eval_every or plan.training.steps))]
     flags += [("--eval-iters", str(run.eval_steps if run.eval_every else 0)), ("--log-interval", "1")]
     flags += [("--tensorboard-dir", "tensorboard")]
     if run.wandb:

@@ -268,6 +268,15 @@ def test_the_vocabulary_is_the_models_whatever_the_tokenizer_counts() -> None:
     assert ("--padded-vocab-size", "512") in megatron_flags(plan)
 
 
+@pytest.mark.parametrize("name", MEGATRON)
+def test_the_evaluation_interval_is_always_said(name: str) -> None:
+    """None by default, and Megatron-LM divides by it with --eval-iters 0 too (core_v0.16.1 to 0.19.0, training/training.py:3307)."""
+    plan = MEGATRON[name]
+    flags = {flag: values for flag, *values in megatron_flags(plan)}
+    assert flags["--eval-interval"] == [str(plan.run.eval_every or plan.training.steps)]
+    assert flags["--eval-iters"] == [str(plan.run.eval_steps if plan.run.eval_every else 0)]
+
+
 def test_megatron_saves_beside_the_training_only_with_a_worker_for_it() -> None:
     """Without it --async-save is turned off with a warning (Megatron-LM core_v0.16.1, arguments.py:1139)."""
     flags = useful_flags(make_plan(run=RunSettings(save_every=10)))

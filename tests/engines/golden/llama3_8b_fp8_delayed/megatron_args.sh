@@ -59,6 +59,7 @@ MEGATRON_ARGS=(
   --tokenizer-type 'NullTokenizer'
   --vocab-size '128255'
   --split '99,1,0'
+  --eval-interval '1000'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

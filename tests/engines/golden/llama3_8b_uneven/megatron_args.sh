@@ -57,6 +57,7 @@ MEGATRON_ARGS=(
   --tokenizer-model '/tok'
   --padded-vocab-size '128512'
   --split '99,1,0'
+  --eval-interval '1000'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import deepspeed_rules, rules
+from orchestrator.engines import rules
+from orchestrator.engines.deepspeed import rules as deepspeed_rules
 from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS, deepspeed_files, ds_config, dumps
 from orchestrator.engines.engine import Engine
 from orchestrator.engines.hf_config import hf_fields
-from orchestrator.engines.megatron_deepspeed import STATES
+from orchestrator.engines.megatron_deepspeed.capabilities import STATES
 from orchestrator.engines.rules import rule
 from orchestrator.engines.translation import assemble
 from orchestrator.hardware.spec import Software
