@@ -99,7 +99,7 @@ def test_every_family_says_the_same_name_as_its_key() -> None:
 
 
 BAD: list[tuple[Architecture, dict[str, Any], str]] = [
-    (GPT, {"family": "rnn"}, "model.family=rnn: is not known; choose one of gpt, llama, t5, bert"),
+    (GPT, {"family": "rnn"}, "model.family=rnn: is not known; choose one of bert, gpt, llama, t5"),
     (GPT, {"num_layers": 0}, "model.num_layers=0: must be above 0"),
     (GPT, {"hidden_size": -64}, "model.hidden_size=-64: must be above 0"),
     (GPT, {"num_attention_heads": 5}, "model.num_attention_heads=5: does not divide hidden_size=64; give kv_channels"),
