@@ -56,9 +56,6 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 STARTS: Final[Mapping[str, float]] = {
     "tp_overlap": 0.5,
     "layer_floor_s": 4e-3,
-    "pipeline_layer_floor_s": 2e-3,
-    "wide_tp_transfer_s": 0.5,
-    "pressure_slowdown": 1.0,
     "layers_per_message": 2.0,
     "expert_layer_floor_s": 5e-3,
     "ep_overlap": 0.3,

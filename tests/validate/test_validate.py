@@ -223,27 +223,6 @@ def test_the_command_writes_report_and_picture(tmp_path: Path, capsys: pytest.Ca
     assert "GPU Gaudi2 is not known" in capsys.readouterr().out
 
 
-def test_what_a_layer_keeps_per_token_does_not_depend_on_hidden_size_where_the_engine_says_so() -> None:
-    """nanotron: so many bytes per token and layer in flight, on every tensor-parallel rank."""
-    (narrow, wide) = only({"sequence_parallel": "yes"}, {"sequence_parallel": "yes", "hidden_size": "4096", "num_attention_heads": "32"})
-    held = []
-    for run in (narrow, wide):
-        ((_, prediction, _),) = price_runs([run], lambda run, traits: replace(shipped(run, traits), gathered_released=0.0))
-        assert prediction is not None
-        held.append([stage.memory_by_cause["gathered"] for stage in prediction.by_stage])
-    constants = shipped_file("nanotron", "H100-SXM-80GB")
-    assert constants is not None
-    token = constants.values()["gathered_token_bytes"] * constants.values()["gathered_kept"]
-    layers = [
-        [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in run.stages]
-        for run in (narrow, wide)
-    ]
-    for stage_bytes, counts in zip(held, layers, strict=True):
-        flights = (2, 1)
-        expected = [token * 2048 * 2 * count * flight for count, flight in zip(counts, flights, strict=True)]
-        assert stage_bytes == pytest.approx(expected)
-
-
 def test_notes_of_offload_and_of_slow_days_are_read() -> None:
     v100 = {"gpu": "V100-SXM2-32GB", "precision": "fp16", "gpus_per_node": "4", "interconnect": "Omni-Path", "vocab_size": "51200"}
     hugging = {**v100, "engine": "HF Trainer + DeepSpeed ZeRO-3", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
