@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "orchestrator"
+PACKAGE = Path(__file__).parents[2] / "orchestrator"
 EVERYWHERE = {"units", "errors", "values", "commands", "__init__", "__version__"}
 WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""

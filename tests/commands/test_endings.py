@@ -12,7 +12,7 @@ import pytest
 from orchestrator.commands import DEBUG, INTERRUPTED, UNEXPECTED, command
 from orchestrator.errors import InputError, LaunchError
 
-BENCHMARKS = sorted(path for path in (Path(__file__).parent / "benchmarks").glob("*.py") if "__main__" in path.read_text())
+BENCHMARKS = sorted(path for path in (Path(__file__).parents[1] / "benchmarks").glob("*.py") if "__main__" in path.read_text())
 MODULES = ("run", "data", "finish", "calibrate", "validate")
 
 
