@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from orchestrator.calibrate.pricing import Choose, Pricer
-from orchestrator.calibrate.runs import Run
 from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.errors import OrchestratorError
 from orchestrator.strategy.capabilities import Traits
+from orchestrator.validate.pricing import Choose, Pricer
+from orchestrator.validate.runs import Run
 
 Group = tuple[str, str]
 """(traits, GPU)."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from orchestrator.calibrate.runs import Run
 from orchestrator.units import GIB, MIB
+from orchestrator.validate.runs import Run
 
 UNITS: Final[Mapping[str, str]] = {"_s": "s", "_bytes": "bytes", "_efficiency": "share", "_factor": "ratio", "_overlap": "share"}
 """By the end of a constant's name."""

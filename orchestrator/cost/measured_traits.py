@@ -215,7 +215,7 @@ MEASURED_TRAITS: Final[dict[str, Traits]] = {
         ),
     )
 }
-"""By the names that `calibrate.runs.traits_name_of` gives."""
+"""By the names that `validate.runs.traits_name_of` gives."""
 
 ENGINE_OF: Final[dict[str, str]] = {
     **dict.fromkeys(("megatron_unfused", "megatron_fused_loss", "megatron_lm", "nemo"), "megatron"),

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.calibrate import layout
-from orchestrator.calibrate.pricing import Pricer, named, price_runs, shipped, zero_shot
-from orchestrator.calibrate.runs import Run, Unusable, load, read_rows
 from orchestrator.cost.calibration import ZERO_SHOT, CalibrationFile, calibrated, datasheet
 from orchestrator.cost.calibration import shipped as shipped_file
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.validate import layout
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.metrics import Priced, spreads, summary, sweeps
+from orchestrator.validate.pricing import Pricer, named, price_runs, shipped, zero_shot
 from orchestrator.validate.report import measured_beside, report_of
+from orchestrator.validate.runs import Run, Unusable, load, read_rows
 
 ROW = {
     "run_id": "a",
