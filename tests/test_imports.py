@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "orchestrator"
-EVERYWHERE = {"units", "errors", "values", "__init__", "__version__"}
+EVERYWHERE = {"units", "errors", "values", "extensions", "__init__", "__version__"}
 PURE = {"model", "hardware", "strategy", "cost", "plan", "search", "engines", "job", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
