@@ -15,7 +15,6 @@ import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -24,11 +23,12 @@ import msgspec
 
 import orchestrator
 from orchestrator import detect, recipe
+from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
-from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
+from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
 from orchestrator.launch import render
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-DEBUG = "ORCHESTRATOR_DEBUG"
-INTERRUPTED = 130
-UNEXPECTED = 1
 SHOWN_ALTERNATIVES = 5
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
@@ -61,30 +58,16 @@ SHOWN_AFTER_S = 1.0
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit status. Known errors come as one message, without a traceback."""
-    try:
-        return run(words)
-    except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone (| head)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNEXPECTED
-    except Exception as error:
-        if os.environ.get(DEBUG):
-            traceback.print_exc()
-        else:
-            print(f"error: a defect of ours: {type(error).__name__}: {error}\n{DEBUG}=1 in the environment shows where", file=sys.stderr)
-        return UNEXPECTED
+    return command(words, lambda: recipe.help_text(list(ENGINES)), run)
+
+
+def console() -> int:
+    """The console script `orchestrator`: the same as `python -m orchestrator.run`."""
+    return main(sys.argv[1:])
 
 
 def run(words: Sequence[str]) -> int:
     """The way through the house."""
-    if {"-h", "--help"} & {*words}:
-        print(recipe.help_text(list(ENGINES)))
-        return 0
     if "--version" in words:
         print(orchestrator.__version__)
         return 0

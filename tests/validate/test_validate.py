@@ -372,7 +372,7 @@ def test_an_engine_or_gpu_that_nobody_measured_has_the_interval_of_the_others() 
 
 
 def test_intervals_from_datasheets_are_those_of_the_report() -> None:
-    report = Path(__file__).resolve().parents[1] / "orchestrator" / "cost" / "calibrations" / "report" / "validation.json"
+    report = Path(__file__).resolve().parents[2] / "orchestrator" / "cost" / "calibrations" / "report" / "validation.json"
     made = json.loads(report.read_text(encoding="utf-8"))["zero_shot"]["spreads"]
     assert made.keys() == ZERO_SHOT.keys()
     for name, interval in made.items():
@@ -380,7 +380,7 @@ def test_intervals_from_datasheets_are_those_of_the_report() -> None:
 
 
 def test_every_shipped_calibration_says_what_it_is_of() -> None:
-    folder = Path(__file__).parent.parent / "orchestrator" / "cost" / "calibrations"
+    folder = Path(__file__).parents[2] / "orchestrator" / "cost" / "calibrations"
     files = [path for path in folder.glob("*.json") if path.stem != "validation"]
     assert len(files) > 10
     for path in files:
@@ -396,7 +396,7 @@ def test_every_shipped_calibration_says_what_it_is_of() -> None:
 
 
 def test_the_readme_states_what_the_report_says() -> None:
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
     folder = root / "orchestrator" / "cost" / "calibrations" / "report"
     page = (folder / "README.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.plan import Plan, to_json
 from orchestrator.validate.__main__ import main as validate
-from tests.test_validate import only, rows_of, write_csv
+from tests.validate.test_validate import only, rows_of, write_csv
 
 PLANTED = {"gemm_efficiency": 0.55, "pointwise_factor": 1.6}
 SPREAD: tuple[dict[str, str], ...] = (
