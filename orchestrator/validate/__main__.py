@@ -19,15 +19,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.calibrate import own
-from orchestrator.calibrate.pricing import Choose, named, price_runs, zero_shot
-from orchestrator.calibrate.runs import Run, Unusable
 from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Traits
-from orchestrator.validate import picture, recovery
+from orchestrator.validate import own, picture, recovery
 from orchestrator.validate.metrics import Priced, spreads
+from orchestrator.validate.pricing import Choose, named, price_runs, zero_shot
 from orchestrator.validate.report import measured_beside, parts_of, report_of, table_of
+from orchestrator.validate.runs import Run, Unusable
 
 KEYS = ("runs", "report", "picture", "calibration", "recovery")
 COLUMNS = (

@@ -22,12 +22,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.calibrate import own
 from orchestrator.calibrate.fit import chooser, fit
 from orchestrator.calibrate.groups import CPU_NAMES
-from orchestrator.calibrate.pricing import Pricer
 from orchestrator.commands import arguments, command, usage
+from orchestrator.validate import own
 from orchestrator.validate.metrics import spearman
+from orchestrator.validate.pricing import Pricer
 
 CONFIG = {"model_type": "gpt2", "n_layer": 8, "n_embd": 256, "n_head": 8, "n_positions": 128, "vocab_size": 260, "n_inner": 1024}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
