@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.calibrate import layout
-from orchestrator.calibrate.pricing import Pricer, named, price_runs, shipped, zero_shot
-from orchestrator.calibrate.runs import Run, Unusable, load, read_rows
 from orchestrator.cost.calibration import ZERO_SHOT, CalibrationFile, calibrated, datasheet
 from orchestrator.cost.calibration import shipped as shipped_file
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.validate import layout
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.metrics import Priced, spreads, summary, sweeps
+from orchestrator.validate.pricing import Pricer, named, price_runs, shipped, zero_shot
 from orchestrator.validate.report import measured_beside, report_of
+from orchestrator.validate.runs import Run, Unusable, load, read_rows
 
 ROW = {
     "run_id": "a",
@@ -221,27 +221,6 @@ def test_the_command_writes_report_and_picture(tmp_path: Path, capsys: pytest.Ca
     assert report["tables"]["runs"]["rows_used"] == 2
     assert (tmp_path / "p.svg").read_text().count("<circle") == 2 + 1  # a point a run, and the legend
     assert "GPU Gaudi2 is not known" in capsys.readouterr().out
-
-
-def test_what_a_layer_keeps_per_token_does_not_depend_on_hidden_size_where_the_engine_says_so() -> None:
-    """nanotron: so many bytes per token and layer in flight, on every tensor-parallel rank."""
-    (narrow, wide) = only({"sequence_parallel": "yes"}, {"sequence_parallel": "yes", "hidden_size": "4096", "num_attention_heads": "32"})
-    held = []
-    for run in (narrow, wide):
-        ((_, prediction, _),) = price_runs([run], lambda run, traits: replace(shipped(run, traits), gathered_released=0.0))
-        assert prediction is not None
-        held.append([stage.memory_by_cause["gathered"] for stage in prediction.by_stage])
-    constants = shipped_file("nanotron", "H100-SXM-80GB")
-    assert constants is not None
-    token = constants.values()["gathered_token_bytes"] * constants.values()["gathered_kept"]
-    layers = [
-        [sum(span.count for span in stage.layers if span.kind not in ("embedding", "head")) for stage in run.stages]
-        for run in (narrow, wide)
-    ]
-    for stage_bytes, counts in zip(held, layers, strict=True):
-        flights = (2, 1)
-        expected = [token * 2048 * 2 * count * flight for count, flight in zip(counts, flights, strict=True)]
-        assert stage_bytes == pytest.approx(expected)
 
 
 def test_notes_of_offload_and_of_slow_days_are_read() -> None:
