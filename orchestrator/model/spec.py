@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from math import prod
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Shard, Weight, WeightKind
+from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Shard, Weight, WeightKind, padded
 from orchestrator.values import Value
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Shard",
     "Weight",
     "WeightKind",
+    "padded",
 ]
 
 
