@@ -200,7 +200,7 @@ def _architecture_key(name: str, kind: Any) -> Key:
     default = next(info.default for info in msgspec.structs.fields(Architecture) if info.name == name)
     shown = "" if default is msgspec.NODEFAULT or default is None else str(default)
     options = _options(kind)
-    if _is_structured(kind):
+    if is_structured(kind):
         return Key(name=f"model.{name}", type=kind, help=text)
     if name.endswith("dropout"):
         return Key(name=f"model.{name}", type=kind, help=text, default=shown, low=0, below=1)
@@ -261,7 +261,7 @@ def parse(key: Key, text: Any) -> Any:
     (0.9, 0.95)
     """
     options = _options(key.type)
-    if _is_structured(key.type):
+    if is_structured(key.type):
         return _parse_structure(key, text)
     if text is None or (type(None) in options and str(text).lower() in _NULL):
         if type(None) in options:
@@ -273,7 +273,7 @@ def parse(key: Key, text: Any) -> Any:
     return value
 
 
-def _is_structured(kind: Any) -> bool:
+def is_structured(kind: Any) -> bool:
     """Whether values of this type are groups of keys, or lists of them: parts of layers."""
     members = [inner for option in _options(kind) for inner in (typing.get_args(option) or (option,))]
     return any(isinstance(member, type) and issubclass(member, msgspec.Struct) for member in members)
