@@ -298,3 +298,8 @@ def _schedule_notes(plan: Plan) -> list[str]:
         said = "looks for its own arguments in this scheduler and refuses it; it takes ds_config.auto.json"
         found.append(f"ds_config.json: the HF Trainer {said}.")
     return found
+
+
+def deepspeed_environment(plan: Plan) -> dict[str, str]:
+    """What DeepSpeed needs of the ranks' environment: on a machine without GPUs it would look for one."""
+    return {"DS_ACCELERATOR": "cpu"} if plan.cluster.is_cpu else {}

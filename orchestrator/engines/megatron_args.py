@@ -18,6 +18,7 @@ from orchestrator.engines.transformer_config import (
     layout,
     padded_vocab_size,
     recompute_fields,
+    vocab_divisor,
 )
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import PP_BEFORE_DP
@@ -124,7 +125,7 @@ def _architecture(plan: Plan) -> list[Flag]:
         *flags,
         ("--attention-dropout", repr(model.attention_dropout)),
         ("--hidden-dropout", repr(model.hidden_dropout)),
-        ("--make-vocab-size-divisible-by", str(model.make_vocab_size_divisible_by)),
+        ("--make-vocab-size-divisible-by", str(vocab_divisor(plan))),
         ("--attention-softmax-in-fp32",),
     ]
 
