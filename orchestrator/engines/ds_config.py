@@ -222,6 +222,9 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     }
     if is_pipeline_module(plan):
         config["pipeline"] = dict(SECTION)
+    if plan.engine == "deepspeed" and plan.cp > 1:
+        # By which a script without Ulysses' groups divides the world before the batch is checked against it (runtime/config.py:468).
+        config["sequence_parallel_size"] = plan.cp
     if plan.engine == "deepspeed" and plan.tp > 1:
         config["tensor_parallel"] = tensor_parallel(plan)
     if plan.training.optimizer == "sgd" and plan.zero_stage >= 1:
@@ -259,6 +262,7 @@ def for_trainer(plan: Plan) -> dict[str, Any]:
     if zero["stage"] == 3:
         sized += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
     config["zero_optimization"] = zero | {name: "auto" for name in sized if name in zero}
+    config.pop("sequence_parallel_size", None)  # the Trainer's ParallelismConfig has it
     if plan.tp > 1:
         config["tensor_parallel"] = tensor_parallel(plan)
         # The Trainer would fill it with micro * accumulation * world: tp times the samples that are there.
