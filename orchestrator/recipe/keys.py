@@ -134,7 +134,7 @@ def _keys() -> dict[str, Key]:
         train("lr", "peak learning rate", above=0),
         train("min_lr", "at the end of the schedule", low=0),
         train("schedule", "after the warm-up"),
-        train("warmup", "steps", low=0, high=10**12),
+        train("warmup", "steps in which the rate rises from 0 (in the first step) to lr", low=0, high=10**12),
         train("betas", "of adamw", low=0, below=1),
         train("eps", "of adamw", above=0),
         train("weight_decay", "decoupled", low=0),
