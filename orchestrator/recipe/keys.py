@@ -100,8 +100,12 @@ def _keys() -> dict[str, Key]:
         Key(name="launch.wait", type=bool, help="follow a job submitted with launch=slurm, and return its status", default="false"),
         Key(name="entry", type=str, help="a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script"),
         Key(name="entry.args", type=str, help="more arguments for it, in quotes"),
-        Key(name="entry.launcher", type=Launcher, help="of a DeepSpeed script's ranks; deepspeed: its own, with a hostfile",
-            default="torchrun"),
+        Key(
+            name="entry.launcher",
+            type=Launcher,
+            help="of a DeepSpeed script's ranks; deepspeed: its own, with a hostfile",
+            default="torchrun",
+        ),
         Key(name="entry.preflight", type=bool, help="check nodes and groups before it starts, as our worker does", default="false"),
         Key(name="entry.without", type=str, help="flags of ours that it shall not get (--async-save --log-straggler)"),
         Key(name="seed", type=int, help="of weights and data", default=str(defaults["seed"]), low=0, high=2**31 - 1),
@@ -182,8 +186,12 @@ _MODEL_HELP = {
     "max_position_embeddings": "longest sequence",
     "vocab_size": "unpadded",
     "num_token_types": "segment embeddings (bert)",
+    "mixer": "what mixes a layer's tokens: {kind: attention, window: 4096}, {kind: latent_attention, ...}",
+    "feed_forward": "what works on each token: {kind: mlp}, {kind: experts, num_experts: 8, topk: 2, ...}",
+    "pattern": "runs of layers that differ, repeated until num_layers: [{layers: 3}, {layers: 58, feed_forward: ...}]",
+    "mtp_num_layers": "layers of multi-token prediction",
 }
-_MAY_BE_ZERO = ("decoder_num_layers", "num_token_types")
+_MAY_BE_ZERO = ("decoder_num_layers", "num_token_types", "mtp_num_layers")
 
 
 def _architecture_key(name: str, kind: Any) -> Key:
@@ -192,6 +200,8 @@ def _architecture_key(name: str, kind: Any) -> Key:
     default = next(info.default for info in msgspec.structs.fields(Architecture) if info.name == name)
     shown = "" if default is msgspec.NODEFAULT or default is None else str(default)
     options = _options(kind)
+    if is_structured(kind):
+        return Key(name=f"model.{name}", type=kind, help=text)
     if name.endswith("dropout"):
         return Key(name=f"model.{name}", type=kind, help=text, default=shown, low=0, below=1)
     if int in options:
@@ -251,6 +261,8 @@ def parse(key: Key, text: Any) -> Any:
     (0.9, 0.95)
     """
     options = _options(key.type)
+    if is_structured(key.type):
+        return _parse_structure(key, text)
     if text is None or (type(None) in options and str(text).lower() in _NULL):
         if type(None) in options:
             return None
@@ -259,6 +271,25 @@ def parse(key: Key, text: Any) -> Any:
     value = _parse_as(key, kind, text)
     check_range(key, text, value if isinstance(value, tuple) else (value,))
     return value
+
+
+def is_structured(kind: Any) -> bool:
+    """Whether values of this type are groups of keys, or lists of them: parts of layers."""
+    members = [inner for option in _options(kind) for inner in (typing.get_args(option) or (option,))]
+    return any(isinstance(member, type) and issubclass(member, msgspec.Struct) for member in members)
+
+
+def _parse_structure(key: Key, tree: Any) -> Any:
+    """What YAML's tree of strings, or JSON on a command line, stands for."""
+    if isinstance(tree, str) and tree.lower() not in _NULL:
+        try:
+            tree = json.loads(tree)
+        except ValueError:
+            raise InputError(key.name, shown(tree), "is not JSON; write it in a recipe, as YAML, or here as JSON") from None
+    try:
+        return msgspec.convert(tree, key.type, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(key.name, shown(tree), str(error)) from None
 
 
 def _parse_as(key: Key, kind: Any, text: Any) -> Any:
