@@ -194,9 +194,19 @@ def test_two_interleaved_stages_overlap_their_sends() -> None:
     assert (fields["overlap_p2p_comm"], fields["batch_p2p_comm"]) == (True, False)
 
 
-def test_the_vocabulary_is_padded_as_megatron_pads() -> None:
-    assert engine_fields(make_plan(tp=2))["model"]["vocab_size"] == 512
-    assert engine_fields(make_plan(tp=8))["model"]["vocab_size"] == 1024
+@pytest.mark.parametrize("vocab_size", [260, 500, 513])
+def test_the_vocabulary_is_padded_to_one_size_under_every_layout(vocab_size: int) -> None:
+    """The worker's and the argument list's: Megatron's own default pads 260 to 384 at tp=1 and to 512 at tp=2, and the first loss differs
+    by ln(512/384) = 0.28."""
+    model = replace(GPT, vocab_size=vocab_size)
+    sizes = set()
+    for tp in (1, 2, 4, 8):
+        plan = make_plan(model=model, tp=tp)
+        flags = {flag: values for flag, *values in megatron_flags(plan)}
+        sizes.add(engine_fields(plan)["model"]["vocab_size"])
+        unit = int(*flags["--make-vocab-size-divisible-by"]) * tp  # Megatron-LM core_v0.16.1, training/tokenizer/tokenizer.py:117
+        sizes.add(-(-(int(*flags["--vocab-size"]) + 1) // unit) * unit)
+    assert sizes == {-(-vocab_size // 128) * 128}
 
 
 def test_only_megatron_itself_accumulates_gradients_in_its_own_buffer() -> None:
@@ -309,6 +319,15 @@ def test_one_connection_only_where_megatron_asks_for_it() -> None:
     assert connections(pp=2) is None
     assert connections(tp=2, gpu="B200") is None
     assert connections(tp=2, gpu="cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("choices", "asserted"), [({"tp": 2}, True), ({"cp": 2}, True), ({"pp": 2}, False), ({"tp": 2, "gpu": "B200"}, False)]
+)
+def test_the_command_in_the_header_says_one_connection_where_megatron_asserts_it(choices: dict[str, Any], asserted: bool) -> None:
+    """By hand the variable is not set otherwise, and Megatron ends at once (arguments.py:951)."""
+    command = file_of(make_plan(**choices), "megatron_args.sh").splitlines()[1]
+    assert command.startswith("#   CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun " if asserted else "#   torchrun ")
 
 
 def test_a_cpu_job_runs_on_gloo_and_tells_deepspeed_so() -> None:

@@ -19,7 +19,7 @@ MEGATRON_ARGS=(
   --untie-embeddings-and-output-weights
   --attention-dropout '0.0'
   --hidden-dropout '0.0'
-  --make-vocab-size-divisible-by '128'
+  --make-vocab-size-divisible-by '64'
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '2'
   --pipeline-model-parallel-size '1'

@@ -1,5 +1,5 @@
 # Arguments of pretrain_gpt.py of Megatron-LM, tag core_v0.16.1, for 64 ranks. Source this file in bash, then for example:
-#   torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
+#   CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
 # megatron_args.sh recomputes on every stage as much as the plan does on the stage that recomputes most: the command line has one setting for all. Our worker follows the plan.
 MEGATRON_ARGS=(
   --num-layers '32'
@@ -22,7 +22,7 @@ MEGATRON_ARGS=(
   --untie-embeddings-and-output-weights
   --attention-dropout '0.0'
   --hidden-dropout '0.0'
-  --make-vocab-size-divisible-by '128'
+  --make-vocab-size-divisible-by '32'
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '4'
   --pipeline-model-parallel-size '4'
@@ -55,7 +55,7 @@ MEGATRON_ARGS=(
   --data-path '/data/it'"'"'s here/corpus'
   --tokenizer-type 'HuggingFaceTokenizer'
   --tokenizer-model '/tok'
-  --padded-vocab-size '128512'
+  --padded-vocab-size '128256'
   --split '99,1,0'
   --eval-interval '1000'
   --eval-iters '0'
