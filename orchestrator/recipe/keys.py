@@ -14,8 +14,10 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
-from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import ENGINE_OPTIONS, Strategy
+from orchestrator.strategy.choices import Choice
+from orchestrator.strategy.choices import shown as shown_choice
+from orchestrator.strategy.pins import LAYOUT
+from orchestrator.strategy.spec import CHOICES
 from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
@@ -80,7 +82,6 @@ def _keys() -> dict[str, Key]:
     """Every key by its full name, in the order of --help."""
     architecture = typing.get_type_hints(Architecture)
     training = typing.get_type_hints(Training)
-    pins = typing.get_type_hints(Pins)
     defaults = {info.name: info.default for info in msgspec.structs.fields(Training) if info.default is not msgspec.NODEFAULT}
 
     def train(name: str, text: str, **limits: float) -> Key:
@@ -151,8 +152,7 @@ def _keys() -> dict[str, Key]:
         Key(name="train.step_timeout_s", type=float, help="seconds after which a part of a step has hung; 0: never", default="1800", low=0),
         Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from"),
     ]
-    keys += [_pin_key(info.name, pins[info.name]) for info in msgspec.structs.fields(Pins)]
-    keys += [_pin_key(info.name, pins[info.name], "explain") for info in msgspec.structs.fields(Pins)]
+    keys += [_pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)]
     keys += [
         Key(name="memory.limit_gib", type=float, help="GiB a rank may use", default="the GPU's", above=0),
         Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default="by the engine's measured peaks", low=0),
@@ -211,31 +211,14 @@ def _architecture_key(name: str, kind: Any) -> Key:
     return Key(name=f"model.{name}", type=kind, help=text, default=shown)
 
 
-_PIN_HELP = {
-    "layout": "Megatron's layout string (Et*2|t*3L)",
-    "offload": "optimizer states in host memory",
-    "zero_shard_size": "ranks that share one copy of the optimizer's states (ZeRO-1, Megatron), or hpZ's copy of the weights (ZeRO-3)",
-    "overlap_grad_reduce": "gradients reduced beside the backward pass (megatron)",
-    "overlap_param_gather": "weights gathered beside the forward pass (megatron, ZeRO-1)",
-    "tp_comm_overlap": "tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine)",
-    "cuda_graph_impl": "layers as CUDA graphs (megatron)",
-    "cp_comm_type": "how context parallelism exchanges keys and values",
-    "moe_token_dispatcher_type": "how tokens reach their experts",
-    "megatron_fsdp": "ZeRO-2 or 3 by Megatron's own FSDP",
-    "rank_order": "which ranks are neighbours; tp-cp-ep-pp-dp is Megatron's --use-tp-pp-dp-mapping (megatron)",
-}
-_PIN_DEFAULT = {"zero_shard_size": "none"} | {
-    info.name: str(info.default).lower() for info in msgspec.structs.fields(Strategy) if info.name in ENGINE_OPTIONS
-}
-
-
-def _pin_key(name: str, kind: Any, group: str = "pin") -> Key:
-    text = _PIN_HELP.get(name, f"fixes {name}")
-    degree = int in _options(kind)
-    default = _PIN_DEFAULT.get(name, "searched")
+def _pin_key(choice: Choice, group: str = "pin") -> Key:
+    """Fixes a choice, or asks why the plan has another."""
+    degree = int in _options(choice.pin_type)
+    text, default = choice.doc, "searched" if choice.searched or choice.fixed_with else shown_choice(choice.default)
     if group == "explain":
-        text, default = f"why the plan is not that with pin.{name}=", "nothing is asked"
-    return Key(name=f"{group}.{name}", type=kind, help=text, default=default, low=1 if degree else None, high=MAX_GPUS if degree else None)
+        text, default = f"why the plan is not that with pin.{choice.pin}=", "nothing is asked"
+    low, high = (1, MAX_GPUS) if degree else (None, None)
+    return Key(name=f"{group}.{choice.pin}", type=choice.pin_type | None, help=text, default=default, low=low, high=high)
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
