@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
     ddp_fields,
@@ -119,6 +120,7 @@ def _architecture(plan: Plan) -> list[Flag]:
         flags += [("--add-qkv-bias",)]
     if not model.tie_embeddings:
         flags += [("--untie-embeddings-and-output-weights",)]
+    flags += megatron_parts.flags(model)
     if model.stack == "encoder":
         flags += [("--bert-no-binary-head",)]
     return [

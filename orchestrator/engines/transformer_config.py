@@ -12,6 +12,7 @@ from itertools import groupby
 from math import lcm
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
 from orchestrator.engines.rules import ENDS
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture, padded
@@ -180,7 +181,7 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         fields["tp_comm_overlap"] = True
     if plan.cuda_graph_impl != "none":
         fields["cuda_graph_impl"] = plan.cuda_graph_impl
-    return fields | fp8_fields(plan)
+    return fields | megatron_parts.config_fields(model) | fp8_fields(plan)
 
 
 def hierarchical_sizes(plan: Plan) -> list[int] | None:

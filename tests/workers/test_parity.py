@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_plans import BERT, GPT, LLAMA, MODELS, T5, make_plan
+from worker_plans import BERT, GPT, LLAMA, MODELS, QWEN3, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.plan import Plan, to_json
@@ -47,6 +47,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "megatron bert pp2 vpp2 uneven": (BERT, {"pp": 2, "vpp": 2, "split": [[1, 2], [1, 0]], "recompute": ["selective", 1]}),
     "megatron t5 tp2 sp recompute": (T5, {"tp": 2, "sequence_parallel": True, "micro_batch_size": 2, "recompute": ["full"]}),
     "megatron t5 tp4 dp2 sp zero1": (T5, {"tp": 4, "dp": 2, "sequence_parallel": True, "zero_stage": 1, "recompute": ["selective"]}),
+    "megatron qwen3 tp4 more ranks than groups": (QWEN3, {"tp": 4, "micro_batch_size": 4}),
+    "megatron qwen3 tp2 pp2 dp2 sp zero1": (QWEN3, {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True, "zero_stage": 1}),
+    "deepspeed qwen3 tp2 dp2 zero1": (QWEN3, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1}),
+    "deepspeed qwen3 tp2 zero3 sp": (
+        QWEN3,
+        {"engine": DEEPSPEED, "tp": 2, "zero_stage": 3, "sequence_parallel": True, "micro_batch_size": 4},
+    ),
     "deepspeed gpt dp2 zero0": (GPT, {"engine": DEEPSPEED, "dp": 2}),
     "deepspeed gpt tp2 dp2 zero0": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2}),
     "deepspeed gpt tp2 dp2 zero1": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
@@ -47,6 +50,7 @@ LLAMA = Architecture(
     add_bias_linear=False,
     tie_embeddings=False,
 )
+QWEN3 = replace(LLAMA, family="qwen3", name="qwen3_test", kv_channels=12, mixer=GroupedQueryAttention(qk_norm="head"))
 BERT = Architecture(
     family="bert",
     name="bert_test",
@@ -69,7 +73,7 @@ T5 = Architecture(
     vocab_size=384,
     max_position_embeddings=32,
 )
-MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5)}
+MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:
