@@ -12,7 +12,7 @@ Bounds never decide a tie: a choice is only dropped where its bound is above the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heappushpop
 from typing import NamedTuple
 
@@ -137,9 +137,10 @@ def search(
     complete = True
     slower: list[tuple[Choice, float]] = []
     unfinished: list[tuple[Inner, Choice]] = []
-    floors = [
-        Floors(c, e, most.usable, pinned_layout=pins.layout is not None) for c, (e, _), most in zip(costs, engines, limits, strict=True)
-    ]
+    floors = {
+        i: Floors(costs[i], engines[i][0], limits[i].usable, pinned_layout=pins.layout is not None)
+        for i in sorted({choice.engine for choice in choices})  # an engine without a choice may have no such precision
+    }
     queue = _groups(choices, floors)
     done = 0
 
@@ -233,7 +234,7 @@ def search(
     )
 
 
-def _groups(choices: Sequence[Choice], floors: Sequence[Floors]) -> list[Entry]:
+def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors]) -> list[Entry]:
     """The queue to begin with: choices that differ only in ZeRO stage, offload and virtual stages share an entry and its bound."""
     groups: dict[tuple[object, ...], list[Choice]] = {}
     for choice in choices:
