@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.errors import InputError, LaunchError, OrchestratorError, nearest
+from orchestrator.commands import command
+from orchestrator.errors import InputError, LaunchError, nearest
 from orchestrator.recipe.keys import Key, parse, shown
 from orchestrator.recipe.sources import existing_folder
 
@@ -31,24 +32,14 @@ KEYS: Final = {
 }
 WORKER: Final = "orchestrator.workers.indexing"
 NEEDED: Final = ("megatron", "torch", "numpy")
-INTERRUPTED: Final = 130
 GRACE_S: Final = 120.0
 """A part takes seconds, a tokenizer's minutes."""
 
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit status. Known errors come as one message, without a traceback."""
-    try:
-        if {"-h", "--help"} & {*words}:
-            print(help_text())
-            return 0
-        return start([sys.executable, "-m", WORKER, *arguments(words)])
-    except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        print("interrupted: what is done is kept, the same command continues", file=sys.stderr)
-        return INTERRUPTED
+    kept = "interrupted: what is done is kept, the same command continues"
+    return command(words, help_text, lambda given: start([sys.executable, "-m", WORKER, *arguments(given)]), interrupted=kept)
 
 
 def start(command: Sequence[str]) -> int:

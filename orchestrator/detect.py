@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
+from orchestrator.engines import ENGINES
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.values import Value
 
@@ -20,7 +21,7 @@ MIB: Final = 2**20
 class Machine(Value, frozen=True, kw_only=True):
     """`gpu_name`: what the driver calls the GPUs; None where there are none or several types. `gpu_types`: all that it calls them.
     `catalog_name`: what the catalog calls them; None: not in it. `slurm_nodes`: of the allocation that
-    this process is in; 0 outside. `missing`: packages that training here would need and that are not installed."""
+    this process is in; 0 outside. `missing`: modules that some engine needs and that are not installed."""
 
     num_gpus: int = 0
     gpu_name: str | None = None
@@ -57,7 +58,7 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
         transformer_engine=_installed("transformer_engine"),
         flash_attention=_installed("flash_attn"),
         apex=_installed("apex"),
-        missing=tuple(name for name in ("torch", "megatron", "deepspeed") if not _installed(name)),
+        missing=tuple(name for name in _wanted() if not _installed(name)),
     )
 
 
@@ -93,6 +94,11 @@ def _nvidia_smi(*arguments: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def _wanted() -> list[str]:
+    """The modules that any engine needs, each once, in the engines' order."""
+    return list(dict.fromkeys(module for engine in ENGINES.values() for module in engine.requirements.modules))
 
 
 def _installed(name: str) -> bool:

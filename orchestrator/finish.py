@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from orchestrator.commands import command, usage
+from orchestrator.errors import InputError
 from orchestrator.launch import program_metrics
 from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
 from orchestrator.launch.render import TRY_AGAIN
@@ -103,13 +105,16 @@ def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int =
 
 def main(words: Sequence[str]) -> int:
     """0; TRY_AGAIN where the job stopped before its end or is to be requeued; 2 for a call that is not ours."""
+    return command(words, lambda: usage(__doc__), _run)
+
+
+def _run(words: Sequence[str]) -> int:
     if len(words) not in (4, 7) or not all(word.isdecimal() for word in (words[2], *words[4:6])):
-        print("usage: python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]", file=sys.stderr)
-        return 2
+        asked = "FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]"
+        raise InputError(asked, " ".join(words) or None, "usage: python -m orchestrator.finish, four words or seven")
     out = Path(words[0])
     if not out.is_dir():
-        print(f"error: {out}: no such folder", file=sys.stderr)
-        return 2
+        raise InputError("FOLDER", out, "no such folder")
     restarts, allowed, cause = words[4:] or ("0", "0", "ranks")
     outcome = finish(out, out / words[1], int(words[2]), words[3], int(restarts), int(allowed), cause)
     print(f"{outcome.status}: {outcome.last_line or f'{len(outcome.rows)} steps'}", flush=True)

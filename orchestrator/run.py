@@ -15,7 +15,6 @@ import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -24,13 +23,12 @@ import msgspec
 
 import orchestrator
 from orchestrator import detect, recipe
+from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
-from orchestrator.engines.hf_export import why_no_exchange
-from orchestrator.engines.translation import TRAINED_FAMILIES
-from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
+from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
 from orchestrator.launch import render
@@ -51,9 +49,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-DEBUG = "ORCHESTRATOR_DEBUG"
-INTERRUPTED = 130
-UNEXPECTED = 1
 SHOWN_ALTERNATIVES = 5
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
@@ -63,30 +58,16 @@ SHOWN_AFTER_S = 1.0
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit status. Known errors come as one message, without a traceback."""
-    try:
-        return run(words)
-    except OrchestratorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone (| head)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNEXPECTED
-    except Exception as error:
-        if os.environ.get(DEBUG):
-            traceback.print_exc()
-        else:
-            print(f"error: a defect of ours: {type(error).__name__}: {error}\n{DEBUG}=1 in the environment shows where", file=sys.stderr)
-        return UNEXPECTED
+    return command(words, lambda: recipe.help_text(list(ENGINES)), run)
+
+
+def console() -> int:
+    """The console script `orchestrator`: the same as `python -m orchestrator.run`."""
+    return main(sys.argv[1:])
 
 
 def run(words: Sequence[str]) -> int:
     """The way through the house."""
-    if {"-h", "--help"} & {*words}:
-        print(recipe.help_text(list(ENGINES)))
-        return 0
     if "--version" in words:
         print(orchestrator.__version__)
         return 0
@@ -102,8 +83,9 @@ def run(words: Sequence[str]) -> int:
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
     job = the_job(settings, found.plan)
-    start = startable(start, settings, job)
-    python = None if machine.missing or settings.container else sys.executable
+    lacks = lacks_packages(ENGINES[found.plan.engine], machine)
+    start = startable(start, settings, job, lacks)
+    python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
     try:
@@ -148,9 +130,7 @@ def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration
 
 def searched_plan(settings: Settings) -> Found:
     """The fastest plan of all engines that may be used. Raises NoPlanError."""
-    name = ENGINE_OF_ENTRY if settings.entry is not None and settings.engine == "auto" else settings.engine
-    able = [engine for engine in ENGINES.values() if passthrough.reaches(engine.name, settings.extra)]
-    engines = exchanging(able if name == "auto" else [ENGINES[name]], settings)
+    engines = exchanging(asked_engines(settings), settings)
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = engine_pairs(engines, settings)
@@ -220,7 +200,7 @@ def exchanging(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
     if settings.entry is not None:
         raise InputError(key, folder, f"is for our workers; entry={settings.entry} loads and writes weights itself")
     kind = None if run.init_from is None else recipe.model_type(run.init_from)
-    reasons = {engine.name: why_no_exchange(settings.architecture, engine.name, kind) for engine in engines}
+    reasons = {engine.name: engine.why_no_exchange(settings.architecture, kind) for engine in engines}
     able = [engine for engine in engines if reasons[engine.name] is None]
     if not able:
         raise InputError(key, folder, "; ".join(dict.fromkeys(filter(None, reasons.values()))))
@@ -342,9 +322,7 @@ class Start(Value, frozen=True, kw_only=True):
 
 def choose_start(settings: Settings, machine: detect.Machine) -> Start:
     """What `launch=` means on this machine. Raises LaunchError where it can't be done."""
-    family = settings.architecture.family
-    untrained = f"our workers train {', '.join(TRAINED_FAMILIES)}; {family} is planned, checked and exported"
-    blocked = untrained if family not in TRAINED_FAMILIES and settings.entry is None else None
+    blocked = None
     if settings.entry is not None and not settings.container and not Path(settings.entry).is_file():
         blocked = f"there is no entry={settings.entry} on this machine"
     here = blocked or not_here(settings, machine)
@@ -375,13 +353,17 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
     return Start(how="none", why=here) if here else Start(how="local")
 
 
-def startable(start: Start, settings: Settings, job: Job) -> Start:
-    """The start, or why there is none: only the engine's own program can run some plans. Raises LaunchError where a start was asked for."""
-    if job.program is not None or not job.without_worker:
+def startable(start: Start, settings: Settings, job: Job, lacks: str | None) -> Start:
+    """The start, or why there is none: only the engine's own program can run some plans, and of several engines the one that was chosen may
+    lack packages here (`lacks`). Raises LaunchError where a start was asked for."""
+    why = job.without_worker if job.program is None else ""
+    if start.how == "local":
+        why = why or lacks or ""
+    if not why:
         return start
     if settings.launch in ("local", "slurm"):
-        raise LaunchError(f"launch={settings.launch}: {job.without_worker}; launch=none writes everything without starting it")
-    return Start(how="none", why=job.without_worker)
+        raise LaunchError(f"launch={settings.launch}: {why}; launch=none writes everything without starting it")
+    return Start(how="none", why=why)
 
 
 def not_here(settings: Settings, machine: detect.Machine) -> str | None:
@@ -400,9 +382,26 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
             return f"{needs}, and this machine has {machine.gpu_name or ', '.join(machine.gpu_types)}{several}"
         if machine.num_gpus < cluster.num_gpus:
             return f"{needs}, and this machine has {machine.num_gpus}"
-    if machine.missing:
-        return f"{', '.join(machine.missing)} {'is' if len(machine.missing) == 1 else 'are'} not installed (pip install -e '.[engines]')"
-    return None
+    lacking = [lacks_packages(engine, machine) for engine in asked_engines(settings)]
+    return lacking[0] if lacking and None not in lacking else None
+
+
+def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
+    """What this engine needs and this machine has not; None: all is there."""
+    missing = engine.requirements.lacking(machine.missing)
+    if not missing:
+        return None
+    return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed (pip install -e '.[engines]')"
+
+
+def asked_engines(settings: Settings) -> list[Engine]:
+    """Those that engine= leaves, or the one of plan=."""
+    name = settings.engine if settings.plan is None else settings.plan.engine
+    if settings.entry is not None and name == "auto":
+        name = ENGINE_OF_ENTRY
+    if name != "auto":
+        return [ENGINES[name]] if name in ENGINES else []
+    return [engine for engine in ENGINES.values() if passthrough.reaches(engine.name, settings.extra)]
 
 
 def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:

@@ -16,16 +16,16 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from orchestrator.calibrate import own
 from orchestrator.calibrate.fit import Fitted, chooser, fit
 from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitGroup, unit
-from orchestrator.calibrate.pricing import Pricer, seen_peak
-from orchestrator.calibrate.runs import Run, held_out
-from orchestrator.calibrate.words import arguments, command, truth
+from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.cost.calibration import CalibrationFile, Constant
 from orchestrator.cost.measured_traits import ENGINE_OF
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Traits
+from orchestrator.validate import own
+from orchestrator.validate.pricing import Pricer, seen_peak
+from orchestrator.validate.runs import Run, held_out
 
 KEYS = ("runs", "out", "all")
 DOUBTED_GPUS = 512
@@ -174,7 +174,7 @@ def run(words: Sequence[str]) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Exit status."""
-    return command(words, __doc__ or "", run)
+    return command(words, lambda: usage(__doc__), run)
 
 
 def write(files: Sequence[CalibrationFile], out: str | None, console: Console) -> None:

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from orchestrator.calibrate.pricing import Choose, Pricer
-from orchestrator.calibrate.runs import Run
 from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.errors import OrchestratorError
 from orchestrator.strategy.capabilities import Traits
+from orchestrator.validate.pricing import Choose, Pricer
+from orchestrator.validate.runs import Run
 
 Group = tuple[str, str]
 """(traits, GPU)."""
@@ -56,9 +56,6 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 STARTS: Final[Mapping[str, float]] = {
     "tp_overlap": 0.5,
     "layer_floor_s": 4e-3,
-    "pipeline_layer_floor_s": 2e-3,
-    "wide_tp_transfer_s": 0.5,
-    "pressure_slowdown": 1.0,
     "layers_per_message": 2.0,
     "expert_layer_floor_s": 5e-3,
     "ep_overlap": 0.3,

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from orchestrator.calibrate.runs import Run
 from orchestrator.units import GIB, MIB
+from orchestrator.validate.runs import Run
 
 UNITS: Final[Mapping[str, str]] = {"_s": "s", "_bytes": "bytes", "_efficiency": "share", "_factor": "ratio", "_overlap": "share"}
 """By the end of a constant's name."""
@@ -22,15 +22,9 @@ OTHER_UNITS: Final[Mapping[str, str]] = {
     "attention_half_length": "tokens",
     "outer_scaling": "exponent",
     "layers_per_message": "layers",
-    "gathered_kept": "share",
-    "gathered_released": "share",
-    "gathered_token_bytes": "bytes per token",
     "allocator_slack": "share",
     "transient_activations": "tensors",
-    "tied_bytes": "bytes per element",
     "core_share": "share",
-    "pressure_start": "share",
-    "pressure_slowdown": "ratio",
     "overlap_slowdown": "ratio",
     "latency_factor": "ratio",
     "pointwise_backward": "ratio",
@@ -40,8 +34,8 @@ OTHER_UNITS: Final[Mapping[str, str]] = {
 def unit(name: str) -> str:
     """The unit of a constant.
 
-    >>> unit("layer_floor_s"), unit("gemm_efficiency"), unit("tied_bytes")
-    ('s', 'share', 'bytes per element')
+    >>> unit("layer_floor_s"), unit("gemm_efficiency"), unit("core_share")
+    ('s', 'share', 'share')
     """
     if name in OTHER_UNITS:
         return OTHER_UNITS[name]
@@ -75,19 +69,14 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         gpus=(H100,),
         names=(
             *("gemm_efficiency", "gemm_half_features", "gemm_half_tokens", "attention_efficiency", "pointwise_factor", "loss_factor"),
-            *("layer_floor_s", "pipeline_layer_floor_s", "inner_efficiency", "outer_efficiency", "outer_scaling", "overlap_efficiency"),
-            *("p2p_efficiency", "latency_factor", "overlap_slowdown", "layers_per_message", "wide_tp_transfer_s", "pressure_slowdown"),
+            *("layer_floor_s", "inner_efficiency", "outer_efficiency", "outer_scaling", "overlap_efficiency"),
+            *("p2p_efficiency", "latency_factor", "overlap_slowdown", "layers_per_message"),
         ),
         read={
             "collective_launch_s": (0.0, "inside layer_floor_s"),
-            "gathered_kept": (1.0, "as gathered_token_bytes says"),
-            "gathered_token_bytes": (12800.0, "153 published peaks with pp=1 and tp > 1: the same per token and layer from 1B to 80B"),
-            "gathered_released": (0.7, "crashes and runs near the limit"),
-            "tied_bytes": (2.0, "the bf16 gradient that is reduced; peaks of 1B and 3B (tied) with a pipeline against 8B (untied)"),
             "allocator_slack": (0.16, "peaks against saved tensors: 1.13 of them with tp=1, 1.17 with more"),
             "workspace_bytes": (200 * MIB, "peaks of a few GiB against tensors: cuBLAS workspaces of every stream, small segments"),
             "transient_activations": (0.0, "inside allocator_slack"),
-            "pressure_start": (0.9, "runs above it take longer"),
         },
     ),
     FitGroup(
@@ -149,7 +138,6 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         all_traits=("fsdp_torchtitan",),
         gpus=("H100-SXM-96GB",),
         names=("gemm_efficiency", "attention_efficiency", "pointwise_factor", "fp8_efficiency"),
-        read={"gathered_kept": (1.0, "DTensor keeps what it gathered for the weight's gradient")},
     ),
     FitGroup(
         all_traits=("internevo",),

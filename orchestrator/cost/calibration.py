@@ -104,12 +104,6 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Share of what one product of the same shape reaches, for the experts' grouped ones."""
     ep_overlap: float = 0.0
     """Share of expert-parallel traffic behind compute (dispatchers that overlap, shared experts beside the all-to-all)."""
-    pipeline_layer_floor_s: float = 0.0
-    """The same per tensor-parallel rank, added where the stages lie on different nodes and tp > 1 (nanotron; an engine's trait)."""
-    wide_tp_transfer_s: float = 0.0
-    """Seconds for which a micro-batch's transfers over one stage border block the stage where they stall: tensor parallelism spans more
-    than two inner domains, or the pipeline leaves one and data parallelism is without ZeRO or memory nearly full (nanotron on EFA: about
-    half a second, in whole sweeps; an engine's trait)."""
     step_overhead_s: float = 5e-3
     """Per step: clipping's global norm, learning rate, logging, timers."""
 
@@ -152,23 +146,6 @@ class Calibration(Value, frozen=True, kw_only=True):
     """GEMM workspaces inside the allocator (cuBLASLt asks 32 MiB on Hopper; Transformer Engine as much)."""
     allocator_slack: float = 0.03
     """Share of activations and transients lost to fragmentation of the caching allocator's blocks."""
-    tied_bytes: float = 0.0
-    """Bytes per element of tied embeddings, beside their gradient, where a pipeline separates them: the copy that is reduced between first
-    and last stage (nanotron: its fp32 and its bf16 gradient)."""
-    gathered_kept: float = 0.0
-    """Share of the inputs of tensor-parallel regions, as sequence parallelism gathers them, that stays allocated until their backward: an
-    engine whose asynchronous gathers are not made again in backward (nanotron). Where memory ends the allocator gives some back."""
-    gathered_token_bytes: float = 0.0
-    """What is kept so of a layer, in bytes per token, where an engine's peaks say another size than those inputs; 0: theirs. nanotron's
-    grow by 12.8 kB per token and layer on every tensor-parallel rank, from 1B to 80B: two inputs of the 3B, but three of the 1B's and
-    three quarters of one of the 80B's (its sequences are all of 4096 tokens)."""
-    gathered_released: float = 0.7
-    """Share of those, and of `allocator_slack` with them, that it can give back: runs with more need than that went out of memory
-    (nanotron's crashes)."""
-    pressure_start: float = 1.0
-    """Share of the GPU's memory from which on the allocator slows the step down (it frees cached blocks and waits for the device)."""
-    pressure_slowdown: float = 0.0
-    """Relative slow-down at full memory, rising linearly from `pressure_start`."""
     memory_margin: float = 0.07
     """Share of a peak that its prediction lacks, at most, in 95% of the engine's measured runs (of all engines' where there are fewer than
     twenty): what a plan keeps free of a GPU's memory unless it is told otherwise."""

@@ -53,8 +53,8 @@ TORCHAO: Final = {"fp8_saved_bytes": 2.0}
 DEEPSPEED_PIPELINE: Final = {"microbatch_overhead_s": 20e-3}
 """PipelineEngine's instructions for a micro-batch: blocking sends and receives, loss scaling, gradient hooks from Python, and
 for every recomputed layer the random states that are read from and put back to the device, each a wait."""
-NANOTRON_HOST: Final = {"layer_floor_s": 4e-3, "pipeline_layer_floor_s": 2.4e-3}
-"""A layer's forward and backward are never faster than its Python: one tp rank's, and added for every further one in a pipeline."""
+NANOTRON_HOST: Final = {"layer_floor_s": 4e-3}
+"""A layer's forward and backward are never faster than its Python."""
 
 
 def _all_stages(mixed: StateBytes, fp32: StateBytes = MEGATRON_FP32) -> dict[str, StateBytes]:
@@ -118,7 +118,6 @@ MEASURED_TRAITS: Final[dict[str, Traits]] = {
             reduce_scatter_from_stage=2,
             bucket_elements=DEEPSPEED_BUCKET,
             bucket_copies=4,
-            keeps_stage_outputs=True,
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
@@ -130,7 +129,6 @@ MEASURED_TRAITS: Final[dict[str, Traits]] = {
             reduce_scatter_from_stage=2,
             bucket_elements=DEEPSPEED_BUCKET,
             bucket_copies=4,
-            keeps_stage_outputs=True,
             flash_attention=False,
             fp32_gradient_fusion=False,
         ),
@@ -217,7 +215,7 @@ MEASURED_TRAITS: Final[dict[str, Traits]] = {
         ),
     )
 }
-"""By the names that `calibrate.runs.traits_name_of` gives."""
+"""By the names that `validate.runs.traits_name_of` gives."""
 
 ENGINE_OF: Final[dict[str, str]] = {
     **dict.fromkeys(("megatron_unfused", "megatron_fused_loss", "megatron_lm", "nemo"), "megatron"),

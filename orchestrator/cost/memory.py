@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.recompute import dropped
 from orchestrator.cost.time import activation_itemsize
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec
+from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, padded
 from orchestrator.model.training import Training
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
@@ -169,6 +168,6 @@ def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, tr
     for op in layer.ops:
         if isinstance(op, Gemm) and op.pad_to:
             whole = op.split is None or traits.layers == "hugging_face"
-            local = op.n if whole else ceil(op.n / (op.pad_to * mesh.tp)) * op.pad_to
+            local = op.n if whole else padded(op.n, op.pad_to, mesh.tp) // mesh.tp
             total += op.tokens * micro_batch_size / mesh.cp * local * traits.logits_bytes
     return total

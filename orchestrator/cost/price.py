@@ -23,7 +23,7 @@ from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.model.hugging_face import hugging_face, with_separate_gate
-from orchestrator.model.spec import Dispatch, Enter, LayerSpec, ModelSpec
+from orchestrator.model.spec import Dispatch, LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.axes import cp, dp, ep, pp, tp
 from orchestrator.strategy.axes.traffic import Traffic
@@ -33,23 +33,13 @@ from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompu
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
-DEVICE_WAITS_BELOW = 0.75
-"""Share of a layer's floor: where it computes for less, the device waits for the host, and buffers that another stream used are free before
-the next is asked for (nanotron's peaks change between 0.7 and 0.8)."""
-YOUNGEST_GIVEN_BACK = 1.8
-"""Micro-batches in flight, the youngest, whose gathered inputs are then given back."""
-WIDE_DOMAINS = 2
-"""Inner domains beyond which tensor parallelism is wide (`Calibration.wide_tp_transfer_s`)."""
-MANY_MICROBATCHES = 8
-"""Micro-batches up to which transfers of an unsharded optimizer's pipeline don't stall, and from which on those near the memory limit do
-(nanotron: 1 of 15 runs and 30 of 37; 3 of 9 and 15 of 18; of all others 41 of 353)."""
 USER_BUFFERS = 10
 """Gathered tensors that Transformer Engine allocates for overlapped traffic, one for each product that has some: qkv, proj, fc1 and fc2 in
 forward and in the input's gradient, qkv and fc1 in the weight's (its pytorch/module/base.py, initialize_ub)."""
 FORWARD_SHARE = 1 / 3
 """Of the launches of a layer: its backward has twice as many."""
 COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
-CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer", "memory_pressure")
+CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer")
 """Keys of `Prediction.by_cause`, in the order of tables."""
 
 
@@ -73,8 +63,6 @@ class LayerCost(Value, frozen=True, kw_only=True):
     """Added to the static bytes in backward (transient .grad)."""
     step_bytes: float
     """Added to the static bytes in the optimizer's step."""
-    live_weight_bytes: float
-    """This layer's weights as ZeRO-3 gathers them; 0 below stage 3."""
     sync_s: float
     """Once a step: the gradient reduction, before overlap."""
     gather_s: float
@@ -85,8 +73,6 @@ class LayerCost(Value, frozen=True, kw_only=True):
     """On this rank, before ZeRO."""
     by_cause: dict[str, float]
     """Splits forward_s + backward_s."""
-    cached_bytes: float = 0.0
-    """Per micro-batch in flight: gathered inputs that stay allocated as long as there is room (`Calibration.gathered_kept`)."""
 
 
 class StageCost(Value, frozen=True, kw_only=True):
@@ -131,7 +117,6 @@ class _Sums:
 
     __slots__ = (
         "backward_s",
-        "cached",
         "forward_s",
         "gather_s",
         "gradients",
@@ -151,7 +136,6 @@ class _Sums:
         self.forward_s = [overhead_s] * vpp
         self.backward_s = [overhead_s] * vpp
         self.saved = [0.0] * vpp
-        self.cached = [0.0] * vpp
         self.weights = self.gradients = self.optimizer = self.in_backward = self.in_step = 0.0
         self.transient_forward = self.transient_backward = 0.0
         self.sync_s = self.gather_s = self.optimizer_s = 0.0
@@ -252,10 +236,9 @@ class CostModel:
             passes[item.when] += exposed + slowed
             launch[item.when] += c.collective_launch_s
 
-        floor = self._floor_seconds(strategy) if layer.recomputable else 0.0
+        floor = c.layer_floor_s if layer.recomputable else 0.0
         if layer.recomputable and c.expert_layer_floor_s and any(isinstance(op, Dispatch) for op in layer.ops):
             floor = max(floor, c.expert_layer_floor_s)
-        waits = sum(passes.values()) < DEVICE_WAITS_BELOW * floor
         launch["forward"] = max(launch["forward"], FORWARD_SHARE * floor)
         launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
         if recompute == "full":
@@ -274,9 +257,6 @@ class CostModel:
         if self._fp8_copies and layer.recomputable:
             held = held._replace(weights=held.weights + self._fp8_copies * parameters)
         kept = local.kept()
-        cached = self._cached_bytes(layer, strategy, micro_batch_size, waits=waits)
-        if recompute == "full":  # of the layer that is made again alone
-            kept, cached = kept._replace(transient_backward=kept.transient_backward + cached), 0.0
         live_forward = live_backward = 0.0
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             live_forward = float(weight_bytes)
@@ -291,15 +271,13 @@ class CostModel:
             weight_bytes=held.weights,
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
-            backward_bytes=held.backward + self._tied_bytes(layer, strategy),
+            backward_bytes=held.backward,
             step_bytes=held.step,
-            live_weight_bytes=live_forward,
             sync_s=sync,
             gather_s=gather,
             optimizer_s=self._optimizer_seconds(parameters, per_parameter, strategy),
             parameters=parameters,
             by_cause=causes,
-            cached_bytes=cached,
         )
         if (active := self.active_share(strategy, micro_batch_size)) < 1:
             cost = replace(
@@ -434,46 +412,6 @@ class CostModel:
         items = (*tp.traffic(*size), *cp.traffic(*size, kind=self.traits.context_parallel, domain=self._domain))
         return [item for item in items if item.repeats_with_recompute]
 
-    def _tied_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
-        """Copies of the gradients of tied embeddings that are on different stages."""
-        if not self.calibration.tied_bytes or strategy.mesh.pp == 1 or not self._has_tied:
-            return 0.0
-        tp_size = strategy.mesh.tp
-        return self.calibration.tied_bytes * sum(w.local_numel(tp_size) for w in layer.weights if w.kind == "embedding" and w.pad_to)
-
-    def _cached_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, *, waits: bool) -> float:
-        """Gathered inputs of the layer's tensor-parallel regions that this engine keeps. Where the device waits for the host between the
-        borders of a pipeline that spans nodes, those of the youngest micro-batches are given back in time: measured 0.1 of all are left at
-        pp=2, 0.55 at 4, 0.9 at 16 (nanotron); a tenth where tensor parallelism spans more than two nodes."""
-        c, mesh = self.calibration, strategy.mesh
-        if not c.gathered_kept or not strategy.sequence_parallel or mesh.tp == 1 or not layer.recomputable:
-            return 0.0
-        if c.gathered_token_bytes:
-            gathered = c.gathered_token_bytes * layer.input_elements / self.model.architecture.hidden_size
-        else:
-            gathered = float(sum(op.elements for op in layer.ops if isinstance(op, Enter)) * self.itemsize)
-        share = c.gathered_kept
-        if self._spreads(strategy):
-            if mesh.tp > WIDE_DOMAINS * self.cluster.levels[0].size:
-                share *= 0.1
-            elif waits:
-                share *= max(0.0, 1 - YOUNGEST_GIVEN_BACK / mesh.pp)
-        return share * gathered * micro_batch_size / mesh.cp
-
-    def _leaves_domain(self, strategy: Strategy) -> bool:
-        """Whether a pipeline reaches beyond the innermost level."""
-        mesh = strategy.mesh
-        return mesh.pp > 1 and mesh.stride("pp") * mesh.pp > self.cluster.levels[0].size
-
-    def _spreads(self, strategy: Strategy) -> bool:
-        """Whether a pipeline over tensor-parallel stages does."""
-        return strategy.mesh.tp > 1 and self._leaves_domain(strategy)
-
-    def _floor_seconds(self, strategy: Strategy) -> float:
-        """Forward and backward of one transformer layer are never faster together in this engine."""
-        c, mesh = self.calibration, strategy.mesh
-        return c.layer_floor_s + (c.pipeline_layer_floor_s * mesh.tp if self._spreads(strategy) else 0.0)
-
     def _wire_itemsize(self, strategy: Strategy, weight_itemsize: int) -> int:
         """Bytes of a gradient element on the data-parallel network."""
         wire = self.traits.gradient_bytes_on_wire
@@ -593,40 +531,14 @@ class CostModel:
         (_, kept, forward), (_, _, backward), (_, _, step) = self._phases(candidate, sums, index)
         moving = max(kept + forward, kept + backward, step)
         peak = sums.weights + sums.gradients + sums.optimizer + fixed + self.bucket_bytes(candidate, sums.parameters)
-        peak += moving + sum(self._loose_bytes(candidate, sums, index, moving, peak + moving))
-        blocked = self._blocked_seconds(candidate, index)
+        peak += moving + self.calibration.allocator_slack * moving
         return StageCost(
-            forward_s=tuple(seconds + blocked / 2 for seconds in sums.forward_s),
-            backward_s=tuple(seconds + blocked / 2 for seconds in sums.backward_s),
+            forward_s=tuple(sums.forward_s),
+            backward_s=tuple(sums.backward_s),
             exposed_s=self._exposed_step_seconds(candidate, sums),
             optimizer_s=sums.optimizer_s,
             peak_bytes=peak,
         )
-
-    def _loose_bytes(self, candidate: Candidate, sums: _Sums, index: int, moving: float, stiff: float) -> tuple[float, float]:
-        """(fragments of the `moving` bytes, gathered inputs that are kept) beside the `stiff` bytes: where the engine keeps any, those
-        that the allocator can give back only as far as there is room."""
-        c = self.calibration
-        fragments = c.allocator_slack * moving
-        if not c.gathered_kept:
-            return fragments, 0.0
-        flights = schedule.in_flight_by_chunk(candidate.schedule, candidate.mesh.pp, index, candidate.num_microbatches, candidate.vpp)
-        gathered: float = max(sum(map(mul, counts, sums.cached)) for counts in flights)
-        wanted = fragments + gathered or 1.0
-        firm = wanted * (1 - c.gathered_released)
-        held = firm + min(wanted - firm, max(0.0, self.cluster.gpu.memory - stiff - firm))
-        return fragments * held / wanted, gathered * held / wanted
-
-    def _blocked_seconds(self, candidate: Candidate, index: int) -> float:
-        """What the transfers over a stage's borders keep it from computing, per micro-batch."""
-        c, mesh = self.calibration, candidate.mesh
-        if not c.wide_tp_transfer_s or mesh.pp == 1:
-            return 0.0
-        wide = mesh.tp > WIDE_DOMAINS * self.cluster.levels[0].size
-        whole = candidate.strategy.zero_stage == 0 and mesh.dp > 1 and candidate.num_microbatches > MANY_MICROBATCHES
-        if not (wide or (whole and self._leaves_domain(candidate.strategy))):
-            return 0.0
-        return c.wide_tp_transfer_s * ((index > 0) + (index < mesh.pp - 1))
 
     def _sum(self, candidate: Candidate, spans: Iterable[LayerSpan]) -> _Sums:
         """A stage's layers added up: seconds and saved bytes by chunk, the rest in one."""
@@ -638,8 +550,6 @@ class CostModel:
             sums.forward_s[chunk] += count * cost.forward_s
             sums.backward_s[chunk] += count * cost.backward_s
             sums.saved[chunk] += count * cost.saved_bytes
-            if cost.cached_bytes:
-                sums.cached[chunk] += count * cost.cached_bytes
             sums.weights += count * cost.weight_bytes
             sums.gradients += count * cost.gradient_bytes
             sums.optimizer += count * cost.optimizer_bytes
@@ -672,12 +582,12 @@ class CostModel:
         return 1 + (candidate.vpp - 1) / candidate.vpp * (candidate.mesh.pp - 1)
 
     def boundaries_kept(self, candidate: Candidate, index: int, flight: int) -> float:
-        """Bytes of what stage `index` keeps of its borders for `flight` micro-batches: its output until its backward where the engine does
-        (`Traits.keeps_stage_outputs`); DeepSpeed's pipeline also its input, of which the layers get a copy
-        (runtime/pipe/engine.py, _exec_forward_pass)."""
-        pp, ours = candidate.mesh.pp, candidate.schedule == "deepspeed_1f1b"
-        tensors = int((ours or self.traits.keeps_stage_outputs) and index < pp - 1) + int(ours and index > 0)
-        return flight * tensors * self._boundary_bytes(candidate) if tensors else 0.0
+        """Bytes of what stage `index` keeps of its borders for `flight` micro-batches. DeepSpeed's pipeline keeps its output until its
+        backward (pipe_buffers["outputs"]), and its input, of which the layers get a copy (runtime/pipe/engine.py, _exec_forward_pass);
+        Megatron frees both (deallocate_output_tensor)."""
+        if candidate.schedule != "deepspeed_1f1b":
+            return 0.0
+        return flight * ((index < candidate.mesh.pp - 1) + (index > 0)) * self._boundary_bytes(candidate)
 
     def _phases(self, candidate: Candidate, sums: _Sums, index: int) -> tuple[tuple[str, float, float], ...]:
         """(phase, activations kept, what is there besides) in bytes."""
@@ -702,10 +612,7 @@ class CostModel:
         causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self.fixed_bytes(candidate)}
         causes["buffers"] += self.bucket_bytes(candidate, sums.parameters)
         causes |= {"activations": kept, "transient": transient}
-        fragments, gathered = self._loose_bytes(candidate, sums, index, kept + transient, sum(causes.values()))
-        causes["fragmentation"] = fragments
-        if gathered:
-            causes["gathered"] = gathered
+        causes["fragmentation"] = self.calibration.allocator_slack * (kept + transient)
         return phase, causes
 
     def fixed_bytes(self, candidate: Candidate) -> dict[str, float]:
@@ -738,7 +645,7 @@ class CostModel:
     # ---- the whole
 
     def _step(self, candidate: Candidate, costs: list[StageCost], hops: float | tuple[float, ...]) -> float:
-        """Seconds of the step, before memory pressure."""
+        """Seconds of the step."""
         forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
         backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
         ends = schedule.finish_times(candidate.schedule, forward, backward, hops, candidate.num_microbatches, candidate.vpp)
@@ -756,18 +663,6 @@ class CostModel:
             seconds += COLLECTIVES["all_reduce"](tied * wire, 2, link)
         return seconds
 
-    def _pressed(self, candidate: Candidate, step_s: float, peak_bytes: float) -> float:
-        """`step_s` with what a nearly full memory adds: a factor, or in a pipeline whose transfers stall then (the allocator waits for the
-        device in every micro-batch) that of one stage's borders in every micro-batch."""
-        c = self.calibration
-        if c.pressure_slowdown == 0.0 or c.pressure_start >= 1.0:
-            return step_s
-        over = min(1.0, max(0.0, peak_bytes / self.cluster.gpu.memory - c.pressure_start) / (1 - c.pressure_start))
-        m, pp = candidate.num_microbatches, candidate.mesh.pp
-        if c.wide_tp_transfer_s and m >= MANY_MICROBATCHES and self._leaves_domain(candidate.strategy):
-            return step_s + over * c.wide_tp_transfer_s * min(2, pp - 1) * (m + pp - 1)
-        return step_s * (1 + c.pressure_slowdown * over)
-
     def score(self, candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[float, float]:
         """(step_time_s, peak_memory_bytes): what `price` reports, without the itemisation."""
         costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
@@ -776,8 +671,7 @@ class CostModel:
     def score_stages(self, candidate: Candidate, costs: list[StageCost]) -> tuple[float, float]:
         """`score` for stages that are priced already."""
         hops = self.hop_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
-        peak = max(cost.peak_bytes for cost in costs)
-        return self._pressed(candidate, self._step(candidate, costs, hops), peak), peak
+        return self._step(candidate, costs, hops), max(cost.peak_bytes for cost in costs)
 
     def price(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Prediction:
         """The step's seconds and the ranks' bytes, itemised. `by_cause` is the slowest stage's: its compute and traffic over all
@@ -785,9 +679,8 @@ class CostModel:
         costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
         mesh, m = candidate.mesh, candidate.num_microbatches
         hops = self.hop_seconds(candidate) if mesh.pp > 1 else 0.0
-        step = self._step(candidate, costs, hops)
+        total = self._step(candidate, costs, hops)
         peak = max(cost.peak_bytes for cost in costs)
-        total = self._pressed(candidate, step, peak)
 
         busiest = max(range(mesh.pp), key=lambda i: (m * (sum(costs[i].forward_s) + sum(costs[i].backward_s)) + costs[i].exposed_s, -i))
         causes = dict.fromkeys(CAUSES, 0.0)
@@ -799,8 +692,7 @@ class CostModel:
         causes["optimizer"] = max(cost.optimizer_s for cost in costs)
         causes["pp"] = self.once_seconds(candidate) - self.calibration.step_overhead_s
         if mesh.pp > 1:
-            causes["pp"] += max(0.0, step - self._step(candidate, costs, 0.0))
-        causes["memory_pressure"] = total - step
+            causes["pp"] += max(0.0, total - self._step(candidate, costs, 0.0))
         causes["bubble"] = total - sum(causes.values())
         by_stage = []
         for index, (stage, cost) in enumerate(zip(stages, costs, strict=True)):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import NamedTuple
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Pointwise
+from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Pointwise, padded
 from orchestrator.strategy.axes import tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Strategy
@@ -95,8 +94,7 @@ def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[flo
     m = op.tokens * micro_batch_size / mesh.cp
     k, n = float(op.k), float(op.n)
     if op.pad_to and op.split == "column":
-        unit = op.pad_to * mesh.tp
-        n = ceil(n / unit) * unit
+        n = float(padded(op.n, op.pad_to, mesh.tp))
     if op.experts:
         m /= mesh.tp  # every rank sends its share of the tokens; balanced, it gets as many back
     elif op.split == "column":

@@ -228,3 +228,8 @@ def deepspeed_files(plan: Plan) -> tuple[list[File], list[str]]:
     if training.schedule == "linear" and training.min_lr > 0:
         found.append(f"ds_config.json: DeepSpeed's linear schedule ends at 0, not at min_lr={training.min_lr}; our worker's ends there.")
     return files, found
+
+
+def deepspeed_environment(plan: Plan) -> dict[str, str]:
+    """What DeepSpeed needs of the ranks' environment: on a machine without GPUs it would look for one."""
+    return {"DS_ACCELERATOR": "cpu"} if plan.cluster.is_cpu else {}

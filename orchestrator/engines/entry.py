@@ -32,7 +32,7 @@ MONITOR: Final[dict[str, Any]] = {
 
 OWN_CHOICE: Final = (
     "--data-path", "--mock-data", "--tokenizer-type", "--tokenizer-model", "--vocab-size", "--vocab-extra-ids", "--padded-vocab-size",
-    "--split", "--eval-iters", "--log-interval", "--save", "--save-interval", "--ckpt-format", "--load",
+    "--split", "--eval-interval", "--eval-iters", "--log-interval", "--save", "--save-interval", "--ckpt-format", "--load",
 )  # fmt: skip
 """Flags that decide neither plan nor convergence: the user's replace ours."""
 DATA: Final = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")

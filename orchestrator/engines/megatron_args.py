@@ -18,6 +18,7 @@ from orchestrator.engines.transformer_config import (
     layout,
     padded_vocab_size,
     recompute_fields,
+    vocab_divisor,
 )
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import PP_BEFORE_DP
@@ -124,7 +125,7 @@ def _architecture(plan: Plan) -> list[Flag]:
         *flags,
         ("--attention-dropout", repr(model.attention_dropout)),
         ("--hidden-dropout", repr(model.hidden_dropout)),
-        ("--make-vocab-size-divisible-by", str(model.make_vocab_size_divisible_by)),
+        ("--make-vocab-size-divisible-by", str(vocab_divisor(plan))),
         ("--attention-softmax-in-fp32",),
     ]
 
@@ -302,8 +303,8 @@ def _data(plan: Plan) -> list[Flag]:
         flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
     if not (indexed and run.valid):
         flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "99,1,0")]
-    if run.eval_every:
-        flags += [("--eval-interval", str(run.eval_every))]
+    # Megatron divides by the interval even where nothing is evaluated (training/training.py:3307), and has none by default.
+    flags += [("--eval-interval", str(run.eval_every or plan.training.steps))]
     flags += [("--eval-iters", str(run.eval_steps if run.eval_every else 0)), ("--log-interval", "1")]
     flags += [("--tensorboard-dir", "tensorboard")]
     if run.wandb:

@@ -24,6 +24,7 @@ from orchestrator.engines.transformer_config import (
     optimizer_fields,
     padded_vocab_size,
     recompute_fields,
+    vocab_divisor,
 )
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
@@ -342,7 +343,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "num_moe_experts": ("model.family", lambda plan: None),
     "vocab_size": _model("vocab_size"),
     "padded_vocab_size": ("model.vocab_size", padded_vocab_size),
-    "make_vocab_size_divisible_by": _model("make_vocab_size_divisible_by"),
+    "make_vocab_size_divisible_by": ("model.make_vocab_size_divisible_by", vocab_divisor),
 }
 """Megatron's names for what the plan decides: the plan's field, and what Megatron would be told."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from math import ceil
+from math import lcm
 from typing import Any, Final
 
 from orchestrator.engines.rules import LAYER_KINDS
 from orchestrator.errors import InputError
+from orchestrator.model.spec import padded
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.megatron_layout import layout_string
@@ -40,9 +41,14 @@ DDP_BUCKET_ELEMENTS_PER_RANK: Final = 1_000_000
 
 
 def padded_vocab_size(plan: Plan) -> int:
-    """The vocabulary as Megatron allocates it: up to a multiple of make_vocab_size_divisible_by x tp (tokenizer.py:117)."""
-    unit = max(1, plan.model.make_vocab_size_divisible_by) * plan.tp
-    return ceil(plan.model.vocab_size / unit) * unit
+    """The vocabulary as it is allocated, the same under every tp that divides make_vocab_size_divisible_by."""
+    return padded(plan.model.vocab_size, max(1, plan.model.make_vocab_size_divisible_by), plan.tp)
+
+
+def vocab_divisor(plan: Plan) -> int:
+    """Megatron's --make-vocab-size-divisible-by for that size: it pads to a multiple of this times tp (tokenizer.py:117), which would be
+    another vocabulary, and another loss, at each tp, were this constant."""
+    return lcm(max(1, plan.model.make_vocab_size_divisible_by), plan.tp) // plan.tp
 
 
 def layers_of(plan: Plan, stage: int, chunk: int) -> tuple[LayerSpan, ...]:

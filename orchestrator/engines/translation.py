@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from orchestrator.engines import passthrough
-from orchestrator.engines.ds_config import deepspeed_files, ds_config, dumps
-from orchestrator.engines.ds_pipeline import is_pipeline_module, pipeline_fields
-from orchestrator.engines.hf_export import export_fields
-from orchestrator.engines.megatron_args import SCRIPT, megatron_args_sh, notes, shape, why_not
-from orchestrator.engines.transformer_config import engine_fields
+from orchestrator.engines.ds_config import dumps
+from orchestrator.engines.engine import Requirements
+from orchestrator.engines.megatron_args import shape
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.plan import Plan
@@ -21,15 +19,10 @@ ARGUMENTS: Final = ("--plan", "plan.json", "--out", ".")
 FIRST_WITHOUT_MAX_CONNECTIONS: Final = 10.0
 """Compute capability of Blackwell, from which kernels of several streams keep their order without it (arguments.py:927-953)."""
 
-TRAINED_FAMILIES: Final = ("gpt", "llama", "bert", "t5")
-"""What our workers train (tests/workers/test_parity.py); a family that is not here is planned, checked and exported."""
-
-
 def environment(plan: Plan) -> dict[str, str]:
     """What the plan needs of the ranks' environment, with nothing of the submitter's."""
     if plan.cluster.is_cpu:
-        # Ranks share the cores; DeepSpeed would look for a GPU otherwise.
-        return {"OMP_NUM_THREADS": "1"} | ({"DS_ACCELERATOR": "cpu"} if uses_deepspeed(plan) else {})
+        return {"OMP_NUM_THREADS": "1"}  # ranks share the cores
     env = {
         # A collective that fails ends its rank instead of hanging.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -51,45 +44,22 @@ def environment(plan: Plan) -> dict[str, str]:
     return env
 
 
-def without_worker(plan: Plan) -> str:
-    """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
-    lacking = [name for name, used in (("Megatron-FSDP", plan.megatron_fsdp), (f"cp={plan.cp} in Megatron", plan.cp > 1)) if used]
-    if plan.engine != "megatron" or not lacking:
-        return ""
-    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program has: entry=PATH/{SCRIPT[plan.model.family]}"
+def engine_file(plan: Plan, requirements: Requirements, content: Mapping[str, Any]) -> File:
+    """engine.json: what the worker is told beside the plan, and the versions of what it must run on."""
+    requires = requirements.versions(plan.cluster)
+    return File(path="engine.json", content=dumps({"engine": plan.engine, "requires": requires, **content}))
 
 
-def uses_deepspeed(plan: Plan) -> bool:
-    return plan.engine in ("megatron_deepspeed", "deepspeed")
-
-
-def translate(plan: Plan, module: str) -> Job:
-    """The job of a plan on megatron-core's layers. Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own
-    values contradict the plan."""
-    passthrough.check(plan)
-    engine_json = passthrough.with_megatron(engine_fields(plan), plan) | {"ds_config": ds_config(plan) if uses_deepspeed(plan) else None}
-    if is_pipeline_module(plan):
-        engine_json["pipeline"] = pipeline_fields(plan)
-    if plan.run.export_to:
-        engine_json["export"] = export_fields(plan.model)
-    files = [File(path="engine.json", content=dumps(engine_json))]
-    found: list[str] = []
-    if uses_deepspeed(plan):
-        more, said = deepspeed_files(plan)
-        files, found = files + more, found + said
-    reason = why_not(plan)
-    if reason is None:
-        files.append(File(path="megatron_args.sh", content=megatron_args_sh(plan)))
-        found += [*notes(plan), *passthrough.notes(plan)]
-    else:
-        found.append(f"megatron_args.sh was not written: {reason}.")
-    if plan.model.family not in TRAINED_FAMILIES:
-        found.append(f"Our workers train {', '.join(TRAINED_FAMILIES)}; {plan.model.family} is planned, checked and exported.")
-    return assemble(plan, module, files, found)
-
-
-def assemble(plan: Plan, module: str, files: Sequence[File], found: Sequence[str]) -> Job:
-    """Arguments, environment and shape around these files and notes. Raises InputError where the ranks don't fill the nodes evenly."""
+def assemble(
+    plan: Plan,
+    worker: str,
+    files: Sequence[File],
+    notes: Sequence[str],
+    more_environment: Mapping[str, str] = {},
+    without_worker: str = "",
+) -> Job:
+    """The job in which each rank runs `python -m worker` with these files. Raises InputError where the ranks don't fill the nodes evenly,
+    or the user's own values contradict the plan."""
     passthrough.check(plan)
     nodes, ranks = shape(plan)
     if nodes * ranks != plan.world_size:
@@ -97,13 +67,13 @@ def assemble(plan: Plan, module: str, files: Sequence[File], found: Sequence[str
         raise InputError("gpus", plan.world_size, f"does not divide evenly over {nodes} nodes of {per_node}")
     return Job(
         name=f"{plan.model.name}-{plan.engine}",
-        module=module,
+        module=worker,
         arguments=ARGUMENTS,
-        environment=environment(plan),
+        environment=environment(plan) | dict(more_environment),
         files=tuple(files),
         num_nodes=nodes,
         ranks_per_node=ranks,
         backend="gloo" if plan.cluster.is_cpu else "nccl",
-        notes=tuple(found),
-        without_worker=without_worker(plan),
+        notes=tuple(notes),
+        without_worker=without_worker,
     )

@@ -15,7 +15,7 @@ Every saved tensor has a token dimension and is also divided by the context-para
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from math import ceil, prod
+from math import lcm, prod
 from typing import Literal
 
 from orchestrator.values import Value
@@ -74,14 +74,25 @@ class Architecture(Value, frozen=True, kw_only=True):
         return self.activation in ("swiglu", "geglu")
 
 
+def padded(size: int, pad_to: int, tp: int) -> int:
+    """A vocabulary as it is allocated: the next multiple of `pad_to` that tp divides. The same for every tp that divides `pad_to`, so that
+    such layouts train the same model (Megatron's own default, a multiple of `pad_to * tp`, is another model at each tp).
+
+    >>> [padded(50257, 128, tp) for tp in (1, 2, 8)], padded(50257, 128, 3)
+    ([50304, 50304, 50304], 50304)
+    """
+    unit = lcm(pad_to, tp)
+    return -(-size // unit) * unit
+
+
 class Weight(Value, frozen=True, kw_only=True):
     """One parameter tensor of the whole model.
 
-    `split` is the dimension that tensor parallelism divides (None: replicated). That dimension is first padded to a multiple of
-    `pad_to * tp` where `pad_to` > 0 (vocabulary: Megatron pads to 128 * tp).
+    `split` is the dimension that tensor parallelism divides (None: replicated). Where `pad_to` > 0 that dimension is first padded
+    (the vocabulary, `padded`).
 
     >>> Weight(name="word_embeddings", shape=(50257, 1600), split=0, kind="embedding", pad_to=128).local_shape(2)
-    (25216, 1600)
+    (25152, 1600)
     """
 
     name: str
@@ -96,9 +107,8 @@ class Weight(Value, frozen=True, kw_only=True):
         """The whole tensor as the engine allocates it at this tensor-parallel size."""
         if self.split is None or not self.pad_to:
             return self.shape
-        unit = self.pad_to * tp
         shape = list(self.shape)
-        shape[self.split] = ceil(shape[self.split] / unit) * unit
+        shape[self.split] = padded(shape[self.split], self.pad_to, tp)
         return tuple(shape)
 
     def local_shape(self, tp: int) -> tuple[int, ...]:

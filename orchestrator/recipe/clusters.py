@@ -68,11 +68,7 @@ def stored(folder: str) -> list[str]:
 
 
 def _folder(folder: str) -> Traversable:
-    """Of the installed package; in a checkout that shadows it (python -m orchestrator.run started there) `recipes` is beside it."""
-    try:
-        return resources.files(f"orchestrator.recipes.{folder}")
-    except ModuleNotFoundError:
-        return Path(__file__).parents[2] / "recipes" / folder
+    return resources.files(f"orchestrator.recipes.{folder}")
 
 
 def read_named(key: str, name: str, folder: str) -> tuple[str, Tree]:

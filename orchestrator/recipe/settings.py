@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from math import gcd, lcm
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,6 +116,8 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             _check_positions(architecture, training)
         cluster, why = _cluster(merged, given, machine)
+        if architecture.family != FAMILY:
+            architecture = padded_for_every_layout(architecture, cluster)
         _check_precision(training, cluster)
         training = _with_fp8_recipe(training, cluster)
         run = _run(merged, RunSettings(), architecture)
@@ -325,6 +328,13 @@ def _training(merged: Flat) -> Training:
     if training.warmup > training.steps:
         raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}")
     return training
+
+
+def padded_for_every_layout(architecture: Architecture, cluster: Cluster) -> Architecture:
+    """With one size of the padded vocabulary under every tensor-parallel size that a search on this cluster compares: they divide the GPUs
+    and the attention heads. Nothing changes where those are powers of two and the vocabulary is padded to a multiple of 128."""
+    unit = lcm(max(1, architecture.make_vocab_size_divisible_by), gcd(cluster.num_gpus, architecture.num_attention_heads))
+    return msgspec.structs.replace(architecture, make_vocab_size_divisible_by=unit)
 
 
 def _check_positions(architecture: Architecture, training: Training) -> None:

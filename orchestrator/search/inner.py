@@ -180,15 +180,12 @@ class Inner:
         self._capacity_of: tuple[tuple[Recompute, ...], Capacity] | None = None
         self._options: dict[tuple[object, ...], list[Option]] = {}
         self._interleaved: dict[int, _Interleaved] = {}
-        calibration = costs.calibration
-        self._pressure = calibration.pressure_slowdown > 0.0 and calibration.pressure_start < 1.0
         m = self.candidate.num_microbatches
         self._table = _Table(costs, model, self.candidate, self.modes)
         self._flights = [in_flight_by_chunk(self.candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
         # (all chunks, the first, the last) in flight: what counts where the chunks are alike
         self._splits: dict[tuple[int, bool, int], tuple[tuple[int, ...], ...]] = {}
         self._alike: dict[tuple[object, ...], Option] = {}
-        self._sums_tell = self._one_kind and not calibration.gathered_kept and not calibration.wide_tp_transfer_s
         self._flights_in_all = [
             _largest({(sum(counts), counts[0] * (p == 0), counts[-1] * (p == self.pp - 1)) for counts in flights})
             for p, flights in enumerate(self._flights)
@@ -272,7 +269,7 @@ class Inner:
         cost = self.costs.stage(self.candidate, self._spans(p, start, sizes, recompute), p)
         work = sum(cost.forward_s) + sum(cost.backward_s)
         option = Option(sizes, recompute, cost, work, cost.forward_s[0] + cost.backward_s[0], cost.exposed_s)
-        if self._sums_tell:
+        if self._one_kind:
             self._alike[key] = option
         return option
 
@@ -282,7 +279,7 @@ class Inner:
         for mode in self.modes:
             if mode == "none" or not whole:
                 recomputes.append((mode, 0))
-                if not self._pressure and mode == "none" and self._peak(p, sizes, mode, 0) <= self.usable:
+                if mode == "none" and self._peak(p, sizes, mode, 0) <= self.usable:
                     break  # whatever is recomputed only costs time
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
                 recomputes += [(mode, n) for n in self._first_layers(p, start, sizes, mode)]
@@ -300,7 +297,7 @@ class Inner:
     def _promising(self, p: int, sizes: tuple[int, ...], recomputes: list[tuple[Recompute, int]]) -> list[tuple[Recompute, int]]:
         """Those that fit and that no other beats in every chunk's backward, by sums over layers; all where only `CostModel.stage` can
         tell."""
-        if not self._one_kind or self._pressure or len(recomputes) == 1:
+        if not self._one_kind or len(recomputes) == 1:
             return recomputes
         plain = self._table.modes["none"]
         found: list[tuple[list[float], tuple[Recompute, int]]] = []
@@ -376,15 +373,12 @@ class Inner:
             and x.optimizer_s <= y.optimizer_s
             and all(s <= t for s, t in zip(x.forward_s, y.forward_s, strict=True))
             and all(s <= t for s, t in zip(x.backward_s, y.backward_s, strict=True))
-            and (not self._pressure or x.peak_bytes <= y.peak_bytes)
         )
 
     def _first_layers(self, p: int, start: int, sizes: tuple[int, ...], mode: Recompute) -> list[int]:
         """The numbers of layers recomputed in this mode that matter: the least that fits, because each more costs time and saves bytes.
-        Both are monotone in the number, so it is found by bisection. With memory pressure priced, all numbers are kept."""
+        Both are monotone in the number, so it is found by bisection."""
         most = max(sizes)
-        if self._pressure:
-            return list(range(1, most + 1))
         low, high = 1, most
         while low < high:
             middle = (low + high) // 2

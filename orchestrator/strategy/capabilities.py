@@ -121,9 +121,6 @@ class Traits(Value, frozen=True, kw_only=True):
     bucket_itemsize: int = 2
     """Bytes of an element in the reduction buckets (`bucket_elements` x `bucket_copies`)."""
     flash_attention: bool = True
-    keeps_stage_outputs: bool = False
-    """Whether a pipeline stage keeps what it sent on until its backward: DeepSpeed's pipe_buffers["outputs"] (runtime/pipe/engine.py);
-    Megatron frees it (deallocate_output_tensor). Of engines that are priced, never searched."""
     fused_gate: bool = True
     """Whether act(gate) * up is one kernel that keeps its input alone; two keep the activated gate as well."""
     logits_bytes: float = 8.0

@@ -1,4 +1,11 @@
-"""`python -m orchestrator.validate runs=DIR_OR_CSV [report=FILE.json] [picture=FILE.svg] [calibration=NAME_OR_FILE] [recovery=true]`."""
+"""Prices measured runs as they were run, and says how far off the predictions are.
+
+    python -m orchestrator.validate runs=DIR_OR_CSV [report=FILE.json] [picture=FILE.svg] [calibration=NAME_OR_FILE] [recovery=true]
+
+`runs`: a table in the schema of published measurements, a folder of them, or a folder of our own runs (plan.json, metrics.jsonl in each).
+`report`: every figure as JSON. `picture`: predicted against measured step times. `calibration`: shipped (the default), datasheet, a file
+or a folder. `recovery=true`: plans every published production configuration anew, and says how close the published one comes.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +19,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.calibrate import own
-from orchestrator.calibrate.pricing import Choose, named, price_runs, zero_shot
-from orchestrator.calibrate.runs import Run, Unusable
-from orchestrator.calibrate.words import arguments, command, truth
+from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.errors import InputError
 from orchestrator.strategy.capabilities import Traits
-from orchestrator.validate import picture, recovery
+from orchestrator.validate import own, picture, recovery
 from orchestrator.validate.metrics import Priced, spreads
+from orchestrator.validate.pricing import Choose, named, price_runs, zero_shot
 from orchestrator.validate.report import measured_beside, parts_of, report_of, table_of
+from orchestrator.validate.runs import Run, Unusable
 
 KEYS = ("runs", "report", "picture", "calibration", "recovery")
 COLUMNS = (
@@ -86,7 +92,7 @@ def run(words: Sequence[str]) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Exit status."""
-    return command(words, __doc__ or "", run)
+    return command(words, lambda: usage(__doc__), run)
 
 
 def price_all(runs: Sequence[Run], choose: Choose, all_traits: dict[str, Traits]) -> tuple[list[Priced], list[Unusable]]:

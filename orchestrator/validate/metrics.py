@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.calibrate.runs import Run
 from orchestrator.cost.measured_traits import ENGINE_OF
+from orchestrator.validate.runs import Run
 
 WITHIN = 0.20
 """`time_within_20`: the share of rows whose step time is predicted within this."""

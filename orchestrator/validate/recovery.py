@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from orchestrator.calibrate.pricing import Choose
-from orchestrator.calibrate.runs import Run
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
@@ -20,6 +18,8 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.search.planner import search
 from orchestrator.strategy.capabilities import Capabilities, Situation
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.validate.pricing import Choose
+from orchestrator.validate.runs import Run
 
 TABLES = ("mlperf_training_logs", "nvidia_dgxc_benchmarking", "nvidia_megatron_bridge_perf", "nvidia_nemo_perf_docs")
 ENGINE = "megatron"

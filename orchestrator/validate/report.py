@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.calibrate.pricing import seen_peak
-from orchestrator.calibrate.runs import Run, Unusable, held_out
 from orchestrator.strategy.layout import Prediction
 from orchestrator.validate.metrics import SPLITS, Priced, grouped, summary
+from orchestrator.validate.pricing import seen_peak
+from orchestrator.validate.runs import Run, Unusable, held_out
 
 DOUBTED_GPUS = 512
 """nanotron's rows on this many GPUs have more unexplained scatter than signal (measurements README): a table of their own."""

@@ -30,7 +30,7 @@ def check(plan: plan_module.Plan, out: Path) -> None:
     kept: list[dist.Store] = []
 
     def before(store: dist.Store, rank: int, world: int) -> None:
-        places = preflight.check_nodes(plan, out, store, rank, world, own=False)
+        places = preflight.check_nodes(plan, out, store, rank, world)
         kept.append(store)
         if rank == 0:
             print(places, flush=True)

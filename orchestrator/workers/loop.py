@@ -237,7 +237,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     guards: list[Watchdog] = []
 
     def before(store: dist.Store, rank: int, world: int) -> None:
-        places = preflight.check_nodes(plan, out, store, rank, world)
+        places = preflight.check_nodes(plan, out, store, rank, world, engine.get("requires", {}))
         if rank == 0:
             print(places, flush=True)
         guards.append(Watchdog.beside(store, rank, world, out, limit))

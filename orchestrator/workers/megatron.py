@@ -33,8 +33,8 @@ OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
-"""As long as the padded vocabulary, which depends on tp: T5Model does not say of it, as other models do, that it may be read into another
-length (t5_model.py, T5LMHead)."""
+"""As long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of it, as other
+models do, that it may be read into another length (t5_model.py, T5LMHead)."""
 
 
 class MegatronTrainer:

@@ -14,10 +14,11 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ TIMEOUT_S = 50.0
 """For all ranks to come and agree, so that a job that can't start ends within a minute."""
 SHARED_S = 5.0
 """A file that was just written may take seconds to show on another node (NFS keeps attributes for 3 s and more)."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
 PACKAGES = ("torch", "megatron-core", "deepspeed", "transformer-engine", "flash-attn", "transformers")
 NCCL_BYTES, GLOO_BYTES = 64 * 2**20, 2**18
 """Buffers of the bandwidth measurement: long enough for NCCL's ring to fill; on gloo, a fraction of a second."""
@@ -70,10 +72,10 @@ class Facts:
     data: dict[str, int | None] = field(default_factory=dict)
 
 
-def packages() -> dict[str, str]:
-    """Versions by name, of those that are installed; nothing is imported."""
+def packages(more: Iterable[str] = ()) -> dict[str, str]:
+    """Versions by name, of those of PACKAGES and `more` that are installed; nothing is imported."""
     found = {}
-    for name in PACKAGES:
+    for name in dict.fromkeys((*PACKAGES, *more)):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -100,7 +102,7 @@ def data_files(plan: Plan) -> dict[str, int | None]:
     return sizes
 
 
-def gather(plan: Plan, out: Path, store: dist.Store, rank: int) -> Facts:
+def gather(plan: Plan, out: Path, store: dist.Store, rank: int, requires: Mapping[str, str] = NOTHING) -> Facts:
     """This rank's facts. Rank 0 writes a token into the run's folder, and the others look whether they find it there."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     folder = out / "logs"
@@ -131,7 +133,7 @@ def gather(plan: Plan, out: Path, store: dist.Store, rank: int) -> Facts:
         if local_rank < len(names):
             free, total = torch.cuda.mem_get_info(local_rank)
             facts |= {"gpu_free": free, "gpu_memory": total, "mig": "MIG" in names[local_rank].split()}
-    return Facts(rank=rank, host=host(), local_rank=local_rank, python=platform.python_version(), packages=packages(), token=token,
+    return Facts(rank=rank, host=host(), local_rank=local_rank, python=platform.python_version(), packages=packages(requires), token=token,
                  unwritable=unwritable, data=data_files(plan), **facts)  # fmt: skip
 
 
@@ -148,16 +150,16 @@ def _read_token(path: Path, expected: str) -> str:
         time.sleep(0.2)
 
 
-def first_mismatch(plan: Plan, ranks: Sequence[Facts], out: str = "OUT", own: bool = True) -> str | None:
-    """One line with node and cause; None where all is as planned. `ranks` in order of rank; [0] has written the token. `own`: our worker
-    trains, with the plan's versions; another program brings its own."""
+def first_mismatch(plan: Plan, ranks: Sequence[Facts], out: str = "OUT", requires: Mapping[str, str] = NOTHING) -> str | None:
+    """One line with node and cause; None where all is as planned. `ranks` in order of rank; [0] has written the token. `requires`:
+    engine.json's "requires", the version ("": any) by distribution; nothing where another program than our worker brings its own."""
     first = ranks[0]
     local_world = {facts.host: sum(other.host == facts.host for other in ranks) for facts in ranks}
     for facts in ranks:
         why = (
             _folder(facts, first, out)
             or _data(facts, first)
-            or (_planned_versions(plan, facts) if own else None)
+            or _planned_versions(requires, facts)
             or _versions(facts, first)
             or (None if plan.cluster.is_cpu else _gpu(plan, facts, first, local_world[facts.host]))
         )
@@ -184,26 +186,20 @@ def _data(facts: Facts, first: Facts) -> str | None:
     return None
 
 
-def _planned_versions(plan: Plan, facts: Facts) -> str | None:
-    software = plan.cluster.software
-    planned = {"megatron-core": software.megatron_core}
-    if "deepspeed" in plan.engine:
-        planned["deepspeed"] = software.deepspeed
-    for name, version in planned.items():
+def _planned_versions(requires: Mapping[str, str], facts: Facts) -> str | None:
+    for name, version in requires.items():
         found = facts.packages.get(name)
         if found is None:
-            return f"{name} is not installed, the plan needs {version}"
-        if found.partition("+")[0] != version:
+            return f"{name} is not installed, the plan " + (f"needs {version}" if version else "was made with it (cluster.software)")
+        if version and found.partition("+")[0] != version:
             return f"{name} is {found}, the plan was made for {version} (cluster.software)"
-    if software.transformer_engine and not plan.cluster.is_cpu and "transformer-engine" not in facts.packages:
-        return "Transformer Engine is not installed, the plan was made with it (cluster.software.transformer_engine)"
     return None
 
 
 def _versions(facts: Facts, first: Facts) -> str | None:
     if facts.python != first.python:
         return f"Python is {facts.python}, on {first.host} {first.python}"
-    for name in PACKAGES:
+    for name in dict.fromkeys((*first.packages, *facts.packages)):
         if facts.packages.get(name) != first.packages.get(name):
             return f"{name} is {facts.packages.get(name, 'not installed')}, on {first.host} {first.packages.get(name, 'not installed')}"
     return None
@@ -250,14 +246,14 @@ def host_ranges(hosts: Sequence[str]) -> str:
 
 
 def agree(
-    plan: Plan, facts: Facts, store: dist.Store, world: int, out: str, timeout_s: float = TIMEOUT_S, own: bool = True
+    plan: Plan, facts: Facts, store: dist.Store, world: int, out: str, timeout_s: float = TIMEOUT_S, requires: Mapping[str, str] = NOTHING
 ) -> str:
     """All ranks give their facts; the same PreflightError on all where they don't fit; returns which rank is on which host."""
     deadline = time.monotonic() + timeout_s
     store.set(f"host/{facts.rank}", facts.host)
     store.set(f"facts/{facts.rank}", json.dumps(asdict(facts)))
     if facts.rank == 0:
-        verdict, places = _judge(plan, store, world, deadline, out, own)
+        verdict, places = _judge(plan, store, world, deadline, out, requires)
         store.set("verdict", json.dumps([verdict, places]))
     else:
         try:
@@ -274,7 +270,7 @@ def agree(
     raise PreflightError(verdict)
 
 
-def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str, own: bool) -> tuple[str | None, str]:
+def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str, requires: Mapping[str, str]) -> tuple[str | None, str]:
     ranks: list[Facts] = []
     for rank in range(world):
         try:
@@ -283,14 +279,14 @@ def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str,
             return f"rank {rank} did not come: its node is not reached, or it is stuck before it starts", ""
         told = json.loads(store.get(f"facts/{rank}"))
         ranks.append(Facts(**told | {"gpus": tuple(told["gpus"])}))
-    return first_mismatch(plan, ranks, out, own), host_ranges([facts.host for facts in ranks])
+    return first_mismatch(plan, ranks, out, requires), host_ranges([facts.host for facts in ranks])
 
 
-def check_nodes(plan: Plan, out: Path, store: dist.Store, rank: int, world: int, own: bool = True) -> str:
+def check_nodes(plan: Plan, out: Path, store: dist.Store, rank: int, world: int, requires: Mapping[str, str] = NOTHING) -> str:
     """Every rank, before the groups are made. Raises PreflightError, the same on all ranks."""
     apart = dist.PrefixStore("preflight", store)
     try:
-        return agree(plan, gather(plan, out, apart, rank), apart, world, str(out.resolve()), own=own)
+        return agree(plan, gather(plan, out, apart, rank, requires), apart, world, str(out.resolve()), requires=requires)
     finally:
         if rank == 0:
             (out / "logs" / "preflight-token").unlink(missing_ok=True)

@@ -19,14 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.calibrate import own
 from orchestrator.calibrate.fit import chooser, fit
 from orchestrator.calibrate.groups import CPU_NAMES
-from orchestrator.calibrate.pricing import Pricer
-from orchestrator.calibrate.words import arguments
+from orchestrator.commands import arguments, command, usage
+from orchestrator.validate import own
 from orchestrator.validate.metrics import spearman
+from orchestrator.validate.pricing import Pricer
 
 CONFIG = {"model_type": "gpt2", "n_layer": 8, "n_embd": 256, "n_head": 8, "n_positions": 128, "vocab_size": 260, "n_inner": 1024}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -63,8 +64,8 @@ def run(folder: Path, config: Path, plan: tuple[int, int, int], steps: int) -> P
     return out
 
 
-def main() -> None:
-    given = arguments(sys.argv[1:], ("out", "steps", "part_s"))
+def main(words: Sequence[str]) -> int:
+    given = arguments(words, ("out", "steps", "part_s"))
     started, part_s = time.monotonic(), float(given.get("part_s", "inf"))
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="calibrate_gloo_"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def main() -> None:
     for plan in (*FITTED, *JUDGED):
         if time.monotonic() - started > part_s and not (run_folder(folder, plan) / "metrics.jsonl").is_file():
             print(f"{len(FITTED) + len(JUDGED) - len(measured)} runs are left")
-            sys.exit(SOME_LEFT)
+            return SOME_LEFT
         runs, known = own.load(run(folder, config, plan, int(given.get("steps", "5"))))
         measured[plan] = runs[0]
         all_traits |= known
@@ -94,7 +95,8 @@ def main() -> None:
         print(f"median error {errors[len(errors) // 2]:.1%}")
     for (tp, pp, mbs), seconds, predicted in rows:
         print(f"  tp={tp} pp={pp} mbs={mbs}: measured {seconds:.2f} s, predicted {predicted:.2f} s ({predicted / seconds - 1:+.0%})")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

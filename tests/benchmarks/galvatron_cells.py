@@ -64,6 +64,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -72,10 +73,11 @@ from statistics import mean
 from galvatron_formulas import MILLISECOND, Choice, Formulas, Layer, micro_batches
 from msgspec.structs import replace
 
+from orchestrator.commands import command, usage
 from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import CostModel
 from orchestrator.detect import Machine, machine
-from orchestrator.errors import NoPlanError
+from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.spec import ModelSpec
 from orchestrator.recipe import load
 from orchestrator.search.layerwise import LayerwiseResult, layerwise, plan_price, stage_price
@@ -217,8 +219,10 @@ HEADS = "model", "GB", "batch", "they say", "their f.", "our pr.", "ours", "fast
 FORMAT = "{:<7}{:>3}{:>6}{:>9}{:>9}{:>8}{:>7}{:>8}{:>8}{:>8}{:>9}{:>8}{:>6}  {}"
 
 
-def main() -> None:
-    here, folder = machine(), Path(sys.argv[1])
+def main(words: Sequence[str]) -> None:
+    if len(words) != 1 or not Path(words[0]).is_dir():
+        raise InputError("PATH/galvatron", " ".join(words) or None, "must be one folder: --help says what it holds")
+    here, folder = machine(), Path(words[0])
     allreduce = json.loads((folder / "allreduce_bandwidth_8_gpus.json").read_text())
     formulas = Formulas(allreduce, json.loads((folder / "overlap_coefficient.json").read_text())["overlap_coe"])
     with open(folder / "authors_search_results.csv") as file:
@@ -256,4 +260,4 @@ def cell(row: dict[str, str], here: Machine, formulas: Formulas, bandwidth: floa
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

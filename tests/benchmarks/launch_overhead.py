@@ -31,6 +31,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.commands import command as ended
+from orchestrator.commands import usage
+from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.launch.local import start
 
@@ -83,10 +86,12 @@ def paired(us: Sequence[float], hand: Sequence[float]) -> tuple[float, float, fl
     return medians[100], statistics.median(ratios), medians[-100]
 
 
-def main() -> None:
-    words = sys.argv[1:]
+def main(words: Sequence[str]) -> None:
     repeats = next((int(word) for word in words if word.isdigit()), 4)
     cases = [word for word in words if not word.isdigit()] or list(CASES)
+    for case in cases:
+        if case not in CASES:
+            raise InputError("case", case, "is not known", CASES)
     threads = str(max(1, (os.cpu_count() or 1) // RANKS))
     environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "T_FLAGS": str(FLAGS)}
     print(f"{'':<10}{'through us s':>14}{'by hand s':>12}{'ratio':>8}   90% interval     step: through us ms, by hand ms, ratio")
@@ -117,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(sys.argv[1:], lambda: usage(__doc__), main))

@@ -24,9 +24,10 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.calibrate.words import arguments
+from orchestrator.commands import arguments, command, usage
 
 CONFIG = {"model_type": "gpt2", "n_layer": 10, "n_embd": 256, "n_head": 4, "n_positions": 128, "vocab_size": 32768, "n_inner": 1024}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -49,8 +50,8 @@ def run(folder: Path, config: Path, layout: str | None, steps: int) -> tuple[str
     return " + ".join(map(str, layers)), plan["predicted"]["step_time_s"], min(steps_s[1:])
 
 
-def main() -> None:
-    given = arguments(sys.argv[1:], ("out", "steps"))
+def main(words: Sequence[str]) -> None:
+    given = arguments(words, ("out", "steps"))
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="lopsided_"))
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.json"
@@ -65,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

@@ -22,10 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.calibrate.words import arguments
+from orchestrator.commands import arguments, command, usage
 
 SOME_LEFT = 3
 BATCH = "train.global_batch_size=3840"
@@ -162,8 +163,8 @@ def report(runs: list[Run], repeats: int) -> str:
     return "\n".join(text) + "\n"
 
 
-def main() -> None:
-    given = arguments(sys.argv[1:], ("out", "repeats", "tables", "part_s"))
+def main(words: Sequence[str]) -> int:
+    given = arguments(words, ("out", "repeats", "tables", "part_s"))
     started, part_s, repeats = time.monotonic(), float(given.get("part_s", "inf")), int(given.get("repeats", "5"))
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="search_speed_"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +183,7 @@ def main() -> None:
             continue
         if time.monotonic() - started > part_s:
             print(f"{len(todo) - len(runs)} of {len(todo)} runs are left")
-            sys.exit(SOME_LEFT)
+            return SOME_LEFT
         here = Path(tempfile.mkdtemp(prefix="run_", dir=folder))
         runs.append(measure(table, index, here))
         shutil.rmtree(here)
@@ -191,7 +192,8 @@ def main() -> None:
     text = report([run for run in runs if run.table in tables], repeats)
     (folder / "search_speed.md").write_text(text)
     print(text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

@@ -17,8 +17,12 @@ So engine=layerwise, which searches pp, keeps TP on adjacent ranks.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
+from orchestrator.commands import arguments, command, usage
 from orchestrator.cost.calibration import datasheet
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES, rules
@@ -53,7 +57,8 @@ def seconds(plan: Plan) -> float:
     return plan.predicted.step_time_s
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
+    arguments(words, ())
     cases = won = 0
     for recipe in RECIPES:
         for cluster, gpus in CLUSTERS:
@@ -76,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

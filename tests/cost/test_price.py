@@ -83,12 +83,7 @@ def test_floors_are_below_every_split_and_recompute(case: tuple[dict[str, Any], 
 ODD = replace(
     datasheet(a100(), MEGATRON),
     layer_floor_s=2e-3,
-    pipeline_layer_floor_s=1e-4,
     tp_overlap=0.3,
-    pressure_start=0.2,
-    pressure_slowdown=1.5,
-    gathered_kept=0.5,
-    wide_tp_transfer_s=1e-3,
     overlap_efficiency=1.0,
     overlap_slowdown=0.9,
     outer_scaling=0.4,
@@ -308,49 +303,6 @@ def test_a_stage_or_precision_that_is_not_there_is_refused() -> None:
         cost_model(precision="fp8").layer(candidate(), "decoder", "none")
     with pytest.raises(KeyError):
         cost_model().layer(candidate(), "swin", "none")
-
-
-def test_memory_pressure_only_slows_and_only_near_the_limit() -> None:
-    pressed = replace(datasheet(a100(), MEGATRON), pressure_start=0.1, pressure_slowdown=2.0)
-    free, slow = cost_model(), cost_model(calibration=pressed)
-    small, large = candidate(micro_batch_size=1), candidate(micro_batch_size=16)
-    layers = stages(free.model, [4])
-    assert slow.score(small, layers) == free.score(small, layers)
-    assert slow.score(large, layers)[0] > free.score(large, layers)[0]
-
-
-@pytest.mark.parametrize(
-    ("fields", "stalls"),
-    [
-        ({"pp": 2, "dp": 8, "num_microbatches": 9}, True),
-        ({"pp": 2, "dp": 8, "num_microbatches": 8}, False),
-        ({"pp": 2, "dp": 8, "num_microbatches": 9, "zero_stage": 1}, False),
-        ({"pp": 2, "dp": 4, "num_microbatches": 9}, False),  # all in one node
-        ({"pp": 2, "tp": 8, "num_microbatches": 9}, False),
-        ({"pp": 2, "tp": 32, "num_microbatches": 8}, True),
-    ],
-)
-def test_a_pipeline_over_nodes_stalls_in_every_micro_batch_where_the_engine_does(fields: dict[str, Any], stalls: bool) -> None:
-    engine = replace(datasheet(a100(), MEGATRON), wide_tp_transfer_s=0.5)
-    wide = gpt(num_attention_heads=32, hidden_size=2048, ffn_hidden_size=8192)
-    free, slow = cost_model(wide), cost_model(wide, calibration=engine)
-    cand = candidate(**fields)
-    layers = stages(free.model, [2, 2])
-    added = slow.score(cand, layers)[0] - free.score(cand, layers)[0]
-    assert added == pytest.approx((cand.num_microbatches + 1) * 0.5 if stalls else 0.0, abs=1e-9)
-
-
-def test_a_pipeline_near_the_memory_limit_stalls_rather_than_slows_down() -> None:
-    """Two stages have one border each: half a second for each of 8 micro-batches and the one that fills the pipeline."""
-    pressed = replace(datasheet(a100(), MEGATRON), pressure_start=0.0, pressure_slowdown=2.0, wide_tp_transfer_s=0.5)
-    free, slow = cost_model(), cost_model(calibration=pressed)
-    cand = candidate(pp=2, dp=8, zero_stage=1)
-    layers = stages(free.model, [2, 2])
-    seconds, nbytes = free.score(cand, layers)
-    assert slow.score(cand, layers)[0] == pytest.approx(seconds + nbytes / free.cluster.gpu.memory * 0.5 * 9)
-    alone = candidate(dp=8, zero_stage=1)
-    seconds, nbytes = free.score(alone, stages(free.model, [4]))
-    assert slow.score(alone, stages(free.model, [4]))[0] == pytest.approx(seconds * (1 + 2 * nbytes / free.cluster.gpu.memory))
 
 
 def test_throughput_counts_the_whole_batch() -> None:

@@ -194,9 +194,19 @@ def test_two_interleaved_stages_overlap_their_sends() -> None:
     assert (fields["overlap_p2p_comm"], fields["batch_p2p_comm"]) == (True, False)
 
 
-def test_the_vocabulary_is_padded_as_megatron_pads() -> None:
-    assert engine_fields(make_plan(tp=2))["model"]["vocab_size"] == 512
-    assert engine_fields(make_plan(tp=8))["model"]["vocab_size"] == 1024
+@pytest.mark.parametrize("vocab_size", [260, 500, 513])
+def test_the_vocabulary_is_padded_to_one_size_under_every_layout(vocab_size: int) -> None:
+    """The worker's and the argument list's: Megatron's own default pads 260 to 384 at tp=1 and to 512 at tp=2, and the first loss differs
+    by ln(512/384) = 0.28."""
+    model = replace(GPT, vocab_size=vocab_size)
+    sizes = set()
+    for tp in (1, 2, 4, 8):
+        plan = make_plan(model=model, tp=tp)
+        flags = {flag: values for flag, *values in megatron_flags(plan)}
+        sizes.add(engine_fields(plan)["model"]["vocab_size"])
+        unit = int(*flags["--make-vocab-size-divisible-by"]) * tp  # Megatron-LM core_v0.16.1, training/tokenizer/tokenizer.py:117
+        sizes.add(-(-(int(*flags["--vocab-size"]) + 1) // unit) * unit)
+    assert sizes == {-(-vocab_size // 128) * 128}
 
 
 def test_only_megatron_itself_accumulates_gradients_in_its_own_buffer() -> None:
@@ -266,6 +276,15 @@ def test_the_vocabulary_is_the_models_whatever_the_tokenizer_counts() -> None:
     """Megatron pads the tokenizer's own count otherwise (tokenizer.py:111): Qwen2's has 151,665 ids, the model 152,064 rows."""
     plan = make_plan(tp=2, run=RunSettings(data="/data/all.idx", tokenizer="/models/qwen"))
     assert ("--padded-vocab-size", "512") in megatron_flags(plan)
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_the_evaluation_interval_is_always_said(name: str) -> None:
+    """None by default, and Megatron-LM divides by it with --eval-iters 0 too (core_v0.16.1 to 0.19.0, training/training.py:3307)."""
+    plan = MEGATRON[name]
+    flags = {flag: values for flag, *values in megatron_flags(plan)}
+    assert flags["--eval-interval"] == [str(plan.run.eval_every or plan.training.steps)]
+    assert flags["--eval-iters"] == [str(plan.run.eval_steps if plan.run.eval_every else 0)]
 
 
 def test_megatron_saves_beside_the_training_only_with_a_worker_for_it() -> None:

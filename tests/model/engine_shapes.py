@@ -7,6 +7,7 @@ Last, single layers are run on the CPU and what autograd keeps of them is weighe
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
 from typing import Any
@@ -63,7 +64,7 @@ def config(a: dict[str, Any], case: dict[str, Any], num_layers: int) -> Transfor
 
 
 def build(a: dict[str, Any], case: dict[str, Any], vp_stage: int | None) -> torch.nn.Module:
-    unit = a["make_vocab_size_divisible_by"] * case["tp"]
+    unit = math.lcm(a["make_vocab_size_divisible_by"], case["tp"])
     common = {
         "vocab_size": -(-a["vocab_size"] // unit) * unit,
         "max_sequence_length": a["max_position_embeddings"],

@@ -73,10 +73,10 @@ def _whole(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
 def _shapes(plan: Any) -> dict[str, tuple[int, ...]]:
     import json
 
-    from orchestrator.engines.deepspeed import translate
+    from orchestrator.engines import ENGINES
     from orchestrator.workers import hugging_face
 
-    engine = json.loads(next(file.content for file in translate(plan).files if file.path == "engine.json"))
+    engine = json.loads(next(file.content for file in ENGINES["deepspeed"].translate(plan).files if file.path == "engine.json"))
     with torch.device("meta"):
         model = hugging_face.build_model(engine["model"] | {"gradient_checkpointing": False})
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 from worker_plans import GPT, make_plan
 
-from orchestrator.engines import megatron, megatron_deepspeed
+from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, RunSettings, to_json
 
 pytestmark = pytest.mark.engines
 
-TRANSLATE = {"megatron": megatron.translate, "megatron_deepspeed": megatron_deepspeed.translate}
 FIELDS = {"step", "loss", "grad_norm", "lr", "step_time_s", "tokens_per_s", "peak_memory_bytes"}
 
 
@@ -32,7 +31,7 @@ def free_port() -> int:
 
 def write_job(plan: Plan, out: Path) -> tuple[list[str], dict[str, str]]:
     """The run folder as the main path writes it; what to start in it, by torchrun."""
-    job = TRANSLATE[plan.engine](plan)
+    job = ENGINES[plan.engine].translate(plan)
     out.mkdir()
     (out / "plan.json").write_text(to_json(plan))
     for file in job.files:

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from worker_plans import GPT, make_plan
 
-from orchestrator.engines import deepspeed
+from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
@@ -74,7 +74,7 @@ def start(command: list[str], plan: Plan, folder: Path) -> subprocess.CompletedP
 
 def run(command: list[str], plan: Plan, folder: Path) -> dict[str, Any]:
     """What rank 0 tells."""
-    for file in deepspeed.translate(plan).files:
+    for file in ENGINES["deepspeed"].translate(plan).files:
         (folder / file.path).write_text(file.content)
     done = start(command, plan, folder)
     line = next((line for line in done.stdout.splitlines() if "RESULT " in line), None)
@@ -130,7 +130,7 @@ def test_accelerate_takes_the_file(stage: str, file: str, tmp_path: Path) -> Non
 def test_the_trainer_names_what_its_arguments_say_otherwise(tmp_path: Path) -> None:
     """What decides convergence stands in both files: a Trainer that was told otherwise stops."""
     other = replace(PLAN, training=replace(PLAN.training, betas=(0.8, 0.9)))
-    for file in deepspeed.translate(PLAN).files:
+    for file in ENGINES["deepspeed"].translate(PLAN).files:
         (tmp_path / file.path).write_text(file.content)
     for file in ("ds_config.json", "ds_config.auto.json"):
         done = start(torchrun(PLAN, "trainer", file), other, tmp_path)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from worker_plans import BERT, GPT, LLAMA, T5, make_plan
 from worker_pool import Pool
 
-from orchestrator.engines import deepspeed
+from orchestrator.engines import ENGINES
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.spec import Architecture
@@ -158,7 +158,7 @@ def test_a_rank_holds_the_bytes_that_zero_promises(stage: int, ranks: int, pool:
     stage 1 the transient bf16 gradient. Also what the planner counts."""
     plan = hf_plan(GPT, dp=ranks, zero_stage=stage, precision="bf16", steps=2)
     parameters = hugging_face(describe(GPT, plan.training.seq_length)).parameters
-    states = deepspeed.traits(plan.cluster.software).state_bytes("bf16", stage)
+    states = ENGINES["deepspeed"].traits(plan.cluster.software).state_bytes("bf16", stage)
     expected = {
         "weights": 2 / ranks if stage == 3 else 2,
         "gradients": 4 / ranks if stage >= 2 else 4 + 2,

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.engines
 H100 = GPUS["H100-SXM-80GB"]
 NAME = "NVIDIA H100 80GB HBM3"
 
+REQUIRES = {"megatron-core": "0.16.1", "transformer-engine": ""}
+
 
 def facts(rank: int, **fields: object) -> Facts:
     """Two ranks a node."""
@@ -47,7 +49,7 @@ def on_gpus() -> Plan:
         ({"packages": {"torch": "2.12.0", "megatron-core": "0.16.1", "transformer-engine": "2.9"}}, "torch is 2.12.0, on n0 2.13.0"),
         ({"packages": {"torch": "2.13.0", "megatron-core": "0.15.0"}}, "megatron-core is 0.15.0, the plan was made for 0.16.1"),
         ({"packages": {"torch": "2.13.0"}}, "megatron-core is not installed, the plan needs 0.16.1"),
-        ({"packages": {"torch": "2.13.0", "megatron-core": "0.16.1"}}, "Transformer Engine is not installed, the plan was made with it"),
+        ({"packages": {"torch": "2.13.0", "megatron-core": "0.16.1"}}, "transformer-engine is not installed, the plan was made with it"),
         ({"python": "3.12.1"}, "Python is 3.12.1, on n0 3.11.7"),
         ({"token": ""}, "/run is not the folder that rank 0 on n0 writes"),
         ({"unwritable": "/run/logs: Read-only file system"}, "the run's folder can't be written: /run/logs: Read-only file system"),
@@ -61,8 +63,8 @@ def on_gpus() -> Plan:
 )  # fmt: skip
 def test_each_mismatch_is_one_line_with_node_and_cause(fields: dict[str, object], why: str) -> None:
     ranks = [facts(0), facts(1), facts(2), facts(3)]
-    assert first_mismatch(on_gpus(), ranks, "/run") is None
-    said = first_mismatch(on_gpus(), [*ranks[:3], facts(3, **fields)], "/run")
+    assert first_mismatch(on_gpus(), ranks, "/run", REQUIRES) is None
+    said = first_mismatch(on_gpus(), [*ranks[:3], facts(3, **fields)], "/run", REQUIRES)
     assert said is not None
     assert said.startswith(f"n1 (rank 3): {why}")
     assert "\n" not in said
@@ -71,18 +73,18 @@ def test_each_mismatch_is_one_line_with_node_and_cause(fields: dict[str, object]
 def test_mixed_nodes_are_named_and_refused_or_held_to_the_slowest() -> None:
     """n1 has A100, n0 H100."""
     ranks = [facts(0), facts(1), *(facts(rank, gpus=("NVIDIA A100-SXM4-80GB",) * 2) for rank in (2, 3))]
-    said = first_mismatch(on_gpus(), ranks, "/run")
+    said = first_mismatch(on_gpus(), ranks, "/run", REQUIRES)
     assert said == ("n1 (rank 2): GPU 0 is a NVIDIA A100-SXM4-80GB, the plan was made for H100-SXM-80GB; cluster.mixed=slowest plans "
                     "for mixed types")  # fmt: skip
     plan = on_gpus()
     of_all = changed(plan, cluster=changed(plan.cluster, gpu=slowest([H100, GPUS["A100-SXM-80GB"]]), mixed=True))
-    assert first_mismatch(of_all, ranks, "/run") is None
+    assert first_mismatch(of_all, ranks, "/run", REQUIRES) is None
     ranks[3] = facts(3, gpus=("NVIDIA A100-SXM4-40GB",) * 2)
-    said = first_mismatch(of_all, ranks, "/run")
+    said = first_mismatch(of_all, ranks, "/run", REQUIRES)
     assert said == ("n1 (rank 3): GPU 1 is a NVIDIA A100-SXM4-40GB, slower or smaller than A100-SXM-80GB, the slowest that the plan was "
                     "made for")  # fmt: skip
     ranks[3] = facts(3, gpus=("NVIDIA T1000",) * 2)
-    assert "NVIDIA T1000, which is not in the catalog" in str(first_mismatch(of_all, ranks, "/run"))
+    assert "NVIDIA T1000, which is not in the catalog" in str(first_mismatch(of_all, ranks, "/run", REQUIRES))
 
 
 def meet(ranks: list[Facts], missing: int | None = None, timeout_s: float = 20.0) -> list[str]:

@@ -45,6 +45,7 @@ MEGATRON_ARGS=(
   --tokenizer-type 'BertWordPieceLowerCase'
   --padded-vocab-size '512'
   --split '99,1,0'
+  --eval-interval '20'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

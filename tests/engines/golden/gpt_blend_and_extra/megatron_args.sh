@@ -13,7 +13,7 @@ MEGATRON_ARGS=(
   --position-embedding-type 'learned_absolute'
   --attention-dropout '0.0'
   --hidden-dropout '0.0'
-  --make-vocab-size-divisible-by '128'
+  --make-vocab-size-divisible-by '64'
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '2'
   --pipeline-model-parallel-size '1'

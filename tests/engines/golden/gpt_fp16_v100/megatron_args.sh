@@ -13,7 +13,7 @@ MEGATRON_ARGS=(
   --position-embedding-type 'learned_absolute'
   --attention-dropout '0.0'
   --hidden-dropout '0.0'
-  --make-vocab-size-divisible-by '128'
+  --make-vocab-size-divisible-by '64'
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '2'
   --pipeline-model-parallel-size '1'
@@ -47,6 +47,7 @@ MEGATRON_ARGS=(
   --tokenizer-type 'NullTokenizer'
   --vocab-size '499'
   --split '99,1,0'
+  --eval-interval '20'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

@@ -42,6 +42,7 @@ MEGATRON_ARGS=(
   --tokenizer-type 'NullTokenizer'
   --vocab-size '499'
   --split '99,1,0'
+  --eval-interval '20'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

@@ -22,7 +22,7 @@ MEGATRON_ARGS=(
   --untie-embeddings-and-output-weights
   --attention-dropout '0.0'
   --hidden-dropout '0.0'
-  --make-vocab-size-divisible-by '128'
+  --make-vocab-size-divisible-by '32'
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '4'
   --pipeline-model-parallel-size '4'
@@ -55,8 +55,9 @@ MEGATRON_ARGS=(
   --data-path '/data/it'"'"'s here/corpus'
   --tokenizer-type 'HuggingFaceTokenizer'
   --tokenizer-model '/tok'
-  --padded-vocab-size '128512'
+  --padded-vocab-size '128256'
   --split '99,1,0'
+  --eval-interval '1000'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

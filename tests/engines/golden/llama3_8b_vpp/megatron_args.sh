@@ -19,7 +19,7 @@ MEGATRON_ARGS=(
   --untie-embeddings-and-output-weights
   --attention-dropout '0.0'
   --hidden-dropout '0.0'
-  --make-vocab-size-divisible-by '128'
+  --make-vocab-size-divisible-by '64'
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '2'
   --pipeline-model-parallel-size '4'
@@ -52,6 +52,7 @@ MEGATRON_ARGS=(
   --tokenizer-type 'NullTokenizer'
   --vocab-size '128255'
   --split '99,1,0'
+  --eval-interval '1000'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

@@ -18,7 +18,7 @@ MEGATRON_ARGS=(
   --disable-bias-linear
   --attention-dropout '0.0'
   --hidden-dropout '0.0'
-  --make-vocab-size-divisible-by '128'
+  --make-vocab-size-divisible-by '64'
   --attention-softmax-in-fp32
   --tensor-model-parallel-size '2'
   --pipeline-model-parallel-size '1'
@@ -50,6 +50,7 @@ MEGATRON_ARGS=(
   --tokenizer-type 'BertWordPieceLowerCase'
   --padded-vocab-size '512'
   --split '99,1,0'
+  --eval-interval '20'
   --eval-iters '0'
   --log-interval '1'
   --tensorboard-dir 'tensorboard'

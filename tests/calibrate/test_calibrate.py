@@ -9,19 +9,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.calibrate import own
 from orchestrator.calibrate.__main__ import main, margins, with_margin
 from orchestrator.calibrate.fit import chooser, fit
 from orchestrator.calibrate.groups import unit
-from orchestrator.calibrate.pricing import Pricer, named, seen_peak
-from orchestrator.calibrate.runs import Run, held_out
 from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant, datasheet, found, priced
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.plan import Plan, to_json
+from orchestrator.validate import own
 from orchestrator.validate.__main__ import main as validate
-from tests.test_validate import only, rows_of, write_csv
+from orchestrator.validate.pricing import Pricer, named, seen_peak
+from orchestrator.validate.runs import Run, held_out
+from tests.validate.test_validate import only, rows_of, write_csv
 
 PLANTED = {"gemm_efficiency": 0.55, "pointwise_factor": 1.6}
 SPREAD: tuple[dict[str, str], ...] = (

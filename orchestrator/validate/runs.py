@@ -15,7 +15,6 @@ from math import ceil
 from pathlib import Path
 from typing import Final, Literal
 
-from orchestrator.calibrate import layout, networks
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.families import describe, moe
@@ -25,6 +24,7 @@ from orchestrator.model.training import Dtype, Precision, Training
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.units import GIB
+from orchestrator.validate import layout, networks
 
 COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
 """A CSV without these is no table of runs (the folder also holds other measurements)."""

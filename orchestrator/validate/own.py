@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from orchestrator.calibrate.runs import Run, Unusable
-from orchestrator.calibrate.runs import load as load_tables
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, from_json
 from orchestrator.strategy.capabilities import Traits
+from orchestrator.validate.runs import Run, Unusable
+from orchestrator.validate.runs import load as load_tables
 
 PLAN, METRICS = "plan.json", "metrics.jsonl"
 WARM_UP: Final = 2

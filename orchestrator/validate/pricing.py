@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.calibrate.runs import Run
 from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, calibrated, datasheet, read_file
 from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.layout import Prediction
+from orchestrator.validate.runs import Run
 
 OUTSIDE_TENSORS: dict[str, tuple[str, ...]] = {"allocated": ("context", "fragmentation"), "reserved": ("context",), "process": ()}
 """Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""

@@ -142,6 +142,14 @@ def test_gpus_of_this_machine_are_taken_where_they_are_enough() -> None:
     assert settings.cluster.levels[0].bandwidth == 450e9
 
 
+@pytest.mark.parametrize(("gpus", "unit"), [(64, 128), (24, 384)])
+def test_the_vocabulary_has_one_size_under_every_layout_that_is_compared(gpus: int, unit: int) -> None:
+    """96 heads on 24 GPUs: tp may be 3, and 128 is no multiple of it."""
+    settings = load("recipe=gpt3_175b", f"gpus={gpus}")
+    assert settings.architecture.num_attention_heads == 96
+    assert settings.architecture.make_vocab_size_divisible_by == unit
+
+
 @pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if gpu.name != "cpu"], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("nvlink", [True, False])
 def test_every_gpu_of_the_catalog_makes_a_cluster_here(gpu: Gpu, nvlink: bool) -> None:

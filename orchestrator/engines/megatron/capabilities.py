@@ -1,20 +1,16 @@
-"""megatron-core alone: tensor, pipeline, virtual pipeline, context and data parallelism, ZeRO-0 and the distributed optimizer (ZeRO-1)."""
+"""What megatron-core alone can run."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from orchestrator.engines import rules
-from orchestrator.engines.engine import Engine
+from orchestrator.engines.megatron.requirements import NAME
 from orchestrator.engines.rules import rule
-from orchestrator.engines.translation import translate as _translate
 from orchestrator.hardware.spec import Software
-from orchestrator.job import Job
-from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import RECOMPUTE_ORDER
 
-NAME: Final = "megatron"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
 PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
@@ -104,33 +100,3 @@ def capabilities(software: Software) -> Capabilities:
             ),
         ),
     )
-
-
-def traits(software: Software) -> Traits:
-    """Bytes per parameter: 18 without sharding, 6 + 12/d with (Megatron-LM theoretical_memory_usage.py:182).
-
-    The distributed optimizer reduces gradients by reduce-scatter once a step, at the last micro-batch, and gathers the weights once.
-    Stages 2 and 3 are Megatron-FSDP's, which divide the same bytes further.
-    """
-    mixed = StateBytes(weight=2, gradient=4, master=4, moments=8)
-    full = StateBytes(weight=4, gradient=4, master=0, moments=8)
-    return Traits(
-        engine=NAME,
-        states={f"{kind}/{stage}": states for kind, states in (("mixed", mixed), ("fp32", full)) for stage in range(4)},
-        gradient_bytes_on_wire="grad_reduce_dtype",
-        gradient_buffer="grad_reduce_dtype",
-        reduce_scatter_from_stage=1,
-        flash_attention=rules.fused_attention(software),
-        fused_norms=software.transformer_engine,
-        fp8_weight_copies=True,
-        gathers_few_query_groups=True,
-        fp32_gradient_fusion=software.apex,
-    )
-
-
-def translate(plan: Plan) -> Job:
-    """The job of `orchestrator.workers.megatron`."""
-    return _translate(plan, "orchestrator.workers.megatron")
-
-
-ENGINE: Final = Engine(name=NAME, capabilities=capabilities, traits=traits, translate=translate)

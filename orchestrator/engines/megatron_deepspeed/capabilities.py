@@ -1,36 +1,18 @@
-"""megatron-core's groups, layers and 1F1B under DeepSpeed's ZeRO: stages 0 to 3 without a pipeline, stage 1 with one."""
+"""What DeepSpeed can run over megatron-core's layers."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from orchestrator.engines import rules
-from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
-from orchestrator.engines.engine import Engine
+from orchestrator.engines.megatron_deepspeed.requirements import NAME
 from orchestrator.engines.rules import rule
-from orchestrator.engines.translation import translate as _translate
 from orchestrator.hardware.spec import Software
-from orchestrator.job import Job
-from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER, RECOMPUTE_ORDER
 
-NAME: Final = "megatron_deepspeed"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
-
-STATES: Final = {
-    "mixed/0": StateBytes(weight=2, gradient=2, master=4, moments=8, step=4),
-    "mixed/1": StateBytes(weight=2, gradient=4, master=4, moments=8, backward=2),
-    "mixed/2": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
-    "mixed/3": StateBytes(weight=2, gradient=4, master=4, moments=8, step=4),
-    "fp32/0": StateBytes(weight=4, gradient=4, master=0, moments=8),
-    "fp32/1": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
-    "fp32/2": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
-    "fp32/3": StateBytes(weight=4, gradient=4, master=4, moments=8, step=4),
-}
-"""DeepSpeed's bytes per parameter by precision class and stage, whatever the model is made of; `traits` says where they come from."""
-
 
 def capabilities(software: Software) -> Capabilities:
     """What DeepSpeed 0.19.8 runs over megatron-core 0.16.1 models (engines README, column "DeepSpeed + mcore TP")."""
@@ -116,38 +98,3 @@ def capabilities(software: Software) -> Capabilities:
             ),
         ),
     )
-
-
-def traits(software: Software) -> Traits:
-    """Bytes per parameter before sharding, with gradients summed in fp32 from stage 1 on (stage 0 can't).
-
-    Stage 0 in bf16 keeps bf16 gradients and makes fp32 ones at the step (runtime/fp16/unfused_optimizer.py). Stage 1 in bf16 with fp32
-    sums is BF16_Optimizer: one full fp32 gradient buffer beside the transient bf16 .grad (bf16_optimizer.py:163-211), reduced by a full
-    all-reduce, since it has no reduce_gradients (engine.py:3088). Stages 2 and 3 hold the shard of the sums and one flat fp32 copy of it at
-    the step (stage_1_and_2.py independent_gradient_partition_epilogue). In fp32 ZeRO still keeps a master copy of its shard.
-    """
-    return Traits(
-        engine=NAME,
-        states=STATES,
-        gradient_bytes_on_wire="grad_reduce_dtype",
-        gradient_buffer="grad_accum_dtype",
-        reduce_scatter_from_stage=2,
-        bucket_elements=BUCKET_ELEMENTS,
-        bucket_copies=2,
-        live_parameter_elements=PREFETCH_ELEMENTS,
-        # Stages 0 and 1 reduce at the boundary, after the last backward pass (engine.py:3088); stages 1 and 2 gather inside step().
-        overlaps_grad_reduce=False,
-        overlaps_param_gather=False,
-        flash_attention=rules.fused_attention(software),
-        fused_norms=software.transformer_engine,
-        fp32_gradient_fusion=False,
-        gathers_few_query_groups=True,
-    )
-
-
-def translate(plan: Plan) -> Job:
-    """The job of `orchestrator.workers.megatron_deepspeed`."""
-    return _translate(plan, "orchestrator.workers.megatron_deepspeed")
-
-
-ENGINE: Final = Engine(name=NAME, capabilities=capabilities, traits=traits, translate=translate)

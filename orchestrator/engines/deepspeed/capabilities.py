@@ -1,29 +1,19 @@
-"""Hugging Face models under DeepSpeed alone: ZeRO 0 to 3, AutoTP, Ulysses, hpZ, optimizer offload."""
+"""What DeepSpeed can run over transformers' models."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import deepspeed_rules, rules
-from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS, deepspeed_files, ds_config, dumps
-from orchestrator.engines.engine import Engine
-from orchestrator.engines.hf_config import hf_fields
-from orchestrator.engines.megatron_deepspeed import STATES
+from orchestrator.engines import rules
+from orchestrator.engines.deepspeed import rules as deepspeed_rules
+from orchestrator.engines.deepspeed.requirements import NAME
 from orchestrator.engines.rules import rule
-from orchestrator.engines.translation import assemble
 from orchestrator.hardware.spec import Software
-from orchestrator.job import File, Job
-from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Capabilities, Traits
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
 
-NAME: Final = "deepspeed"
 FAMILIES: Final = ("gpt", "llama", "bert", "t5")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
-
-LOGITS_BYTES: Final = 14.0
-"""Per logit at the loss's peak in backward: the 16-bit logits 2, log_softmax's saved fp32 output 4, its gradient 4, the fp32 logits' 4."""
-
 
 def capabilities(software: Software) -> Capabilities:
     """What DeepSpeed 0.19.8 runs over transformers' models (engines README, "DeepSpeed + HF"; ds_zero, ds_autotp, ds_ulysses)."""
@@ -140,43 +130,3 @@ def capabilities(software: Software) -> Capabilities:
             ),
         ),
     )
-
-
-def traits(software: Software) -> Traits:
-    """DeepSpeed's states and traffic under Hugging Face's layers.
-
-    The layers are torch's own operations one by one (model/hugging_face.py): slower than megatron-core's where those are fused. AutoTP's
-    all-reduces are waited for (module_inject/layers.py), and so are Ulysses' all-to-alls. Attention is torch's flash kernel or the
-    flash-attn package on any GPU, but for t5, whose relative bias no flash kernel takes (integrations/sdpa_attention.py).
-    """
-    return Traits(
-        engine=NAME,
-        states=STATES,
-        gradient_bytes_on_wire="grad_reduce_dtype",
-        gradient_buffer="grad_accum_dtype",
-        reduce_scatter_from_stage=2,
-        bucket_elements=BUCKET_ELEMENTS,
-        bucket_copies=2,
-        live_parameter_elements=PREFETCH_ELEMENTS,
-        overlaps_grad_reduce=False,
-        overlaps_param_gather=False,
-        tp_overlap=0.0,
-        fp32_gradient_fusion=False,
-        logits_bytes=LOGITS_BYTES,
-        layers="hugging_face",
-        unfused_attention=("t5",),
-        context_parallel="all_to_all",
-    )
-
-
-def translate(plan: Plan) -> Job:
-    """The job of `orchestrator.workers.deepspeed`. Pure. Raises InputError where the ranks don't fill the nodes evenly."""
-    engine = {"engine": plan.engine, "model": hf_fields(plan), "ds_config": ds_config(plan)}
-    files, notes = deepspeed_files(plan)
-    notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
-    if plan.model.family == "bert":
-        notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
-    return assemble(plan, "orchestrator.workers.deepspeed", [File(path="engine.json", content=dumps(engine)), *files], notes)
-
-
-ENGINE: Final = Engine(name=NAME, capabilities=capabilities, traits=traits, translate=translate)

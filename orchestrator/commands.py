@@ -1,0 +1,84 @@
+"""How every command of the package takes its `key=value` words and ends: with one message and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from orchestrator.errors import InputError, OrchestratorError, nearest
+
+UNEXPECTED: Final = 1
+INTERRUPTED: Final = 130
+DEBUG: Final = "ORCHESTRATOR_DEBUG"
+"""With this in the environment a defect shows its traceback."""
+HELP: Final = frozenset({"-h", "--help"})
+
+
+def command(
+    words: Sequence[str], help_text: Callable[[], str], body: Callable[[Sequence[str]], int | None], *, interrupted: str = "interrupted"
+) -> int:
+    """Runs a command; its exit status: what `body` returns (None is 0), an error's own, 130 on Ctrl-C, 1 for a defect of ours.
+    `--help` anywhere among the words prints `help_text` instead; `interrupted` is said on Ctrl-C."""
+    try:
+        if HELP & {*words}:
+            print(help_text(), flush=True)
+            return 0
+        return body(words) or 0
+    except OrchestratorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (| head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNEXPECTED
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        else:
+            print(f"error: a defect of ours: {type(error).__name__}: {error}\n{DEBUG}=1 in the environment shows where", file=sys.stderr)
+        return UNEXPECTED
+
+
+def usage(module_docstring: str | None) -> str:
+    """A module's own words as the help text of its command."""
+    return (module_docstring or "").replace("`", "").strip()
+
+
+def arguments(words: Sequence[str], keys: Sequence[str], required: Sequence[str] = ()) -> dict[str, str]:
+    """The words as a dict. Raises InputError for an unknown key, a key twice, no value, or a missing key.
+
+    >>> arguments(["runs=a.csv"], ["runs", "out"])
+    {'runs': 'a.csv'}
+    """
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key not in keys:
+            close = nearest(key, keys)
+            raise InputError(key, value if equals else None, f"is not known{f', did you mean {close}' if close else ''}", keys)
+        if not value:
+            raise InputError(key, None, "needs a value: key=value")
+        if key in given:
+            raise InputError(key, value, f"is given twice (first {given[key]})")
+        given[key] = value
+    for key in required:
+        if key not in given:
+            raise InputError(key, None, "is missing; --help says what it is")
+    return given
+
+
+def truth(given: dict[str, str], key: str) -> bool:
+    """false where the key is not given. Raises InputError.
+
+    >>> truth({"all": "true"}, "all"), truth({}, "all")
+    (True, False)
+    """
+    value = given.get(key, "false")
+    if value not in ("true", "false"):
+        raise InputError(key, value, "is neither", ["true", "false"])
+    return value == "true"

@@ -1,0 +1,20 @@
+"""Hugging Face models under DeepSpeed alone: ZeRO 0 to 3, AutoTP, Ulysses, hpZ, optimizer offload."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.deepspeed.capabilities import capabilities
+from orchestrator.engines.deepspeed.requirements import NAME, REQUIREMENTS
+from orchestrator.engines.deepspeed.traits import traits
+from orchestrator.engines.deepspeed.translate import translate, why_no_exchange
+from orchestrator.engines.engine import Engine
+
+ENGINE: Final = Engine(
+    name=NAME,
+    capabilities=capabilities,
+    traits=traits,
+    translate=translate,
+    requirements=REQUIREMENTS,
+    why_no_exchange=why_no_exchange,
+)

@@ -1,0 +1,41 @@
+"""How DeepSpeed over transformers' models behaves, as pricing needs it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.deepspeed.requirements import NAME
+from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
+from orchestrator.engines.ds_states import STATES
+from orchestrator.hardware.spec import Software
+from orchestrator.strategy.capabilities import Traits
+
+LOGITS_BYTES: Final = 14.0
+"""Per logit at the loss's peak in backward: the 16-bit logits 2, log_softmax's saved fp32 output 4, its gradient 4, the fp32 logits' 4."""
+
+
+def traits(software: Software) -> Traits:
+    """DeepSpeed's states and traffic under Hugging Face's layers.
+
+    The layers are torch's own operations one by one (model/hugging_face.py): slower than megatron-core's where those are fused. AutoTP's
+    all-reduces are waited for (module_inject/layers.py), and so are Ulysses' all-to-alls. Attention is torch's flash kernel or the
+    flash-attn package on any GPU, but for t5, whose relative bias no flash kernel takes (integrations/sdpa_attention.py).
+    """
+    return Traits(
+        engine=NAME,
+        states=STATES,
+        gradient_bytes_on_wire="grad_reduce_dtype",
+        gradient_buffer="grad_accum_dtype",
+        reduce_scatter_from_stage=2,
+        bucket_elements=BUCKET_ELEMENTS,
+        bucket_copies=2,
+        live_parameter_elements=PREFETCH_ELEMENTS,
+        overlaps_grad_reduce=False,
+        overlaps_param_gather=False,
+        tp_overlap=0.0,
+        fp32_gradient_fusion=False,
+        logits_bytes=LOGITS_BYTES,
+        layers="hugging_face",
+        unfused_attention=("t5",),
+        context_parallel="all_to_all",
+    )

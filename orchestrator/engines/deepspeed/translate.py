@@ -1,0 +1,34 @@
+"""A plan as the job of `orchestrator.workers.deepspeed`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
+from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config
+from orchestrator.engines.hf_config import hf_fields
+from orchestrator.engines.translation import assemble, engine_file
+from orchestrator.job import Job
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import Plan
+
+WORKER: Final = "orchestrator.workers.deepspeed"
+
+
+def translate(plan: Plan) -> Job:
+    """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    engine = engine_file(plan, REQUIREMENTS, {"model": hf_fields(plan), "ds_config": ds_config(plan)})
+    files, notes = deepspeed_files(plan)
+    notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    if plan.model.family == "bert":
+        notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
+    return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan))
+
+
+def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
+    """As `Engine` asks."""
+    if architecture.family == "t5" and not architecture.tie_embeddings:
+        # configuration_t5.py:83: a head of its own would be left out, silently.
+        return "tie_embeddings=false: transformers 5 builds every T5 with its head tied to the embedding"
+    post_norm = "engine=deepspeed has a post-norm BERT (model_type bert in transformers), the checkpoint's is pre-norm"
+    return post_norm if model_type == "megatron-bert" else None

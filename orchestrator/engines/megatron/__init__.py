@@ -1,0 +1,20 @@
+"""megatron-core alone: tensor, pipeline, virtual pipeline, context and data parallelism, ZeRO-0 and the distributed optimizer (ZeRO-1)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.engine import Engine
+from orchestrator.engines.megatron.capabilities import capabilities
+from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
+from orchestrator.engines.megatron.traits import traits
+from orchestrator.engines.megatron.translate import translate, why_no_exchange
+
+ENGINE: Final = Engine(
+    name=NAME,
+    capabilities=capabilities,
+    traits=traits,
+    translate=translate,
+    requirements=REQUIREMENTS,
+    why_no_exchange=why_no_exchange,
+)

@@ -1,0 +1,36 @@
+"""A plan as the job of `orchestrator.workers.megatron`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines import megatron_layers
+from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
+from orchestrator.engines.megatron_args import SCRIPT
+from orchestrator.engines.megatron_layers import arguments_file, layers_fields
+from orchestrator.engines.translation import assemble, engine_file
+from orchestrator.job import Job
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import Plan
+
+WORKER: Final = "orchestrator.workers.megatron"
+
+
+def translate(plan: Plan) -> Job:
+    """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    engine = engine_file(plan, REQUIREMENTS, layers_fields(plan) | {"ds_config": None})
+    files, notes = arguments_file(plan)
+    return assemble(plan, WORKER, [engine, *files], notes, without_worker=without_worker(plan))
+
+
+def without_worker(plan: Plan) -> str:
+    """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
+    lacking = [name for name, used in (("Megatron-FSDP", plan.megatron_fsdp), (f"cp={plan.cp} in Megatron", plan.cp > 1)) if used]
+    if not lacking:
+        return ""
+    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program has: entry=PATH/{SCRIPT[plan.model.family]}"
+
+
+def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
+    """As `Engine` asks."""
+    return megatron_layers.why_no_exchange(NAME, architecture, model_type)

@@ -1,0 +1,20 @@
+"""megatron-core's groups, layers and 1F1B under DeepSpeed's ZeRO: stages 0 to 3 without a pipeline, stage 1 with one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.engine import Engine
+from orchestrator.engines.megatron_deepspeed.capabilities import capabilities
+from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
+from orchestrator.engines.megatron_deepspeed.traits import traits
+from orchestrator.engines.megatron_deepspeed.translate import translate, why_no_exchange
+
+ENGINE: Final = Engine(
+    name=NAME,
+    capabilities=capabilities,
+    traits=traits,
+    translate=translate,
+    requirements=REQUIREMENTS,
+    why_no_exchange=why_no_exchange,
+)

@@ -1,0 +1,49 @@
+"""How every command ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands import DEBUG, INTERRUPTED, UNEXPECTED, command
+from orchestrator.errors import InputError, LaunchError
+
+BENCHMARKS = sorted(path for path in (Path(__file__).parents[1] / "benchmarks").glob("*.py") if "__main__" in path.read_text())
+MODULES = ("run", "data", "finish", "calibrate", "validate")
+
+
+def raising(error: BaseException) -> int:
+    def body(words: Sequence[str]) -> None:
+        raise error
+
+    return command([], lambda: "", body)
+
+
+def test_an_error_of_the_users_is_one_message_and_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(InputError("runs", "x", "no such file")) == 2
+    assert raising(LaunchError("ended", status=7)) == 7
+    assert capsys.readouterr().err == "error: runs=x: no such file\nerror: ended\n"
+
+
+def test_ctrl_c_and_defects_have_a_status_of_their_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert raising(KeyboardInterrupt()) == INTERRUPTED
+    monkeypatch.delenv(DEBUG, raising=False)
+    assert raising(ZeroDivisionError("of ours")) == UNEXPECTED
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "a defect of ours: ZeroDivisionError: of ours" in said
+    monkeypatch.setenv(DEBUG, "1")
+    raising(ZeroDivisionError("of ours"))
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", [*MODULES, *BENCHMARKS], ids=str)
+def test_help_is_answered_in_words(where: str | Path) -> None:
+    script = [str(where)] if isinstance(where, Path) else ["-m", f"orchestrator.{where}"]
+    done = subprocess.run([sys.executable, *script, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) > 10
