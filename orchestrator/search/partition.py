@@ -26,6 +26,8 @@ MOST_ROUNDS = 30
 """Of the game that sharpens a bound; it is mostly over after ten."""
 NODES_WALKED = 600_000
 """Passes in all rounds together: a quarter of a second."""
+MOST_CLIMBS = 6
+"""Of the partitions that come up in the game, the best, from which better ones are looked for near by."""
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
 CLOSE = 1e-9
@@ -169,11 +171,14 @@ class Partitions:
 
     # ---- branch and bound
 
-    def search(self, upper: float, most: int, *, sharply: bool = False) -> Best | None:
-        """The best partition of at most `upper` seconds, in the time of `most` simulated passes. `sharply`: with critical paths."""
+    def search(self, upper: float, most: int, *, sharply: bool = False, near: Best | None = None) -> Best | None:
+        """The best partition of at most `upper` seconds, in the time of `most` simulated passes. `sharply`: with critical paths, and with
+        what is better near by the partitions that come up there, and `near` another one."""
         self.upper, self.most, self.left = upper, self.spent + most, INFINITE
         if sharply and self.pp > 1 and not self._excluded(self.bound):
-            self._sharpen()
+            met = sorted(self._sharpen(), key=lambda best: best.seconds)[:MOST_CLIMBS]
+            for start in met if near is None else [near, *met]:
+                self._climb(start)
         if not self._excluded(self.bound):
             self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0, 0.0 if self._cut is None else self._cut.constant))
         return self.best
@@ -215,12 +220,38 @@ class Partitions:
             self._down(p + 1, end, below)
             self._path.pop()
 
-    def _simulate(self, ways: Sequence[Way]) -> None:
+    def _simulate(self, ways: Sequence[Way]) -> float:
         self.simulated += 1
         self.spent += self.pipeline.passes
         seconds = self.pipeline.score(ways)
         if seconds < self.best.seconds if self.best is not None else seconds <= self.upper:
             self.best = Best(seconds, tuple(ways))
+        return seconds
+
+    def _climb(self, start: Best) -> None:
+        """From a partition to a better one that differs by a layer which is in another stage, as long as there is one."""
+        pairs = [(giving, taking) for giving in range(self.pp) for taking in range(self.pp) if giving != taking]
+        here, since, turn = start, 0, 0
+        while since < len(pairs) and self.spent < self.most:
+            ways = self._moved(here.ways, *pairs[turn % len(pairs)])
+            turn, since = turn + 1, since + 1
+            if ways is not None and (seconds := self._simulate(ways)) < here.seconds:
+                here, since = Best(seconds, tuple(ways)), 0
+
+    def _moved(self, ways: Sequence[Way], giving: int, taking: int) -> list[Way] | None:
+        """The partition with a layer less in the one stage and one more in the other; None where that is not among the steps."""
+        found, state, old = list[Way](), self.start, self.start
+        for p, way in enumerate(ways):
+            known = (end for end, some in self.steps[p].get(old, ()) if any(way is one for one in some))
+            old = next(known, -1)
+            between = min(giving, taking) <= p < max(giving, taking)
+            wanted = old + ((1 if taking < giving else -1) if between else 0)
+            there = next((some for end, some in self.steps[p].get(state, ()) if end == wanted), None)
+            if old < 0 or there is None:
+                return None
+            found.append(way if any(way is one for one in there) else there[0])
+            state = wanted
+        return found
 
     # ---- critical paths
 
@@ -260,10 +291,10 @@ class Partitions:
             chosen.append(way)
         return _Cut(values[::-1], togo, path.transfers_s), chosen
 
-    def _sharpen(self) -> None:
+    def _sharpen(self) -> list[Best]:
         """Raise `bound` by the best mean of critical paths: a game between who chooses the partition and who chooses the path, in which
         each in turn answers best what the other plays (the double oracle: McMahan, Gordon and Blum, ICML 2003). Partitions that come up
-        are simulated: they are good ones."""
+        are simulated: they are good ones, and are returned."""
         pipeline = self.pipeline
         graph = graph_of(pipeline.schedule, self.pp, self.m, pipeline.vpp)
         evenly = [float(self.m)] * (self.pp * pipeline.vpp)
@@ -271,8 +302,9 @@ class Partitions:
         fixed = self.updates[0][self.start] + pipeline.once_s
         partitions: list[Times] = []
         paths: list[CriticalPath] = []
+        met: list[Best] = []
         for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
-            self._simulate(chosen)
+            met.append(Best(self._simulate(chosen), tuple(chosen)))
             partitions.append(self._times(chosen))
             paths.append(longest(graph, partitions[-1])[1])
             value, by_path, by_partition = game([[path.seconds(times) for times in partitions] for path in paths])
@@ -285,7 +317,8 @@ class Partitions:
             if least + fixed > self.bound:
                 self.bound, self._cut = least + fixed, cut
             if self._excluded(self.bound) or least >= value * (1 - CLOSE):
-                return
+                break
+        return met
 
 
 def through(steps: Steps, end: int) -> Steps | None:

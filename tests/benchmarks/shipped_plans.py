@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator import recipe, run
-from orchestrator.calibrate.words import arguments, command
+from orchestrator.commands import arguments, command, usage
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.detect import machine
@@ -117,4 +117,4 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command(sys.argv[1:], __doc__, main))
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))
