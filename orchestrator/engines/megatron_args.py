@@ -346,13 +346,25 @@ def notes(plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
+FIRST_WITHOUT_MAX_CONNECTIONS: Final = 10.0
+"""Compute capability of Blackwell, from which kernels of several streams keep their order without it (arguments.py:927-953)."""
+
+
+def one_connection(plan: Plan) -> bool:
+    """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1, one queue: communication is started before the GEMM that hides it (rules
+    cuda_conn_1 and, without it, cuda_conn_fsdp)."""
+    older = float(plan.cluster.gpu.compute_capability) < FIRST_WITHOUT_MAX_CONNECTIONS
+    return (plan.tp > 1 or plan.cp > 1) and older and not plan.megatron_fsdp and not plan.cluster.is_cpu
+
+
 def megatron_args_sh(plan: Plan) -> str:
     """A bash array, every value quoted, to be sourced."""
     script = SCRIPT[plan.model.family]
     nodes, ranks = shape(plan)
+    variables = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if one_connection(plan) else ""
     lines = [
         f"# Arguments of {script} of {MEGATRON_LM}, for {plan.world_size} ranks. Source this file in bash, then for example:",
-        f'#   torchrun --nnodes {nodes} --nproc-per-node {ranks} {script} "${{MEGATRON_ARGS[@]}}"',
+        f'#   {variables}torchrun --nnodes {nodes} --nproc-per-node {ranks} {script} "${{MEGATRON_ARGS[@]}}"',
         *(f"# {note}" for note in notes(plan)),
         "MEGATRON_ARGS=(",
         *("  " + " ".join([flag[0], *(quoted(value) for value in flag[1:])]) for flag in megatron_flags(plan)),

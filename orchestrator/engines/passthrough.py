@@ -42,9 +42,13 @@ FLAG_OF: Final = {
     "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
     "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
     "num_moe_experts": "num_experts",
+    "fp8_param": "fp8_param_gather",
 }
 """Fields whose flag has another name (Megatron-LM: training/training.py get_model, arguments.py core_transformer_config_from_args)."""
 FIELD_OF: Final = {flag: field for field, flag in FLAG_OF.items()}
+
+TUPLES: Final = ("window_size",)
+"""Flags that take numbers in one word with commas (arguments.py, tuple_type)."""
 
 OPEN_SECTIONS: Final = (
     "activation_checkpointing", "aio", "autotuning", "checkpoint", "comet", "compression_training", "curriculum_learning",
@@ -376,6 +380,29 @@ DS_DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "expert_parallel.autoep_size": ("ep", lambda plan: plan.ep),
 }
 """DeepSpeed's names for what the plan decides."""
+def _fp8_weights(plan: Plan) -> str | None:
+    """transformer_config.py:1027, arguments.py:655."""
+    if plan.training.precision != "fp8":
+        return f"train.precision=fp8, not {plan.training.precision}"
+    return None if plan.zero_stage else "zero_stage=1 or more"
+
+
+def _distributed_activations(plan: Plan) -> str | None:
+    """arguments.py:884, transformer_config.py:1187."""
+    if plan.tp == 1:
+        return "tp=2 or more"
+    if plan.sequence_parallel:
+        return "sequence_parallel=false"
+    whole = all(recompute_fields(plan, stage)["recompute_granularity"] == "full" for stage in range(plan.pp))
+    return None if whole else "recompute=full on every stage"
+
+
+NEEDS: Final[dict[str, Callable[[Plan], str | None]]] = {
+    "fp8_param": _fp8_weights,
+    "distribute_saved_activations": _distributed_activations,
+}
+"""What Megatron takes under certain plans alone: what this plan lacks, or None."""
+
 WHOLE_SECTIONS: Final = {
     "scheduler": "training.schedule",
     "elasticity": "global_batch_size",
@@ -421,6 +448,8 @@ def _check_megatron(plan: Plan, name: str, value: Any) -> None:
     _check_type(key, kind, value)
     if name in DECIDED:
         _agree(key, value, DECIDED[name], plan)
+    if name in NEEDS and value and (lacking := NEEDS[name](plan)):
+        raise InputError(key, _said(value), f"is refused by Megatron: it needs {lacking}")
     only_elsewhere = not any(name in fields()[section] for section in sections_of(plan)) and any(name in fields()[s] for s in SECTIONS)
     if only_elsewhere and plan.engine != "megatron":
         why = f"is of Megatron's data parallelism or optimizer, and engine={plan.engine} has DeepSpeed's; {DS}.* reaches those"
@@ -475,16 +504,25 @@ def with_megatron(engine: dict[str, Any], plan: Plan) -> dict[str, Any]:
     changed = dict(engine)
     for section in sections_of(plan):
         more = {name: value for name, value in extra.items() if name in fields()[section]}
+        if section == "ddp" and "fp8_param" in extra:  # one flag sets both (arguments.py:1331)
+            more["fp8_param_gather"] = extra["fp8_param"]
         if more:
             changed[section] = engine[section] | more
     return changed
+
+
+def _destination(plan: Plan, name: str) -> str:
+    """The flag's destination of a field: bias_activation_fusion has one flag for each activation (arguments.py:1335)."""
+    if name == "bias_activation_fusion":
+        return "bias_swiglu_fusion" if plan.model.activation == "swiglu" else "bias_gelu_fusion"
+    return FLAG_OF.get(name, name)
 
 
 def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str, ...], ...]:
     """The argument list with the user's flags: in the place of ours, or at the end."""
     changed = {flag[0]: flag for flag in found}
     for name, value in plan.extra.get(MEGATRON, {}).items():
-        destination = FLAG_OF.get(name, name)
+        destination = _destination(plan, name)
         if destination not in flags() or name in DECIDED:
             continue
         flag, kind = flags()[destination]
@@ -496,7 +534,12 @@ def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str,
         elif value is None:
             changed.pop(flag, None)
         else:
-            changed[flag] = (flag, *(_word(item) for item in (value if isinstance(value, list) else [value])))
+            items = value if isinstance(value, list) else [value]
+            if destination in TUPLES:
+                items = [",".join(str(item) for item in items)]
+            elif kind != "list":
+                items = [value]
+            changed[flag] = (flag, *(_word(item) for item in items))
     return tuple(changed.values())
 
 
@@ -522,7 +565,7 @@ def notes(plan: Plan) -> tuple[str, ...]:
     """Which of the user's names reach one of the worker and the argument list alone."""
     extra = plan.extra.get(MEGATRON, {})
     by_hand = [name for name in extra if not any(name in fields()[section] for section in SECTIONS)]
-    worker = [name for name in extra if FLAG_OF.get(name, name) not in flags()]
+    worker = [name for name in extra if _destination(plan, name) not in flags()]
     found = []
     if by_hand:
         found.append(f"megatron_args.sh alone has {', '.join(by_hand)}: flags of Megatron-LM's programs, no fields that our worker sets.")

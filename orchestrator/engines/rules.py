@@ -646,7 +646,7 @@ def given(engine: str, families: Collection[str], precisions: Collection[str]) -
 def mesh_rules(order: Callable[[Candidate, Situation], str | None] = rank_order) -> tuple[Rule, ...]:
     """Rules on the mesh that every engine mode with megatron-core models has. `order`: the check of the rank order."""
     return (
-        rule("rank_order", "rank_order: core/parallel_state.py:808-816", order, "pp", "ep", "etp", "dp", "order"),
+        rule("rank_order", "rank_order: core/parallel_state.py:808-816", order, "pp", "ep", "etp", "dp", "rank_order"),
         rule("no_experts", "ep_basic: megatron/training/arguments.py:1025", no_experts, "ep", "etp"),
         rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", heads, "tp"),
         rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", groups, "tp"),

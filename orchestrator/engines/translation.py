@@ -8,7 +8,7 @@ from typing import Any, Final
 from orchestrator.engines import passthrough
 from orchestrator.engines.ds_config import dumps
 from orchestrator.engines.engine import Requirements
-from orchestrator.engines.megatron_args import shape
+from orchestrator.engines.megatron_args import one_connection, shape
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.plan import Plan
@@ -16,8 +16,6 @@ from orchestrator.plan import Plan
 ARGUMENTS: Final = ("--plan", "plan.json", "--out", ".")
 """Ranks run with the run folder as their working directory; plan.json is written there by the main path."""
 
-FIRST_WITHOUT_MAX_CONNECTIONS: Final = 10.0
-"""Compute capability of Blackwell, from which kernels of several streams keep their order without it (arguments.py:927-953)."""
 
 def environment(plan: Plan) -> dict[str, str]:
     """What the plan needs of the ranks' environment, with nothing of the submitter's."""
@@ -37,9 +35,7 @@ def environment(plan: Plan) -> dict[str, str]:
     if plan.cuda_graph_impl != "none":
         # Graphs over an allocator with expandable segments (rule expandable: arguments.py:1247).
         env["NCCL_GRAPH_REGISTER"] = "0"
-    older = float(plan.cluster.gpu.compute_capability) < FIRST_WITHOUT_MAX_CONNECTIONS
-    if (plan.tp > 1 or plan.cp > 1) and older and not plan.megatron_fsdp:
-        # One queue: communication is started before the GEMM that hides it (rules cuda_conn_1 and, without it, cuda_conn_fsdp).
+    if one_connection(plan):
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     return env
 

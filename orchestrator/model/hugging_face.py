@@ -1,7 +1,7 @@
 """A model's layers as Hugging Face's modules compute them: torch's own operations one by one, no fused kernels, the vocabulary whole.
 
-Families describe layers as megatron-core builds them. Names of kinds, runs and edges stay; weights, bytes moved and tensors kept change
-where transformers 5 (models/{gpt2,llama,bert,t5}/modeling_*.py) and DeepSpeed's AutoTP differ.
+model/describe.py describes layers as megatron-core builds them. Names of kinds, runs and edges stay; weights, bytes moved and tensors kept
+change where transformers 5 (models/{gpt2,llama,bert,t5}/modeling_*.py) and DeepSpeed's AutoTP differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeGuard
 
 from msgspec.structs import replace
 
-from orchestrator.model.spec import Architecture, Attention, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
+from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
 
 RMS_NORM_MOVED: Final = 36.0
 """Bytes per element of LlamaRMSNorm and T5LayerNorm in 16 bits: to fp32 2+4, square 4+4, mean 4, times rsqrt 4+4, back 4+2, weight 2+2; the
@@ -114,7 +114,6 @@ def _ops(layer: LayerSpec, context: _Context) -> Iterator[Op]:
         elif isinstance(op, Pointwise):
             yield from _pointwise(op, context.a)
         else:
-            assert isinstance(op, Attention)
             yield op
 
 
@@ -127,7 +126,7 @@ def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
     elif op.name == "cross_attention.linear_kv":
         widths = [kv, kv]
     elif op.name == "mlp.linear_fc1" and a.gated:
-        widths = [a.ffn_hidden_size, a.ffn_hidden_size]
+        widths = [op.n // 2, op.n // 2]
     for index, n in enumerate(widths):
         yield replace(op, n=n, saves=() if index else op.saves)
 

@@ -33,6 +33,7 @@ from orchestrator.recipe.sources import check_layer, data_settings, existing_fol
 from orchestrator.recipe.weights import weight_settings, with_config
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import CHOICES
 from orchestrator.units import GB, GIB, US, format_bytes
 from orchestrator.values import Value
 
@@ -614,7 +615,7 @@ def _in_plan(group: str, short: str, plan: Plan) -> Any:
     if group == "train":
         return getattr(plan.training, short)
     if group == "pin":
-        return getattr(plan, {"offload": "offload_optimizer"}.get(short, short), ...)
+        return getattr(plan, next((choice.name for choice in CHOICES if choice.pin == short), short), ...)
     mixed = "slowest" if plan.cluster.mixed else "refuse"
     facts = {"gpus": plan.world_size, "gpus_per_node": plan.cluster.gpus_per_node, "seed": plan.training.seed, "mixed": mixed}
     return facts.get(short, ...)

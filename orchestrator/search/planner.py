@@ -23,7 +23,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
-from orchestrator.plan import Plan, Reason, RunSettings
+from orchestrator.plan import Plan, Reason, RunSettings, chosen
 from orchestrator.search.check import check_plan, spec_of
 from orchestrator.search.floors import Floors
 from orchestrator.search.inner import Inner, Solution
@@ -32,7 +32,7 @@ from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Tr
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, options_of
+from orchestrator.strategy.spec import RECOMPUTE_ORDER
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
@@ -328,28 +328,9 @@ def _percent(bound: float, top: float) -> str:
 def _plan(
     solution: Solution, prediction: Prediction, model: ModelSpec, training: Training, cluster: Cluster, run: RunSettings, calibration: str
 ) -> Plan:
-    candidate = solution.candidate
-    mesh, strategy = candidate.mesh, candidate.strategy
     return Plan(
-        engine=candidate.engine,
-        world_size=mesh.world_size,
-        tp=mesh.tp,
-        pp=mesh.pp,
-        vpp=candidate.vpp,
-        cp=mesh.cp,
-        ep=mesh.ep,
-        etp=mesh.etp,
-        dp=mesh.dp,
-        zero_stage=strategy.zero_stage,
-        zero_shard_size=strategy.zero_shard_size,
-        sequence_parallel=strategy.sequence_parallel,
-        offload_optimizer=strategy.offload_optimizer,
-        **options_of(strategy),
-        micro_batch_size=candidate.micro_batch_size,
-        num_microbatches=candidate.num_microbatches,
+        **chosen(solution.candidate),
         global_batch_size=training.global_batch_size,
-        schedule=candidate.schedule,
-        rank_order=mesh.order,
         stages=solution.stages,
         predicted=prediction,
         model=model.architecture,

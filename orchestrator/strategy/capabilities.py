@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,6 +55,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     uneven_stages: bool
     schedules: tuple[str, ...]
     offload_optimizer: bool
+    options: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    """The values that it has of further searched options, by name, in the order in which ties are kept; without an entry: the default."""
     zero_shard_groups: bool = False
     """ZeRO-3 with a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
     fsdp_zero_stages: tuple[ZeroStage, ...] = ()

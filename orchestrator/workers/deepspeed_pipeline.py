@@ -14,8 +14,8 @@ from megatron.core import parallel_state
 
 from orchestrator.plan import Plan
 from orchestrator.workers import pipeline_layers
-from orchestrator.workers.deepspeed_trainer import MegatronLayersTrainer
-from orchestrator.workers.models import Batch
+from orchestrator.workers.batch import Batch
+from orchestrator.workers.deepspeed_layers import MegatronLayersTrainer
 
 
 class Passes(TrainSchedule):

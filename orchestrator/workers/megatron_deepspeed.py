@@ -17,8 +17,9 @@ from megatron.core.transformer.module import Float16Module
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import loop
-from orchestrator.workers.deepspeed_trainer import MegatronLayersTrainer
-from orchestrator.workers.models import FAMILIES, Batch, mean_loss
+from orchestrator.workers.batch import Batch, mean_loss
+from orchestrator.workers.deepspeed_layers import MegatronLayersTrainer
+from orchestrator.workers.models import FAMILIES
 
 
 class Groups:

@@ -17,8 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-
-Batch = dict[str, torch.Tensor]
+from orchestrator.workers.batch import Batch
 
 PADDED_LOGIT = -1e4
 """Logits of ids that exist only because the vocabulary is padded: their softmax is exactly zero in fp32, so that the loss does not
@@ -180,11 +179,3 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(build=_bert, losses=_bert_losses),
     "t5": Family(build=_t5, losses=_t5_losses),
 }
-
-
-def mean_loss(batch: Batch, losses: torch.Tensor) -> torch.Tensor:
-    """Mean over the predicted tokens of a micro-batch, in fp32. Every sample has as many (data.py), so means of parts are the whole's."""
-    losses = losses.float()
-    if "loss_mask" not in batch:
-        return losses.mean()
-    return (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()

@@ -13,7 +13,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from megatron.core import tensor_parallel
 
-from orchestrator.workers.models import Batch, mean_loss
+from orchestrator.workers.batch import Batch, mean_loss
 
 TIED = "embedding"
 """DeepSpeed's key of the weight that embedding and head share."""

@@ -45,7 +45,10 @@ def read(case: dict[str, Any]) -> dict[str, Any]:
     ds_comm.cdb = World(case["world"])
     mpu = SimpleNamespace(get_data_parallel_world_size=lambda: case["dp"])
     config = DeepSpeedConfig(case["config"], mpu=mpu)
+    # Without an mpu, as in a script of the user's own, the batch is checked against the world: AutoTP's is left out of the config.
+    by_hand = DeepSpeedConfig(case["config"]).train_batch_size if "train_batch_size" in case["config"] else None
     return {
+        "by_hand": by_hand,
         "train_batch_size": config.train_batch_size,
         "micro_batch_size": config.train_micro_batch_size_per_gpu,
         "num_microbatches": config.gradient_accumulation_steps,

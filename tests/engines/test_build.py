@@ -234,7 +234,7 @@ def test_deepspeeds_engine_takes_model_groups_and_config(name: str) -> None:
     else:
         expected = "FP16_UnfusedOptimizer" if mixed else "AdamW"
     assert found["optimizer"] == expected
-    schedules = {"cosine": "WarmupCosineLR", "linear": "WarmupDecayLR", "constant": "NoneType"}
+    schedules = {"cosine": "WarmupCosineLR", "linear": "OneCycle", "constant": "NoneType"}
     assert found["schedule"] == schedules[plan.training.schedule]
 
 

@@ -292,7 +292,7 @@ def test_deepspeed_reads_the_config_as_it_is_meant(name: str, answers: dict[str,
     assert read["hpz"] == (plan.zero_shard_size or 1)
     assert read["autotp"] == (plan.tp if plan.tp > 1 else 0)
     if plan.tp == 1:
-        assert read["train_batch_size"] == plan.global_batch_size
+        assert read["train_batch_size"] == read["by_hand"] == plan.global_batch_size
 
 
 def test_what_transformers_can_not_say_is_said_in_words() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_plans import make_plan
+from hand_plans import GPT, LLAMA, make_plan, training_for
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES, passthrough
@@ -16,6 +16,7 @@ from orchestrator.engines.ds_config import ds_config
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError
+from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, from_json, to_json
 
 FLAGS = Path(__file__).parent / "megatron_flags.csv"
@@ -195,6 +196,53 @@ def test_values_reach_the_classes_and_the_argument_list() -> None:
     notes = " ".join(ENGINES["megatron"].translate(plan).notes)
     assert "megatron_args.sh alone has log_throughput, eval_iters" in notes
     assert "Our worker alone has batch_p2p_sync" in notes
+
+
+def test_a_window_is_one_word_to_megatrons_parser() -> None:
+    """tuple_type (Megatron-LM core_v0.16.1, arguments.py:281); a pattern of layers is a list in one word too (moe_freq_type)."""
+    plan = with_values(make_plan(), megatron={"window_size": "1024,0", "window_attn_skip_freq": "[1,1,0]"})
+    flags = megatron_flags(plan)
+    assert ("--window-size", "1024,0") in flags
+    assert ("--window-attn-skip-freq", "[1, 1, 0]") in flags
+    assert json.loads(file_of(plan, "engine.json"))["transformer_config"]["window_size"] == [1024, 0]
+
+
+@pytest.mark.parametrize(("model", "flag"), [(GPT, "--no-bias-gelu-fusion"), (LLAMA, "--no-bias-swiglu-fusion")])
+def test_a_fusion_that_is_off_has_the_flag_of_the_activation(model: Architecture, flag: str) -> None:
+    """arguments.py:1335."""
+    plan = with_values(make_plan(model=model), megatron={"bias_activation_fusion": "false"})
+    assert (flag,) in megatron_flags(plan)
+    assert "no flag for it" not in " ".join(ENGINES["megatron"].translate(plan).notes)
+    on = with_values(make_plan(model=model), megatron={"bias_activation_fusion": "true"})
+    assert (flag,) not in megatron_flags(on)
+
+
+FP8 = training_for(GPT, precision="fp8", fp8_recipe="delayed")
+FULL = [("full", 8)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "why"),
+    [
+        (make_plan(), "fp8_param_gather", "it needs train.precision=fp8, not bf16"),
+        (make_plan(), "fp8-param-gather", "it needs train.precision=fp8, not bf16"),
+        (make_plan(training=FP8, zero_stage=0), "fp8_param", "it needs zero_stage=1 or more"),
+        (make_plan(tp=2, recompute=FULL, sequence_parallel=True), "distribute_saved_activations", "it needs sequence_parallel=false"),
+        (make_plan(recompute=FULL), "distribute_saved_activations", "it needs tp=2 or more"),
+        (make_plan(tp=2), "distribute_saved_activations", "it needs recompute=full on every stage"),
+    ],
+)
+def test_what_megatron_takes_under_other_plans_alone_is_refused(plan: Plan, name: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        ENGINES["megatron"].translate(with_values(plan, megatron={name: "true"}))
+    assert ENGINES["megatron"].translate(with_values(plan, megatron={name: "false"}))
+
+
+def test_weights_of_8_bits_are_gathered_where_both_are_said() -> None:
+    plan = with_values(make_plan(training=FP8), megatron={"fp8_param_gather": "true"})
+    assert ("--fp8-param-gather",) in megatron_flags(plan)
+    engine = json.loads(file_of(plan, "engine.json"))
+    assert engine["transformer_config"]["fp8_param"] is engine["ddp"]["fp8_param_gather"] is True
 
 
 def test_values_reach_every_ds_config() -> None:

@@ -321,6 +321,15 @@ def test_one_connection_only_where_megatron_asks_for_it() -> None:
     assert connections(tp=2, gpu="cpu") is None
 
 
+@pytest.mark.parametrize(
+    ("choices", "asserted"), [({"tp": 2}, True), ({"cp": 2}, True), ({"pp": 2}, False), ({"tp": 2, "gpu": "B200"}, False)]
+)
+def test_the_command_in_the_header_says_one_connection_where_megatron_asserts_it(choices: dict[str, Any], asserted: bool) -> None:
+    """By hand the variable is not set otherwise, and Megatron ends at once (arguments.py:951)."""
+    command = file_of(make_plan(**choices), "megatron_args.sh").splitlines()[1]
+    assert command.startswith("#   CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun " if asserted else "#   torchrun ")
+
+
 def test_a_cpu_job_runs_on_gloo_and_tells_deepspeed_so() -> None:
     job = job_of(DEEPSPEED["ds_cpu_zero0"])
     assert (job.backend, job.environment["DS_ACCELERATOR"], job.world_size) == ("gloo", "cpu", 4)

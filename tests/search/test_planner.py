@@ -302,7 +302,7 @@ def test_impossible_memory_says_what_was_missing_and_what_to_relax() -> None:
     text = str(caught.value)
     assert "no plan fits" in text
     assert "of 40.0 MiB (42.0 MiB less 2.0 MiB kept free)" in text
-    assert "nearest: megatron dp=8 zero_stage=1 mbs=1 recompute=none" in text
+    assert "nearest: megatron tp=1 pp=1 dp=8 zero_stage=1 mbs=1 recompute=none" in text
     assert "leave out pin." in text or "leave out the pins" in text
 
 
@@ -322,7 +322,7 @@ def test_more_gpus_are_proposed_where_they_help() -> None:
     pins = Pins(micro_batch_size=1)
     need = some_plan(capabilities, layers=12, gpus=4, pins=pins).plan.predicted
     assert need is not None
-    with pytest.raises(NoPlanError, match=r"gpus=8 \(megatron dp=8"):
+    with pytest.raises(NoPlanError, match=r"gpus=8 \(megatron tp=1 pp=1 dp=8"):
         some_plan(capabilities, layers=12, gpus=4, pins=pins, limit=MemoryLimit(limit=int(need.peak_memory_bytes * 0.9), reserve=0))
 
 

@@ -48,7 +48,7 @@ def capabilities(software: Software) -> Capabilities:
                 rules.gradient_dtype,
                 "model",
             ),
-            rule("rank_order", "autotp: deepspeed/utils/groups.py:150-230 (neighbours are one group)", rules.rank_order, "order"),
+            rule("rank_order", "autotp: deepspeed/utils/groups.py:150-230 (neighbours are one group)", rules.rank_order, "rank_order"),
             rule("no_experts", "ours: dense families only", rules.no_experts, "ep", "etp"),
             rule("no_pipeline", "pp_misc: deepspeed/runtime/pipe/module.py", deepspeed_rules.no_pipeline, "pp", "vpp"),
             rule("schedule", "ours: one stage", rules.schedule_fits, "vpp", "schedule"),

@@ -1,5 +1,5 @@
 # Arguments of pretrain_gpt.py of Megatron-LM, tag core_v0.16.1, for 8 ranks. Source this file in bash, then for example:
-#   torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
+#   CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
 MEGATRON_ARGS=(
   --num-layers '8'
   --seq-length '64'

@@ -1,5 +1,5 @@
 # Arguments of pretrain_gpt.py of Megatron-LM, tag core_v0.16.1, for 8 ranks. Source this file in bash, then for example:
-#   torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
+#   CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "${MEGATRON_ARGS[@]}"
 # megatron_args.sh recomputes on every stage as much as the plan does on the stage that recomputes most: the command line has one setting for all. Our worker follows the plan.
 MEGATRON_ARGS=(
   --num-layers '8'

@@ -1,5 +1,5 @@
 # Arguments of pretrain_t5.py of Megatron-LM, tag core_v0.16.1, for 16 ranks. Source this file in bash, then for example:
-#   torchrun --nnodes 2 --nproc-per-node 8 pretrain_t5.py "${MEGATRON_ARGS[@]}"
+#   CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 --nproc-per-node 8 pretrain_t5.py "${MEGATRON_ARGS[@]}"
 # pretrain_t5.py has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary.
 MEGATRON_ARGS=(
   --encoder-num-layers '4'
