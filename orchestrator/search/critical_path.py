@@ -32,8 +32,8 @@ def mean(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> list[fl
 
 def game(payoffs: Sequence[Sequence[float]]) -> tuple[float, list[float], list[float]]:
     """(value, shares of the rows, shares of the columns) of a game in which the row's player wants much of `payoffs[row][column]`, which
-    are positive, and the column's player little: the linear program "most sum y where payoffs y <= 1" by the simplex method (Dantzig 1951), whose first
-    basis is its slacks.
+    are positive, and the column's player little: the linear program "most sum y where
+    payoffs y <= 1" by the simplex method (Dantzig 1951), whose first basis is its slacks.
 
     >>> game([[4.0, 1.0], [1.0, 4.0]])
     (2.5, [0.5, 0.5], [0.5, 0.5])

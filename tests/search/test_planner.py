@@ -73,6 +73,7 @@ def test_the_score_is_the_oracles_on_more_instances(seed: int) -> None:
 
 MODULE_SEEDS = range(0, 120, 8)
 
+
 def with_modules(seed: int) -> Instance:
     """An instance whose engine also recomputes modules of layers."""
     instance = Instance(seed)
