@@ -178,7 +178,7 @@ def search(
                 inner = Inner(costs[choice.engine], model, engines[choice.engine][0], choice.leaf, limits[choice.engine], pins.layout)
         if inner is not None and step == FLOOR:
             look = bound * LOOK_AHEAD
-            answer = inner.bound(look)
+            answer = inner.bound(bound, look)
             need = answer.need
             if need is None:
                 heappush(queue, (max(bound, answer.bound_s), order, FLOOR if answer.bound_s == look else SOLVE, group, inner))
@@ -266,7 +266,7 @@ def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]], late: Callable[
     for inner, choice in sorted(unfinished, key=lambda entry: entry[0].left):
         if inner.left < best.score * (1 - ROUNDING) and not late():
             before, simulated = inner.spent, inner.simulated
-            answer = inner.solve_further(best.score, MOST_FURTHER - best.further)
+            answer = inner.solve(best.score, max(1, (MOST_FURTHER - best.further) // 3))
             best.further += inner.spent - before
             best.simulated += inner.simulated - simulated
             if answer.solution is not None and answer.solution.step_time_s < best.score:
