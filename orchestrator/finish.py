@@ -93,7 +93,7 @@ def _worth_a_restart(outcome: Outcome) -> bool:
 def finish(out: Path, log: Path, exit_status: int, started: str, restarts: int = 0, allowed: int = 0, cause: str = "ranks") -> Outcome:
     """Write status.json from the logs and metrics; returns how the run ended: "requeued" where the caller is to requeue the job.
     `restarts` of `allowed` have been used. `cause`: who ended the job first, "ranks" or "slurm"."""
-    program_metrics.Follower(out).poll()  # the engine's own program prints its metrics
+    program_metrics.Follower(out).poll(ended=True)  # the engine's own program prints its metrics
     rows = by_step(_json_lines(out / "metrics.jsonl"))
     outcome = replace(_ended(out, log, exit_status, rows, cause), started=started, restarts=restarts)
     if restarts < allowed and _worth_a_restart(outcome):

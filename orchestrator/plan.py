@@ -14,12 +14,11 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
 from orchestrator.strategy.spec import (
+    OUTER_CHOICES,
     RECOMPUTE_ORDER,
     Candidate,
-    CpCommType,
-    CudaGraphImpl,
-    Dispatcher,
     Mesh,
+    Options,
     Recompute,
     Schedule,
     Strategy,
@@ -97,8 +96,8 @@ class Prices(Value, frozen=True, kw_only=True):
     interval: tuple[float, float] | None = None
 
 
-class Plan(Value, frozen=True, kw_only=True):
-    """A strategy for a model on a cluster. The JSON is flat where people read it."""
+class Plan(Options, frozen=True, kw_only=True):
+    """A strategy for a model on a cluster, with the declared options (strategy/spec.py). The JSON is flat where people read it."""
 
     version: Literal[1] = 1
     engine: str
@@ -110,17 +109,6 @@ class Plan(Value, frozen=True, kw_only=True):
     ep: int
     etp: int
     dp: int
-    zero_stage: Literal[0, 1, 2, 3]
-    zero_shard_size: int | None = None
-    sequence_parallel: bool
-    offload_optimizer: bool = False
-    overlap_grad_reduce: bool = True
-    overlap_param_gather: bool = True
-    tp_comm_overlap: bool = False
-    cuda_graph_impl: CudaGraphImpl = "none"
-    cp_comm_type: CpCommType = "p2p"
-    moe_token_dispatcher_type: Dispatcher = "alltoall"
-    megatron_fsdp: bool = False
     micro_batch_size: int
     num_microbatches: int
     global_batch_size: int
@@ -150,11 +138,7 @@ class Plan(Value, frozen=True, kw_only=True):
         strongest: Recompute = max(used, key=RECOMPUTE_ORDER.index, default="none")
         return Strategy(
             mesh=self.mesh,
-            zero_stage=self.zero_stage,
-            zero_shard_size=self.zero_shard_size,
-            sequence_parallel=self.sequence_parallel,
             recompute=strongest,
-            offload_optimizer=self.offload_optimizer,
             grad_reduce_dtype=self.training.grad_reduce_dtype,
             **options_of(self),
         )
@@ -185,9 +169,25 @@ class Plan(Value, frozen=True, kw_only=True):
                     yield index, span
 
 
+def chosen(candidate: Candidate) -> dict[str, Any]:
+    """The fields of a plan that say what was chosen: every choice but recompute, which its stages have."""
+    return {choice.name: choice.of(candidate) for choice in OUTER_CHOICES} | {
+        "engine": candidate.engine,
+        "world_size": candidate.mesh.world_size,
+        "num_microbatches": candidate.num_microbatches,
+    }
+
+
+_KEYS = tuple(
+    dict.fromkeys(("version", "engine", "world_size", *(choice.name for choice in OUTER_CHOICES), *Plan.__struct_fields__))
+)
+"""In the order in which plan.json has them."""
+
+
 def to_json(plan: Plan) -> str:
-    """Indented, keys in declared order, floats exact."""
-    return msgspec.json.format(msgspec.json.encode(plan), indent=1).decode() + "\n"
+    """Indented, what was chosen first, floats exact."""
+    fields = {name: getattr(plan, name) for name in _KEYS}
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode() + "\n"
 
 
 def from_json(text: str | bytes, where: str = "plan") -> Plan:
@@ -200,5 +200,9 @@ def from_json(text: str | bytes, where: str = "plan") -> Plan:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of plan.json."""
-    return msgspec.json.schema(Plan)
+    """The JSON Schema of plan.json, each choice with its declaration's text."""
+    schema = msgspec.json.schema(Plan)
+    properties = schema["$defs"]["Plan"]["properties"]
+    for choice in OUTER_CHOICES:
+        properties[choice.name]["description"] = choice.doc + (f" ({choice.unit})" if choice.unit else "")
+    return schema

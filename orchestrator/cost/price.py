@@ -29,7 +29,7 @@ from orchestrator.strategy.axes import cp, dp, ep, pp, tp
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy, price_key
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
@@ -150,7 +150,7 @@ class CostModel:
             model = hugging_face(model)
         elif not traits.fused_gate:
             model = with_separate_gate(model)
-        if model.architecture.family in traits.unfused_attention:
+        if set(model.architecture.features()) & set(traits.unfused_attention):
             traits = replace(traits, flash_attention=False)
         if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
             calibration = replace(calibration, fp8_efficiency=calibration.fp8_efficiency * calibration.mxfp8_slowdown)
@@ -344,10 +344,9 @@ class CostModel:
         """What data parallelism does not change: compute, recompute, traffic of tp and cp, activations."""
         mesh, c = strategy.mesh, self.calibration
         key = (
-            *(layer.kind, recompute, mesh.tp, mesh.cp, strategy.sequence_parallel, micro_batch_size),
+            *(layer.kind, recompute, micro_batch_size, per_parameter.weight, per_parameter.gradient),
             *(mesh.stride("tp") if mesh.tp > 1 else 1, mesh.stride("cp") if mesh.cp > 1 else 1),
-            *(per_parameter.weight, per_parameter.gradient, mesh.ep, mesh.etp),
-            *(strategy.tp_comm_overlap, strategy.cp_comm_type, strategy.moe_token_dispatcher_type),
+            *price_key(strategy),
         )
         local = self._locals.get(key)
         if local is not None:

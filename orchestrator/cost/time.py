@@ -172,7 +172,7 @@ def _attention(
     pairs = queries * op.key_len * heads
     flops = 4 * pairs * op.head_dim
     if traits.flash_attention:
-        flops *= 0.5 if op.causal else 1.0
+        flops *= op.visible
         saturation = 1 + c.attention_half_length / min(queries, op.key_len)
         per_flop = saturation / rates.peak
         forward = flops * per_flop / c.attention_efficiency

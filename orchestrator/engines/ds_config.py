@@ -7,6 +7,7 @@ without `gradient_clipping` DeepSpeed clips at 1.0, and without `grad_accum_dtyp
 from __future__ import annotations
 
 import json
+from math import pi
 from typing import Any, Final
 
 from orchestrator.engines.ds_pipeline import SECTION, is_pipeline_module
@@ -90,18 +91,68 @@ def optimizer(plan: Plan) -> dict[str, Any]:
 
 
 def scheduler(plan: Plan) -> dict[str, Any] | None:
-    """The nearest of DeepSpeed's schedules, for use by hand; our worker sets the learning rate itself, the same way for every engine."""
+    """The plan's schedule for use by hand, by DeepSpeed's own classes (runtime/lr_schedules.py); our worker sets the rates itself.
+
+    DeepSpeed steps its scheduler after each step and begins at last_batch_iteration=-1, so that its Warmup* classes are one step late (the
+    first two steps are at 0), and raises their warmup_num_steps to 2. Begun later they don't touch the first step's rate, which is then
+    the optimizer's (`first_rate`): so constant rates after a warm-up and a cosine without one are the plan's in every step. OneCycle counts
+    as the plan does: a linear decay is its second half, as long as it takes from `lr` to 0. A cosine after a warm-up can't be had
+    (`cosine_error`).
+    """
     training = plan.training
-    warmup = {"warmup_num_steps": max(1, training.warmup), "warmup_type": "linear"}
-    if training.schedule == "constant":
-        if not training.warmup:
+    lr, min_lr, warmup, steps = training.lr, training.min_lr, training.warmup, training.steps
+    if _is_constant(plan):
+        if not warmup:
             return None
-        return {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **warmup}}
+        counted = max(DS_LEAST_WARMUP, warmup)
+        return {"type": "WarmupLR", "params": {
+            "warmup_min_lr": 0.0, "warmup_max_lr": lr, "warmup_num_steps": counted, "warmup_type": "linear",
+            "last_batch_iteration": counted - warmup,
+        }}  # fmt: skip
     if training.schedule == "linear":
-        params = {"total_num_steps": training.steps, "warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **warmup}
-        return {"type": "WarmupDecayLR", "params": params}
-    floor = training.min_lr / training.lr
-    return {"type": "WarmupCosineLR", "params": {"total_num_steps": training.steps, "cos_min_ratio": floor, **warmup}}
+        if warmup:
+            to_zero = max(0, steps - warmup) * lr / (lr - min_lr)
+            cycle = {"cycle_min_lr": 0.0, "cycle_max_lr": lr, "cycle_first_step_size": warmup, "cycle_second_step_size": to_zero}
+        else:  # from the peak on, which is after a first half of one step
+            cycle = {"cycle_min_lr": min_lr, "cycle_max_lr": lr, "cycle_first_step_size": 1, "cycle_second_step_size": steps,
+                     "last_batch_iteration": 0}  # fmt: skip
+        return {"type": "OneCycle", "params": cycle | {"cycle_momentum": False}}
+    params: dict[str, Any] = {"cos_min_ratio": min_lr / lr, "warmup_type": "linear"}
+    if warmup:
+        # Half of what is missing at the end of the warm-up is too much at its beginning: the largest error is the least.
+        params |= {"total_num_steps": steps, "warmup_num_steps": warmup, "warmup_min_ratio": 2 / (warmup + 1)}
+    else:
+        late = DS_LEAST_WARMUP
+        params |= {"total_num_steps": steps + late, "warmup_num_steps": late, "last_batch_iteration": late - 1}
+    return {"type": "WarmupCosineLR", "params": params}
+
+
+DS_LEAST_WARMUP: Final = 2
+"""What DeepSpeed raises a smaller warmup_num_steps to (runtime/lr_schedules.py)."""
+
+
+def _is_constant(plan: Plan) -> bool:
+    training = plan.training
+    return training.schedule == "constant" or (training.schedule == "linear" and training.min_lr == training.lr)
+
+
+def first_rate(plan: Plan) -> float:
+    """The optimizer's own rate in the file for use by hand: that of the first step, where the scheduler begins with the second."""
+    return 0.0 if _is_constant(plan) and plan.training.warmup else plan.training.lr
+
+
+def cosine_error(plan: Plan) -> float:
+    """How far the rates of `scheduler` are from the plan's at most, as a share of `lr`: 0 but for a cosine after a warm-up, of which
+    DeepSpeed's WarmupCosineLR has no step at the peak.
+
+    With W warm-up steps its step s is at (2 + (s-1)(W-1)/W)/(W+1) in place of s/W, (W-1)/(W(W+1)) off in the first and in the last; its
+    cosine is the plan's. With one it is at the peak twice, and then a step late: the cosine's steepest slope is pi/2.
+    """
+    training = plan.training
+    warmup = training.warmup
+    if training.schedule != "cosine" or not warmup:
+        return 0.0
+    return pi / 2 / max(1, training.steps - 1) if warmup == 1 else (warmup - 1) / (warmup * (warmup + 1))
 
 
 def zero_optimization(plan: Plan) -> dict[str, Any]:
@@ -185,7 +236,10 @@ def by_hand(plan: Plan) -> dict[str, Any]:
     """`ds_config` with the schedule, for a script that leaves the learning rate to DeepSpeed."""
     config = ds_config(plan)
     schedule = scheduler(plan)
-    return config | {"scheduler": schedule} if schedule else config
+    if schedule is None:
+        return config
+    optimizer = config["optimizer"]
+    return config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": first_rate(plan)}}, "scheduler": schedule}
 
 
 def for_trainer(plan: Plan) -> dict[str, Any]:
@@ -228,10 +282,26 @@ def deepspeed_files(plan: Plan) -> tuple[list[File], list[str]]:
         found.append("ds_config.auto.json: the HF Trainer has no pipeline; it would run these settings over data parallelism.")
     if is_pipeline_module(plan):
         found.append('ds_config.json says nothing of stages: a script of your own gives PipelineModule those of engine.json, "pipeline".')
-    training = plan.training
-    if training.schedule == "linear" and training.min_lr > 0:
-        found.append(f"ds_config.json: DeepSpeed's linear schedule ends at 0, not at min_lr={training.min_lr}; our worker's ends there.")
+    found += _schedule_notes(plan)
     return files, found
+
+
+def _schedule_notes(plan: Plan) -> list[str]:
+    """What someone who uses ds_config.json by hand should know of its learning rates."""
+    training, found = plan.training, []
+    error = cosine_error(plan)
+    if error:
+        off = f"its rates are up to {100 * error:.2g}% of lr off the plan's, which our worker's are"
+        found.append(f"ds_config.json: DeepSpeed's cosine has no step at the peak after a warm-up: {off}.")
+    if first_rate(plan) != training.lr:
+        own = f"With a scheduler of your own write lr={training.lr} there"
+        found.append(f"ds_config.json: optimizer.params.lr is the first step's, 0; the scheduler has the peak. {own}.")
+    schedule = scheduler(plan)
+    params = schedule["params"] if schedule else {}
+    if "warmup_num_steps" in params and (params["warmup_num_steps"] != training.warmup or first_rate(plan) != training.lr):
+        said = "looks for its own arguments in this scheduler and refuses it; it takes ds_config.auto.json"
+        found.append(f"ds_config.json: the HF Trainer {said}.")
+    return found
 
 
 def deepspeed_environment(plan: Plan) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Steps of a user's DeepSpeed script, from the CSV files of DeepSpeed's own monitor, which entry= turns on in ds_config.json.
 
-Each file has two columns, samples so far and a value (deepspeed/monitor/csv_monitor.py); DeepSpeed 0.19.8 writes the learning rate, with
+Each file has two columns, samples so far and a value (deepspeed/monitor/csv_monitor.py); DeepSpeed 0.19.8 writes the next step's learning
+rate (its scheduler has stepped by then: _take_model_step), with
 wall_clock_breakdown the milliseconds of forward, backward and optimizer step (runtime/engine.py, _write_monitor), and no loss except in its
 PipelineEngine. A process that starts again appends another header.
 """
@@ -35,14 +36,12 @@ def column(path: Path) -> dict[int, float]:
 class Monitored:
     """Follows the files of a run folder."""
 
-    def __init__(self, out: Path, tokens_per_sequence: int) -> None:
+    def __init__(self, out: Path, tokens_per_sequence: int, global_batch_size: int, first_rate: float | None) -> None:
         self.folder = out / FOLDER
-        self.tokens = tokens_per_sequence
+        self.tokens, self.batch, self.first_rate = tokens_per_sequence, global_batch_size, first_rate
         self.size = 0
-        self.batch = 0
         self.timed = True
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            self.batch = int(json.loads((out / "plan.json").read_text())["training"]["global_batch_size"])
             self.timed = bool(json.loads((out / "ds_config.json").read_text()).get("wall_clock_breakdown"))
 
     def new_rows(self) -> list[Row]:
@@ -56,7 +55,11 @@ class Monitored:
         rates, losses = column(path), column(self.folder / "Train_Samples_train_loss.csv")
         times = [column(self.folder / f"Train_Samples_{name}.csv") for name in TIMES]
         done = times[-1] if self.timed else rates
-        return [self._row(samples, rates.get(samples), losses.get(samples), [time.get(samples) for time in times]) for samples in done]
+        printed: dict[int, float | None] = {0: self.first_rate, **rates}
+        return [
+            self._row(samples, printed.get(samples - self.batch), losses.get(samples), [time.get(samples) for time in times])
+            for samples in done
+        ]
 
     def _row(self, samples: int, rate: float | None, loss: float | None, milliseconds: list[float | None]) -> Row:
         known = [value for value in milliseconds if value is not None]

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from orchestrator.errors import LaunchError
 from orchestrator.job import Job
 from orchestrator.launch import program_metrics
-from orchestrator.launch.render import RUN_VARIABLE, SRUN_STYLE
+from orchestrator.launch.render import RUN_VARIABLE, SRUN_STYLE, STARTED
 from orchestrator.values import Value
 
 Row = dict[str, Any]
@@ -56,7 +56,6 @@ DEEPSPEED_CODE = re.compile(r"exits with return code = (-?\d+)")
 """What DeepSpeed's launcher logs when a rank has died: that it ends the others, and with what the first ended
 (deepspeed/launcher/launch.py, sigkill_handler). It doesn't say which rank."""
 DEAD = re.compile(f"{CLOSING.pattern}|{DEEPSPEED_ENDS.pattern}")
-STARTED = re.compile(r"^=== rank \d+ on .* ===$\n?", re.MULTILINE)
 STARTED_ON = re.compile(r"^=== rank \d+ on (\S+), .* ===$", re.MULTILINE)
 """launch.sh puts this before the output of each start."""
 JOB_STARTED = re.compile(r"^job \d+ on .*, restart \d+ of \d+$", re.MULTILINE)
@@ -466,9 +465,9 @@ def run_script(
 
     printed = None if own else program_metrics.Follower(out)
 
-    def follow() -> None:
+    def follow(*, ended: bool = False) -> None:
         if printed is not None:
-            printed.poll()
+            printed.poll(ended=ended)
         for row in metrics.new_rows():
             rows.append(row)
             on_step(row)
@@ -488,7 +487,7 @@ def run_script(
             returncode = _supervise(process, launch_log, follow, signals=signals, grace_s=grace_s, run=run)
     finally:
         _leave_none(run)
-    follow()
+    follow(ended=True)
     outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=str(_log(out, 0)), rows=by_step(rows))
     if signals:
         said = f"ended by {signal.Signals(signals[0]).name}"

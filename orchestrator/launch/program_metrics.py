@@ -8,17 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.launch import deepspeed_csv, megatron_log
+from orchestrator.values import Value
 
 Row = dict[str, Any]
 
 
-def tokens_per_sequence(out: Path) -> int:
-    """Of the folder's plan; 0 where it has none."""
-    try:
-        training = json.loads((out / "plan.json").read_text())["training"]
-        return int(training["seq_length"]) + int(training["decoder_seq_length"] or 0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+class Planned(Value, frozen=True, kw_only=True):
+    """What plan.json says of a run's steps; nothing where a folder has none."""
+
+    tokens_per_sequence: int = 0
+    global_batch_size: int = 0
+    first_rate: float | None = None
+    """The learning rate of the first step: a warm-up begins at 0."""
+    eval_every: int = 0
+
+    @classmethod
+    def read(cls, out: Path) -> Planned:
+        """Of the folder's plan."""
+        try:
+            plan = json.loads((out / "plan.json").read_text())
+            training = plan["training"]
+            return cls(
+                tokens_per_sequence=int(training["seq_length"]) + int(training["decoder_seq_length"] or 0),
+                global_batch_size=int(training["global_batch_size"]),
+                first_rate=0.0 if training["warmup"] else float(training["lr"]),
+                eval_every=int(plan["run"]["eval_every"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
 
 
 def last_step(path: Path) -> int:
@@ -37,17 +54,18 @@ class Follower:
         self.metrics = out / "metrics.jsonl"
         self.size = -1
         self.last_step = 0
-        tokens = tokens_per_sequence(out)
-        self.printed = megatron_log.Printed(out, tokens)
-        self.monitored = deepspeed_csv.Monitored(out, tokens)
+        plan = Planned.read(out)
+        self.printed = megatron_log.Printed(out, plan.tokens_per_sequence, plan.first_rate, plan.eval_every)
+        self.monitored = deepspeed_csv.Monitored(out, plan.tokens_per_sequence, plan.global_batch_size, plan.first_rate)
 
-    def poll(self) -> None:
-        """Read what is new. Another process may follow too (the job at its end, and who waits for it): what it has written counts."""
+    def poll(self, *, ended: bool = False) -> None:
+        """Read what is new; once the run has `ended`, with the step whose evaluation never came. Another process may follow too (the job at
+        its end, and who waits for it): what it has written counts."""
         size = self.metrics.stat().st_size if self.metrics.exists() else 0
         if size != self.size:
             self.last_step = last_step(self.metrics)
         rows: dict[int, Row] = {}
-        for row in (*self.printed.new_rows(), *self.monitored.new_rows()):
+        for row in (*self.printed.new_rows(ended=ended), *self.monitored.new_rows()):
             if row["step"] > self.last_step:
                 rows.setdefault(row["step"], row)
         if rows:

@@ -136,9 +136,7 @@ def container_options(values: Mapping[str, str]) -> ContainerOptions | None:
     if runtime not in ("pyxis", "apptainer"):
         raise InputError("container.runtime", runtime, "is not known", ["pyxis", "apptainer"])
     mounts = tuple(part for part in values.get("mounts", "").split(",") if part)
-    return msgspec.convert(
-        {"image": image, "mounts": mounts, "workdir": values.get("workdir"), "runtime": runtime}, ContainerOptions
-    )
+    return msgspec.convert({"image": image, "mounts": mounts, "workdir": values.get("workdir"), "runtime": runtime}, ContainerOptions)
 
 
 NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
@@ -200,6 +198,8 @@ exec "$@" >>"logs/rank-$RANK.log" 2>&1
 """
 """What is started per rank: says in logs/rank-N.log where it runs, then becomes the worker, with its output in that file, rank 0's
 on the screen too. `tee` outlives the SIGTERM with which torchrun ends the group, so that the last lines arrive."""
+STARTED = re.compile(r"^=== rank \d+ on .* ===$\n?", re.MULTILINE)
+"""The line with which a rank's log says that it starts."""
 
 LAUNCH = """\
 #!/usr/bin/env bash
@@ -459,7 +459,7 @@ def launch_sh(job: Job) -> str:
 def _rank(job: Job) -> str:
     """What is started per rank."""
     text = RANK if job.launcher == "torchrun" else f"\n{LOCAL_RANK}{RANK}"
-    return text.replace('\nif [[ $RANK', f"\n{CHECK}\nif [[ $RANK", 1) if job.preflight else text
+    return text.replace("\nif [[ $RANK", f"\n{CHECK}\nif [[ $RANK", 1) if job.preflight else text
 
 
 def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:

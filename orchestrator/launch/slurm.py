@@ -196,16 +196,16 @@ def follow(
 
     printed = None if own else program_metrics.Follower(out)
 
-    def look() -> None:
+    def look(*, ended: bool = False) -> None:
         if printed is not None:
-            printed.poll()
+            printed.poll(ended=ended)
         for row in metrics.new_rows():
             rows.append(row)
             on_step(row)
 
     started = now()
     last, status = wait(submitted, follow=look, poll_s=poll_s)
-    look()
+    look(ended=True)
     outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=submitted.log, rows=by_step(rows))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         written = json.loads((out / "status.json").read_text())

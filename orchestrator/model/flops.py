@@ -15,7 +15,7 @@ def forward_flops(layer: LayerSpec) -> float:
         if isinstance(op, Gemm):
             total += 2 * op.tokens * op.k * op.n
         elif isinstance(op, Attention):
-            total += 4 * op.query_len * op.key_len * op.heads * op.head_dim / (2 if op.causal else 1)
+            total += 4 * op.query_len * op.key_len * op.heads * op.head_dim * op.visible
     return total
 
 

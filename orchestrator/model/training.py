@@ -13,7 +13,7 @@ Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 
 
 class Training(Value, frozen=True, kw_only=True):
-    """`seq_length` in tokens (an encoder's, in an encoder-decoder); `warmup` in steps; `clip` 0: no clipping.
+    """`seq_length` in tokens (an encoder's, in an encoder-decoder); `clip` 0: no clipping.
 
     `grad_accum_dtype` is what micro-batches are summed in, `grad_reduce_dtype` what crosses the data-parallel network.
     """
@@ -30,6 +30,7 @@ class Training(Value, frozen=True, kw_only=True):
     min_lr: float = 0.0
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: int = 0
+    """Steps of the warm-up: step s, counted from 0, has the rate lr * s / warmup, so that the first is at 0 and step `warmup` at `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1

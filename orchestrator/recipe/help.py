@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Union
 
 from orchestrator.recipe.clusters import stored
-from orchestrator.recipe.keys import KEYS, OPEN_GROUPS
+from orchestrator.recipe.keys import KEYS, OPEN_GROUPS, is_structured
 
 HEAD = """\
 usage: python -m orchestrator.run key=value ...
@@ -60,6 +60,8 @@ def kind(of: Any) -> str:
     >>> kind(int | None), kind(Literal["a", "b"] | None)
     ('number', 'a|b')
     """
+    if is_structured(of):
+        return "mapping or list (YAML, or JSON)"
     options = typing.get_args(of) if isinstance(of, types.UnionType) or typing.get_origin(of) is Union else (of,)
     first = next(option for option in options if option is not type(None))
     if typing.get_origin(first) is Literal:

@@ -14,8 +14,10 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
-from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import ENGINE_OPTIONS, Strategy
+from orchestrator.strategy.choices import Choice
+from orchestrator.strategy.choices import shown as shown_choice
+from orchestrator.strategy.pins import LAYOUT
+from orchestrator.strategy.spec import CHOICES
 from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
@@ -80,7 +82,6 @@ def _keys() -> dict[str, Key]:
     """Every key by its full name, in the order of --help."""
     architecture = typing.get_type_hints(Architecture)
     training = typing.get_type_hints(Training)
-    pins = typing.get_type_hints(Pins)
     defaults = {info.name: info.default for info in msgspec.structs.fields(Training) if info.default is not msgspec.NODEFAULT}
 
     def train(name: str, text: str, **limits: float) -> Key:
@@ -100,8 +101,12 @@ def _keys() -> dict[str, Key]:
         Key(name="launch.wait", type=bool, help="follow a job submitted with launch=slurm, and return its status", default="false"),
         Key(name="entry", type=str, help="a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script"),
         Key(name="entry.args", type=str, help="more arguments for it, in quotes"),
-        Key(name="entry.launcher", type=Launcher, help="of a DeepSpeed script's ranks; deepspeed: its own, with a hostfile",
-            default="torchrun"),
+        Key(
+            name="entry.launcher",
+            type=Launcher,
+            help="of a DeepSpeed script's ranks; deepspeed: its own, with a hostfile",
+            default="torchrun",
+        ),
         Key(name="entry.preflight", type=bool, help="check nodes and groups before it starts, as our worker does", default="false"),
         Key(name="entry.without", type=str, help="flags of ours that it shall not get (--async-save --log-straggler)"),
         Key(name="seed", type=int, help="of weights and data", default=str(defaults["seed"]), low=0, high=2**31 - 1),
@@ -130,7 +135,7 @@ def _keys() -> dict[str, Key]:
         train("lr", "peak learning rate", above=0),
         train("min_lr", "at the end of the schedule", low=0),
         train("schedule", "after the warm-up"),
-        train("warmup", "steps", low=0, high=10**12),
+        train("warmup", "steps in which the rate rises from 0 (in the first step) to lr", low=0, high=10**12),
         train("betas", "of adamw", low=0, below=1),
         train("eps", "of adamw", above=0),
         train("weight_decay", "decoupled", low=0),
@@ -147,8 +152,7 @@ def _keys() -> dict[str, Key]:
         Key(name="train.step_timeout_s", type=float, help="seconds after which a part of a step has hung; 0: never", default="1800", low=0),
         Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from"),
     ]
-    keys += [_pin_key(info.name, pins[info.name]) for info in msgspec.structs.fields(Pins)]
-    keys += [_pin_key(info.name, pins[info.name], "explain") for info in msgspec.structs.fields(Pins)]
+    keys += [_pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)]
     keys += [
         Key(name="memory.limit_gib", type=float, help="GiB a rank may use", default="the GPU's", above=0),
         Key(name="memory.reserve_gib", type=float, help="GiB of it kept free", default="by the engine's measured peaks", low=0),
@@ -182,8 +186,12 @@ _MODEL_HELP = {
     "max_position_embeddings": "longest sequence",
     "vocab_size": "unpadded",
     "num_token_types": "segment embeddings (bert)",
+    "mixer": "what mixes a layer's tokens: {kind: attention, window: 4096}, {kind: latent_attention, ...}",
+    "feed_forward": "what works on each token: {kind: mlp}, {kind: experts, num_experts: 8, topk: 2, ...}",
+    "pattern": "runs of layers that differ, repeated until num_layers: [{layers: 3}, {layers: 58, feed_forward: ...}]",
+    "mtp_num_layers": "layers of multi-token prediction",
 }
-_MAY_BE_ZERO = ("decoder_num_layers", "num_token_types")
+_MAY_BE_ZERO = ("decoder_num_layers", "num_token_types", "mtp_num_layers")
 
 
 def _architecture_key(name: str, kind: Any) -> Key:
@@ -192,6 +200,8 @@ def _architecture_key(name: str, kind: Any) -> Key:
     default = next(info.default for info in msgspec.structs.fields(Architecture) if info.name == name)
     shown = "" if default is msgspec.NODEFAULT or default is None else str(default)
     options = _options(kind)
+    if is_structured(kind):
+        return Key(name=f"model.{name}", type=kind, help=text)
     if name.endswith("dropout"):
         return Key(name=f"model.{name}", type=kind, help=text, default=shown, low=0, below=1)
     if int in options:
@@ -201,31 +211,14 @@ def _architecture_key(name: str, kind: Any) -> Key:
     return Key(name=f"model.{name}", type=kind, help=text, default=shown)
 
 
-_PIN_HELP = {
-    "layout": "Megatron's layout string (Et*2|t*3L)",
-    "offload": "optimizer states in host memory",
-    "zero_shard_size": "ranks that share one copy of the optimizer's states (ZeRO-1, Megatron), or hpZ's copy of the weights (ZeRO-3)",
-    "overlap_grad_reduce": "gradients reduced beside the backward pass (megatron)",
-    "overlap_param_gather": "weights gathered beside the forward pass (megatron, ZeRO-1)",
-    "tp_comm_overlap": "tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine)",
-    "cuda_graph_impl": "layers as CUDA graphs (megatron)",
-    "cp_comm_type": "how context parallelism exchanges keys and values",
-    "moe_token_dispatcher_type": "how tokens reach their experts",
-    "megatron_fsdp": "ZeRO-2 or 3 by Megatron's own FSDP",
-    "rank_order": "which ranks are neighbours; tp-cp-ep-pp-dp is Megatron's --use-tp-pp-dp-mapping (megatron)",
-}
-_PIN_DEFAULT = {"zero_shard_size": "none"} | {
-    info.name: str(info.default).lower() for info in msgspec.structs.fields(Strategy) if info.name in ENGINE_OPTIONS
-}
-
-
-def _pin_key(name: str, kind: Any, group: str = "pin") -> Key:
-    text = _PIN_HELP.get(name, f"fixes {name}")
-    degree = int in _options(kind)
-    default = _PIN_DEFAULT.get(name, "searched")
+def _pin_key(choice: Choice, group: str = "pin") -> Key:
+    """Fixes a choice, or asks why the plan has another."""
+    degree = int in _options(choice.pin_type)
+    text, default = choice.doc, "searched" if choice.searched or choice.fixed_with else shown_choice(choice.default)
     if group == "explain":
-        text, default = f"why the plan is not that with pin.{name}=", "nothing is asked"
-    return Key(name=f"{group}.{name}", type=kind, help=text, default=default, low=1 if degree else None, high=MAX_GPUS if degree else None)
+        text, default = f"why the plan is not that with pin.{choice.pin}=", "nothing is asked"
+    low, high = (1, MAX_GPUS) if degree else (None, None)
+    return Key(name=f"{group}.{choice.pin}", type=choice.pin_type | None, help=text, default=default, low=low, high=high)
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
@@ -251,6 +244,8 @@ def parse(key: Key, text: Any) -> Any:
     (0.9, 0.95)
     """
     options = _options(key.type)
+    if is_structured(key.type):
+        return _parse_structure(key, text)
     if text is None or (type(None) in options and str(text).lower() in _NULL):
         if type(None) in options:
             return None
@@ -259,6 +254,25 @@ def parse(key: Key, text: Any) -> Any:
     value = _parse_as(key, kind, text)
     check_range(key, text, value if isinstance(value, tuple) else (value,))
     return value
+
+
+def is_structured(kind: Any) -> bool:
+    """Whether values of this type are groups of keys, or lists of them: parts of layers."""
+    members = [inner for option in _options(kind) for inner in (typing.get_args(option) or (option,))]
+    return any(isinstance(member, type) and issubclass(member, msgspec.Struct) for member in members)
+
+
+def _parse_structure(key: Key, tree: Any) -> Any:
+    """What YAML's tree of strings, or JSON on a command line, stands for."""
+    if isinstance(tree, str) and tree.lower() not in _NULL:
+        try:
+            tree = json.loads(tree)
+        except ValueError:
+            raise InputError(key.name, shown(tree), "is not JSON; write it in a recipe, as YAML, or here as JSON") from None
+    try:
+        return msgspec.convert(tree, key.type, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(key.name, shown(tree), str(error)) from None
 
 
 def _parse_as(key: Key, kind: Any, text: Any) -> Any:

@@ -7,13 +7,15 @@ import io
 from collections.abc import Iterable
 from typing import Protocol
 
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.choices import shown
+from orchestrator.strategy.spec import CHOICES, Candidate
 
-COLUMNS = (
+FIRST_COLUMNS = (
     "engine", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "zero_shard_size", "sequence_parallel", "offload_optimizer",
     "recompute", "micro_batch_size", "num_microbatches", "schedule", "rank_order", "step_time_s", "peak_memory_bytes", "reason",
 )  # fmt: skip
-"""Stable: a column is only ever added, at the end."""
+"""The columns of the first version, in their order for ever; every choice that was declared since then follows them."""
+COLUMNS = (*FIRST_COLUMNS, *(choice.name for choice in CHOICES if choice.name not in FIRST_COLUMNS))
 
 
 class Outcome(Protocol):
@@ -29,19 +31,16 @@ class Outcome(Protocol):
     def reason(self) -> str | None: ...
 
 
-def _truth(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def _row(outcome: Outcome) -> list[object]:
-    candidate, strategy, mesh = outcome.candidate, outcome.candidate.strategy, outcome.candidate.mesh
-    return [
-        candidate.engine, mesh.tp, mesh.pp, candidate.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.dp, strategy.zero_stage,
-        strategy.zero_shard_size or "", _truth(strategy.sequence_parallel), _truth(strategy.offload_optimizer), strategy.recompute,
-        candidate.micro_batch_size, candidate.num_microbatches, candidate.schedule, "-".join(mesh.order),
-        "" if outcome.step_time_s is None else repr(float(outcome.step_time_s)),
-        "" if outcome.peak_memory_bytes is None else round(outcome.peak_memory_bytes), outcome.reason or "",
-    ]  # fmt: skip
+    candidate = outcome.candidate
+    fields: dict[str, object] = {choice.name: shown(choice.of(candidate)) for choice in CHOICES} | {
+        "engine": candidate.engine,
+        "num_microbatches": candidate.num_microbatches,
+        "step_time_s": "" if outcome.step_time_s is None else repr(float(outcome.step_time_s)),
+        "peak_memory_bytes": "" if outcome.peak_memory_bytes is None else round(outcome.peak_memory_bytes),
+        "reason": outcome.reason or "",
+    }
+    return [fields[column] for column in COLUMNS]
 
 
 def candidates_csv(outcomes: Iterable[Outcome]) -> str:

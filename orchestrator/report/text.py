@@ -13,8 +13,9 @@ from rich.text import Text
 
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage
+from orchestrator.strategy.choices import line
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import RANK_ORDER, said_options
+from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, said_options
 from orchestrator.units import TFLOPS, format_bytes, format_count, format_seconds
 
 WIDTH = 100
@@ -115,7 +116,7 @@ def placement(plan: Plan) -> str:
         degree = plan.mesh.degree(axis)
         if degree > 1 and axis != "ep":
             span = plan.mesh.stride(axis) * degree
-            level = next((level for level in levels if level.size >= span and level.size % span == 0), levels[-1])
+            level = next((level for level in levels if level.size >= plan.world_size or level.size % span == 0), levels[-1])
             found.append(f"{axis} on {level.name}")
     return ", ".join(found) or "one rank, no traffic"
 
@@ -133,20 +134,7 @@ def recomputed(stages: Sequence[Stage]) -> dict[str, int]:
 def choice(plan: Plan) -> str:
     """The axes that are used, ZeRO, recompute: one line without the engine. The micro-batch size is "mbs", as in the field's scripts;
     "recompute=full(3/80)": 3 of 80 layers."""
-    parts = [f"{axis}={getattr(plan, axis)}" for axis in MESH_AXES if getattr(plan, axis) > 1 or axis in ("tp", "pp", "dp")]
-    if plan.schedule == "deepspeed_1f1b":
-        parts.append(plan.schedule)
-    parts.append(f"zero_stage={plan.zero_stage}")
-    if plan.zero_shard_size:
-        parts.append(f"zero_shard_size={plan.zero_shard_size}")
-    if plan.sequence_parallel:
-        parts.append("sp")
-    if plan.offload_optimizer:
-        parts.append("offload")
-    if plan.rank_order != RANK_ORDER:
-        parts.append(f"rank_order={'-'.join(plan.rank_order)}")
-    parts += said_options(plan)
-    parts.append(f"mbs={plan.micro_batch_size}")
+    parts = line(OUTER_CHOICES, lambda choice: getattr(plan, choice.name))
     counts = recomputed(plan.stages)
     total = sum(counts.values())
     for mode, count in counts.items():

@@ -16,14 +16,11 @@ from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.pins import MemoryLimit
-from orchestrator.strategy.spec import ENGINE_OPTIONS, RECOMPUTE_ORDER
+from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER
 from orchestrator.strategy.tree import FIXED_WITH, planner_rules, unsuited
 from orchestrator.units import format_bytes
 
-KEYS = frozenset(
-    {"tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches", "schedule"}
-    | {"sequence_parallel", "offload_optimizer", "rank_order", *ENGINE_OPTIONS}
-)
+KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)})
 """Keys of plan.json that a rule may be about."""
 
 

@@ -16,6 +16,7 @@ from orchestrator.plan import Plan
 from orchestrator.search.planner import Engines, search
 from orchestrator.search.refuse import RELAX, Refused, at_its_leanest
 from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.choices import shown
 from orchestrator.strategy.megatron_layout import transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import ZeroStage
@@ -48,10 +49,10 @@ def explain(
 ) -> tuple[Explanation, ...]:
     """An answer for each field of `questions` that is set, the others as pinned, and where there are several one for all of them
     together. One search each."""
-    asked = {name: getattr(questions, name) for name in questions.__struct_fields__ if getattr(questions, name) is not None}
+    asked = questions.given()
     answers = []
     for changes in [*({name: value} for name, value in asked.items()), *([asked] if len(asked) > 1 else [])]:
-        question = " ".join(f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changes.items())
+        question = " ".join(f"{name}={shown(value)}" for name, value in changes.items())
         try:
             found = search(model, training, cluster, engines, replace(pins, **changes), limit, calibration, top_k=1)
             answers.append(Explanation(question=question, plan=found.plan))

@@ -17,7 +17,7 @@ from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.spec import CHOICES, Candidate
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
@@ -79,7 +79,7 @@ def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
     by_rule: dict[str | None, Outcome] = {}
     for cut in sorted(cuts, key=lambda cut: -len(cut.decided)):
         by_rule.setdefault(cut.rule, cut)
-    set_pins = {name for name in pins.__struct_fields__ if getattr(pins, name) is not None}
+    set_pins = {choice.name for choice in CHOICES if choice.pin in pins.given()}
     about_pins = [cut for cut in by_rule.values() if set_pins & set(cut.decided)]
     shown = (about_pins or list(by_rule.values()))[:REASONS_SHOWN]
     return "; ".join(f"{cut.choice}: {cut.reason}" for cut in shown) or "no combination of the pinned degrees uses all GPUs"
@@ -176,7 +176,7 @@ def _relaxed(
 ) -> str:
     """What would help, each tried: leaving out one pin, leaving out all, an optimizer of fewer bytes, more GPUs."""
     help_: list[str] = []
-    names = [name for name in pins.__struct_fields__ if getattr(pins, name) is not None]
+    names = [*pins.given()]
     for name in names:
         if name == "vpp" and pins.layout is not None:
             continue

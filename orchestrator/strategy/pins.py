@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from orchestrator.strategy.spec import CpCommType, CudaGraphImpl, Dispatcher, RankOrder, Recompute, Schedule, ZeroStage
+from collections.abc import Sequence
+from typing import Any, Final, Optional, TypeVar
+
+import msgspec
+
+from orchestrator.strategy.choices import Choice
+from orchestrator.strategy.spec import CHOICES
 from orchestrator.values import Value
 
+T = TypeVar("T")
 
-class Pins(Value, frozen=True, kw_only=True):
-    """Each field that is not None fixes that choice. `layout` is Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L")."""
+LAYOUT: Final = Choice(name="layout", pin="layout", doc="Megatron's layout string (Et*2|t*3L)", searched=True, pin_type=str)
+"""Which layers a stage has: no field of a candidate, so it is declared here."""
 
-    tp: int | None = None
-    pp: int | None = None
-    vpp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    dp: int | None = None
-    zero_stage: ZeroStage | None = None
-    micro_batch_size: int | None = None
-    sequence_parallel: bool | None = None
-    recompute: Recompute | None = None
-    layout: str | None = None
-    offload: bool | None = None
-    zero_shard_size: int | None = None
-    overlap_grad_reduce: bool | None = None
-    overlap_param_gather: bool | None = None
-    tp_comm_overlap: bool | None = None
-    cuda_graph_impl: CudaGraphImpl | None = None
-    cp_comm_type: CpCommType | None = None
-    moe_token_dispatcher_type: Dispatcher | None = None
-    megatron_fsdp: bool | None = None
-    schedule: Schedule | None = None
-    rank_order: RankOrder | None = None
+_Choices: Any = msgspec.defstruct(
+    "_Choices",
+    [(choice.pin, Optional[choice.pin_type], None) for choice in (*CHOICES, LAYOUT)],  # noqa: UP045 (a type that is known at run time)
+    bases=(Value,),
+    frozen=True,
+    kw_only=True,
+)
+
+
+class Pins(_Choices):  # type: ignore[misc]
+    """A field for each declared choice (strategy/spec.py) by its pin's name; each that is not None fixes that choice."""
+
+    def among(self, name: str, offered: Sequence[T]) -> Sequence[T]:
+        """The values to try of the choice with this pin: the pinned one alone, or those offered.
+
+        >>> Pins(tp=4).among("tp", (1, 2, 4, 8)), Pins().among("tp", (1, 2))
+        ((4,), (1, 2))
+        """
+        pinned: T | None = getattr(self, name)
+        return offered if pinned is None else (pinned,)
+
+    def given(self) -> dict[str, Any]:
+        """The pins that are set, by name.
+
+        >>> Pins(zero_stage=1, layout="Et|tL").given()
+        {'zero_stage': 1, 'layout': 'Et|tL'}
+        """
+        return {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
 
 
 class MemoryLimit(Value, frozen=True, kw_only=True):

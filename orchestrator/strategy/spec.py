@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, get_args
-
-import msgspec
+from typing import Annotated, Any, Final, Literal, get_args
 
 from orchestrator.model.training import Dtype
+from orchestrator.strategy.choices import Choice, declared, getter, line
 from orchestrator.values import Value
 
 Recompute = Literal[
@@ -41,13 +40,26 @@ class Mesh(Value, frozen=True, kw_only=True):
     2
     """
 
-    tp: int = 1
-    cp: int = 1
-    dp: int = 1
-    pp: int = 1
-    ep: int = 1
-    etp: int = 1
-    order: tuple[str, ...] = RANK_ORDER
+    tp: Annotated[int, Choice(doc="tensor parallelism: ranks that share every layer", unit="ranks", searched=True, always_said=True)] = 1
+    pp: Annotated[
+        int, Choice(doc="pipeline stages", unit="stages", searched=True, always_said=True, in_layer_price=False)
+    ] = 1
+    cp: Annotated[int, Choice(doc="context parallelism: ranks that share a sequence", unit="ranks", searched=True)] = 1
+    ep: Annotated[int, Choice(doc="expert parallelism: ranks that share a layer's experts", unit="ranks", searched=True)] = 1
+    etp: Annotated[int, Choice(doc="tensor parallelism of one expert", unit="ranks", searched=True)] = 1
+    dp: Annotated[
+        int, Choice(doc="data parallelism: copies of the model", unit="copies", searched=True, always_said=True, in_layer_price=False)
+    ] = 1
+    order: Annotated[
+        tuple[str, ...],
+        Choice(
+            name="rank_order",
+            doc="which ranks are neighbours; tp-cp-ep-pp-dp is Megatron's --use-tp-pp-dp-mapping (megatron)",
+            searched=True,
+            in_layer_price=False,
+            pin_type=RankOrder,
+        ),
+    ] = RANK_ORDER
 
     @property
     def world_size(self) -> int:
@@ -76,57 +88,57 @@ class Mesh(Value, frozen=True, kw_only=True):
         raise KeyError(axis)
 
 
-class Strategy(Value, frozen=True, kw_only=True):
+class Options(Value, frozen=True, kw_only=True):
+    """The choices that all layers share beside the mesh: fields of strategies and of plans."""
+
+    zero_stage: Annotated[
+        ZeroStage,
+        Choice(doc="which states data parallelism divides (ZeRO)", searched=True, always_said=True, in_layer_price=False),
+    ] = 0
+    zero_shard_size: Annotated[
+        int | None,
+        Choice(
+            doc="ranks that share one copy of the optimizer's states (ZeRO-1, Megatron), or hpZ's copy of the weights (ZeRO-3)",
+            unit="ranks",
+            searched=True,
+            in_layer_price=False,
+        ),
+    ] = None
+    sequence_parallel: Annotated[
+        bool, Choice(doc="Megatron's: norms and dropout on parts of the sequence", searched=True, short="sp")
+    ] = False
+    offload_optimizer: Annotated[
+        bool, Choice(doc="optimizer states in host memory", searched=True, in_layer_price=False, short="offload", pin="offload")
+    ] = False
+    overlap_grad_reduce: Annotated[
+        bool, Choice(doc="gradients reduced beside the backward pass (megatron)", in_layer_price=False)
+    ] = True
+    overlap_param_gather: Annotated[
+        bool, Choice(doc="weights gathered beside the forward pass (megatron, ZeRO-1)", in_layer_price=False)
+    ] = True
+    tp_comm_overlap: Annotated[
+        bool, Choice(doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)")
+    ] = False
+    cuda_graph_impl: Annotated[
+        CudaGraphImpl, Choice(doc="layers as CUDA graphs, one of each pass (megatron)", in_layer_price=False)
+    ] = "none"
+    cp_comm_type: Annotated[CpCommType, Choice(doc="how context parallelism exchanges keys and values")] = "p2p"
+    moe_token_dispatcher_type: Annotated[Dispatcher, Choice(doc="how tokens reach their experts")] = "alltoall"
+    megatron_fsdp: Annotated[
+        bool,
+        Choice(doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)", in_layer_price=False),
+    ] = False
+
+
+class Strategy(Options, frozen=True, kw_only=True):
     """How one layer is computed and its states are kept."""
 
     mesh: Mesh
-    zero_stage: ZeroStage = 0
-    zero_shard_size: int | None = None
-    """Ranks that share one copy of the weights at ZeRO-3 (hpZ's secondary group); None: the whole data-parallel group."""
-    sequence_parallel: bool = False
-    recompute: Recompute = "none"
-    offload_optimizer: bool = False
-    overlap_grad_reduce: bool = True
-    overlap_param_gather: bool = True
+    recompute: Annotated[
+        Recompute,
+        Choice(doc="what of a layer backward computes again", searched=True, in_layer_price=False, after="sequence_parallel"),
+    ] = "none"
     grad_reduce_dtype: Dtype = "fp32"
-    tp_comm_overlap: bool = False
-    """Tensor-parallel traffic in chunks beside the products that make or take it (Transformer Engine's user buffers)."""
-    cuda_graph_impl: CudaGraphImpl = "none"
-    """local: each layer's forward and backward are one CUDA graph."""
-    cp_comm_type: CpCommType = "p2p"
-    moe_token_dispatcher_type: Dispatcher = "alltoall"
-    megatron_fsdp: bool = False
-    """ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads, optim_grads_params)."""
-
-
-ENGINE_OPTIONS: Final = (
-    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "cuda_graph_impl", "cp_comm_type", "moe_token_dispatcher_type"),
-    "megatron_fsdp",
-)
-"""Choices of the user's that the search takes as they are pinned: fields of `Strategy`, of plans and of pins by the same names."""
-
-
-def options_of(value: object) -> dict[str, Any]:
-    """The engine options of a strategy or a plan; of pins those that are set.
-
-    >>> options_of(Strategy(mesh=Mesh(), tp_comm_overlap=True))["tp_comm_overlap"]
-    True
-    """
-    found = {name: getattr(value, name) for name in ENGINE_OPTIONS}
-    return {name: given for name, given in found.items() if given is not None}
-
-
-def said_options(value: object) -> list[str]:
-    """Those that are not as the engines are by themselves, as a line names them.
-
-    >>> said_options(Strategy(mesh=Mesh(), cuda_graph_impl="local", overlap_param_gather=False))
-    ['overlap_param_gather=false', 'cuda_graph_impl=local']
-    """
-    given = {name: there for name, there in options_of(value).items() if there != _DEFAULTS[name]}
-    return [name if there is True else f"{name}={str(there).lower()}" for name, there in given.items()]
-
-
-_DEFAULTS = {info.name: info.default for info in msgspec.structs.fields(Strategy)}
 
 
 class Candidate(Value, frozen=True, kw_only=True):
@@ -135,41 +147,78 @@ class Candidate(Value, frozen=True, kw_only=True):
 
     engine: str
     strategy: Strategy
-    micro_batch_size: int
+    micro_batch_size: Annotated[
+        int,
+        Choice(doc="samples of a pass", unit="samples", searched=True, always_said=True, short="mbs", in_layer_price=False),
+    ]
     num_microbatches: int
-    vpp: int = 1
-    schedule: Schedule = "1f1b"
+    vpp: Annotated[
+        int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")
+    ] = 1
+    schedule: Annotated[
+        Schedule,
+        Choice(
+            doc="the pipeline's order of passes",
+            fixed_with="vpp",
+            in_layer_price=False,
+            after="dp",
+            words=(("1f1b", ""), ("interleaved", ""), ("deepspeed_1f1b", "deepspeed_1f1b")),
+        ),
+    ] = "1f1b"
 
     @property
     def mesh(self) -> Mesh:
         return self.strategy.mesh
 
     def label(self) -> str:
-        """One line for tables and messages.
+        """One line for tables and messages; `strategy.recompute` is no part of it.
 
         >>> Candidate(engine="megatron", strategy=Strategy(mesh=Mesh(tp=2, pp=2, dp=4), zero_stage=1), micro_batch_size=1,
         ...           num_microbatches=8).label()
         'megatron tp=2 pp=2 dp=4 zero_stage=1 mbs=1'
         """
-        mesh = self.mesh
-        parts = [self.engine]
-        for axis in ("tp", "pp", "cp", "ep"):
-            if mesh.degree(axis) > 1:
-                parts.append(f"{axis}={mesh.degree(axis)}")
-        parts.append(f"dp={mesh.dp}")
-        if self.vpp > 1:
-            parts.append(f"vpp={self.vpp}")
-        if self.schedule == "deepspeed_1f1b":
-            parts.append(self.schedule)
-        parts.append(f"zero_stage={self.strategy.zero_stage}")
-        if self.strategy.zero_shard_size is not None:
-            parts.append(f"zero_shard_size={self.strategy.zero_shard_size}")
-        if self.strategy.sequence_parallel:
-            parts.append("sp")
-        if self.strategy.offload_optimizer:
-            parts.append("offload")
-        if mesh.order != RANK_ORDER:
-            parts.append(f"rank_order={'-'.join(mesh.order)}")
-        parts += said_options(self.strategy)
-        parts.append(f"mbs={self.micro_batch_size}")
-        return " ".join(parts)
+        return " ".join([self.engine, *line(OUTER_CHOICES, lambda choice: choice.of(self))])
+
+
+CHOICES: Final = declared(("strategy.mesh.", Mesh), ("strategy.", Strategy), ("", Candidate))
+"""Everything that can be chosen, but for which layers a stage has."""
+OUTER_CHOICES: Final = tuple(choice for choice in CHOICES if choice.name != "recompute")
+"""Those that are the same for all layers, and so fields of a plan by these names."""
+PINNED_ONLY: Final = tuple(choice for choice in CHOICES if not choice.searched and not choice.fixed_with)
+"""Options of the engines that the search takes as they are pinned."""
+ENGINE_OPTIONS: Final = tuple(choice.name for choice in PINNED_ONLY)
+_OPTIONS: Final = tuple(Options.__struct_fields__)
+_LAYER_PRICE = getter(
+    choice.path.removeprefix("strategy.") for choice in CHOICES if choice.in_layer_price and choice.path.startswith("strategy.")
+)
+
+
+def price_key(strategy: Strategy) -> tuple[Any, ...]:
+    """All of a strategy that a layer's compute, activations and traffic within a micro-batch may depend on, but for `recompute` and the
+    distances between the ranks of a group (`Mesh.stride`): what a kept price of a layer is found by.
+
+    >>> strategy = Strategy(mesh=Mesh(tp=2, dp=4), zero_stage=1)
+    >>> price_key(strategy) == price_key(Strategy(mesh=Mesh(tp=2, dp=8), zero_stage=2))
+    True
+    >>> price_key(strategy) == price_key(Strategy(mesh=Mesh(tp=2, dp=4), zero_stage=1, tp_comm_overlap=True))
+    False
+    """
+    return _LAYER_PRICE(strategy)
+
+
+def options_of(value: Options) -> dict[str, Any]:
+    """The options of a strategy or a plan, by name.
+
+    >>> options_of(Strategy(mesh=Mesh(), tp_comm_overlap=True))["tp_comm_overlap"]
+    True
+    """
+    return {name: getattr(value, name) for name in _OPTIONS}
+
+
+def said_options(value: Options) -> list[str]:
+    """Those of `PINNED_ONLY` that are not as the engines are by themselves, as a line names them.
+
+    >>> said_options(Strategy(mesh=Mesh(), cuda_graph_impl="local", overlap_param_gather=False))
+    ['overlap_param_gather=false', 'cuda_graph_impl=local']
+    """
+    return line(PINNED_ONLY, lambda choice: getattr(value, choice.name))

@@ -11,60 +11,42 @@ A branch is cut at the first level at which a rule that forbids it can be judged
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from orchestrator.model.architecture import Architecture
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
+from orchestrator.strategy.choices import shown
 from orchestrator.strategy.megatron_layout import expand, transformer_layers
 from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import (
-    ENGINE_OPTIONS,
-    RANK_ORDER,
-    RECOMPUTE_ORDER,
-    Candidate,
-    Mesh,
-    Recompute,
-    Strategy,
-    ZeroStage,
-    options_of,
-)
+from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.values import Value
 
-LEVELS = (
-    "pp",
-    "tp",
-    "cp",
-    "ep",
-    "etp",
-    "dp",
-    "rank_order",
-    "zero_stage",
-    "zero_shard_size",
-    "sequence_parallel",
-    "micro_batch_size",
-    "vpp",
+INNER = "recompute"
+
+OWN_LEVELS = (
+    *("pp", "tp", "cp", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "vpp"),
     "offload_optimizer",
-    "recompute",
 )
-"""The tree's levels from the root down."""
+"""Levels whose values depend on what is decided above them, each with a function of its own; from the root down."""
+LEVELS = (*OWN_LEVELS, *(choice.name for choice in CHOICES if choice.searched and choice.name not in (*OWN_LEVELS, INNER)), INNER)
+"""The tree's levels from the root down: those, then any other choice that is searched (`Capabilities.options` has its values), then what
+is chosen layer by layer inside a leaf."""
 
 FIXED_WITH = {
     "num_microbatches": "micro_batch_size",
-    "mbs": "micro_batch_size",
-    "schedule": "vpp",
     "layout": "vpp",
-    "sp": "sequence_parallel",
-    "zero": "zero_stage",
-    "order": "rank_order",
-    "offload": "offload_optimizer",
     "world_size": "dp",
     "expert_dp": "dp",
+    **{choice.name: choice.fixed_with for choice in CHOICES if choice.fixed_with},
 }
 """Fields that are known as soon as another one is."""
 
 GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precision", "optimizer", "world", *ENGINE_OPTIONS})
 """What a rule may need that is no choice of the tree's."""
+BY_NAME = {choice.name: choice for choice in CHOICES}
 
 
 class Outcome(Value, frozen=True, kw_only=True):
@@ -216,11 +198,18 @@ def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
     )
 
 
+def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> list[str]:
+    """Parts of the model that the engine's models don't have."""
+    return [] if capabilities.parts is None else [word for word in architecture.features() if word not in capabilities.parts]
+
+
 def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
     """Why this engine can't run this model and training at all; None: it can."""
     training = situation.training
+    lacking = lacking_parts(capabilities, situation.model.architecture)
+    if lacking:
+        return f"{capabilities.engine} has no {' and no '.join(lacking)}; of parts of models it has {', '.join(capabilities.parts or ())}"
     given = (
-        ("family", situation.model.architecture.family, capabilities.families),
         ("precision", training.precision, capabilities.precisions),
         ("optimizer", training.optimizer, capabilities.optimizers),
     )
@@ -251,16 +240,9 @@ def branch_name(candidate: Candidate, decided: Iterable[str]) -> str:
     return " ".join([candidate.engine, *(f"{name}={field(candidate, name)}" for name in decided)])
 
 
-def field(candidate: Candidate, name: str) -> object:
-    """A candidate's value at a level."""
-    if name in ("pp", "tp", "cp", "ep", "etp", "dp"):
-        return candidate.mesh.degree(name)
-    if name == "rank_order":
-        return "-".join(candidate.mesh.order)
-    if name in ("vpp", "micro_batch_size"):
-        return getattr(candidate, name)
-    value = getattr(candidate.strategy, name)
-    return str(value).lower() if isinstance(value, bool) else value
+def field(candidate: Candidate, name: str) -> str:
+    """A candidate's value at a level, as tables show it."""
+    return shown(BY_NAME[name].of(candidate))
 
 
 class Tree:
@@ -280,21 +262,12 @@ class Tree:
                 self._alone.setdefault(axis, []).append(rule)
             else:
                 self._at[level_of(rule) + 1].append(rule)
-        self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
-            self._pp,
-            self._tp,
-            self._cp,
-            self._ep,
-            self._etp,
-            self._dp,
-            self._rank_order,
-            self._zero_stage,
-            self._zero_shard_size,
-            self._sequence_parallel,
-            self._micro_batch_size,
-            self._vpp,
-            self._offload,
+        own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
+            *(self._pp, self._tp, self._cp, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage, self._zero_shard_size),
+            *(self._sequence_parallel, self._micro_batch_size, self._vpp, self._offload_optimizer),
         )
+        others = LEVELS[len(own) : LEVELS.index(INNER)]
+        self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (*own, *(partial(self._option, name) for name in others))
 
     def leaves(self, cut: Cut) -> Iterator[Leaf]:
         """Every legal outer choice in declared order; `cut` is told of each branch that is not.
@@ -302,7 +275,8 @@ class Tree:
         Deterministic.
         """
         root = Candidate(engine=self.capabilities.engine, strategy=Strategy(mesh=Mesh()), micro_batch_size=1, num_microbatches=1)
-        root = _with_strategy(root, grad_reduce_dtype=self.situation.training.grad_reduce_dtype, **options_of(self.pins))
+        pinned = {name: value for name, value in self.pins.given().items() if name in ENGINE_OPTIONS}
+        root = _with_strategy(root, grad_reduce_dtype=self.situation.training.grad_reduce_dtype, **pinned)
         why = unsuited(self.capabilities, self.situation)
         if why is not None:
             cut(Outcome(choice=root.engine, candidate=root, decided=(), reason=why, rule="unsuited"))
@@ -336,15 +310,13 @@ class Tree:
     @staticmethod
     def _says_something(candidate: Candidate, name: str) -> bool:
         """Whether the level's value is worth its place in a branch's name: an axis of one rank is not."""
-        always = name in ("pp", "tp", "dp", "zero_stage", "micro_batch_size")
-        return always or field(candidate, name) not in (1, None, "false", "-".join(RANK_ORDER))
+        choice = BY_NAME[name]
+        return choice.always_said or choice.of(candidate) != choice.default
 
     def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
-        pinned: int | None = getattr(self.pins, axis)
         offered = axis in self.capabilities.axes or (axis == "etp" and "ep" in self.capabilities.axes)
-        degrees = (pinned,) if pinned is not None else divisors(self.world) if offered else (1,)
         allowed = []
-        for degree in degrees:
+        for degree in self.pins.among(axis, divisors(self.world) if offered else (1,)):
             candidate = _with_mesh(root, axis, degree)
             if self.world % degree:
                 why = f"{axis}={degree} does not divide the {self.world} GPUs"
@@ -365,11 +337,10 @@ class Tree:
 
     def _allowed_modes(self, root: Candidate, cut: Cut) -> tuple[Recompute, ...]:
         """The recompute modes that no rule forbids whatever else is chosen; a cut where a pinned one is forbidden, or all are."""
-        pinned = self.pins.recompute
         allowed: list[Recompute] = []
         blocked: list[Outcome] = []
         offered = [mode for mode in self.capabilities.recompute if mode not in self.capabilities.pinned_recompute]
-        for mode in offered if pinned is None else (pinned,):
+        for mode in self.pins.among("recompute", offered):
             candidate = _with_strategy(root, recompute=mode)
             for rule in self._alone.get("recompute", ()):
                 broken = rule.check(candidate, self.situation)
@@ -437,55 +408,47 @@ class Tree:
         return any(2 * stride <= level.size < self.world for level in self.situation.cluster.levels)
 
     def _zero_stage(self, candidate: Candidate) -> Iterator[Candidate]:
-        offered = stages_offered(self.capabilities, candidate)
-        for stage in offered if self.pins.zero_stage is None else (self.pins.zero_stage,):
+        for stage in self.pins.among("zero_stage", stages_offered(self.capabilities, candidate)):
             yield _with_strategy(candidate, zero_stage=stage)
 
     def _zero_shard_size(self, candidate: Candidate) -> Iterator[Candidate]:
         """Without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network level."""
-        if self.pins.zero_shard_size is not None:
-            yield _with_strategy(candidate, zero_shard_size=self.pins.zero_shard_size)
-            return
-        yield candidate
         levels = self.situation.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
-        for size in dict.fromkeys(level.size for level in levels):
-            if 1 < size < candidate.mesh.dp and self.world % size == 0:
-                yield _with_strategy(candidate, zero_shard_size=size)
+        inside = [size for size in dict.fromkeys(level.size for level in levels) if 1 < size < candidate.mesh.dp and self.world % size == 0]
+        for size in self.pins.among("zero_shard_size", (None, *inside)):
+            yield _with_strategy(candidate, zero_shard_size=size)
 
     def _sequence_parallel(self, candidate: Candidate) -> Iterator[Candidate]:
-        if self.pins.sequence_parallel is not None:
-            choices: tuple[bool, ...] = (self.pins.sequence_parallel,)
-        else:
-            choices = (True, False) if self.capabilities.sequence_parallel and candidate.mesh.tp > 1 else (False,)
-        for choice in choices:
+        offered = (True, False) if self.capabilities.sequence_parallel and candidate.mesh.tp > 1 else (False,)
+        for choice in self.pins.among("sequence_parallel", offered):
             yield _with_strategy(candidate, sequence_parallel=choice)
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
         per_rank = self.situation.training.global_batch_size // candidate.mesh.dp
-        pinned = self.pins.micro_batch_size
-        for size in divisors(per_rank) if pinned is None else (pinned,):
+        for size in self.pins.among("micro_batch_size", divisors(per_rank)):
             yield replace(candidate, micro_batch_size=size, num_microbatches=per_rank // size)
 
     def _vpp(self, candidate: Candidate) -> Iterator[Candidate]:
         pp = candidate.mesh.pp
         flat = [name for name in self.capabilities.schedules if name != "interleaved"]
-        if self.pins.vpp is not None:
-            degrees: tuple[int, ...] = (self.pins.vpp,)
-        elif self.chunks is not None:
-            degrees = (self.chunks // pp,)
+        if self.chunks is not None:
+            degrees: tuple[int, ...] = (self.chunks // pp,)
         elif "vpp" in self.capabilities.axes and "interleaved" in self.capabilities.schedules:
             degrees = vpp_degrees(self.layers, pp, uneven=self.capabilities.uneven_stages)
         else:
             degrees = (1,)
-        for vpp in degrees:
-            schedules = ["interleaved"] if vpp > 1 else flat if pp > 1 else flat[:1]
-            for schedule in schedules if self.pins.schedule is None else (self.pins.schedule,):
+        for vpp in self.pins.among("vpp", degrees):
+            for schedule in self.pins.among("schedule", ["interleaved"] if vpp > 1 else flat if pp > 1 else flat[:1]):
                 yield replace(candidate, vpp=vpp, schedule=schedule)
 
-    def _offload(self, candidate: Candidate) -> Iterator[Candidate]:
-        choices = (False, True) if self.capabilities.offload_optimizer else (False,)
-        for choice in choices if self.pins.offload is None else (self.pins.offload,):
+    def _offload_optimizer(self, candidate: Candidate) -> Iterator[Candidate]:
+        for choice in self.pins.among("offload", (False, True) if self.capabilities.offload_optimizer else (False,)):
             yield _with_strategy(candidate, offload_optimizer=choice)
+
+    def _option(self, name: str, candidate: Candidate) -> Iterator[Candidate]:
+        """A level without a function of its own: every value that the engine offers."""
+        for value in self.pins.among(BY_NAME[name].pin, self.capabilities.options.get(name, (BY_NAME[name].default,))):
+            yield _with_strategy(candidate, **{name: value})
 
     def _recompute(self, candidate: Candidate, cut: Cut) -> tuple[Recompute, ...]:
         """The modes that no rule forbids; a cut where there is none. A pinned mode is the only one."""

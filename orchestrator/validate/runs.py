@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.families import describe, moe
-from orchestrator.model.families.moe import MoeArchitecture
+from orchestrator.model.architecture import Run as LayerRun
+from orchestrator.model.families import describe
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Dtype, Precision, Training
 from orchestrator.strategy.layout import Stage
@@ -161,8 +163,6 @@ def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
 @cache
 def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
     """One value for all rows of a model, so that they share a cost model."""
-    if isinstance(architecture, MoeArchitecture):
-        return moe.describe(architecture, seq_length)
     return describe(architecture, seq_length, decoder_seq_length)
 
 
@@ -556,20 +556,30 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
     )
 
 
-QWEN3_30B: Final = {"moe_ffn_hidden_size": 768, "kv_channels": 128}
-LATENT: Final = {"q_lora_rank": 1536, "kv_lora_rank": 512, "rope_head_dim": 64, "kv_channels": 128}
-MIXTURES: Final[dict[str, dict[str, int]]] = {
-    "qwen3_30b_a3b": QWEN3_30B,
-    "qwen3_moe_30b": QWEN3_30B,
-    "qwen3_235b_a22b": {"moe_ffn_hidden_size": 1536, "kv_channels": 128},
-    "qwen3_moe_235b": {"moe_ffn_hidden_size": 1536, "kv_channels": 128},
-    "deepseek_v3": {"moe_ffn_hidden_size": 2048, "shared_ffn_hidden_size": 2048, "dense_layers": 3, **LATENT},
-    "kimi_k2": {"moe_ffn_hidden_size": 2048, "shared_ffn_hidden_size": 2048, "dense_layers": 1, **LATENT},
-    "gpt_oss_20b": {"moe_ffn_hidden_size": 2880, "kv_channels": 64},
-    "gpt_oss_120b": {"moe_ffn_hidden_size": 2880, "kv_channels": 64},
-    "mixtral_8x7b": {"moe_ffn_hidden_size": 14336},
-    "mixtral_8x22b": {"moe_ffn_hidden_size": 16384},
-    "grok1": {"moe_ffn_hidden_size": 32768},
+class Mixture(NamedTuple):
+    """What the tables leave out of a model of experts: widths of an expert and of the shared ones, layers without experts, a head's width,
+    whether its attention is DeepSeek-V3's."""
+
+    expert: int
+    shared: int = 0
+    dense_layers: int = 0
+    kv_channels: int | None = None
+    latent: bool = False
+
+
+LATENT: Final = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+MIXTURES: Final = {
+    "qwen3_30b_a3b": Mixture(768, kv_channels=128),
+    "qwen3_moe_30b": Mixture(768, kv_channels=128),
+    "qwen3_235b_a22b": Mixture(1536, kv_channels=128),
+    "qwen3_moe_235b": Mixture(1536, kv_channels=128),
+    "deepseek_v3": Mixture(2048, shared=2048, dense_layers=3, latent=True),
+    "kimi_k2": Mixture(2048, shared=2048, dense_layers=1, latent=True),
+    "gpt_oss_20b": Mixture(2880, kv_channels=64),
+    "gpt_oss_120b": Mixture(2880, kv_channels=64),
+    "mixtral_8x7b": Mixture(14336),
+    "mixtral_8x22b": Mixture(16384),
+    "grok1": Mixture(32768),
 }
 """What the tables leave out of published models, by the name's beginning: their config.json (Hugging Face; xai-org/grok-1's run.py). The
 windows of GPT-OSS's attention are not described."""
@@ -585,20 +595,28 @@ def plain_name(name: str) -> str:
     return words.replace("deepseekv3", "deepseek_v3").replace("grok_1", "grok1")
 
 
-def mixture_of(row: dict[str, str]) -> MoeArchitecture:
+def mixture_of(row: dict[str, str]) -> Architecture:
     """A mixture of experts that is known by name."""
     name = row.get("model_name", "")
     facts = next((facts for words, facts in MIXTURES.items() if plain_name(name).startswith(words)), None)
     if facts is None:
         raise _SkipError(f"the experts of {name or 'this model'} are not described")
-    heads = _int(row, "num_attention_heads")
-    return MoeArchitecture(
-        family="moe",
+    heads, layers = _int(row, "num_attention_heads"), _int(row, "num_layers")
+    experts = Experts(
+        num_experts=_int(row, "num_experts"),
+        topk=_int(row, "moe_router_topk"),
+        ffn_hidden_size=facts.expert,
+        shared_ffn_hidden_size=facts.shared,
+    )
+    dense = (LayerRun(layers=facts.dense_layers),) if facts.dense_layers else ()
+    return Architecture(
+        family="llama",
         name=name,
-        num_layers=_int(row, "num_layers"),
+        num_layers=layers,
         hidden_size=_int(row, "hidden_size"),
         num_attention_heads=heads,
         num_query_groups=None if "MLA" in row.get("num_query_groups", "") else _int(row, "num_query_groups", heads),
+        kv_channels=facts.kv_channels,
         ffn_hidden_size=_int(row, "ffn_hidden_size"),
         vocab_size=_int(row, "vocab_size"),
         max_position_embeddings=_int(row, "seq_length"),
@@ -607,9 +625,8 @@ def mixture_of(row: dict[str, str]) -> MoeArchitecture:
         position_embedding="rope",
         add_bias_linear=False,
         tie_embeddings=False,
-        num_experts=_int(row, "num_experts"),
-        moe_router_topk=_int(row, "moe_router_topk"),
-        **facts,  # type: ignore[arg-type]
+        mixer=LATENT if facts.latent else None,
+        pattern=(*dense, LayerRun(layers=layers - facts.dense_layers, feed_forward=experts)),
     )
 
 

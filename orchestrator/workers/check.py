@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from orchestrator import plan as plan_module
-from orchestrator.workers import distributed, preflight
+from orchestrator.workers import distributed, groups, preflight
 
 LEAVE_S = 10.0
 """What the others get to leave before the process that holds the store does."""
@@ -25,8 +25,6 @@ LEAVE_S = 10.0
 
 def check(plan: plan_module.Plan, out: Path) -> None:
     """Every rank. Raises PreflightError."""
-    from megatron.core import parallel_state
-
     kept: list[dist.Store] = []
 
     def before(store: dist.Store, rank: int, world: int) -> None:
@@ -36,13 +34,7 @@ def check(plan: plan_module.Plan, out: Path) -> None:
             print(places, flush=True)
 
     with distributed.joined(plan, before, apart=True) as device:
-        distributed.initialise_groups(plan)
-        groups = {
-            "tp": parallel_state.get_tensor_model_parallel_group(),
-            "pp": parallel_state.get_pipeline_model_parallel_group(),
-            "dp": parallel_state.get_data_parallel_group(),
-        }
-        lines = preflight.bandwidth_report(plan, preflight.check_groups(groups, device))
+        lines = preflight.bandwidth_report(plan, preflight.check_groups(groups.of_plan(plan).several(), device))
         rank, world = dist.get_rank(), dist.get_world_size()
         if rank == 0:
             print("".join(f"preflight: {line}\n" for line in lines), end="", flush=True)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import hf_checkpoint, hugging_face, loop
+from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
-from orchestrator.workers.models import Batch, mean_loss
 
 
 def whole_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
@@ -37,8 +36,8 @@ def summed_over_sequence(plan: Plan) -> int:
 
 
 class HuggingFaceTrainer(DeepSpeedTrainer):
-    """One rank: a Hugging Face model as the module of a DeepSpeed engine. megatron-core keeps the groups of the plan's order, in which
-    DeepSpeed's own (neighbours first) are the same."""
+    """One rank: a Hugging Face model as the module of a DeepSpeed engine. DeepSpeed makes groups of its own, neighbours first: the
+    same as those of the plan's order."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         super().__init__(plan, engine, device)
@@ -58,7 +57,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         if plan.tp > 1:
             tag_sliced_parameters(model, whole)
         hugging_face.restore_rotary_frequencies(model)
-        self.places = hf_checkpoint.places(model, plan, fields)
+        self.places = hf_checkpoint.places(model, self.groups, fields)
 
     def _build(self, fields: dict[str, Any]) -> torch.nn.Module:
         """At stage 3 a weight is divided as soon as its module is built; AutoTP cuts a whole model in host memory; else on the device."""
@@ -86,20 +85,20 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         )
 
     def export(self, folder: Path) -> None:
-        hf_checkpoint.export(self.model, self.plan, folder, self.engine_fields["model"])
+        hf_checkpoint.export(self.model, self.plan, self.groups, folder, self.engine_fields["model"])
 
     def _backward(self, loss: torch.Tensor) -> None:
         self.engine.backward(loss / summed_over_sequence(self.plan))
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         mine = self._shard(batch)
-        return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.family, mine))
+        return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine))
 
     def _shard(self, batch: Batch) -> Batch:
         """This rank's part of each sequence, with its positions; every part predicts as many tokens."""
         if self.plan.cp == 1:
             return batch
-        rank = parallel_state.get_context_parallel_rank()
+        rank = self.groups.rank("cp")
         return {name: tensor.chunk(self.plan.cp, dim=1)[rank].contiguous() for name, tensor in batch.items()}
 
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import as_planned, hf_weights, parts
+from orchestrator.workers import as_planned, distributed, groups, parts
+from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.distributed import generator_states, initialise_groups, set_generator_states
-from orchestrator.workers.models import Batch, build_chunks, frees_sent_outputs, transformer_config
+from orchestrator.workers.groups import MODEL, Groups
 
 TAG = "state"
 """DeepSpeed's name for the folder inside a checkpoint."""
@@ -76,7 +75,18 @@ class DeepSpeedTrainer:
         self.deepspeed = import_deepspeed(device)
         set_log_level(plan)
         self.deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
-        initialise_groups(plan)
+        self.groups = self._make_groups()
+
+    def _make_groups(self) -> Groups:
+        """The plan's groups, and the generators' seed."""
+        torch.manual_seed(self.plan.training.seed)
+        return groups.of_plan(self.plan)
+
+    def _generator_states(self) -> dict[str, Any]:
+        return distributed.generator_states(self.device)
+
+    def _set_generator_states(self, states: dict[str, Any]) -> None:
+        distributed.set_generator_states(states, self.device)
 
     def _initialise_engine(self, model: torch.nn.Module, mpu: Any) -> None:
         """Make `engine`."""
@@ -176,14 +186,14 @@ class DeepSpeedTrainer:
 
     def _plain_norm(self) -> float:
         """The global gradient norm at stage 0 in fp32. Parts of a tensor count on every rank, copies once."""
-        first = parallel_state.get_tensor_model_parallel_rank() == 0
+        first = self.groups.rank("tp") == 0
         counted = [
             p.grad
             for p in self.model.parameters()
             if p.grad is not None and (first or getattr(p, "tensor_model_parallel", False)) and not getattr(p, "ds_pipe_replicated", False)
         ]
         square = sum((gradient.double().square().sum() for gradient in counted), torch.zeros((), dtype=torch.float64, device=self.device))
-        dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
+        self.groups.sum(MODEL, square)
         return math.sqrt(float(square))
 
     def save(self, folder: Path, step: int) -> None:
@@ -196,8 +206,8 @@ class DeepSpeedTrainer:
         if dist.get_rank() == 0:
             (folder / states.FOLDER).mkdir()
         dist.barrier()
-        states.save(self.engine, self.places, self.plan, folder / states.FOLDER)
-        torch.save(generator_states(self.device), folder / f"generators-{dist.get_rank():06d}.pt")
+        states.save(self.engine, self.places, self.plan, self.groups, folder / states.FOLDER)
+        torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
 
     def load(self, saved: Saved) -> None:
         """Any layout, but for plans whose checkpoints are DeepSpeed's own (`save`); the generators only in the same. Raises InputError."""
@@ -210,7 +220,7 @@ class DeepSpeedTrainer:
             states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
-                set_generator_states(torch.load(path, weights_only=False), self.device)
+                self._set_generator_states(torch.load(path, weights_only=False))
             return
         if saved.layout != mine:
             different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine[key]})" for key in mine if saved.layout.get(key) != mine[key])
@@ -219,66 +229,3 @@ class DeepSpeedTrainer:
         path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")
-
-
-def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
-    """Under sequence parallelism each tensor-parallel rank sees a part of the sequence: gradients of what all ranks hold whole (norms,
-    row-parallel biases) must be summed over the group. megatron-core does it in finalize_model_grads, which DeepSpeed never calls."""
-    group = parallel_state.get_tensor_model_parallel_group()
-
-    def hook(gradient: torch.Tensor) -> torch.Tensor:
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=group)
-        return gradient
-
-    for parameter in model.parameters():
-        if getattr(parameter, "sequence_parallel", False):
-            parameter.register_hook(hook)
-
-
-class MegatronLayersTrainer(DeepSpeedTrainer):
-    """One rank: its stage of a megatron-core model, filled; what becomes of it is the subclass's."""
-
-    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
-        super().__init__(plan, engine, device)
-        if plan.run.init_from:
-            hf_weights.match_activation(engine, Path(plan.run.init_from))
-        stage = parallel_state.get_pipeline_model_parallel_rank()
-        self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
-        (model,) = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
-        self.model = model = model.to(device)
-        hf_weights.first_weights([model], config, plan)
-        self.places = parts.places([model])
-        self._tag()
-        if plan.sequence_parallel:
-            sum_sequence_parallel_gradients(model)
-
-    def _tag(self) -> None:
-        """Say which parameters are parts of a tensor and which are copies, so that DeepSpeed counts each once in the gradient norm."""
-        for parameter in self.model.parameters():
-            parameter.model_parallel = bool(getattr(parameter, "tensor_model_parallel", False))
-            # The last stage's copy of a tied embedding (megatron-core: `shared`) is counted on the first.
-            parameter.ds_pipe_replicated = bool(getattr(parameter, "shared", False))
-
-    def _sum_tied_gradients(self) -> None:
-        """Of the tied embedding's two copies, before the data-parallel reduction."""
-        if self.plan.model.tie_embeddings and (self.model.pre_process or self.model.post_process):
-            gradient = self._gradient(self.model.shared_embedding_or_output_weight())
-            dist.all_reduce(gradient, group=parallel_state.get_embedding_group())
-
-    def _gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Where this optimizer adds up a parameter's gradient before the reduction (stage 1: stage_1_and_2.py:1247, or BF16_Optimizer's
-        fp32 buffer)."""
-        accumulated = getattr(parameter, "_hp_grad", None)
-        if accumulated is not None:
-            return accumulated
-        return parameter.grad if self.plan.zero_stage == 0 else self.engine.optimizer.get_gradient_for_reduction(parameter)
-
-    def export(self, folder: Path) -> None:
-        """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
-        partitioned = self.plan.zero_stage == 3
-
-        def gathered(parameter: torch.nn.Parameter) -> Any:
-            return self.deepspeed.zero.GatheredParameters([parameter]) if partitioned else contextlib.nullcontext()
-
-        hf_weights.export(self.places, self.plan, folder, self.engine_fields, gathered)

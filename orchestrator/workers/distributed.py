@@ -1,4 +1,4 @@
-"""Processes and groups: one rank joins the job, builds the plan's groups, and leaves."""
+"""Processes: one rank joins the job, gets its device, and leaves."""
 
 from __future__ import annotations
 
@@ -81,11 +81,8 @@ def leave(status: int) -> NoReturn:
 
 
 def prepare_device(plan: Plan) -> torch.device:
-    """The device of this rank. A plan for the cpu cluster runs on the CPU, with shims; any other needs a GPU."""
+    """The device of this rank. A plan for the cpu cluster runs on the CPU; any other needs a GPU."""
     if plan.cluster.is_cpu:
-        from orchestrator.workers import cpu_shims
-
-        cpu_shims.apply()
         return torch.device("cpu")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.device_count() <= local_rank:
@@ -95,46 +92,16 @@ def prepare_device(plan: Plan) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def initialise_groups(plan: Plan) -> None:
-    """megatron-core's groups in the plan's rank order, and the generator states that tensor-parallel ranks share and don't share."""
-    from megatron.core import parallel_state, tensor_parallel
-
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=plan.tp,
-        pipeline_model_parallel_size=plan.pp,
-        virtual_pipeline_model_parallel_size=plan.vpp if plan.vpp > 1 else None,
-        context_parallel_size=plan.cp,
-        expert_model_parallel_size=plan.ep,
-        num_distributed_optimizer_instances=plan.optimizer_instances,
-        order="-".join(plan.rank_order),
-        create_gloo_process_groups=False,
-    )
-    # Dropout differs between pipeline stages, as in Megatron's own training loop.
-    seed = plan.training.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
-    torch.manual_seed(seed)
-    graphs = {"use_cudagraphable_rng": True} if plan.cuda_graph_impl != "none" else {}
-    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True, **graphs)
-
-
 def generator_states(device: torch.device) -> dict[str, Any]:
     """What dropout on this rank continues from."""
-    from megatron.core import tensor_parallel
-
-    return {
-        "cpu": torch.get_rng_state(),
-        "device": torch.cuda.get_rng_state() if device.type == "cuda" else None,
-        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
-    }
+    return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state() if device.type == "cuda" else None}
 
 
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     """Put back what `generator_states` said."""
-    from megatron.core import tensor_parallel
-
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and states["device"] is not None:
         torch.cuda.set_rng_state(states["device"])
-    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
 def local_rank_is_first() -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from orchestrator.plan import Plan
 from orchestrator.workers import hugging_face
-from orchestrator.workers.hf_weights import CONFIG, Checkpoint, Rows, write_config, write_files
+from orchestrator.workers.groups import REPLICAS, Groups
+from orchestrator.workers.hf_files import CONFIG, Checkpoint, Rows, write_config, write_files
 from orchestrator.workers.parts import Place
 
 ACTIVATIONS = ("activation_function", "hidden_act", "feed_forward_proj")
@@ -37,7 +37,7 @@ def load(model: torch.nn.Module, folder: Path) -> None:
         for name, parameter in model.named_parameters():
             shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
             width = prod(shape[1:])
-            for values, start in hugging_face._local_ranges(parameter):
+            for values, start in hugging_face.local_ranges(parameter):
                 first, last = start // width, -(-(start + values.numel()) // width)
                 if first < last:
                     rows = checkpoint.read(Rows(name, first, last), tuple(slice(0, size) for size in shape[1:]), shape[1:])
@@ -45,18 +45,17 @@ def load(model: torch.nn.Module, folder: Path) -> None:
                     values.copy_(rows.reshape(-1)[begin : begin + values.numel()])
 
 
-def places(model: torch.nn.Module, plan: Plan, fields: dict[str, Any]) -> list[Place]:
+def places(model: torch.nn.Module, groups: Groups, fields: dict[str, Any]) -> list[Place]:
     """Every parameter's place in the whole model, after AutoTP has cut it."""
     shapes = _whole_shapes(fields)
-    tp_rank = parallel_state.get_tensor_model_parallel_rank()
-    dp_rank = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    tp_rank, replica = groups.rank("tp"), groups.rank(REPLICAS)
     found = []
     for name, parameter in model.named_parameters():
         shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[name]
         offset = tuple(0 if here == there else tp_rank * here for here, there in zip(shape, whole, strict=True))
         first = shape != whole or tp_rank == 0
         about = {"key": name, "layer": 0, "offset": offset, "shape": shape, "global_shape": whole}
-        found.append(Place(parameter=parameter, start=0, first=first, main=first and dp_rank == 0, **about))
+        found.append(Place(parameter=parameter, start=0, first=first, main=first and replica == 0, **about))
     return found
 
 
@@ -67,10 +66,10 @@ def _whole_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in uncut.named_parameters()}
 
 
-def export(model: torch.nn.Module, plan: Plan, folder: Path, fields: dict[str, Any]) -> None:
+def export(model: torch.nn.Module, plan: Plan, groups: Groups, folder: Path, fields: dict[str, Any]) -> None:
     """Write a Hugging Face checkpoint into `folder`. All ranks call this; rank 0 holds one file's tensors at a time. `fields`:
     engine.json's "model"."""
-    named = whole_tensors(model, plan, fields)
+    named = whole_tensors(model, plan, groups, fields)
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         dtype = write_files(named, folder)
@@ -81,7 +80,7 @@ def export(model: torch.nn.Module, plan: Plan, folder: Path, fields: dict[str, A
     dist.barrier()
 
 
-def whole_tensors(model: torch.nn.Module, plan: Plan, fields: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def whole_tensors(model: torch.nn.Module, plan: Plan, groups: Groups, fields: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, whole tensor on the CPU) one after the other. Collectives over the data-parallel group at stage 3 and over tp: all ranks go
     through it together."""
     import deepspeed
@@ -91,11 +90,11 @@ def whole_tensors(model: torch.nn.Module, plan: Plan, fields: dict[str, Any]) ->
         with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], enabled=plan.zero_stage == 3):
             tensor = parameter.detach().clone()
         cut = [dim for dim, size in enumerate(shapes[name]) if tensor.shape[dim] != size]
-        yield name, (_joined(tensor, cut[0], plan.tp) if cut else tensor).cpu()
+        yield name, (_joined(tensor, cut[0], groups) if cut else tensor).cpu()
 
 
-def _joined(tensor: torch.Tensor, dim: int, tp: int) -> torch.Tensor:
+def _joined(tensor: torch.Tensor, dim: int, groups: Groups) -> torch.Tensor:
     """The tensor-parallel ranks' equal parts along `dim`."""
-    parts = [torch.empty_like(tensor) for _ in range(tp)]
-    dist.all_gather(parts, tensor, group=parallel_state.get_tensor_model_parallel_group())
+    parts = [torch.empty_like(tensor) for _ in range(groups.size("tp"))]
+    dist.all_gather(parts, tensor, group=groups.group("tp"))
     return torch.cat(parts, dim=dim)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod, sqrt
@@ -13,11 +12,11 @@ import torch.nn.functional as F
 import transformers
 from transformers.initialization import no_init_weights
 
-from orchestrator.workers.models import Batch
-from orchestrator.workers.weights import BLOCK_ELEMENTS
+from orchestrator.workers.batch import Batch
+from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
 
 STD = 0.02
-"""`initializer_range` of GPT-2, Llama and BERT."""
+"""`initializer_range` of GPT-2, Llama, Qwen and BERT."""
 
 
 @contextmanager
@@ -68,11 +67,11 @@ def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
     that its range touches, so that nobody holds a whole weight. Drawn on `device`, which decides the numbers, wherever the model is. The
     distribution is transformers' own (`_init_weights` of each model).
     """
-    deviations = DEVIATIONS[model.config.model_type](model.config)
+    deviations = DEVIATIONS.get(model.config.model_type, _plain)(model.config)
     norms = {id(p) for module in model.modules() if "Norm" in type(module).__name__ for p in module.parameters(recurse=False)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            for values, start in _local_ranges(parameter):
+            for values, start in local_ranges(parameter):
                 if name.endswith("bias"):
                     values.zero_()
                 elif id(parameter) in norms:
@@ -82,7 +81,7 @@ def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
                     _fill_normal(values, start, total, deviations(name), (seed, name), device)
 
 
-def _local_ranges(parameter: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, int]]:
+def local_ranges(parameter: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, int]]:
     """(flat values held here, where they begin in the flat parameter), without the padding of the last partition. hpZ's second copy is made
     from the first in the first forward pass; what was copied of the unfilled weights goes."""
     partition = getattr(parameter, "ds_tensor", None)
@@ -103,17 +102,12 @@ def _fill_normal(values: torch.Tensor, start: int, total: int, std: float, key: 
     generator = torch.Generator(device=device)
     end = start + values.numel()
     for index in range(start // BLOCK_ELEMENTS, -(-end // BLOCK_ELEMENTS)):
-        generator.manual_seed(_block_seed(*key, index))
+        generator.manual_seed(block_seed(*key, index))
         begin = index * BLOCK_ELEMENTS
         block = torch.empty(min(BLOCK_ELEMENTS, total - begin), dtype=torch.float32, device=device)
         block.normal_(0.0, std, generator=generator)
         low, high = max(start, begin), min(end, begin + BLOCK_ELEMENTS)
         values[low - start : high - start].copy_(block[low - begin : high - begin])
-
-
-def _block_seed(seed: int, name: str, block: int) -> int:
-    digest = hashlib.blake2b(repr((seed, name, block)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _gpt2(config: Any) -> Callable[[str], float]:
@@ -145,22 +139,19 @@ def _plain(config: Any) -> Callable[[str], float]:
 
 DEVIATIONS: dict[str, Callable[[Any], Callable[[str], float]]] = {
     "gpt2": _gpt2,
-    "llama": _plain,
-    "qwen2": _plain,
-    "bert": _plain,
     "t5": _t5,
 }
-"""Standard deviation by parameter name, by `model_type`."""
+"""Standard deviation by parameter name, by `model_type`; those that are not here have one for all."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- running
 
 
-def losses(model: Callable[..., Any], family: str, batch: Batch) -> torch.Tensor:
-    """The loss by token [b, s], in fp32, of what this family's sampler makes."""
-    if family == "t5":
+def losses(model: Callable[..., Any], stack: str, batch: Batch) -> torch.Tensor:
+    """The loss by token [b, s], in fp32, of what this stack's sampler makes."""
+    if stack == "encoder_decoder":
         output = model(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], use_cache=False)
-    elif family == "bert":
+    elif stack == "encoder":
         output = model(input_ids=batch["tokens"])
     else:
         output = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False)

@@ -1,4 +1,4 @@
-"""The training loop that both engines share: steps, metrics, checkpoints."""
+"""The training loop that all engines share: steps, metrics, checkpoints. It knows an engine as a `Trainer`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator import plan as plan_module
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 from orchestrator.workers import checkpoint, data, distributed, preflight
-from orchestrator.workers.models import Batch
+from orchestrator.workers.batch import Batch
+from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
@@ -43,6 +43,7 @@ class Trainer(Protocol):
 
     plan: Plan
     device: torch.device
+    groups: Groups
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         """Gradients of the mean loss over the micro-batches, reduced; the loss over this data-parallel rank's micro-batches on the last
@@ -81,7 +82,7 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def agree(loss: torch.Tensor | None, device: torch.device, stop: bool) -> tuple[float, int, bool]:
+def agree(loss: torch.Tensor | None, groups: Groups, device: torch.device, stop: bool) -> tuple[float, int, bool]:
     """(loss of the global batch, largest peak memory, whether a rank wants to stop), the same on every rank, in one small all-reduce.
 
     Maxima: the loss is known on the last stage alone, and a NaN is told by a flag, since a maximum may hide it.
@@ -89,8 +90,7 @@ def agree(loss: torch.Tensor | None, device: torch.device, stop: bool) -> tuple[
     values = torch.tensor([-math.inf, 0.0, peak_memory(device), stop], dtype=torch.float64, device=device)
     if loss is not None:
         mean = loss.detach().double()
-        dist.all_reduce(mean, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-        mean /= parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+        groups.mean(REPLICAS, mean)
         finite = torch.isfinite(mean)
         values[0] = torch.where(finite, mean, values[0])
         values[1] = (~finite).double()
@@ -144,7 +144,7 @@ def evaluate(trainer: Trainer, batches: data.Batches) -> float:
     total = 0.0
     for step in range(steps):
         microbatches = [to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
-        loss, _, _ = agree(trainer.evaluate(microbatches), trainer.device, stop=False)
+        loss, _, _ = agree(trainer.evaluate(microbatches), trainer.groups, trainer.device, stop=False)
         total += loss
     return total / steps
 
@@ -182,7 +182,7 @@ def train(
         lr = learning_rate(training, step)
         grad_norm = trainer.update(lr)
         synchronise(device)
-        loss, peak, stop = agree(local_loss, device, bool(warned))
+        loss, peak, stop = agree(local_loss, trainer.groups, device, bool(warned))
         seconds = time.perf_counter() - begin
         if not (math.isfinite(loss) and norm_is_usable(grad_norm, training.precision)):
             numbers = f"loss {loss:g}, gradient norm {grad_norm}, lr {lr:g}"
@@ -249,12 +249,12 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
             watchdog.phase("building the model", BUILD_S if limit else 0.0)
             trainer = build(plan, engine, device)
             watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
-            for line in preflight.bandwidth_report(plan, preflight.check_groups(_groups(), device)):
+            for line in preflight.bandwidth_report(plan, preflight.check_groups(trainer.groups.several(), device)):
                 if dist.get_rank() == 0:
                     print(f"preflight: {line}", flush=True)
             watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
             corpus = data.open_corpus(plan, out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
-            dp_rank = parallel_state.get_data_parallel_rank()
+            dp_rank = trainer.groups.rank("dp")
             batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank)
             valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
             first_step = 0
@@ -271,16 +271,6 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     except preflight.PreflightError as error:
         print(f"PreflightError: {error}", file=sys.stderr, flush=True)
         sys.exit(preflight.MISMATCH_STATUS)
-
-
-def _groups() -> dict[str, dist.ProcessGroup]:
-    """The groups of this rank by axis."""
-    return {
-        "tp": parallel_state.get_tensor_model_parallel_group(),
-        "pp": parallel_state.get_pipeline_model_parallel_group(),
-        "cp": parallel_state.get_context_parallel_group(),
-        "dp": parallel_state.get_data_parallel_group(),
-    }
 
 
 def read_engine(folder: Path) -> dict[str, Any]:
@@ -304,8 +294,3 @@ def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None
         traceback.print_exc()
         status = 1
     distributed.leave(status if isinstance(status, int) else int(status is not None))
-
-
-def repeat(batches: Sequence[Batch], chunks: int) -> Iterator[Batch] | list[Iterator[Batch]]:
-    """megatron-core's schedules take one iterator a chunk."""
-    return iter(batches) if chunks == 1 else [iter(batches) for _ in range(chunks)]

@@ -23,10 +23,10 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, loop, optimizer_formats, parts
+from orchestrator.workers import hf_weights, loop, megatron_groups, optimizer_formats, weights
+from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.distributed import generator_states, initialise_groups, set_generator_states
-from orchestrator.workers.models import FAMILIES, Batch, build_chunks, frees_sent_outputs, mean_loss, transformer_config, with_types
+from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
 
 OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 """The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
@@ -42,17 +42,17 @@ class MegatronTrainer:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
-        initialise_groups(plan)
+        self.groups = megatron_groups.initialise(plan)
         if plan.run.init_from:
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         stage = parallel_state.get_pipeline_model_parallel_rank()
         if plan.tp_comm_overlap:
             _make_user_buffers(plan)
         self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
-        chunks = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
+        chunks = build_chunks(plan.model.stack, config, engine, plan.model.vocab_size)
         chunks = [chunk.to(device) for chunk in chunks]
         hf_weights.first_weights(chunks, config, plan)
-        self.places = parts.places(chunks) if plan.run.export_to else []
+        self.places = weights.places(chunks) if plan.run.export_to else []
         if config.bf16 or config.fp16:
             chunks = [Float16Module(config, chunk) for chunk in chunks]
         # The loop looks at loss and norm, agreed by all ranks; this check would raise on some and leave the others waiting.
@@ -69,7 +69,7 @@ class MegatronTrainer:
             config.no_sync_func = self._one_or_all([chunk.no_sync for chunk in self.chunks])
             config.grad_sync_func = self._one_or_all([chunk.start_grad_sync for chunk in self.chunks])
         self.schedule = get_forward_backward_func()
-        self.losses = FAMILIES[plan.model.family].losses
+        self.losses = STACKS[plan.model.stack].losses
 
     @staticmethod
     def _one_or_all(functions: list[Any]) -> Any:
@@ -104,7 +104,7 @@ class MegatronTrainer:
     def _scheduled(self, batches: Sequence[Batch], *, forward_only: bool) -> torch.Tensor | None:
         logs = self.schedule(
             forward_step_func=self._forward_step,
-            data_iterator=loop.repeat(batches, len(self.chunks)),
+            data_iterator=_repeat(batches, len(self.chunks)),
             model=self._one_or_all(self.chunks),
             num_microbatches=len(batches),
             seq_length=self.plan.training.seq_length,
@@ -150,7 +150,7 @@ class MegatronTrainer:
 
     def _generators(self) -> ShardedObject:
         """Generator states, one set a rank."""
-        states = generator_states(self.device)
+        states = megatron_groups.generator_states(self.device)
         return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
 
     def save(self, folder: Path, step: int) -> None:
@@ -196,7 +196,12 @@ class MegatronTrainer:
             for values in wrapped.optimizer.state.values():
                 values["step"] = values["step"].clone()
         if same:
-            set_generator_states(state["generators"], self.device)
+            megatron_groups.set_generator_states(state["generators"], self.device)
+
+
+def _repeat(batches: Sequence[Batch], chunks: int) -> Iterator[Batch] | list[Iterator[Batch]]:
+    """megatron-core's schedules take one iterator a chunk."""
+    return iter(batches) if chunks == 1 else [iter(batches) for _ in range(chunks)]
 
 
 def _make_user_buffers(plan: Plan) -> None:

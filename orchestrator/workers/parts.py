@@ -14,8 +14,6 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from orchestrator.workers.weights import shards
-
 FILE_BYTES = 4 * 2**30
 """Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 WEIGHT = "weight"
@@ -43,30 +41,6 @@ class Place:
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """This shard of the parameter's value, or of a tensor of its size."""
         return whole.reshape(-1)[self.start : self.start + prod(self.shape)].view(self.shape)
-
-
-def places(models: Sequence[torch.nn.Module]) -> list[Place]:
-    """Every shard of freshly built chunks of megatron-core."""
-    parameters = {p.untyped_storage().data_ptr(): p for model in models for p in model.parameters()}
-    found = []
-    for shard in shards(models):
-        lead = shard.prepend_axis_num
-        parameter = parameters[shard.data.untyped_storage().data_ptr()]
-        *copies, dp_rank = shard.replica_id
-        found.append(
-            Place(
-                key=shard.key,
-                layer=shard.global_offset[0] if lead else 0,
-                offset=tuple(shard.global_offset[lead:]),
-                shape=tuple(shard.data.shape),
-                global_shape=tuple(shard.global_shape[lead:]),
-                parameter=parameter,
-                start=shard.data.storage_offset() - parameter.storage_offset(),
-                first=not any(copies),
-                main=not any(copies) and dp_rank == 0,
-            )
-        )
-    return found
 
 
 def write_parts(found: Iterator[tuple[Place, str, torch.Tensor]], folder: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from megatron.core import parallel_state
 
 from orchestrator.plan import Plan
+from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.parts import WEIGHT, Parts, Place, write_parts
 
 FOLDER = "states"
@@ -28,16 +28,16 @@ def covers(plan: Plan) -> bool:
     return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
 
 
-def save(engine: Any, places: Sequence[Place], plan: Plan, folder: Path) -> None:
+def save(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups, folder: Path) -> None:
     """Write into `folder`, which is there. All ranks call this."""
     _link(engine, plan)
-    write_parts(_shards(engine, places, plan), folder)
+    write_parts(_shards(engine, places, plan, groups), folder)
 
 
-def _shards(engine: Any, places: Sequence[Place], plan: Plan) -> Iterator[tuple[Place, str, torch.Tensor]]:
+def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) -> Iterator[tuple[Place, str, torch.Tensor]]:
     """Every parameter is made whole on all its data-parallel ranks, one after the other; one of them yields it. Collective over them."""
-    mine = parallel_state.get_data_parallel_rank(with_context_parallel=True)
-    ranks = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    mine = groups.rank(REPLICAS)
+    ranks = groups.size(REPLICAS)
     for turn, (parameter, found) in enumerate(_by_parameter(places)):
         for kind in (WEIGHT, *MOMENTS):
             value = _get(engine, parameter, kind, plan)

@@ -8,7 +8,6 @@ projections that write into the residual stream (transformer_config.py `output_l
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from math import prod, sqrt
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
-BLOCK_ELEMENTS = 2**22
-"""Elements drawn at once: 16 MiB in fp32, small beside any model and large enough to keep a GPU busy."""
+from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
+from orchestrator.workers.parts import Place
 
 RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 
@@ -32,6 +31,30 @@ def shards(models: Sequence[torch.nn.Module]) -> Iterator[ShardedTensor]:
         for shard in nested_values(state):
             if isinstance(shard, ShardedTensor) and shard.data is not None and shard.data.is_floating_point():
                 yield shard
+
+
+def places(models: Sequence[torch.nn.Module]) -> list[Place]:
+    """Every shard of freshly built chunks of megatron-core."""
+    parameters = {p.untyped_storage().data_ptr(): p for model in models for p in model.parameters()}
+    found = []
+    for shard in shards(models):
+        lead = shard.prepend_axis_num
+        parameter = parameters[shard.data.untyped_storage().data_ptr()]
+        *copies, dp_rank = shard.replica_id
+        found.append(
+            Place(
+                key=shard.key,
+                layer=shard.global_offset[0] if lead else 0,
+                offset=tuple(shard.global_offset[lead:]),
+                shape=tuple(shard.data.shape),
+                global_shape=tuple(shard.global_shape[lead:]),
+                parameter=parameter,
+                start=shard.data.storage_offset() - parameter.storage_offset(),
+                first=not any(copies),
+                main=not any(copies) and dp_rank == 0,
+            )
+        )
+    return found
 
 
 def initialise(models: Sequence[torch.nn.Module], config: Any, seed: int) -> None:
@@ -61,13 +84,8 @@ def _fill_normal(shard: ShardedTensor, std: float, seed: int) -> None:
     generator = torch.Generator(device=shard.data.device)
     block = torch.empty((rows, *inner), dtype=torch.float32, device=shard.data.device)
     for index in range(first // rows, -(-last // rows)):
-        generator.manual_seed(_block_seed(seed, shard.key, tuple(offset[:lead]), index))
+        generator.manual_seed(block_seed(seed, shard.key, tuple(offset[:lead]), index))
         block.normal_(0.0, std, generator=generator)
         begin, end = max(first, index * rows), min(last, (index + 1) * rows)
         here = block[begin - index * rows : end - index * rows]
         shard.data[begin - first : end - first].copy_(here[(slice(None), *inner_slices)])
-
-
-def _block_seed(seed: int, key: str, layer: tuple[int, ...], block: int) -> int:
-    digest = hashlib.blake2b(repr((seed, key, layer, block)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.cost.schedule import finish_times, in_flight, simulate
+from orchestrator.cost.schedule.names import SCHEDULES
 
 pytestmark = pytest.mark.engines
 
@@ -63,6 +64,15 @@ def test_a_stage_holds_what_deepspeeds_own_order_holds(pp: int, m: int) -> None:
             held += {"ForwardPass": 1, "BackwardPass": -1}.get(name, 0)
             most = max(most, held)
         assert in_flight("deepspeed_1f1b", pp, stage, m) == most
+
+
+@pytest.mark.parametrize(("pp", "m"), SIZES)
+def test_the_order_is_deepspeeds_own_list_of_passes_and_transfers(pp: int, m: int) -> None:
+    names = {"forward": "ForwardPass", "backward": "BackwardPass", "receive_activation": "RecvActivation", "send_gradient": "SendGrad"}
+    names |= {"receive_gradient": "RecvGrad", "send_activation": "SendActivation"}
+    for stage in range(pp):
+        theirs = [name for name in instructions(pp, m, stage) if name in names.values()]
+        assert [names[action] for action, _, _ in SCHEDULES["deepspeed_1f1b"].order(pp, stage, m)] == theirs
 
 
 def test_nothing_runs_beside_a_transfer() -> None:

@@ -12,7 +12,9 @@ from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import LayerCost
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
-from orchestrator.model.families.moe import MoeArchitecture, describe
+from orchestrator.model.families import describe
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.spec import Architecture
 from orchestrator.strategy.axes import cp, ep, tp
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
@@ -136,10 +138,10 @@ def test_a_dispatcher_sends_tokens_as_often_as_it_says(kind: str, sent: float) -
 
 def test_a_dispatcher_is_priced_in_a_layer_of_experts() -> None:
     spec = describe(
-        MoeArchitecture(
-            **{"family": "moe", "name": "moe", "num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "ffn_hidden_size": 4096},
-            **{"vocab_size": 51200, "max_position_embeddings": 2048, "num_experts": 64, "moe_router_topk": 8, "moe_ffn_hidden_size": 512},
-            activation="swiglu",
+        Architecture(
+            **{"family": "gpt", "name": "moe", "num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "ffn_hidden_size": 4096},
+            **{"vocab_size": 51200, "max_position_embeddings": 2048, "activation": "swiglu"},
+            feed_forward=Experts(num_experts=64, topk=8, ffn_hidden_size=512),
         ),
         S,
     )
@@ -148,6 +150,6 @@ def test_a_dispatcher_is_priced_in_a_layer_of_experts() -> None:
     def seconds(kind: str) -> float:
         strategy = Strategy(mesh=Mesh(dp=32, ep=32), moe_token_dispatcher_type=kind)  # type: ignore[arg-type]
         one = replace(candidate(dp=32), strategy=strategy)
-        return float(model.layer(one, "decoder", "none").by_cause["ep"])
+        return float(model.layer(one, "experts_decoder", "none").by_cause["ep"])
 
     assert seconds("flex") < seconds("alltoall") < seconds("allgather")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cost.schedule import finish_times, in_flight, in_flight_by_chunk, simulate
+from orchestrator.cost.schedule import fewest_in_flight, finish_times, in_flight, in_flight_by_chunk, simulate, timeline
+from orchestrator.cost.schedule.names import SCHEDULES
+from orchestrator.cost.schedule.periods import drift, shift
 
 Pass = tuple[str, int, int]
 """("F" or "B", micro-batch, chunk)."""
@@ -84,6 +87,77 @@ def test_both_schedules_equal_the_walk_of_the_ranks_own_lists(
     expected = walk(*pipeline)
     assert finish_times(*pipeline, jump=False) == pytest.approx(expected, rel=1e-12)
     assert finish_times(*pipeline) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 1, 1), (4, 1, 3), (6, 1, 20), (2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 24)])
+def test_a_schedules_order_is_megatrons_list_of_passes(pp: int, vpp: int, m: int) -> None:
+    schedule = SCHEDULES["interleaved" if vpp > 1 else "1f1b"]
+    for rank in range(pp):
+        ours = [(action[0].upper(), microbatch, chunk) for action, microbatch, chunk in schedule.order(pp, rank, m, vpp)]
+        assert ours == (order_interleaved if vpp > 1 else order_1f1b)(rank, m, pp, vpp)
+
+
+@given(pipelines(), st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_a_step_ends_where_the_timeline_of_the_orders_ends(
+    pipeline: tuple[str, list[float], list[float], list[float], int, int], blocks: bool
+) -> None:
+    schedule, f, b, hops, m, vpp = pipeline
+    if blocks and vpp == 1:
+        schedule = "deepspeed_1f1b"
+    lanes = timeline(schedule, f, b, hops, m, vpp)
+    assert [lane[-1].end_s for lane in lanes] == pytest.approx(finish_times(schedule, f, b, hops, m, vpp), rel=1e-9)
+    for lane in lanes:  # a stage does one thing at a time
+        assert all(before.end_s <= after.begin_s + 1e-12 for before, after in itertools.pairwise(lane))
+        passes = [slot for slot in lane if slot.action in ("forward", "backward")]
+        assert len(passes) == 2 * m * vpp
+
+
+@st.composite
+def nearly_periodic(draw: st.DrawFn) -> tuple[str, list[float], list[float], list[float], int, int]:
+    """Times out of a few values: ties, one slow stage, slow links; long enough to be jumped over."""
+    schedule = draw(st.sampled_from(["1f1b", "interleaved", "deepspeed_1f1b"]))
+    pp = draw(st.integers(2, 6))
+    vpp = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
+    m = pp * draw(st.integers(2, 40)) + (0 if vpp > 1 else draw(st.integers(0, 5)))
+    times = st.lists(st.sampled_from([1.0, 1.0, 1.001, 1.03, 1.5, 4.0]), min_size=pp * vpp, max_size=pp * vpp)
+    links = st.lists(st.sampled_from([0.0, 0.0, 0.01, 0.4, 2.0]), min_size=pp * vpp, max_size=pp * vpp)
+    return schedule, draw(times), [2 * t for t in draw(times)], draw(links), m, vpp
+
+
+@given(nearly_periodic())
+@settings(deadline=None, max_examples=250)
+def test_jumping_over_periods_never_changes_any_stages_end(
+    pipeline: tuple[str, list[float], list[float], list[float], int, int],
+) -> None:
+    assert finish_times(*pipeline) == pytest.approx(finish_times(*pipeline, jump=False), rel=1e-10)
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), [("1f1b", 1), ("deepspeed_1f1b", 1), ("interleaved", 2)])
+def test_ten_million_micro_batches_are_jumped_over(schedule: str, vpp: int) -> None:
+    """Equal stages: (m + (p-1)/v) (f + b). Walked, this would take minutes."""
+    m, pp = 10_000_000, 4
+    step = simulate(schedule, [1.0 / vpp] * pp * vpp, [2.0 / vpp] * pp * vpp, 0.0, m, vpp)
+    assert step == pytest.approx((m + (pp - 1) / vpp) * 3.0, rel=1e-9)
+
+
+def test_a_slow_second_stage_sets_the_pace_of_all() -> None:
+    """From its first pass to its last it never waits: 1 s of forward to it, 11 s for each micro-batch, 2 s of backward behind it. Its last
+    forward ends three of its backward passes (18 s) before its end; then the two stages after it go forward (1 s) and back (2 s)."""
+    for m in (8, 9, 1000):
+        end = 1 + 11 * m
+        assert finish_times("1f1b", [1, 5, 1, 1], [2, 6, 2, 2], 0.0, m) == pytest.approx([end + 2, end, end - 18 + 6, end - 18 + 4])
+
+
+def test_a_state_that_moved_as_one_has_a_shift_and_one_that_drifts_has_steps() -> None:
+    assert shift([10.0, 12.0, 11.0], [7.0, 9.0, 8.0]) == 3.0
+    assert shift([10.0, 12.5, 11.0], [7.0, 9.0, 8.0]) is None
+    assert shift([10.0, 12.0, 11.5], [7.0, 9.0, 8.0]) is None
+    blocks = [([0.0, 0.0], [9.0, -1.0]), ([10.0, 11.0], [7.0, -1.0]), ([20.0, 22.0], [5.0, -1.0])]
+    assert drift(blocks) == (1, [10.0, 11.0])  # the margin is 3, then 1, then -1: one period is safe, and one more is walked
+    assert drift(blocks[:2]) == (0, [])
+    assert drift([*blocks, ([31.0, 33.0], [3.0, -1.0])])[0] == 0  # it moved by 11 and not by 10
+    assert drift([*blocks[:2], ([20.0, 22.0], [-5.0, -1.0])])[0] == 0  # a margin has changed its sign
 
 
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(8, 1, 1024), (3, 1, 999), (4, 2, 512), (5, 3, 400)])
@@ -166,6 +240,22 @@ def test_in_flight_counts_equal_the_ranks_own_lists(pp: int, vpp: int, m: int) -
         assert in_flight(schedule, pp, rank, m, vpp) == most
         peaks = in_flight_by_chunk(schedule, pp, rank, m, vpp)
         assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks) == pytest.approx(heaviest)
+        assert 1 <= fewest_in_flight(schedule, pp, rank, m, vpp) * vpp <= most
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_more_micro_batches_than_repeat_hold_no_more(schedule: str) -> None:
+    for pp in (2, 3, 5):
+        vpp = 3 if SCHEDULES[schedule].has_chunks else 1
+        for stage in range(pp):
+            enough = in_flight_by_chunk(schedule, pp, stage, SCHEDULES[schedule].repeats_from(pp), vpp)
+            lists = [list(SCHEDULES[schedule].order(pp, stage, pp * 9, vpp))]
+            held, most = [0] * vpp, 0
+            for action, _, chunk in lists[0]:
+                held[chunk] += {"forward": 1, "backward": -1}.get(action, 0)
+                most = max(most, sum(held))
+            assert max(map(sum, enough)) == most
+            assert in_flight_by_chunk(schedule, pp, stage, pp * 9, vpp) == enough
 
 
 def test_interleaving_needs_whole_groups() -> None:

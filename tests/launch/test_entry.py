@@ -96,6 +96,16 @@ def test_nodes_are_checked_before_a_program_that_asks_for_it(tmp_path: Path, lau
     assert not (out / "user-0.json").exists()
 
 
+def written_plan(folder: Path, **training: object) -> None:
+    """What a follower reads of plan.json."""
+    common = {"global_batch_size": 8, "seq_length": 100, "decoder_seq_length": None, "lr": 0.5, "warmup": 2}
+    (folder / "plan.json").write_text(json.dumps({"training": common | training, "run": {"eval_every": 4}}))
+
+
+def rows_of(folder: Path) -> list[dict[str, float | None]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def monitored(folder: Path, name: str, *lines: str) -> None:
     """Appends to a file as DeepSpeed's csv monitor does."""
     (folder / "logs" / "deepspeed").mkdir(parents=True, exist_ok=True)
@@ -104,8 +114,7 @@ def monitored(folder: Path, name: str, *lines: str) -> None:
 
 
 def test_a_step_of_deepspeed_is_told_once_when_its_last_time_is_written(tmp_path: Path) -> None:
-    plan = {"training": {"global_batch_size": 8, "seq_length": 100, "decoder_seq_length": None}}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    written_plan(tmp_path)
     (tmp_path / "ds_config.json").write_text('{"wall_clock_breakdown": true}')
     follower = program_metrics.Follower(tmp_path)
     follower.poll()
@@ -116,12 +125,14 @@ def test_a_step_of_deepspeed_is_told_once_when_its_last_time_is_written(tmp_path
     follower.poll()
     follower.poll()
     program_metrics.Follower(tmp_path).poll()  # of the job's end, beside the one of who waits
-    first = {"step": 1, "loss": None, "grad_norm": None, "lr": 0.1, "step_time_s": 0.4, "tokens_per_s": 2000.0, "peak_memory_bytes": None}
+    first = {"step": 1, "loss": None, "grad_norm": None, "lr": 0.0, "step_time_s": 0.4, "tokens_per_s": 2000.0, "peak_memory_bytes": None}
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [first]
     program_metrics.Follower(tmp_path).poll()
     monitored(tmp_path, "elapsed_time_ms_step", "16,50.0", "step,elapsed_time_ms_step")
     follower.poll()
-    assert [json.loads(line)["step_time_s"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0.4, 0.75]
+    rows = rows_of(tmp_path)
+    assert [row["step_time_s"] for row in rows] == [0.4, 0.75]
+    assert [row["lr"] for row in rows] == [0.0, 0.1], "DeepSpeed writes the next step's"
 
 
 def test_the_log_of_a_resumed_run_counts_each_step_once(tmp_path: Path) -> None:
@@ -138,6 +149,85 @@ def test_the_log_of_a_resumed_run_counts_each_step_once(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[1]["loss"] == 2.0
     assert rows[2]["loss"] is None, "JSON has no NaN"
+
+
+STARTED = "=== rank 1 on node0, 2026-11-22T04:00:00Z ==="
+SUMS_GO_ON = "[after in-job setup and before initialize_megatron] datetime: 2026-11-22 04:00:00.000000 "
+
+
+def megatrons_log(losses: dict[int, float], rates: dict[int, float], *, last: int, skipped: tuple[int, ...] = ()) -> list[str]:
+    """What training_log of core_v0.16.1 prints with --log-interval 1 for a process that takes these steps: the rate after the scheduler's
+    step, and sums that the first line does not clear. Each step takes 100 ms times its number."""
+    lines, total, time, advanced, left_out = [], 0.0, 0.0, 0, 0
+    for index, (step, loss) in enumerate(losses.items()):
+        time += 100.0 * step
+        left_out += step in skipped
+        if step not in skipped:
+            total, advanced = total + loss, advanced + 1
+        lines.append(
+            f" [2026-11-22 04:00:00.000000] iteration {step:8d}/{last:8d} | consumed samples: {8 * step:12d} | elapsed time per iteration "
+            f"(ms): {time / (advanced + left_out):.1f} | learning rate: {rates[step + 1]:.6E} | global batch size: {8:5d} |"
+            + (f" lm loss: {total / max(1, advanced):.6E} |" if total else "")
+            + f" loss scale: 1.0 | grad norm: 1.000 | number of skipped iterations: {left_out:3d} | number of nan iterations:   0 |"
+        )
+        if index:
+            total, time, advanced, left_out = 0.0, 0.0, 0, 0
+    return lines
+
+
+def test_rows_of_megatrons_log_are_of_one_step_each_after_a_resume_too(tmp_path: Path) -> None:
+    """Loss and time are the step's own, though the second line of a process is a mean with the first; so is `lr`, not the next step's."""
+    written_plan(tmp_path)
+    (tmp_path / "logs").mkdir()
+    losses = {step: 10.0 / step for step in range(1, 8)}
+    rates = {step: 0.001 * step for step in range(1, 10)} | {1: 0.0}
+    begun = megatrons_log({step: losses[step] for step in (1, 2, 3)}, rates, last=9, skipped=(2,))
+    resumed = megatrons_log({step: losses[step] for step in (4, 5, 6, 7)}, rates, last=9)
+    (tmp_path / "logs" / "rank-0.log").write_text(f"{SUMS_GO_ON}\n")
+    (tmp_path / "logs" / "rank-1.log").write_text("\n".join((STARTED, *begun, STARTED, *resumed)) + "\n")
+    program_metrics.Follower(tmp_path).poll(ended=True)
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert rows[1]["loss"] is None, "left out for an overflow, as in fp16"
+    assert [row["loss"] for row in rows if row["step"] != 2] == pytest.approx([losses[step] for step in losses if step != 2], rel=1e-5)
+    assert [row["step_time_s"] for row in rows] == pytest.approx([0.1 * step for step in losses], rel=1e-3)
+    assert [row["lr"] for row in rows] == pytest.approx([rates[step] for step in losses], rel=1e-6)
+
+
+def test_lines_of_a_megatron_before_0_16_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Its first line clears the sums; it doesn't print what 0.16 does at its start."""
+    (tmp_path / "logs").mkdir()
+    line = " iteration {:8d}/ 9 | elapsed time per iteration (ms): 10.0 | lm loss: {:.6E} |\n"
+    (tmp_path / "logs" / "rank-1.log").write_text(STARTED + "\n" + line.format(1, 3.0) + line.format(2, 2.0))
+    program_metrics.Follower(tmp_path).poll()
+    assert [row["loss"] for row in rows_of(tmp_path)] == [3.0, 2.0]
+
+
+def test_megatrons_validation_loss_is_in_the_row_of_its_step(tmp_path: Path) -> None:
+    """As evaluate_and_print_results prints it, after the step's line; the row waits for it, but not after the run's end."""
+    written_plan(tmp_path)
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "rank-1.log"
+    said = " validation loss at iteration {} | lm loss value: {:.6E} | lm loss PPL: 1.000000E+00 | "
+    lines = megatrons_log(dict.fromkeys(range(1, 10), 3.0), dict.fromkeys(range(1, 11), 0.1), last=9)
+    log.write_text("\n".join(lines[:4]) + "\n")
+    follower = program_metrics.Follower(tmp_path)
+    follower.poll()
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3]
+    with log.open("a") as file:
+        dashes = "-" * 60
+        file.write("\n".join((dashes, said.format(4, 2.5), dashes, *lines[4:8], said.format(8, 2.25), lines[8])) + "\n")
+    follower.poll()
+    assert [row.get("valid_loss") for row in rows_of(tmp_path)] == [None, None, None, 2.5, None, None, None, 2.25]
+    before = log.read_text()
+    log.write_text(before + said.format("9 on validation set", 2.125) + "\n" + said.format("9 on test set", 2.0) + "\n")
+    follower.poll()
+    assert [row.get("valid_loss") for row in rows_of(tmp_path)][-1] == 2.125
+    (tmp_path / "metrics.jsonl").unlink()
+    log.write_text(before)
+    program_metrics.Follower(tmp_path).poll(ended=True)
+    assert [row.get("valid_loss") for row in rows_of(tmp_path)][-1] is None
+    assert len(rows_of(tmp_path)) == 9
 
 
 def test_what_contradicts_the_plan_is_refused(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_every_family_says_the_same_name_as_its_key() -> None:
 
 
 BAD: list[tuple[Architecture, dict[str, Any], str]] = [
-    (GPT, {"family": "rnn"}, "model.family=rnn: is not known; choose one of gpt, llama, t5, bert"),
+    (GPT, {"family": "rnn"}, "model.family=rnn: is not known; choose one of bert, gpt, llama, t5"),
     (GPT, {"num_layers": 0}, "model.num_layers=0: must be above 0"),
     (GPT, {"hidden_size": -64}, "model.hidden_size=-64: must be above 0"),
     (GPT, {"num_attention_heads": 5}, "model.num_attention_heads=5: does not divide hidden_size=64; give kv_channels"),
@@ -203,10 +203,10 @@ def test_what_a_config_does_not_say_is_its_own_models_default() -> None:
 
 BAD_CONFIGS: list[tuple[Any, str]] = [
     (["model_type"], "model.hf_config=x: must be a JSON object, not list"),
-    ({}, "model.hf_config.model_type: is missing; it is one of gpt2, llama, mistral, qwen2, t5, mt5, bert"),
+    ({}, "model.hf_config.model_type: is missing; it is one of bert, megatron-bert, gpt2, llama, mistral, qwen2, t5, mt5"),
     (
         {"model_type": "mamba"},
-        "model.hf_config.model_type='mamba': can't be expressed; choose one of gpt2, llama, mistral, qwen2, t5, mt5, bert",
+        "model.hf_config.model_type='mamba': can't be expressed; choose one of bert, megatron-bert, gpt2, llama, mistral, qwen2, t5, mt5",
     ),
     ({"model_type": "gpt2"}, "model.hf_config.n_embd: is missing; it is an integer above 0"),
     (LLAMA_CONFIG | {"hidden_size": "4096"}, "model.hf_config.hidden_size='4096': must be an integer above 0"),

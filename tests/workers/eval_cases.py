@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 import worker_cases
-from megatron.core import parallel_state
 
 from orchestrator.plan import from_json
 from orchestrator.workers import data, loop
@@ -20,7 +19,7 @@ def train_and_evaluate(plan_json: str, cache: str, out: str) -> list[dict[str, A
     plan = from_json(plan_json)
     trainer = worker_cases.make_trainer(plan)
     corpus = data.open_corpus(plan, Path(cache), build=dist.get_rank() == 0, wait=dist.barrier)
-    dp_rank = parallel_state.get_data_parallel_rank()
+    dp_rank = trainer.groups.rank("dp")
     valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
     Path(out).mkdir(parents=True, exist_ok=True)
     loop.train(trainer, data.Batches(plan, corpus.train, corpus.specials, dp_rank), Path(out), valid=valid)

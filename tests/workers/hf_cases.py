@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from worker_cases import make_batches, make_trainer
 
 from orchestrator.plan import from_json
@@ -23,7 +22,7 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
     try:
-        batches = make_batches(plan, cache)
+        batches = make_batches(trainer, cache)
         found: dict[str, Any] = {"losses": [], "norms": []}
         found["weights"] = _whole(trainer, _weights(trainer))
         for step in range(plan.training.steps):
@@ -32,7 +31,7 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
             if step == 0:
                 found["gradients"] = _whole(trainer, _gradients(trainer))
             found["norms"].append(trainer.update(learning_rate(plan.training, step)))
-            loss, _, _ = loop.agree(local, trainer.device, stop=False)
+            loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
             found["losses"].append(loss)
         found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
         return found if dist.get_rank() == 0 else {}
@@ -64,7 +63,7 @@ def _whole(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
         cut = [d for d, size in enumerate(shapes[name]) if tensor.shape[d] != size]
         if cut:
             parts = [torch.empty_like(tensor) for _ in range(trainer.plan.tp)]
-            dist.all_gather(parts, tensor.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+            dist.all_gather(parts, tensor.contiguous(), group=trainer.groups.group("tp"))
             tensor = torch.cat(parts, dim=cut[0])
         whole[name] = tensor.numpy().copy()
     return whole
@@ -87,7 +86,7 @@ def state_bytes(plan_json: str, cache: str) -> dict[str, int]:
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
     try:
-        batches = make_batches(plan, cache)
+        batches = make_batches(trainer, cache)
         for step in range(2):
             trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
             gradients = _gradient_bytes(trainer)

@@ -18,7 +18,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import from_hf_config
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, RunSettings, to_json
-from orchestrator.workers import hf_weights
+from orchestrator.workers import hf_files
 
 pytestmark = pytest.mark.engines
 
@@ -167,7 +167,7 @@ def test_weights_in_16_bits_come_back_as_they_were(pool: Pool, tmp_path: Path) -
 
 
 def read_whole(folder: Path, name: str, rows: int) -> torch.Tensor:
-    return hf_weights.Checkpoint(folder).read(hf_weights.Rows(name, 0, rows), (slice(0, 32),), (32,))
+    return hf_files.Checkpoint(folder).read(hf_files.Rows(name, 0, rows), (slice(0, 32),), (32,))
 
 
 @pytest.mark.parametrize("form", ["one file", "several files", "bin", "bin of the bare model"])
@@ -182,16 +182,16 @@ def test_every_form_of_checkpoint_is_read(form: str, tmp_path: Path) -> None:
         torch.save((model if form == "bin" else model.transformer).state_dict(), tmp_path / "pytorch_model.bin")
     expected = model.state_dict()
     assert torch.equal(read_whole(tmp_path, "transformer.wte.weight", VOCAB), expected["transformer.wte.weight"])
-    rows = hf_weights.Rows("transformer.h.1.attn.c_attn.weight", 8, 40, transposed=True)
-    part = hf_weights.Checkpoint(tmp_path).read(rows, (slice(16, 32),), (32,))
+    rows = hf_files.Rows("transformer.h.1.attn.c_attn.weight", 8, 40, transposed=True)
+    part = hf_files.Checkpoint(tmp_path).read(rows, (slice(16, 32),), (32,))
     assert torch.equal(part, expected["transformer.h.1.attn.c_attn.weight"].T[8:40, 16:32])
 
 
 def test_an_export_in_several_files_is_read_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_weights, "FILE_BYTES", 30_000)
+    monkeypatch.setattr(hf_files, "FILE_BYTES", 30_000)
     state = make_model("llama").state_dict()
     (tmp_path / "out").mkdir()
-    hf_weights.write_files(((name, tensor) for name, tensor in state.items()), tmp_path / "out")
+    hf_files.write_files(((name, tensor) for name, tensor in state.items()), tmp_path / "out")
     MODELS["llama"][0](vocab_size=VOCAB, **LLAMA).save_pretrained(tmp_path / "out")
     back = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 2
@@ -200,12 +200,12 @@ def test_an_export_in_several_files_is_read_by_transformers(tmp_path: Path, monk
 
 def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no weights"):
-        hf_weights.Checkpoint(tmp_path)
+        hf_files.Checkpoint(tmp_path)
     make_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"has no tensor transformer\.h\.9\.ln_1\.weight"):
-        hf_weights.Checkpoint(tmp_path).read(hf_weights.Rows("transformer.h.9.ln_1.weight", 0, 32), (), ())
+        hf_files.Checkpoint(tmp_path).read(hf_files.Rows("transformer.h.9.ln_1.weight", 0, 32), (), ())
     with pytest.raises(InputError, match=r"wte\.weight has shape \[259, 32\], the model needs \[300, 32\]"):
         read_whole(tmp_path, "transformer.wte.weight", 300)
     (tmp_path / "model.safetensors").write_bytes(b"none")
     with pytest.raises(InputError, match="can't be read"):
-        hf_weights.Checkpoint(tmp_path)
+        hf_files.Checkpoint(tmp_path)

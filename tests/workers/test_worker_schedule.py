@@ -1,4 +1,4 @@
-"""The learning rate by step."""
+"""The learning rate by step: one meaning in our workers, Megatron-LM and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
+from worker_plans import make_plan
 
+from orchestrator.engines import ds_config
 from orchestrator.model.training import Training
+from orchestrator.plan import Plan
 from orchestrator.workers.schedule import learning_rate
 
 pytestmark = pytest.mark.engines
+
+LR = 3e-4
+SCHEDULES: list[dict[str, Any]] = [
+    {"schedule": schedule, "warmup": warmup, "steps": steps, "min_lr": min_lr}
+    for schedule in ("constant", "linear", "cosine")
+    for warmup, steps in ((0, 12), (1, 12), (2, 12), (3, 12), (7, 50), (100, 1000))
+    for min_lr in (0.0, 3e-5, LR)
+]
 
 
 def rates(**fields: Any) -> list[float]:
@@ -18,8 +30,12 @@ def rates(**fields: Any) -> list[float]:
     return [learning_rate(training, step) for step in range(training.steps)]
 
 
-def test_warmup_is_linear_and_reaches_the_rate() -> None:
-    assert rates(warmup=4, steps=5, schedule="constant") == [0.25, 0.5, 0.75, 1.0, 1.0]
+def ours(plan: Plan) -> list[float]:
+    return [learning_rate(plan.training, step) for step in range(plan.training.steps)]
+
+
+def test_warmup_is_linear_from_nothing_and_reaches_the_rate() -> None:
+    assert rates(warmup=4, steps=6, schedule="constant") == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
@@ -36,5 +52,61 @@ def test_cosine_is_half_way_in_the_middle() -> None:
 
 
 def test_a_warmup_longer_than_the_run_never_divides_by_zero() -> None:
-    assert rates(warmup=10, steps=2) == [0.1, 0.2]
-    assert rates(warmup=2, steps=2) == [0.5, 1.0]
+    assert rates(warmup=10, steps=2) == [0.0, 0.1]
+    assert rates(warmup=2, steps=2) == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("fields", SCHEDULES, ids=str)
+def test_every_step_has_megatrons_rate(fields: dict[str, Any]) -> None:
+    """Its scheduler as training.py makes and steps it: in samples, once after each step."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    plan = make_plan(lr=LR, **fields)
+    training, batch = plan.training, plan.global_batch_size
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+    scheduler = OptimizerParamScheduler(
+        optimizer, init_lr=0.0, max_lr=training.lr, min_lr=training.min_lr, lr_warmup_steps=training.warmup * batch,
+        lr_decay_steps=training.steps * batch, lr_decay_style=training.schedule, start_wd=0.0, end_wd=0.0,
+        wd_incr_steps=training.steps * batch, wd_incr_style="constant",
+    )  # fmt: skip
+    found = []
+    for _ in range(training.steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        scheduler.step(increment=batch)
+    assert found == pytest.approx(ours(plan), rel=1e-9, abs=1e-9 * LR)
+
+
+def deepspeeds(plan: Plan) -> list[float]:
+    """The rates of ds_config.json by DeepSpeed's own class (runtime/engine.py, _scheduler_from_config and _take_model_step)."""
+    from deepspeed.runtime import lr_schedules
+
+    config = ds_config.by_hand(plan)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config["optimizer"]["params"]["lr"])
+    wanted = config.get("scheduler")
+    scheduler = getattr(lr_schedules, wanted["type"])(optimizer, **wanted["params"]) if wanted else None
+    found = []
+    for _ in range(plan.training.steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        if scheduler is not None:
+            scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("fields", SCHEDULES, ids=str)
+def test_ds_config_by_hand_has_the_rate_of_every_step(fields: dict[str, Any]) -> None:
+    """All schedules but a cosine after a warm-up, of which DeepSpeed has no class; there the note says by how much it is off at most."""
+    plan = make_plan(engine="deepspeed", lr=LR, **fields)
+    found, wanted = deepspeeds(plan), ours(plan)
+    said = ds_config.cosine_error(plan)
+    if fields["schedule"] != "cosine" or not fields["warmup"]:
+        assert said == 0
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9 * LR)
+        return
+    worst = max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / LR
+    assert worst <= said * (1 + 1e-9)
+    if fields["warmup"] > 1:
+        assert worst == pytest.approx(said)
+        after = fields["warmup"] + 1
+        assert found[after:] == pytest.approx(wanted[after:], rel=1e-9)
+    notes = ds_config.deepspeed_files(plan)[1]
+    assert any(f"up to {100 * said:.2g}% of lr" in note for note in notes)

@@ -18,8 +18,9 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor,
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, models
+from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, megatron_groups, models
 from orchestrator.workers import deepspeed as hugging_face_worker
+from orchestrator.workers import groups as groups_room
 from orchestrator.workers.schedule import learning_rate
 
 BUILD = {"megatron": megatron.build, "megatron_deepspeed": megatron_deepspeed.build, "deepspeed": hugging_face_worker.build}
@@ -63,16 +64,17 @@ def make_trainer(plan: Plan) -> Any:
     return BUILD[plan.engine](plan, engine, distributed.prepare_device(plan))
 
 
-def make_batches(plan: Plan, cache: str) -> data.Batches:
+def make_batches(trainer: Any, cache: str) -> data.Batches:
+    plan = trainer.plan
     tokens, specials = data.open_tokens(plan, Path(cache), build=dist.get_rank() == 0, wait=dist.barrier)
-    return data.Batches(plan, tokens, specials, parallel_state.get_data_parallel_rank())
+    return data.Batches(plan, tokens, specials, trainer.groups.rank("dp"))
 
 
 def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, Any]:
     """Losses and gradient norms of all steps, gradients of the first (before clipping), weights before it where wanted."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    batches = make_batches(plan, cache)
+    batches = make_batches(trainer, cache)
     found: dict[str, Any] = {"losses": [], "norms": []}
     if with_weights:
         found["weights"] = pieces(trainer, lambda parameter: parameter.detach())
@@ -82,21 +84,22 @@ def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, 
         if step == 0:
             found["gradients"] = gradients(trainer)
         norm = trainer.update(learning_rate(plan.training, step))
-        loss, _, _ = loop.agree(local, trainer.device, stop=False)
+        loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
         found["losses"].append(loss)
         found["norms"].append(norm)
     return found
 
 
 def groups(plan_json: str) -> dict[str, list[int]]:
-    """The ranks of this rank's groups by axis, as the worker has megatron-core make them."""
-    distributed.initialise_groups(from_json(plan_json))
-    made = {
-        "tp": parallel_state.get_tensor_model_parallel_group(),
-        "dp": parallel_state.get_data_parallel_group(),
-        "pp": parallel_state.get_pipeline_model_parallel_group(),
-    }
-    return {axis: dist.get_process_group_ranks(group) for axis, group in made.items()}
+    """The ranks of this rank's groups by kind, as the worker has megatron-core make them. They are those that torch makes of the plan."""
+    plan = from_json(plan_json)
+    found = []
+    for made in (megatron_groups.initialise(plan), groups_room.of_plan(plan)):
+        of_several = [kind for kind in groups_room.KINDS if made.size(kind) > 1]
+        found.append({kind: dist.get_process_group_ranks(made.group(kind)) for kind in of_several})
+        assert all(ranks[made.rank(kind)] == dist.get_rank() for kind, ranks in found[-1].items())
+    assert found[0] == found[1]
+    return {axis: ranks for axis, ranks in found[0].items() if axis in groups_room.AXES}
 
 
 def count_parameters(plan_json: str) -> int:
@@ -179,7 +182,7 @@ def train_and_save(plan_json: str, cache: str, out: str) -> list[float]:
 
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    batches = make_batches(plan, cache)
+    batches = make_batches(trainer, cache)
     first_step = 0
     if plan.run.resume:
         saved = checkpoint.find(plan.run.resume)

@@ -1,19 +1,30 @@
-"""The model families, and the two ways in: an architecture or a Hugging Face config becomes layers."""
+"""Readers of models, one file each, and the two ways in: a Hugging Face config becomes an architecture, an architecture layers."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Final
 
 from orchestrator.errors import InputError
-from orchestrator.model.families import bert, gpt, llama, t5
+from orchestrator.extensions import Extensible
+from orchestrator.model.architecture import Architecture
+from orchestrator.model.describe import layers
 from orchestrator.model.families.check import check_architecture, check_lengths
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import KEY, HfConfig
-from orchestrator.model.spec import Architecture, ModelSpec
+from orchestrator.model.spec import ModelSpec
 
-FAMILIES: Final[dict[str, Family]] = {family.name: family for family in (gpt.FAMILY, llama.FAMILY, t5.FAMILY, bert.FAMILY)}
-"""A new family is a file with a `FAMILY` and its name in this line."""
+
+def _found() -> dict[str, Family]:
+    """The `FAMILY` of each file in this folder that has one."""
+    modules = (import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
+    return {module.FAMILY.name: module.FAMILY for module in modules if hasattr(module, "FAMILY")}
+
+
+FAMILIES: Final = Extensible("orchestrator.families", Family, _found())
+"""By name. A new one is a file in this folder, and nothing else; or another package's entry point."""
 
 
 def describe(architecture: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
@@ -23,8 +34,8 @@ def describe(architecture: Architecture, seq_length: int, decoder_seq_length: in
     """
     family = _family(architecture.family)
     check_architecture(architecture, family)
-    check_lengths(architecture, family, seq_length, decoder_seq_length)
-    return family.describe(architecture, seq_length, decoder_seq_length)
+    check_lengths(architecture, seq_length, decoder_seq_length)
+    return layers(architecture, seq_length, decoder_seq_length)
 
 
 def from_hf_config(config: Mapping[str, Any], name: str) -> Architecture:

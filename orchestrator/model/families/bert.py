@@ -6,49 +6,10 @@ binary (next-sentence) head and its pooler are not built (`--bert-no-binary-head
 
 from __future__ import annotations
 
-from orchestrator.model.families.blocks import READ, WRITE, Part, embedding, head, linear_weights, norm, transformer_layer, vocabulary_head
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.gpt import GELU_NAMES
 from orchestrator.model.families.hf import HfConfig
-from orchestrator.model.spec import Architecture, Gemm, LayerRun, ModelSpec, Pointwise, Saved
-
-
-def head_transform(a: Architecture, tokens: int) -> Part:
-    """Dense and GELU, replicated over tp (mcore bert_lm_head.py:33); under sequence parallelism each rank does its tokens."""
-    h = a.hidden_size
-    elements = tokens * h
-    dense_input = Saved(name="lm_head.dense.input", elements=elements, group="norm")
-    gelu_input = Saved(name="lm_head.gelu.input", elements=elements, group="mlp")
-    return Part(
-        weights=linear_weights("lm_head.dense", h, h, None, bias=True),
-        ops=(
-            Gemm(name="lm_head.dense", tokens=tokens, k=h, n=h, saves=(dense_input,)),
-            Pointwise(name="lm_head.gelu", elements=elements, moved=READ + WRITE, saves=(gelu_input,)),
-        ),
-    )
-
-
-def describe(a: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
-    """Embedding, `num_layers` bidirectional encoder layers, head with the final norm, its transform and an output bias."""
-    return ModelSpec(
-        architecture=a,
-        seq_length=seq_length,
-        runs=(
-            LayerRun(layer=embedding(a, seq_length), count=1),
-            LayerRun(layer=transformer_layer("encoder", a, seq_length, causal=False), count=a.num_layers),
-            LayerRun(
-                layer=head(
-                    a,
-                    seq_length,
-                    norm("final_layernorm", a, seq_length),
-                    head_transform(a, seq_length),
-                    norm("lm_head.layer_norm", a, seq_length),
-                    vocabulary_head(a, seq_length, bias=True),
-                ),
-                count=1,
-            ),
-        ),
-    )
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
@@ -75,7 +36,6 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
 
 FAMILY = Family(
     name="bert",
-    describe=describe,
     from_hf_config=from_hf_config,
     hf_model_types=("bert", "megatron-bert"),
     choices={"position_embedding": ("learned_absolute", "rope"), "activation": ("gelu",)},

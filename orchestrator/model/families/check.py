@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.errors import InputError
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.family import Family
-from orchestrator.model.spec import Architecture
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.mlp import Mlp
 
 ABOVE_ZERO = (
     "num_layers",
@@ -20,7 +22,7 @@ ABOVE_ZERO = (
     "rope_scaling_factor",
     "make_vocab_size_divisible_by",
 )
-NOT_NEGATIVE = ("decoder_num_layers", "num_token_types")
+NOT_NEGATIVE = ("decoder_num_layers", "num_token_types", "mtp_num_layers")
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 
@@ -44,7 +46,8 @@ def check_architecture(a: Architecture, family: Family) -> None:
         raise InputError("model.num_attention_heads", heads, f"does not divide hidden_size={a.hidden_size}; give kv_channels")
     if heads % a.query_groups:
         raise InputError("model.num_query_groups", a.query_groups, f"does not divide num_attention_heads={heads}")
-    if family.has_decoder:
+    two_stacks = a.stack == "encoder_decoder"
+    if two_stacks:
         if not a.decoder_num_layers:
             raise InputError("model.decoder_num_layers", 0, f"must be above 0: the {family.name} family has a decoder")
         if a.query_groups != heads:
@@ -52,14 +55,49 @@ def check_architecture(a: Architecture, family: Family) -> None:
             raise InputError("model.num_query_groups", a.query_groups, f"cross-attention takes num_attention_heads={heads} groups only")
     elif a.decoder_num_layers:
         raise InputError("model.decoder_num_layers", a.decoder_num_layers, f"must be 0: the {family.name} family has one stack, num_layers")
+    _check_layers(a)
 
 
-def check_lengths(a: Architecture, family: Family, seq_length: int, decoder_seq_length: int | None) -> None:
+def _check_layers(a: Architecture) -> None:
+    """Raises InputError for parts that don't fit together."""
+    if a.stack != "decoder":
+        for name, value, plain in (("pattern", a.pattern, ()), ("mixer", a.mixer, None), ("mtp_num_layers", a.mtp_num_layers, 0)):
+            if value != plain:
+                raise InputError(f"model.{name}", value, f"is for decoders; the {a.family} family has other layers")
+        if not isinstance(a.common_layer.feed_forward, Mlp):
+            raise InputError("model.feed_forward", a.common_layer.feed_forward.label, f"is for decoders; the {a.family} family has an MLP")
+    if not 0 < a.rotary_percent <= 1:
+        raise InputError("model.rotary_percent", a.rotary_percent, "must be above 0 and at most 1")
+    for index, run in enumerate(a.pattern):
+        if run.layers < 1:
+            raise InputError(f"model.pattern[{index}].layers", run.layers, "must be above 0")
+    for layer in a.kinds_of_layers():
+        for part in (layer.mixer, layer.feed_forward):
+            for field in part.__struct_fields__:
+                value = getattr(part, field)
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if number and (value < 0 or (value == 0 and field != "shared_ffn_hidden_size")):
+                    raise InputError(f"model.{part.__struct_config__.tag}.{field}", value, "must be above 0")
+        if isinstance(layer.feed_forward, Experts):
+            _check_experts(layer.feed_forward)
+
+
+def _check_experts(experts: Experts) -> None:
+    if experts.topk > experts.num_experts:
+        raise InputError("model.experts.topk", experts.topk, f"is above num_experts={experts.num_experts}")
+    if (experts.groups is None) != (experts.group_topk is None):
+        raise InputError("model.experts.group_topk", experts.group_topk, f"goes with groups={experts.groups}: give both or none")
+    if experts.groups and experts.num_experts % experts.groups:
+        raise InputError("model.experts.groups", experts.groups, f"does not divide num_experts={experts.num_experts}")
+
+
+def check_lengths(a: Architecture, seq_length: int, decoder_seq_length: int | None) -> None:
     """Raises InputError with a key `train.<field>`."""
-    if family.has_decoder and decoder_seq_length is None:
-        raise InputError("train.decoder_seq_length", None, f"is missing: the {family.name} family has a decoder")
-    if not family.has_decoder and decoder_seq_length is not None:
-        raise InputError("train.decoder_seq_length", decoder_seq_length, f"the {family.name} family has no decoder; leave it out")
+    two_stacks = a.stack == "encoder_decoder"
+    if two_stacks and decoder_seq_length is None:
+        raise InputError("train.decoder_seq_length", None, f"is missing: the {a.family} family has a decoder")
+    if not two_stacks and decoder_seq_length is not None:
+        raise InputError("train.decoder_seq_length", decoder_seq_length, f"the {a.family} family has no decoder; leave it out")
     for key, value in (("seq_length", seq_length), ("decoder_seq_length", decoder_seq_length)):
         if value is None:
             continue

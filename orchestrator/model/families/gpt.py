@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.model.families.blocks import embedding, head, norm, transformer_layer, vocabulary_head
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import HfConfig
-from orchestrator.model.spec import Architecture, LayerRun, ModelSpec
 
 GELU_NAMES = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 """Hugging Face's names for GELU and its tanh approximation: one cost."""
-
-
-def describe(a: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
-    """Embedding, `num_layers` causal decoder layers, head with the final norm."""
-    return ModelSpec(
-        architecture=a,
-        seq_length=seq_length,
-        runs=(
-            LayerRun(layer=embedding(a, seq_length), count=1),
-            LayerRun(layer=transformer_layer("decoder", a, seq_length, causal=True), count=a.num_layers),
-            LayerRun(layer=head(a, seq_length, norm("final_layernorm", a, seq_length), vocabulary_head(a, seq_length)), count=1),
-        ),
-    )
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
@@ -51,7 +37,6 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
 
 FAMILY = Family(
     name="gpt",
-    describe=describe,
     from_hf_config=from_hf_config,
     hf_model_types=("gpt2",),
     choices={"position_embedding": ("learned_absolute", "rope", "none"), "num_token_types": (0,)},

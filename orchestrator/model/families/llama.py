@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.errors import InputError
-from orchestrator.model.families import gpt
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import KEY, HfConfig
-from orchestrator.model.spec import Architecture
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be chosen."""
@@ -77,7 +76,6 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
 
 FAMILY = Family(
     name="llama",
-    describe=gpt.describe,
     from_hf_config=from_hf_config,
     hf_model_types=("llama", "mistral", "qwen2"),
     choices={

@@ -9,68 +9,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec.structs import replace
-
-from orchestrator.model.families.blocks import Part, embedding, head, norm, transformer_layer, vocabulary_head
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import HfConfig
-from orchestrator.model.spec import Architecture, Edge, LayerRun, LayerSpec, ModelSpec, Pointwise, Saved, Weight
+from orchestrator.model.parts.ends import RELATIVE_BUCKETS, RELATIVE_MAX_DISTANCE
 
-RELATIVE_BUCKETS: Final = 32
-RELATIVE_MAX_DISTANCE: Final = 128
-"""Of the relative attention bias: Raffel et al. (arXiv 1910.10683), section 2.1, and the defaults of mcore's T5Model."""
 PRETRAINING_LENGTH: Final = 512
 """Tokens that T5 was trained on (section 3.1.2); its config.json has no length, relative positions have no limit."""
-
-
-def embed_both_sides(a: Architecture, seq_length: int, decoder_seq_length: int) -> LayerSpec:
-    """The embedding of encoder and decoder tokens; with relative positions, the two bias tables that all layers of a side share."""
-    spec = embedding(a, seq_length + decoder_seq_length, output_tokens=seq_length)
-    if a.position_embedding != "relative":
-        return spec
-    tables = tuple(
-        Weight(
-            name=f"{side}_relative_pos_emb.relative_attention_bias.weight",
-            shape=(RELATIVE_BUCKETS, a.num_attention_heads),
-            kind="embedding",
-        )
-        for side in ("encoder", "decoder")
-    )
-    return replace(spec, weights=spec.weights + tables)
-
-
-def encoder_output(a: Architecture, seq_length: int) -> Part:
-    """The encoder's final norm. Its output is kept once, as the input of every decoder layer's keys and values."""
-    weights, ops = norm("encoder.final_layernorm", a, seq_length)
-    kept = Saved(name="encoder_output", elements=seq_length * a.hidden_size, group="residual")
-    return Part(weights, (*ops, Pointwise(name="encoder_output", elements=0, moved=0.0, saves=(kept,))))
-
-
-def describe(a: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
-    """Embedding, encoder layers, decoder layers, head. The encoder's output rides along to every decoder layer."""
-    assert decoder_seq_length is not None  # families.describe refuses it
-    decoder = transformer_layer("decoder", a, decoder_seq_length, causal=True, context_tokens=seq_length)
-    return ModelSpec(
-        architecture=a,
-        seq_length=seq_length,
-        decoder_seq_length=decoder_seq_length,
-        runs=(
-            LayerRun(layer=embed_both_sides(a, seq_length, decoder_seq_length), count=1),
-            LayerRun(layer=transformer_layer("encoder", a, seq_length, causal=False), count=a.num_layers),
-            LayerRun(layer=decoder, count=a.decoder_num_layers),
-            LayerRun(
-                layer=head(
-                    a,
-                    decoder_seq_length,
-                    encoder_output(a, seq_length),
-                    norm("decoder.final_layernorm", a, decoder_seq_length),
-                    vocabulary_head(a, decoder_seq_length, prefix="lm_head.output_layer", bias=a.tie_embeddings),
-                ),
-                count=1,
-            ),
-        ),
-        edges=(Edge(name="encoder_output", source="encoder", target="decoder", elements=seq_length * a.hidden_size),),
-    )
 
 
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
@@ -105,9 +50,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
 
 FAMILY = Family(
     name="t5",
-    describe=describe,
     from_hf_config=from_hf_config,
     hf_model_types=("t5", "mt5"),
     choices={"position_embedding": ("learned_absolute", "relative", "rope"), "num_token_types": (0,)},
-    has_decoder=True,
 )

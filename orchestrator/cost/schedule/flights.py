@@ -1,0 +1,67 @@
+"""Micro-batches in flight: those whose saved activations a stage holds, counted along its order of passes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import le
+
+from orchestrator.cost.schedule.names import SCHEDULES, of_chunks
+
+
+def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> int:
+    """The most micro-batches whose saved activations a stage holds at once; with `vpp` > 1 counted in chunks of the stage.
+
+    1F1B: min(m, pp-stage), DeepSpeed's as well. Interleaved: min(m vpp, 2(pp-stage-1) + (vpp-1)pp + 1).
+
+    >>> [in_flight("1f1b", 4, stage, 8) for stage in range(4)], in_flight("interleaved", 4, 0, 8, 2), in_flight("deepspeed_1f1b", 4, 3, 8)
+    ([4, 3, 2, 1], 11, 1)
+    """
+    return max(map(sum, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp)))
+
+
+def in_flight_by_chunk(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Every combination of micro-batches in flight by chunk that no other combination covers: the stage's saved bytes peak in one of
+    them, whatever the chunks weigh.
+
+    >>> in_flight_by_chunk("1f1b", 4, 1, 8)
+    ((3,),)
+    >>> in_flight_by_chunk("interleaved", 2, 0, 4, 2)
+    ((3, 2), (4, 1))
+    """
+    kind = of_chunks(schedule, vpp)
+    return _corners(kind.name, pp, stage, min(num_microbatches, kind.repeats_from(pp)), vpp)
+
+
+@lru_cache(maxsize=4096)
+def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> int:
+    """Micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many, wherever it is.
+
+    >>> fewest_in_flight("1f1b", 4, 1, 8), fewest_in_flight("interleaved", 2, 0, 4, 2)
+    (3, 2)
+    """
+    return max(map(min, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp)))
+
+
+@lru_cache(maxsize=8192)
+def _corners(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+    """The peaks of the order, each a forward pass that a backward one follows, without those between two others on a line."""
+    counts = [0] * vpp
+    peaks: list[tuple[int, ...]] = []
+    rising = False
+    for action, _, chunk in SCHEDULES[schedule].order(pp, stage, num_microbatches, vpp):
+        if action == "forward":
+            counts[chunk] += 1
+            rising = True
+        elif action == "backward":
+            if rising:
+                peaks.append(tuple(counts))
+            counts[chunk] -= 1
+            rising = False
+    corners: dict[tuple[int, ...], None] = {}
+    for i, peak in enumerate(peaks):
+        if 0 < i < len(peaks) - 1:
+            before, behind = peaks[i - 1], peaks[i + 1]
+            if all(a + b == 2 * n for a, b, n in zip(before, behind, peak, strict=True)):
+                continue
+        corners[peak] = None
+    return tuple(peak for peak in corners if not any(other != peak and all(map(le, peak, other)) for other in corners))

@@ -1,0 +1,54 @@
+"""When a step ends under a schedule, by constant seconds of each stage's passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.cost.schedule.names import of_chunks
+
+
+def simulate(
+    schedule: str,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    p2p_s: float | Sequence[float],
+    num_microbatches: int,
+    vpp: int = 1,
+) -> float:
+    """Seconds until the last stage is through. `forward_s`, `backward_s`: one micro-batch on each (virtual) stage, in the order in which
+    the micro-batch meets them: index chunk * pp + stage. `p2p_s`: a transfer over one boundary, or one per boundary (the entry after a
+    chunk's last stage is the way back to stage 0).
+
+    >>> simulate("1f1b", [1, 1], [2, 2], 0.0, 4)  # (m + p - 1) * (f + b)
+    15.0
+    >>> simulate("interleaved", [0.5] * 4, [1] * 4, 0.0, 4, 2)  # m + (p-1)/v stage times
+    13.5
+    """
+    return max(finish_times(schedule, forward_s, backward_s, p2p_s, num_microbatches, vpp))
+
+
+def finish_times(
+    schedule: str,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    p2p_s: float | Sequence[float],
+    num_microbatches: int,
+    vpp: int = 1,
+    *,
+    jump: bool = True,
+) -> list[float]:
+    """Seconds until each stage is through with its last backward. `jump` False walks every micro-batch (the reference for tests).
+    Raises ValueError for a schedule that is not known or that this number of micro-batches can't fill."""
+    virtual = len(forward_s)
+    if virtual % vpp or len(backward_s) != virtual:
+        raise ValueError(f"{virtual} forward and {len(backward_s)} backward times for vpp={vpp}")
+    pp = virtual // vpp
+    kind = of_chunks(schedule, vpp)
+    why = kind.why_not(pp, num_microbatches, vpp)
+    if why is not None and (pp > 1 or num_microbatches < 1):
+        raise ValueError(why)
+    if pp == 1:
+        return [num_microbatches * (sum(forward_s) + sum(backward_s))]
+    hops = [float(p2p_s)] * virtual if isinstance(p2p_s, int | float) else [float(hop) for hop in p2p_s]
+    forward, backward = [float(f) for f in forward_s], [float(b) for b in backward_s]
+    return kind.finish_times(forward, backward, hops, num_microbatches, pp, jump=jump)

@@ -1,0 +1,164 @@
+"""The facts that define a model: embeddings, a pattern of layers in runs, and a head, independent of how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final, Literal
+
+from orchestrator.model.parts import FeedForward, Mixer
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.mlp import Mlp
+from orchestrator.values import Value
+
+Stack = Literal["decoder", "encoder", "encoder_decoder"]
+Activation = Literal["gelu", "swiglu", "geglu", "relu", "clamped_swiglu"]
+GATED: Final = ("swiglu", "geglu", "clamped_swiglu")
+STACKS: Final[dict[str, Stack]] = {"bert": "encoder", "t5": "encoder_decoder"}
+"""By family; one that is not here is a decoder."""
+
+
+class Layer(Value, frozen=True, kw_only=True):
+    """One layer: what mixes its tokens, and what works on each of them."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+
+    @property
+    def label(self) -> str:
+        """What sets it apart from a layer of plain attention and a plain MLP: "latent_experts", "window128", or nothing."""
+        return "_".join(word for word in (self.mixer.label, self.feed_forward.label) if word)
+
+
+class Run(Value, frozen=True, kw_only=True):
+    """`layers` layers in a row. A part that is not said is the architecture's own."""
+
+    layers: int
+    mixer: Mixer | None = None
+    feed_forward: FeedForward | None = None
+
+
+class Architecture(Value, frozen=True, kw_only=True):
+    """The flat fields say what all layers share, and what the common layer is: grouped-query attention and an MLP. `pattern` says which
+    layers differ: its runs follow each other, over and over, until there are `num_layers` layers.
+
+    `num_layers` counts the decoder's layers, the encoder's (bert) or the encoder's of an encoder-decoder, whose decoder has
+    `decoder_num_layers`. `vocab_size` is unpadded.
+    """
+
+    family: str
+    """The reader in model/families whose models are like this one."""
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    ffn_hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    decoder_num_layers: int = 0
+    num_query_groups: int | None = None
+    """Key/value heads; None: as many as attention heads."""
+    kv_channels: int | None = None
+    """Width of one head; None: hidden_size / num_attention_heads."""
+    activation: Activation = "gelu"
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    norm_epsilon: float = 1e-5
+    norm_placement: Literal["pre", "post", "both"] = "pre"
+    """Of a layer's norms: before attention and MLP, after each (OLMo 2), or both (Gemma)."""
+    zero_centered_norm: bool = False
+    """Norms multiply by 1 + weight (Gemma)."""
+    position_embedding: Literal["learned_absolute", "rope", "relative", "none"] = "learned_absolute"
+    rotary_base: int = 10000
+    rotary_percent: float = 1.0
+    """Share of a head's width that is rotated."""
+    rope_scaling_factor: float | None = None
+    """How much longer sequences are than those that the frequencies were made for; None: no scaling."""
+    rope_scaling_type: Literal["llama3", "linear", "yarn", "longrope"] = "llama3"
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    tie_embeddings: bool = True
+    embedding_scale: bool = False
+    """Token vectors are multiplied by sqrt(hidden_size) (Gemma)."""
+    logits_softcap: float | None = None
+    """Logits become softcap * tanh(logits / softcap) (Gemma 2); None: they stay."""
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    make_vocab_size_divisible_by: int = 128
+    num_token_types: int = 0
+    """Segment embeddings (bert)."""
+    mixer: Mixer | None = None
+    """Of the layers that `pattern` does not say otherwise of; None: plain grouped-query attention."""
+    feed_forward: FeedForward | None = None
+    """The same; None: an MLP of `ffn_hidden_size`."""
+    pattern: tuple[Run, ...] = ()
+    mtp_num_layers: int = 0
+    """Layers of multi-token prediction at the head (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+
+    @property
+    def stack(self) -> Stack:
+        """Causal layers, bidirectional ones, or an encoder and a decoder with cross-attention."""
+        return STACKS.get(self.family, "decoder")
+
+    @property
+    def query_groups(self) -> int:
+        return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate: twice the first projection."""
+        return self.activation in GATED
+
+    @property
+    def common_layer(self) -> Layer:
+        """The layer where the pattern says nothing."""
+        return Layer(mixer=self.mixer or GroupedQueryAttention(), feed_forward=self.feed_forward or Mlp())
+
+    def each_layer(self) -> Iterator[Layer]:
+        """The `num_layers` layers in order."""
+        common = self.common_layer
+        if not self.pattern:
+            for _ in range(self.num_layers):
+                yield common
+            return
+        unit = [
+            Layer(mixer=run.mixer or common.mixer, feed_forward=run.feed_forward or common.feed_forward)
+            for run in self.pattern
+            for _ in range(run.layers)
+        ]
+        for index in range(self.num_layers):
+            yield unit[index % len(unit)]
+
+    def layer_runs(self) -> list[tuple[Layer, int]]:
+        """The same as runs of equal layers, with their lengths."""
+        if not self.pattern:
+            return [(self.common_layer, self.num_layers)]
+        return [(layer, len(list(run))) for layer, run in groupby(self.each_layer())]
+
+    def kinds_of_layers(self) -> list[Layer]:
+        """The different layers, in order of first appearance."""
+        return list(dict.fromkeys(layer for layer, _ in self.layer_runs()))
+
+    def features(self) -> tuple[str, ...]:
+        """What an engine must have to compute this model, as words that capabilities use: of the stack, the layers and the ends."""
+        found: list[str] = []
+        for layer in self.kinds_of_layers():
+            found += [*layer.mixer.features(self), *layer.feed_forward.features(self)]
+        whole = (
+            ("encoder", self.stack == "encoder"),
+            ("encoder_decoder", self.stack == "encoder_decoder"),
+            ("post_norm", self.norm_placement == "post"),
+            ("sandwich_norm", self.norm_placement == "both"),
+            ("zero_centered_norm", self.zero_centered_norm),
+            ("relative_bias", self.position_embedding == "relative"),
+            ("partial_rotary", self.position_embedding == "rope" and self.rotary_percent != 1.0),
+            (f"{self.rope_scaling_type}_rope", self.rope_scaling_factor is not None),
+            ("clamped_swiglu", self.activation == "clamped_swiglu"),
+            ("embedding_scale", self.embedding_scale),
+            ("logits_softcap", self.logits_softcap is not None),
+            ("mtp", bool(self.mtp_num_layers)),
+        )
+        return tuple(dict.fromkeys([*found, *(word for word, used in whole if used)]))

@@ -1,0 +1,137 @@
+"""An architecture at a sequence length as layers: one function for all models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from orchestrator.model.architecture import Architecture, Layer
+from orchestrator.model.ops import Op, Weight
+from orchestrator.model.parts import ends
+from orchestrator.model.parts.attention import cross_attention
+from orchestrator.model.parts.norm import norm, residual_add
+from orchestrator.model.parts.part import Part, join
+from orchestrator.model.spec import Edge, LayerRun, LayerSpec, ModelSpec
+
+
+def layers(a: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:
+    """Embedding, the pattern's layers, head. In an encoder-decoder the encoder's output rides along to every decoder layer; lengths are in
+    tokens."""
+    if a.stack == "encoder_decoder":
+        assert decoder_seq_length is not None  # families.describe refuses it
+        return _encoder_decoder(a, seq_length, decoder_seq_length)
+    if a.stack == "encoder":
+        runs = [LayerRun(layer=transformer_layer("encoder", a, a.common_layer, seq_length, causal=False), count=a.num_layers)]
+    else:
+        runs = list(_decoder_runs(a, seq_length))
+    first, last = _first(a, seq_length, seq_length), _last(a, _head(a, seq_length), seq_length)
+    return ModelSpec(architecture=a, seq_length=seq_length, runs=(first, *runs, last))
+
+
+def _encoder_decoder(a: Architecture, seq_length: int, decoder_seq_length: int) -> ModelSpec:
+    elements = seq_length * a.hidden_size
+    head = join(
+        ends.encoder_output(a, seq_length),
+        norm("decoder.final_layernorm", a, decoder_seq_length),
+        # mcore's T5Model has an output bias where its head is tied (t5_model.py:62); Hugging Face's T5 has none.
+        ends.vocabulary_head(a, decoder_seq_length, prefix="lm_head.output_layer", bias=a.tie_embeddings),
+    )
+    decoder = transformer_layer("decoder", a, a.common_layer, decoder_seq_length, causal=True, context_tokens=seq_length)
+    return ModelSpec(
+        architecture=a,
+        seq_length=seq_length,
+        decoder_seq_length=decoder_seq_length,
+        runs=(
+            _first(a, seq_length + decoder_seq_length, seq_length),
+            LayerRun(layer=transformer_layer("encoder", a, a.common_layer, seq_length, causal=False), count=a.num_layers),
+            LayerRun(layer=decoder, count=a.decoder_num_layers),
+            _last(a, head, decoder_seq_length),
+        ),
+        edges=(Edge(name="encoder_output", source="encoder", target="decoder", elements=elements),),
+    )
+
+
+def _first(a: Architecture, tokens: int, output_tokens: int) -> LayerRun:
+    """The embedding of `tokens`, of which `output_tokens` vectors enter the next layer. It takes token ids: nothing crosses a boundary
+    before it."""
+    return LayerRun(layer=_spec("embedding", ends.embedding(a, tokens), 0, output_tokens * a.hidden_size, recomputable=False), count=1)
+
+
+def _last(a: Architecture, head: Part, tokens: int) -> LayerRun:
+    """The head gives one loss per token, nothing to carry on."""
+    return LayerRun(layer=_spec("head", head, tokens * a.hidden_size, 0, recomputable=False), count=1)
+
+
+def _head(a: Architecture, tokens: int) -> Part:
+    """Final norm, what comes before the vocabulary, logits and loss; layers of multi-token prediction, which use embedding and output
+    matrix again."""
+    final = norm("final_layernorm", a, tokens)
+    if a.stack == "encoder":
+        transform = ends.masked_head_transform(a, tokens)
+        return join(final, transform, norm("lm_head.layer_norm", a, tokens), ends.vocabulary_head(a, tokens, bias=True))
+    head = join(final, ends.vocabulary_head(a, tokens))
+    for index in range(a.mtp_num_layers):
+        name = f"mtp.layers.{index}"
+        *_, last = a.each_layer()
+        parts = layer_parts(a, last, tokens, causal=True)
+        layer = Part(tuple(replace(weight, name=f"{name}.mtp_model_layer.{weight.name}") for weight in parts.weights), parts.ops)
+        final = norm(f"{name}.final_layernorm", a, tokens)
+        head = join(head, ends.prediction_entry(name, a, tokens), layer, final, Part(ops=ends.logits(a, tokens)))
+    return head
+
+
+def _decoder_runs(a: Architecture, tokens: int) -> Iterator[LayerRun]:
+    """Kinds are called after their parts ("window128_decoder"); those that cost the same are one kind, whatever else sets them apart."""
+    by_spec: dict[tuple[tuple[Weight, ...], tuple[Op, ...]], LayerSpec] = {}
+    names: set[str] = set()
+    found: list[LayerRun] = []
+    for layer, count in a.layer_runs():
+        name = "_".join(word for word in (layer.label, "decoder") if word)
+        spec = transformer_layer(name, a, layer, tokens, causal=True)
+        key = (spec.weights, spec.ops)
+        if key not in by_spec:
+            while name in names:
+                name += "_"
+            names.add(name)
+            by_spec[key] = replace(spec, kind=name)
+        spec = by_spec[key]
+        if found and found[-1].layer is spec:
+            found[-1] = replace(found[-1], count=found[-1].count + count)
+        else:
+            found.append(LayerRun(layer=spec, count=count))
+    yield from found
+
+
+def layer_parts(a: Architecture, layer: Layer, tokens: int, *, causal: bool, context_tokens: int = 0) -> Part:
+    """Mixer, cross-attention where there is a context, feed-forward, each with its norms and the addition to the residual."""
+    pieces = [("input_layernorm", "self_attn_bda", layer.mixer.part(a, tokens, causal=causal))]
+    if context_tokens:
+        pieces.append(("pre_cross_attn_layernorm", "cross_attn_bda", cross_attention(a, tokens, context_tokens)))
+    pieces.append(("pre_mlp_layernorm", "mlp_bda", layer.feed_forward.part(a, tokens)))
+    parts: list[Part] = []
+    for before, add, part in pieces:
+        if a.norm_placement != "post":
+            parts.append(norm(before, a, tokens))
+        parts.append(part)
+        if a.norm_placement != "pre":
+            parts.append(norm(before.replace("input", "post_self_attn").replace("pre_", "post_"), a, tokens))
+        parts.append(residual_add(add, a, tokens))
+    return join(*parts)
+
+
+def transformer_layer(kind: str, a: Architecture, layer: Layer, tokens: int, *, causal: bool, context_tokens: int = 0) -> LayerSpec:
+    """One layer of `tokens` tokens; `context_tokens` above 0: with cross-attention to that many."""
+    elements = tokens * a.hidden_size
+    return _spec(kind, layer_parts(a, layer, tokens, causal=causal, context_tokens=context_tokens), elements, elements)
+
+
+def _spec(kind: str, part: Part, input_elements: int, output_elements: int, *, recomputable: bool = True) -> LayerSpec:
+    return LayerSpec(
+        kind=kind,
+        weights=part.weights,
+        ops=part.ops,
+        input_elements=input_elements,
+        output_elements=output_elements,
+        recomputable=recomputable,
+    )

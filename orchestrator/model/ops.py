@@ -1,0 +1,203 @@
+"""Weights by shape and split, operations by size, saved tensors by element count: what parts of a model are described with.
+
+All sizes are those of the whole model for ONE sample (one sequence); the cost model multiplies by the micro-batch size and divides
+by the parallel degrees. Tensors of a token's size or less (norm statistics, token ids) are left out, as in Korthikanti et al.
+(arXiv 2205.05198, section 4); so are the logits and the softmax of the loss, which `Traits.logits_bytes` counts.
+`shard` and `split` say which degree divides what:
+
+* "tp": divided by the tensor-parallel size, always;
+* "sequence": divided by the tensor-parallel size only under Megatron's sequence parallelism;
+* "none": every tensor-parallel rank holds the whole.
+
+Every saved tensor has a token dimension and is also divided by the context-parallel size.
+"""
+
+from __future__ import annotations
+
+from math import lcm, prod
+from typing import Literal
+
+from orchestrator.values import Value
+
+Shard = Literal["tp", "sequence", "none"]
+WeightKind = Literal["dense", "expert", "embedding", "norm"]
+
+
+def padded(size: int, pad_to: int, tp: int) -> int:
+    """A vocabulary as it is allocated: the next multiple of `pad_to` that tp divides. The same for every tp that divides `pad_to`, so that
+    such layouts train the same model (Megatron's own default, a multiple of `pad_to * tp`, is another model at each tp).
+
+    >>> [padded(50257, 128, tp) for tp in (1, 2, 8)], padded(50257, 128, 3)
+    ([50304, 50304, 50304], 50304)
+    """
+    unit = lcm(pad_to, tp)
+    return -(-size // unit) * unit
+
+
+class Weight(Value, frozen=True, kw_only=True):
+    """One parameter tensor of the whole model.
+
+    `split` is the dimension that tensor parallelism divides (None: replicated). Where `pad_to` > 0 that dimension is first padded
+    (the vocabulary, `padded`).
+
+    >>> Weight(name="word_embeddings", shape=(50257, 1600), split=0, kind="embedding", pad_to=128).local_shape(2)
+    (25152, 1600)
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: int | None = None
+    kind: WeightKind = "dense"
+    pad_to: int = 0
+    tied: bool = False
+    """Shares its storage with the embedding when both are on one pipeline stage; otherwise the stage holds a copy."""
+
+    def padded_shape(self, tp: int) -> tuple[int, ...]:
+        """The whole tensor as the engine allocates it at this tensor-parallel size."""
+        if self.split is None or not self.pad_to:
+            return self.shape
+        shape = list(self.shape)
+        shape[self.split] = padded(shape[self.split], self.pad_to, tp)
+        return tuple(shape)
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """What one tensor-parallel rank holds. Raises ValueError when tp does not divide the split dimension."""
+        shape = list(self.padded_shape(tp))
+        if self.split is not None:
+            if shape[self.split] % tp:
+                raise ValueError(f"{self.name}: tp={tp} does not divide {shape[self.split]}")
+            shape[self.split] //= tp
+        return tuple(shape)
+
+    def local_numel(self, tp: int) -> int:
+        """Elements on one tensor-parallel rank."""
+        return prod(self.local_shape(tp))
+
+
+class Saved(Value, frozen=True, kw_only=True):
+    """A tensor kept for the backward pass, per sample. `itemsize` None: the compute dtype's.
+
+    `group` names the recompute that drops it: "core_attention" (Megatron's selective recompute: scores and logsumexp, not q, k, v),
+    "mlp" (what the activation makes and takes), "norm" and "mlp_norm" (outputs of the norms before attention and MLP, which are inputs of
+    GEMMs); "attention" (q, k, v, the inputs of the projection and of cross-attention), "residual" (inputs of norms) and "dropout" (hidden
+    masks) go only with the whole layer.
+    `quadratic`: exists only without flash (fused) attention; its element count has the product of two sequence lengths.
+    """
+
+    name: str
+    elements: int
+    shard: Shard = "sequence"
+    itemsize: int | None = None
+    group: str = ""
+    quadratic: bool = False
+    dropout_only: bool = False
+    """A dropout mask or a dropout's output: saved only where the dropout probability is above zero. Families leave it out where the
+    architecture's probability is zero (torch returns the input itself then), so nothing has to be filtered."""
+    flash_only: bool = False
+    """Exists only with flash (fused) attention: its logsumexp."""
+    max_shards: int = 0
+    """At most this many different tp shards (keys and values of few query groups are replicated beyond it); 0: no bound."""
+
+    def local_elements(self, tp: int = 1, *, sequence_parallel: bool = False, cp: int = 1) -> float:
+        """Elements on one rank, per sample.
+
+        >>> Saved(name="key", elements=1024, shard="tp", max_shards=8).local_elements(16)
+        128.0
+        >>> Saved(name="norm_input", elements=1024).local_elements(16, sequence_parallel=True)
+        64.0
+        """
+        parts = 1
+        if self.shard == "tp":
+            parts = min(tp, self.max_shards) if self.max_shards else tp
+        elif self.shard == "sequence" and sequence_parallel:
+            parts = tp
+        return self.elements / (parts * cp)
+
+    def exists(self, *, flash_attention: bool) -> bool:
+        """Whether this attention keeps the tensor."""
+        return not (self.quadratic if flash_attention else self.flash_only)
+
+
+class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
+    """(tokens x k) @ (k x n) per sample; "column" divides n by tp, "row" divides k. Forward FLOPs: 2 * tokens * k * n."""
+
+    name: str
+    tokens: int
+    k: int
+    n: int
+    split: Literal["column", "row"] | None = None
+    pad_to: int = 0
+    saves: tuple[Saved, ...] = ()
+    experts: int = 0
+    """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
+    experts are divided by ep and never by tp (etp = 1)."""
+
+
+class Attention(Value, frozen=True, kw_only=True, tag="attention"):
+    """softmax(Q K^T) V per sample; heads are divided by tp. Forward FLOPs: 4 * query_len * key_len * heads * head_dim, times `visible`
+    where the kernel skips what is masked."""
+
+    name: str
+    query_len: int
+    key_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    saves: tuple[Saved, ...] = ()
+    window: int = 0
+    """Above 0: a query sees that many keys at most, its own and those before it (sliding window); only with `causal`."""
+
+    @property
+    def visible(self) -> float:
+        """Share of all pairs of query and key that the mask leaves, in the limit of long sequences.
+
+        >>> Attention(name="a", query_len=8, key_len=8, heads=1, kv_heads=1, head_dim=1, causal=True).visible
+        0.5
+        >>> Attention(name="a", query_len=8, key_len=8, heads=1, kv_heads=1, head_dim=1, causal=True, window=2).visible
+        0.21875
+        """
+        if not self.causal:
+            return 1.0
+        seen = min(self.window or self.key_len, self.key_len) / self.key_len
+        return seen * (1 - seen / 2)
+
+    @property
+    def elements(self) -> int:
+        """Of queries, keys and values together, per sample."""
+        return (self.query_len * self.heads + 2 * self.key_len * self.kv_heads) * self.head_dim
+
+
+class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
+    """A memory-bound operation on `elements` per sample, moving `moved` bytes per element in forward (reads + writes at 2-byte dtype)."""
+
+    name: str
+    elements: int
+    moved: float
+    shard: Shard = "sequence"
+    saves: tuple[Saved, ...] = ()
+    moved_backward: float | None = None
+    """The same in backward where it is known; None: the cost model's usual share of the forward's."""
+
+
+class Enter(Value, frozen=True, kw_only=True, tag="enter"):
+    """The input (`elements` per sample) of a tensor-parallel region: identity forward and all-reduce backward, or under sequence
+    parallelism all-gather forward, reduce-scatter backward, and one more all-gather for the weight gradient."""
+
+    elements: int
+
+
+class Exit(Value, frozen=True, kw_only=True, tag="exit"):
+    """The output of a tensor-parallel region: all-reduce forward, or reduce-scatter forward and all-gather backward."""
+
+    elements: int
+
+
+class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
+    """`elements` per sample (tokens x hidden size) go to `topk` experts each and come back (all-to-all over ep)."""
+
+    elements: int
+    topk: int
+
+
+Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch

@@ -1,0 +1,15 @@
+"""What layers are made of, one file a part: its own facts, its weights and operations, the words that say that an engine has it.
+
+A mixer exchanges between tokens, a feed-forward works on each. A new one is a file here and its name in one of these lines; and, in each
+engine that has it, one adapter (model/README.md).
+"""
+
+from __future__ import annotations
+
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.mlp import Mlp
+
+Mixer = GroupedQueryAttention | LatentAttention
+FeedForward = Mlp | Experts

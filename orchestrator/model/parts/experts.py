@@ -1,0 +1,107 @@
+"""Experts (Switch Transformers, arXiv 2101.03961; DeepSeekMoE, arXiv 2401.06066): a router, MLPs of which each token visits a few, and one
+that all tokens visit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal
+
+from orchestrator.model.ops import Dispatch, Gemm, Op, Pointwise, Saved, Weight
+from orchestrator.model.parts.mlp import activation_moved
+from orchestrator.model.parts.part import READ, WRITE, Part
+from orchestrator.values import Value
+
+if TYPE_CHECKING:
+    from orchestrator.model.architecture import Architecture
+
+PERMUTED_MOVED: Final = 2 * (READ + WRITE)
+"""Bytes per element that go to their experts' order and back (mcore transformer/moe/token_dispatcher.py: permute, unpermute)."""
+
+
+class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind"):
+    """Activation and biases are the architecture's. Experts are divided by ep, never by tp (etp = 1), as in NVIDIA's published recipes."""
+
+    num_experts: int
+    topk: int
+    """Experts that a token goes to."""
+    ffn_hidden_size: int
+    """Of one expert."""
+    shared_ffn_hidden_size: int = 0
+    """Of all shared experts together; 0: none."""
+    shared_gate: bool = False
+    """The shared experts' output is multiplied by a gate of its own (Qwen1.5-MoE, Qwen2-MoE)."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    """Of the router."""
+    normalized: bool = True
+    """The chosen experts' scores are made to sum to one."""
+    scaling: float = 1.0
+    """They are multiplied by this."""
+    groups: int | None = None
+    """Experts stand in groups of which a token chooses `group_topk` first (DeepSeek-V2 and V3); None: all in one."""
+    group_topk: int | None = None
+    expert_bias: bool = False
+    """Scores are corrected by a bias for each expert that balances their load; it is chosen with, not trained (DeepSeek-V3), and no
+    parameter here: checkpoints store it beside."""
+    router_bias: bool = False
+    """The router's linear has a bias that is trained (GPT-OSS)."""
+
+    @property
+    def label(self) -> str:
+        return "experts"
+
+    def features(self, a: Architecture) -> Iterator[str]:
+        """Words of capabilities."""
+        yield "experts"
+        words = (
+            ("shared_experts", bool(self.shared_ffn_hidden_size)),
+            ("shared_expert_gate", self.shared_gate),
+            ("sigmoid_router", self.score == "sigmoid"),
+            ("grouped_router", self.groups is not None),
+            ("expert_bias", self.expert_bias),
+            ("router_bias", self.router_bias),
+        )
+        yield from (word for word, used in words if used)
+
+    def part(self, a: Architecture, tokens: int) -> Part:
+        """Router, all-to-all, the experts' MLPs as grouped products, and the shared expert beside them."""
+        h, f, experts = a.hidden_size, self.ffn_hidden_size, self.num_experts
+        n = 2 * f if a.gated else f
+        routed, moved = tokens * self.topk, activation_moved(a)
+        kept = Saved(name="moe.permuted", elements=routed * h, shard="tp", group="mlp")
+        act_input = Saved(name="moe.gate_up", elements=routed * n, shard="tp", group="mlp")
+        product = Saved(name="moe.product", elements=routed * f, shard="tp", group="mlp")
+        weights = [
+            Weight(name="mlp.router.weight", shape=(experts, h)),
+            Weight(name="mlp.experts.linear_fc1.weight", shape=(experts, n, h), kind="expert"),
+            Weight(name="mlp.experts.linear_fc2.weight", shape=(experts, h, f), kind="expert"),
+        ]
+        if self.router_bias:
+            weights.append(Weight(name="mlp.router.bias", shape=(experts,)))
+        if a.add_bias_linear:
+            weights += [
+                Weight(name="mlp.experts.linear_fc1.bias", shape=(experts, n), kind="expert"),
+                Weight(name="mlp.experts.linear_fc2.bias", shape=(experts, h), kind="expert"),
+            ]
+        ops: list[Op] = [
+            Gemm(name="mlp.router", tokens=tokens, k=h, n=experts),
+            Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp"),
+            Dispatch(elements=tokens * h, topk=self.topk),
+            Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, experts=experts, saves=(kept,)),
+            Pointwise(name="mlp.experts.activation", elements=routed * f, moved=moved, shard="tp", saves=(act_input,)),
+            Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, experts=experts, saves=(product,)),
+        ]
+        if self.shared_ffn_hidden_size:
+            s = self.shared_ffn_hidden_size
+            width = 2 * s if a.gated else s
+            weights += [
+                Weight(name="mlp.shared_experts.linear_fc1.weight", shape=(width, h), split=0),
+                Weight(name="mlp.shared_experts.linear_fc2.weight", shape=(h, s), split=1),
+            ]
+            if self.shared_gate:
+                weights.append(Weight(name="mlp.shared_experts.gate_weight", shape=(1, h)))
+            ops += [
+                Gemm(name="mlp.shared_experts.linear_fc1", tokens=tokens, k=h, n=width, split="column"),
+                Pointwise(name="mlp.shared_experts.activation", elements=tokens * s, moved=moved, shard="tp"),
+                Gemm(name="mlp.shared_experts.linear_fc2", tokens=tokens, k=s, n=h, split="row"),
+            ]
+        return Part(tuple(weights), tuple(ops))

@@ -1,0 +1,120 @@
+"""A choice is declared once, in the annotation of the field that holds it; all that lists choices is derived from the declarations.
+
+    tp_comm_overlap: Annotated[bool, Choice(doc="tensor-parallel traffic beside the products")] = False
+
+From that line come the pin and the `explain` key with their help, the plan's field and its JSON schema, the column of candidates.csv, the
+words in a plan's one-line name, and a part of the key by which prices of layers are kept. The lists themselves stand in strategy/spec.py.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from orchestrator.values import Value
+
+
+class Choice(Value, frozen=True, kw_only=True):
+    """What is said of a choice where it is declared; the last five fields are filled in from there (`declared`)."""
+
+    doc: str
+    """What it is, for --help and the JSON schema."""
+    unit: str = ""
+    """Of a number: ranks, samples."""
+    searched: bool = False
+    """Whether the decision tree tries its values; otherwise it is the default unless a pin says more."""
+    in_layer_price: bool = True
+    """Whether what a layer computes, keeps or sends within a micro-batch may depend on it. False: only what happens beside the layers or
+    once a step does, or the price asks for it anew each time. True is always right, and only costs time where False would do."""
+    fixed_with: str = ""
+    """Another choice whose level of the tree decides this one too."""
+    always_said: bool = False
+    """Whether a plan's one-line name says it at its default too."""
+    short: str = ""
+    """Its name there: mbs."""
+    words: tuple[tuple[Any, str], ...] = ()
+    """What that name says of a value, where it isn't short=value."""
+    pin: str = ""
+    """The name of its pin where that is another."""
+    pin_type: Any = None
+    """The pin's type where that is another: an order of axes is given in one word."""
+    after: str = ""
+    """The choice behind which it is listed, where that is declared in another struct."""
+
+    name: str = ""
+    path: str = ""
+    """Where a candidate holds it: strategy.mesh.tp."""
+    type: Any = None
+    default: Any = None
+
+    def of(self, candidate: object) -> Any:
+        """The candidate's value."""
+        return attrgetter(self.path)(candidate)
+
+    def says(self, value: Any) -> str:
+        """The part of a plan's one-line name for this value; "" where nothing need be said.
+
+        >>> Choice(doc="", name="tp", short="tp", default=1).says(4), Choice(doc="", name="tp", short="tp", default=1).says(1)
+        ('tp=4', '')
+        """
+        for known, word in self.words:
+            if value == known:
+                return word
+        if value == self.default and not self.always_said:
+            return ""
+        return self.short if value is True else f"{self.short}={shown(value)}"
+
+
+def shown(value: object) -> str:
+    """A choice's value as a user types it and tables show it.
+
+    >>> shown(True), shown(("tp", "dp")), shown(None), shown(4)
+    ('true', 'tp-dp', '', '4')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return "-".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def declared(*structs: tuple[str, type[msgspec.Struct]]) -> tuple[Choice, ...]:
+    """The choices among the fields of structs, each given with the path at which a candidate holds it ("strategy.mesh." or "").
+
+    In declared order, except that one with `after` follows the choice of that name.
+    """
+    found: list[Choice] = []
+    for path, struct in structs:
+        hints = typing.get_type_hints(struct, include_extras=True)
+        for info in msgspec.structs.fields(struct):
+            kind, *notes = typing.get_args(hints[info.name]) if typing.get_origin(hints[info.name]) is typing.Annotated else (None,)
+            for note in notes:
+                if isinstance(note, Choice):
+                    name = note.name or info.name
+                    default = None if info.default is msgspec.NODEFAULT else info.default
+                    found.append(
+                        msgspec.structs.replace(
+                            note, name=name, path=path + info.name, type=kind, default=default, short=note.short or name,
+                            pin=note.pin or name, pin_type=note.pin_type or kind,
+                        )
+                    )  # fmt: skip
+    ordered = [choice for choice in found if not choice.after]
+    for choice in found:
+        if choice.after:
+            ordered.insert(1 + [other.name for other in ordered].index(choice.after), choice)
+    return tuple(ordered)
+
+
+def getter(paths: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """The values at two or more paths, as one tuple that can be a key."""
+    get: Callable[[Any], tuple[Any, ...]] = attrgetter(*paths)
+    return get
+
+
+def line(choices: Sequence[Choice], value_of: Callable[[Choice], Any]) -> list[str]:
+    """What there is to say of each."""
+    return [word for word in (choice.says(value_of(choice)) for choice in choices) if word]

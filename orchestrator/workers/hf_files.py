@@ -1,0 +1,138 @@
+"""A local checkpoint as transformers has it: tensors read by rows, and written in files of bounded size with config.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from orchestrator.errors import InputError
+from orchestrator.workers.parts import FILE_BYTES
+
+KEY = "model.init_from"
+CONFIG = "config.json"
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model")
+"""As transformers' tokenizers save them."""
+SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+"""BERT's output bias stands under either."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows `begin` to `end` of a Hugging Face tensor; of its transpose where it is a GPT-2 Conv1D, which keeps [in, out]."""
+
+    name: str
+    begin: int
+    end: int
+    transposed: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+
+class Checkpoint:
+    """The tensors of a local Hugging Face checkpoint: model.safetensors or pytorch_model.bin, whole or in parts with an index. Files are
+    mapped, not read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Path] = {}
+        self.open: dict[Path, Any] = {}
+        for whole in ("model.safetensors", "pytorch_model.bin"):
+            index = folder / f"{whole}.index.json"
+            if index.is_file():
+                try:
+                    self.files = {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+                except (ValueError, KeyError, AttributeError) as error:
+                    raise InputError(KEY, index, f"is not an index of weights: {error}") from None
+            elif (folder / whole).is_file():
+                self.files = dict.fromkeys(self._names(folder / whole), folder / whole)
+            if self.files:
+                return
+        raise InputError(KEY, folder, "holds no weights", ["model.safetensors", "pytorch_model.bin", "either with .index.json"])
+
+    def _opened(self, file: Path) -> Any:
+        if file not in self.open:
+            try:
+                if file.suffix == ".safetensors":
+                    self.open[file] = safe_open(file, framework="pt")
+                else:
+                    self.open[file] = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            except Exception as error:
+                raise InputError(KEY, file, f"can't be read: {error}") from None
+        return self.open[file]
+
+    def _names(self, file: Path) -> Sequence[str]:
+        return list(self._opened(file).keys())
+
+    def _find(self, name: str) -> str:
+        """The name, or without its first part, as checkpoints of the bare model have it."""
+        for candidate in (name, name.partition(".")[2], SECOND_NAMES.get(name)):
+            if candidate in self.files:
+                return candidate
+        raise InputError(KEY, self.folder, f"has no tensor {name}")
+
+    def read(self, rows: Rows, inner: tuple[slice, ...], inner_shape: tuple[int, ...]) -> torch.Tensor:
+        """Those rows, and the part `inner` of the other dimensions, whose whole is `inner_shape`. Raises InputError for another shape."""
+        name = self._find(rows.name)
+        file = self._opened(self.files[name])
+        tensor = file.get_slice(name) if self.files[name].suffix == ".safetensors" else file[name]
+        shape = tuple(tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape)
+        laid = shape[::-1] if rows.transposed else shape
+        if laid[1:] != inner_shape or rows.end > laid[0]:
+            wanted = (rows.end, *inner_shape)[:: -1 if rows.transposed else 1]
+            raise InputError(KEY, self.folder, f"{name} has shape {list(shape)}, the model needs {list(wanted)}")
+        index = (slice(rows.begin, rows.end), *inner)
+        return tensor[index[::-1]].T if rows.transposed else tensor[index]
+
+
+def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
+    """model.safetensors, or several with an index, as transformers names them."""
+    files: list[list[str]] = []
+    held: dict[str, torch.Tensor] = {}
+    total, dtype = 0, torch.float32
+
+    def flush() -> None:
+        save_file(held, folder / f"{len(files)}.partial", metadata={"format": "pt"})
+        files.append(list(held))
+        held.clear()
+
+    for name, tensor in named:
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > FILE_BYTES:
+            flush()
+        held[name], dtype = tensor, tensor.dtype
+        total += tensor.nbytes
+    flush()
+    if len(files) == 1:
+        (folder / "0.partial").replace(folder / "model.safetensors")
+        return dtype
+    names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
+    for number, name in enumerate(names):
+        (folder / f"{number}.partial").replace(folder / name)
+    weight_map = {tensor: name for name, inside in zip(names, files, strict=True) for tensor in inside}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    return dtype
+
+
+def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, source: Path | None) -> None:
+    """config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of `source`, which
+    training began with. `fields`: "config_class" and "model_class"."""
+    import transformers
+
+    keywords = keywords | {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")}
+    if source is not None:
+        before = json.loads((source / CONFIG).read_text())
+        keywords |= {name: before[name] for name in SPECIAL_TOKENS if name in before}
+        for file in (path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
+    getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)

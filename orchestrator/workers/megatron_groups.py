@@ -1,0 +1,66 @@
+"""megatron-core's groups and generators, for the engines on its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+
+from orchestrator.plan import Plan
+from orchestrator.workers import distributed
+from orchestrator.workers.groups import MODEL, REPLICAS, Groups
+
+
+def prepare(plan: Plan) -> None:
+    """What megatron-core needs on a machine without a GPU (cpu_shims.py)."""
+    if plan.cluster.is_cpu:
+        from orchestrator.workers import cpu_shims
+
+        cpu_shims.apply()
+
+
+def initialise(plan: Plan) -> Groups:
+    """megatron-core's groups in the plan's rank order, and the generator states that tensor-parallel ranks share and don't share."""
+    prepare(plan)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=plan.tp,
+        pipeline_model_parallel_size=plan.pp,
+        virtual_pipeline_model_parallel_size=plan.vpp if plan.vpp > 1 else None,
+        context_parallel_size=plan.cp,
+        expert_model_parallel_size=plan.ep,
+        num_distributed_optimizer_instances=plan.optimizer_instances,
+        order="-".join(plan.rank_order),
+        create_gloo_process_groups=False,
+    )
+    # Dropout differs between pipeline stages, as in Megatron's own training loop.
+    seed = plan.training.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    torch.manual_seed(seed)
+    graphs = {"use_cudagraphable_rng": True} if plan.cuda_graph_impl != "none" else {}
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True, **graphs)
+    return current()
+
+
+def current() -> Groups:
+    """The groups that megatron-core has now."""
+    return Groups(
+        {
+            "tp": parallel_state.get_tensor_model_parallel_group(),
+            "pp": parallel_state.get_pipeline_model_parallel_group(),
+            "cp": parallel_state.get_context_parallel_group(),
+            "dp": parallel_state.get_data_parallel_group(),
+            REPLICAS: parallel_state.get_data_parallel_group(with_context_parallel=True),
+            MODEL: parallel_state.get_model_parallel_group(),
+        }
+    )
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """What dropout on this rank continues from, that of tensor-parallel regions included."""
+    return distributed.generator_states(device) | {"tracker": tensor_parallel.get_cuda_rng_tracker().get_states()}
+
+
+def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
+    """Put back what `generator_states` said."""
+    distributed.set_generator_states(states, device)
+    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
