@@ -36,7 +36,7 @@ DOCUMENTS = 64
 MODEL = (
     "recipe=gpt_tiny", f"model.vocab_size={VOCAB}", "model.hidden_size=64", "model.num_layers=6", "model.ffn_hidden_size=128",
     f"model.max_position_embeddings={SEQ}", f"train.seq_length={SEQ}", f"train.global_batch_size={BATCH}", f"train.steps={STEPS}",
-    "train.warmup=0", "engine=megatron", "launch=local",
+    "train.warmup=2", "engine=megatron", "launch=local",
 )  # fmt: skip
 """A vocabulary without padding: our worker takes padding out of the softmax, Megatron-LM leaves it in."""
 EVALUATED = (f"train.eval_every={EVERY}", f"train.eval_steps={EVAL_STEPS}")
