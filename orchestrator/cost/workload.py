@@ -44,7 +44,7 @@ def workload(model: ModelSpec, training: Training, cluster: Cluster, traits: Tra
         model = hugging_face(model)
     elif not traits.fused_gate:
         model = with_separate_gate(model)
-    if model.architecture.family in traits.unfused_attention:
+    if set(model.architecture.features()) & set(traits.unfused_attention):
         traits = replace(traits, flash_attention=False)
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
         calibration = replace(calibration, fp8_efficiency=calibration.fp8_efficiency * calibration.mxfp8_slowdown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orchestrator.engines.rules import LAYER_KINDS
+from orchestrator.engines.rules import ENDS
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 
@@ -33,13 +33,12 @@ def modules(mode: Recompute) -> list[str]:
 def pipeline_fields(plan: Plan) -> dict[str, Any]:
     """engine.json's "pipeline". "bounds": stage i has layers bounds[i] to bounds[i + 1]; "recompute": of each transformer layer, the
     modules that are computed again, or "full"; "tied": embedding and head are one weight."""
-    kinds = LAYER_KINDS[plan.model.family]
     bounds = [0]
     for stage in plan.stages:
         bounds.append(bounds[-1] + sum(span.count for span in stage.layers))
     return {
         "bounds": bounds,
-        "recompute": [modules(span.recompute) for _, span in plan.spans() if span.kind in kinds for _ in range(span.count)],
+        "recompute": [modules(span.recompute) for _, span in plan.spans() if span.kind not in ENDS for _ in range(span.count)],
         "tied": plan.model.tie_embeddings,
         "seq_length": plan.training.seq_length,
     }

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
-
-MODEL_CLASS: Final = {
-    "gpt": ("GPT2Config", "GPT2LMHeadModel"),
-    "llama": ("LlamaConfig", "LlamaForCausalLM"),
-    "bert": ("BertConfig", "BertForMaskedLM"),
-    "t5": ("T5Config", "T5ForConditionalGeneration"),
-}
-QWEN2: Final = ("Qwen2Config", "Qwen2ForCausalLM")
-"""A llama with biases on queries, keys and values only."""
 
 LLAMA3_SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """As megatron-core fixes them (rotary_pos_embedding.py, _apply_scaling)."""
@@ -24,54 +16,18 @@ FLASH_PRECISIONS: Final = ("bf16", "fp16")
 FLASH_COMPUTE_CAPABILITY: Final = 8.0
 """The flash-attn package runs on Ampere and later, in 16 bits."""
 
-ACTIVATIONS: Final[dict[str, dict[str, str]]] = {
-    "gpt": {"gelu": "gelu", "relu": "relu"},
-    "llama": {"swiglu": "silu", "geglu": "gelu"},
-    "bert": {"gelu": "gelu", "relu": "relu"},
-    "t5": {"relu": "relu", "geglu": "gated-gelu"},
-}
-NORMALIZATION: Final = {"gpt": "LayerNorm", "llama": "RMSNorm", "bert": "LayerNorm", "t5": "RMSNorm"}
-POSITIONS: Final = {"gpt": "learned_absolute", "llama": "rope", "bert": "learned_absolute", "t5": "relative"}
-
-
-def inexpressible(a: Architecture) -> str | None:
-    """Why transformers has no class for this architecture; None: it has."""
-    if a.family not in MODEL_CLASS:
-        return f"family={a.family}: {', '.join(MODEL_CLASS)}"
-    given = (
-        ("activation", a.activation, tuple(ACTIVATIONS[a.family])),
-        ("normalization", a.normalization, (NORMALIZATION[a.family],)),
-        ("position_embedding", a.position_embedding, (POSITIONS[a.family],)),
-    )
-    for name, value, offered in given:
-        if value not in offered:
-            return f"{name}={value}: transformers' {MODEL_CLASS[a.family][1]} has {', '.join(offered)}"
-    name = MODEL_CLASS[a.family][1]
-    if a.family in ("gpt", "bert"):
-        if not a.add_bias_linear:
-            return f"add_bias_linear=false: the linears of transformers' {name} have biases"
-        if a.head_dim * a.num_attention_heads != a.hidden_size:
-            return f"kv_channels={a.head_dim}: transformers' {name} has heads of hidden_size/num_attention_heads"
-    if a.family == "t5" and a.add_bias_linear:
-        return f"add_bias_linear=true: the linears of transformers' {name} have no biases"
-    if a.family != "llama" and a.query_groups != a.num_attention_heads:
-        return f"num_query_groups={a.query_groups}: transformers' {name} has no grouped queries"
-    if a.family == "llama" and a.hidden_dropout:
-        return f"hidden_dropout={a.hidden_dropout}: transformers' {name} has attention dropout only"
-    if a.family == "t5" and a.hidden_dropout != a.attention_dropout:
-        return f"hidden_dropout={a.hidden_dropout} attention_dropout={a.attention_dropout}: transformers' {name} has one dropout rate"
-    if a.family != "llama" and a.rope_scaling_factor is not None:
-        return f"rope_scaling_factor={a.rope_scaling_factor}: transformers' {name} has no rotary positions"
-    return None
-
 
 def attention_implementation(plan: Plan) -> str:
     """flash_attention_2 where the package runs, else torch's own scaled_dot_product_attention. T5's relative bias needs the latter."""
     gpu, software = plan.cluster.gpu, plan.cluster.software
-    if plan.cluster.is_cpu or not software.flash_attention or plan.model.family == "t5":
+    if plan.cluster.is_cpu or not software.flash_attention or plan.model.stack == "encoder_decoder":
         return "sdpa"
     fits = plan.training.precision in FLASH_PRECISIONS and float(gpu.compute_capability) >= FLASH_COMPUTE_CAPABILITY
     return "flash_attention_2" if fits else "sdpa"
+
+
+ACTIVATIONS: Final = {"gelu": "gelu", "relu": "relu", "swiglu": "silu", "geglu": "gelu"}
+T5_ACTIVATIONS: Final = {"relu": "relu", "geglu": "gated-gelu"}
 
 
 def _gpt(a: Architecture) -> dict[str, Any]:
@@ -83,7 +39,7 @@ def _gpt(a: Architecture) -> dict[str, Any]:
         "num_key_value_heads": a.num_attention_heads,
         "n_inner": a.ffn_hidden_size,
         "n_positions": a.max_position_embeddings,
-        "activation_function": ACTIVATIONS["gpt"][a.activation],
+        "activation_function": ACTIVATIONS[a.activation],
         "layer_norm_epsilon": a.norm_epsilon,
         "resid_pdrop": a.hidden_dropout,
         "embd_pdrop": a.hidden_dropout,
@@ -97,8 +53,8 @@ def _rope(a: Architecture) -> dict[str, Any]:
     return {"rope_type": "llama3", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **LLAMA3_SCALING}
 
 
-def _llama(a: Architecture) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _rotary(a: Architecture) -> dict[str, Any]:
+    return {
         "num_hidden_layers": a.num_layers,
         "hidden_size": a.hidden_size,
         "num_attention_heads": a.num_attention_heads,
@@ -106,14 +62,15 @@ def _llama(a: Architecture) -> dict[str, Any]:
         "head_dim": a.head_dim,
         "intermediate_size": a.ffn_hidden_size,
         "max_position_embeddings": a.max_position_embeddings,
-        "hidden_act": ACTIVATIONS["llama"][a.activation],
+        "hidden_act": ACTIVATIONS[a.activation],
         "rms_norm_eps": a.norm_epsilon,
         "rope_parameters": _rope(a),
         "attention_dropout": a.attention_dropout,
     }
-    if not is_qwen2(a):
-        fields |= {"attention_bias": a.add_bias_linear, "mlp_bias": a.add_bias_linear}
-    return fields
+
+
+def _llama(a: Architecture) -> dict[str, Any]:
+    return _rotary(a) | {"attention_bias": a.add_bias_linear, "mlp_bias": a.add_bias_linear}
 
 
 def _bert(a: Architecture) -> dict[str, Any]:
@@ -124,7 +81,7 @@ def _bert(a: Architecture) -> dict[str, Any]:
         "intermediate_size": a.ffn_hidden_size,
         "max_position_embeddings": a.max_position_embeddings,
         "type_vocab_size": max(1, a.num_token_types),
-        "hidden_act": ACTIVATIONS["bert"][a.activation],
+        "hidden_act": ACTIVATIONS[a.activation],
         "layer_norm_eps": a.norm_epsilon,
         "hidden_dropout_prob": a.hidden_dropout,
         "attention_probs_dropout_prob": a.attention_dropout,
@@ -142,28 +99,120 @@ def _t5(a: Architecture) -> dict[str, Any]:
         "d_kv": a.head_dim,
         "d_ff": a.ffn_hidden_size,
         "n_positions": a.max_position_embeddings,
-        "feed_forward_proj": ACTIVATIONS["t5"][a.activation],
+        "feed_forward_proj": T5_ACTIVATIONS[a.activation],
         "layer_norm_epsilon": a.norm_epsilon,
         "dropout_rate": a.hidden_dropout,
     }
 
 
-KEYWORDS: Final = {"gpt": _gpt, "llama": _llama, "bert": _bert, "t5": _t5}
+class HfClass(NamedTuple):
+    """A model class of transformers, named with its configuration's; the keywords of that, and what it is made of. `parts`: in the words of
+    `Architecture.features`. `lacks`: complaints that no table says."""
+
+    config: str
+    model: str
+    keywords: Callable[[Architecture], dict[str, Any]]
+    activations: tuple[str, ...]
+    normalization: str
+    position_embedding: str
+    parts: tuple[str, ...]
+    lacks: Callable[[Architecture, str], Iterator[str]]
 
 
-def is_qwen2(a: Architecture) -> bool:
-    return a.family == "llama" and a.add_qkv_bias and not a.add_bias_linear
+def _no_groups(a: Architecture, name: str) -> Iterator[str]:
+    if a.query_groups != a.num_attention_heads:
+        yield f"num_query_groups={a.query_groups}: transformers' {name} has no grouped queries"
+
+
+def _biases_everywhere(a: Architecture, name: str) -> Iterator[str]:
+    if not a.add_bias_linear:
+        yield f"add_bias_linear=false: the linears of transformers' {name} have biases"
+    if a.head_dim * a.num_attention_heads != a.hidden_size:
+        yield f"kv_channels={a.head_dim}: transformers' {name} has heads of hidden_size/num_attention_heads"
+    yield from _no_groups(a, name)
+
+
+def _one_dropout(a: Architecture, name: str) -> Iterator[str]:
+    if a.add_bias_linear:
+        yield f"add_bias_linear=true: the linears of transformers' {name} have no biases"
+    yield from _no_groups(a, name)
+    if a.hidden_dropout != a.attention_dropout:
+        yield f"hidden_dropout={a.hidden_dropout} attention_dropout={a.attention_dropout}: transformers' {name} has one dropout rate"
+
+
+def _attention_dropout_only(a: Architecture, name: str) -> Iterator[str]:
+    if a.hidden_dropout:
+        yield f"hidden_dropout={a.hidden_dropout}: transformers' {name} has attention dropout only"
+
+
+def _qkv_bias(a: Architecture, name: str) -> Iterator[str]:
+    if not a.add_qkv_bias or a.add_bias_linear:
+        biases = f"add_qkv_bias={a.add_qkv_bias} add_bias_linear={a.add_bias_linear}".lower()
+        yield f"{biases}: transformers' {name} has biases on Q, K and V only"
+    yield from _attention_dropout_only(a, name)
+
+
+def _llama_biases(a: Architecture, name: str) -> Iterator[str]:
+    if a.add_qkv_bias and not a.add_bias_linear:
+        yield f"add_qkv_bias=true: transformers' {name} has biases on all linears or none"
+    yield from _attention_dropout_only(a, name)
+
+
+ROTARY: Final = ("attention", "mlp", "llama3_rope")
+GPT2: Final = HfClass(
+    *("GPT2Config", "GPT2LMHeadModel", _gpt, ("gelu", "relu"), "LayerNorm", "learned_absolute", ("attention", "mlp"), _biases_everywhere)
+)
+LLAMA: Final = HfClass("LlamaConfig", "LlamaForCausalLM", _llama, ("swiglu", "geglu"), "RMSNorm", "rope", ROTARY, _llama_biases)
+QWEN2: Final = HfClass("Qwen2Config", "Qwen2ForCausalLM", _rotary, ("swiglu", "geglu"), "RMSNorm", "rope", ROTARY, _qkv_bias)
+DECODERS: Final = (GPT2, LLAMA, QWEN2)
+"""The first that has all of a model is its class. One more class is a line here, and its keywords."""
+BERT: Final = HfClass(
+    *("BertConfig", "BertForMaskedLM", _bert, ("gelu", "relu"), "LayerNorm", "learned_absolute"),
+    *(("attention", "mlp", "encoder"), _biases_everywhere),
+)
+T5: Final = HfClass(
+    *("T5Config", "T5ForConditionalGeneration", _t5, ("relu", "geglu"), "RMSNorm", "relative"),
+    *(("attention", "mlp", "encoder_decoder", "relative_bias"), _one_dropout),
+)
+PARTS: Final = tuple(dict.fromkeys(word for found in (*DECODERS, BERT, T5) for word in found.parts))
+"""What transformers' classes have between them."""
+
+
+def _complaints(a: Architecture, found: HfClass) -> list[str]:
+    """Why this is not the model's class."""
+    name = found.model
+    given = (
+        ("activation", a.activation, found.activations),
+        ("normalization", a.normalization, (found.normalization,)),
+        ("position_embedding", a.position_embedding, (found.position_embedding,)),
+    )
+    said = [f"{key}={value}: transformers' {name} has {', '.join(offered)}" for key, value, offered in given if value not in offered]
+    if a.rope_scaling_factor is not None and found.position_embedding != "rope":
+        said.append(f"rope_scaling_factor={a.rope_scaling_factor}: transformers' {name} has no rotary positions")
+    lacking = [word for word in a.features() if word not in found.parts and not (word.endswith("_rope") and said)]
+    return [*said, *(f"transformers' {name} has no {word}" for word in lacking), *found.lacks(a, name)]
+
+
+def class_of(a: Architecture) -> HfClass:
+    """The first class that has all of this model, or the one with the fewest reasons against it."""
+    candidates = {"decoder": DECODERS, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
+    return min(candidates, key=lambda found: len(_complaints(a, found)))
+
+
+def inexpressible(a: Architecture) -> str | None:
+    """Why transformers has no class for this architecture; None: it has."""
+    return next(iter(_complaints(a, class_of(a))), None)
 
 
 def model_classes(a: Architecture) -> tuple[str, str]:
     """Names of the configuration's and the model's class in transformers."""
-    return QWEN2 if is_qwen2(a) else MODEL_CLASS[a.family]
+    return class_of(a)[:2]
 
 
 def config_keywords(a: Architecture) -> dict[str, Any]:
     """Keywords of the configuration's class. The ids of special tokens are left to the data: generation needs them, training does not."""
-    fields = KEYWORDS[a.family](a) | {"vocab_size": a.vocab_size, "tie_word_embeddings": a.tie_embeddings, "use_cache": False}
-    if a.family in ("gpt", "llama"):
+    fields = class_of(a).keywords(a) | {"vocab_size": a.vocab_size, "tie_word_embeddings": a.tie_embeddings, "use_cache": False}
+    if a.stack == "decoder":
         fields |= {"bos_token_id": None, "eos_token_id": None}
     return fields
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orchestrator.engines.hf_config import config_keywords, model_classes
+from orchestrator.engines.hf_config import GPT2, class_of, config_keywords, model_classes
 from orchestrator.model.spec import Architecture
 
 MEGATRON_BERT: Final = ("MegatronBertConfig", "MegatronBertForMaskedLM")
 """Pre-norm, as megatron-core's BERT; BertForMaskedLM is post-norm."""
 
-EXCHANGED: Final = ("gpt", "llama", "bert")
-"""Families whose weights transformers and megatron-core share (workers/hf_weights.py). megatron-core's t5 scales its scores and has an
-output bias; Hugging Face's does not and has none."""
-
 
 def export_fields(a: Architecture) -> dict[str, Any]:
     """engine.json's "export"."""
-    config_class, model_class = MEGATRON_BERT if a.family == "bert" else model_classes(a)
-    ours = ("num_key_value_heads",) if a.family == "gpt" else ()  # asked for by DeepSpeed's Ulysses, unknown to GPT2Config
+    config_class, model_class = MEGATRON_BERT if a.stack == "encoder" else model_classes(a)
+    ours = ("num_key_value_heads",) if class_of(a) is GPT2 else ()  # asked for by DeepSpeed's Ulysses, unknown to GPT2Config
     keywords = {name: value for name, value in config_keywords(a).items() if name not in ours}
     return {"config_class": config_class, "model_class": model_class, "config": keywords}

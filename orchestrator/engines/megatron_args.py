@@ -26,7 +26,7 @@ from orchestrator.strategy.spec import PP_BEFORE_DP
 Flag = tuple[str, ...]
 """A flag and its values."""
 
-SCRIPT: Final = {"gpt": "pretrain_gpt.py", "llama": "pretrain_gpt.py", "bert": "pretrain_bert.py", "t5": "pretrain_t5.py"}
+SCRIPT: Final = {"decoder": "pretrain_gpt.py", "encoder": "pretrain_bert.py", "encoder_decoder": "pretrain_t5.py"}
 
 T5_EXTRA_IDS: Final = 100
 """Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
@@ -71,20 +71,20 @@ def _why_not_training(plan: Plan) -> str | None:
 def _why_not_model(plan: Plan) -> str | None:
     """What the programs take on their command line and never give to the model: it would be another one, silently."""
     model = plan.model
-    script = SCRIPT[model.family]
+    script = SCRIPT[model.stack]
     if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
         return f"{script} of {MEGATRON_LM} scales rotary positions by {ROPE_SCALING_FACTOR:g}, not {model.rope_scaling_factor:g}"
-    if model.family == "t5" and model.decoder_num_layers != model.num_layers:
+    if model.stack == "encoder_decoder" and model.decoder_num_layers != model.num_layers:
         said = f"{model.num_layers}, not {model.decoder_num_layers}"
         return f"{script} of {MEGATRON_LM} builds as many decoder layers as encoder layers, {said}"
-    if model.family == "bert" and model.position_embedding != "learned_absolute":
+    if model.stack == "encoder" and model.position_embedding != "learned_absolute":
         return f"{script} of {MEGATRON_LM} has learned positions, not {model.position_embedding}"
     return None
 
 
 def _architecture(plan: Plan) -> list[Flag]:
     model, training = plan.model, plan.training
-    if model.family == "t5":
+    if model.stack == "encoder_decoder":
         flags: list[Flag] = [
             ("--encoder-num-layers", str(model.num_layers)),
             ("--decoder-num-layers", str(model.decoder_num_layers)),
@@ -119,7 +119,7 @@ def _architecture(plan: Plan) -> list[Flag]:
         flags += [("--add-qkv-bias",)]
     if not model.tie_embeddings:
         flags += [("--untie-embeddings-and-output-weights",)]
-    if model.family == "bert":
+    if model.stack == "encoder":
         flags += [("--bert-no-binary-head",)]
     return [
         *flags,
@@ -253,7 +253,7 @@ def _software(plan: Plan) -> list[Flag]:
     software, on_cpu = plan.cluster.software, plan.cluster.is_cpu
     te, apex = software.transformer_engine and not on_cpu, software.apex and not on_cpu
     flags: list[Flag] = [("--transformer-impl", implementation(plan))]
-    if plan.model.family == "bert" and not te:
+    if plan.model.stack == "encoder" and not te:
         flags += [("--spec", "local")]
     if not apex or plan.megatron_fsdp:
         flags += [("--no-gradient-accumulation-fusion",)]
@@ -287,8 +287,8 @@ def _data(plan: Plan) -> list[Flag]:
         sources = [part for source in run.blend for part in (repr(source.weight), _prefix(source.path))] or [_prefix(run.data or "")]
         flags += [("--train-data-path" if run.valid else "--data-path", *sources)]
         flags += [("--valid-data-path", _prefix(run.valid))] if run.valid else []
-    if model.family in ("bert", "t5"):
-        if model.family == "t5":
+    if model.stack != "decoder":
+        if model.stack == "encoder_decoder":
             flags += [("--vocab-extra-ids", str(T5_EXTRA_IDS))]
         # The vocabulary file decides nothing of the model's size.
         flags += [("--tokenizer-type", "BertWordPieceLowerCase"), ("--padded-vocab-size", str(padded_vocab_size(plan)))]
@@ -302,7 +302,8 @@ def _data(plan: Plan) -> list[Flag]:
         # NullTokenizer's vocabulary is one larger than this (null_tokenizer.py:52).
         flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
     if not (indexed and run.valid):
-        flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "99,1,0")]
+        # Megatron divides whole documents, and never ends where a share above 0 gets none (gpt_dataset.py, _get_num_epochs).
+        flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "100,0,0")]
     # Megatron divides by the interval even where nothing is evaluated (training/training.py:3307), and has none by default.
     flags += [("--eval-interval", str(run.eval_every or plan.training.steps))]
     flags += [("--eval-iters", str(run.eval_steps if run.eval_every else 0)), ("--log-interval", "1")]
@@ -333,11 +334,11 @@ def notes(plan: Plan) -> tuple[str, ...]:
             "megatron_args.sh recomputes on every stage as much as the plan does on the stage that recomputes most: the command line has "
             "one setting for all. Our worker follows the plan."
         )
-    if plan.model.family in ("bert", "t5"):
+    if plan.model.stack != "decoder":
         found.append(
-            f"{SCRIPT[plan.model.family]} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
+            f"{SCRIPT[plan.model.stack]} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
         )
-    if plan.model.family == "bert" and plan.model.num_token_types:
+    if plan.model.stack == "encoder" and plan.model.num_token_types:
         found.append("megatron_args.sh trains without segment embeddings: pretrain_bert.py has them with its binary head alone.")
     if (plan.run.data is not None or plan.run.blend) and not reads_indexed_data(plan):
         found.append("megatron_args.sh uses mock data: Megatron reads only its own indexed format.")
@@ -359,7 +360,7 @@ def one_connection(plan: Plan) -> bool:
 
 def megatron_args_sh(plan: Plan) -> str:
     """A bash array, every value quoted, to be sourced."""
-    script = SCRIPT[plan.model.family]
+    script = SCRIPT[plan.model.stack]
     nodes, ranks = shape(plan)
     variables = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if one_connection(plan) else ""
     lines = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.engines import passthrough
 from orchestrator.engines.hf_config import inexpressible
-from orchestrator.engines.hf_export import EXCHANGED, export_fields
+from orchestrator.engines.hf_export import export_fields
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, why_not
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.hardware.spec import Cluster
@@ -38,8 +38,8 @@ def arguments_file(plan: Plan) -> tuple[list[File], list[str]]:
 
 def why_no_exchange(engine: str, a: Architecture, model_type: str | None) -> str | None:
     """Why weights can't go between megatron-core's model and transformers'; None: they can."""
-    if a.family not in EXCHANGED:
-        return f"megatron-core's {a.family} is another function than transformers'; weights are exchanged for {', '.join(EXCHANGED)}"
+    if a.stack == "encoder_decoder":
+        return f"megatron-core's {a.family} is another function than transformers': it scales its scores and has an output bias"
     if model_type == "bert":
         return f"engine={engine} has a pre-norm BERT (model_type megatron-bert in transformers), the checkpoint's is post-norm"
     return inexpressible(a)

@@ -344,7 +344,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "untie_embeddings_and_output_weights": ("model.tie_embeddings", lambda plan: not plan.model.tie_embeddings),
     "hidden_dropout": _model("hidden_dropout"),
     "attention_dropout": _model("attention_dropout"),
-    "num_moe_experts": ("model.family", lambda plan: None),
+    "num_moe_experts": ("model.feed_forward", lambda plan: None),
     "vocab_size": _model("vocab_size"),
     "padded_vocab_size": ("model.vocab_size", padded_vocab_size),
     "make_vocab_size_divisible_by": ("model.make_vocab_size_divisible_by", vocab_divisor),

@@ -21,8 +21,8 @@ Check = Callable[[Candidate, Situation], str | None]
 MEGATRON_ORDERS: Final = (RANK_ORDER, PP_BEFORE_DP)
 """What initialize_model_parallel is given (training/initialize.py:378)."""
 
-LAYER_KINDS: Final = {"gpt": ("decoder",), "llama": ("decoder",), "bert": ("encoder",), "t5": ("encoder", "decoder")}
-"""What Megatron counts as a layer, by family; embedding and head come on top."""
+ENDS: Final = ("embedding", "head")
+"""What Megatron does not count as a layer."""
 
 MIN_BF16_COMPUTE_CAPABILITY: Final = 8.0
 """Ampere is the first GPU with bf16 arithmetic (CUDA C programming guide, "Arithmetic Instructions")."""
@@ -58,14 +58,6 @@ def _divides(part: int, name: str, whole: int, whole_name: str) -> str | None:
 
 
 # What is given: model, training, cluster.
-
-
-def offered(families: Collection[str], engine: str) -> Check:
-    def check(_: Candidate, situation: Situation) -> str | None:
-        family = situation.model.architecture.family
-        return None if family in families else f"{engine} has no model of family {family} here; it has {', '.join(families)}"
-
-    return check
 
 
 def precision(engine: str, precisions: Collection[str]) -> Check:
@@ -104,15 +96,18 @@ def head_groups(_: Candidate, situation: Situation) -> str | None:
 
 def no_query_groups(_: Candidate, situation: Situation) -> str | None:
     a = situation.model.architecture
-    if a.family not in ("bert", "t5") or a.query_groups == a.num_attention_heads:
+    if a.stack == "decoder" or a.query_groups == a.num_attention_heads:
         return None
     return f"num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"
 
 
 def position_kind(_: Candidate, situation: Situation) -> str | None:
     a = situation.model.architecture
-    allowed = {"t5": ("learned_absolute", "rope", "relative"), "bert": ("learned_absolute", "rope")}
-    kinds = allowed.get(a.family, ("learned_absolute", "rope", "none"))
+    kinds = {
+        "decoder": ("learned_absolute", "rope", "none"),
+        "encoder": ("learned_absolute", "rope"),
+        "encoder_decoder": ("learned_absolute", "rope", "relative"),
+    }[a.stack]
     if a.position_embedding in kinds:
         return _rotary_base(a)
     return f"position_embedding={a.position_embedding}: megatron-core's {a.family} has {', '.join(kinds)}"
@@ -123,7 +118,7 @@ ROTARY_BASE: Final = 10000
 
 
 def _rotary_base(a: Architecture) -> str | None:
-    if a.position_embedding != "rope" or a.family not in ("bert", "t5"):
+    if a.position_embedding != "rope" or a.stack == "decoder":
         return None
     if a.rotary_base != ROTARY_BASE:
         return f"rotary_base={a.rotary_base}: megatron-core's {a.family} has {ROTARY_BASE}"
@@ -299,7 +294,7 @@ def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
     cluster, a = situation.cluster, situation.model.architecture
     if not candidate.strategy.sequence_parallel or cluster.is_cpu:
         return None
-    if a.family == "bert":
+    if a.stack == "encoder":
         # Its head takes Apex' norm or torch's, never Transformer Engine's (models/bert/bert_lm_head.py:5-16).
         return None if cluster.software.apex else "sequence_parallel with bert needs Apex for the norm of its head"
     if cluster.software.transformer_engine:
@@ -324,10 +319,10 @@ def cp_sequence(candidate: Candidate, situation: Situation) -> str | None:
 
 
 def cp_family(candidate: Candidate, situation: Situation) -> str | None:
-    family = situation.model.architecture.family
-    if candidate.mesh.cp == 1 or family in ("gpt", "llama"):
+    a = situation.model.architecture
+    if candidate.mesh.cp == 1 or a.stack == "decoder":
         return None
-    return f"cp={candidate.mesh.cp}: nobody has tried context parallelism with {family} in Megatron"
+    return f"cp={candidate.mesh.cp}: nobody has tried context parallelism with {a.family} in Megatron"
 
 
 def no_cp(candidate: Candidate, _: Situation) -> str | None:
@@ -335,7 +330,7 @@ def no_cp(candidate: Candidate, _: Situation) -> str | None:
 
 
 def t5_pipeline(candidate: Candidate, situation: Situation) -> str | None:
-    if candidate.mesh.pp == 1 or situation.model.architecture.family != "t5":
+    if candidate.mesh.pp == 1 or situation.model.architecture.stack != "encoder_decoder":
         return None
     return f"pp={candidate.mesh.pp}: Megatron has no pipeline for T5"
 
@@ -619,10 +614,9 @@ def rule(id: str, engine_rule: str, check: Check, *needs: str) -> Rule:
     return Rule(id=id, engine_rule=engine_rule, check=check, needs=needs)
 
 
-def given(engine: str, families: Collection[str], precisions: Collection[str]) -> tuple[Rule, ...]:
+def given(engine: str, precisions: Collection[str]) -> tuple[Rule, ...]:
     """Rules on what is given, shared by the engine modes that build megatron-core models."""
     return (
-        rule("family", "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py", offered(families, engine), "model"),
         rule(
             "precision",
             "DeepSpeed runtime/engine.py:2000 (fp16, bf16 on the device); rule fp8: arguments.py:655-669",

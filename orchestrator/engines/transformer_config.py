@@ -12,9 +12,9 @@ from itertools import groupby
 from math import lcm
 from typing import Any, Final
 
-from orchestrator.engines.rules import LAYER_KINDS
+from orchestrator.engines.rules import ENDS
 from orchestrator.errors import InputError
-from orchestrator.model.spec import padded
+from orchestrator.model.spec import Architecture, padded
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.megatron_layout import layout_string
@@ -30,7 +30,7 @@ ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": 
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
 
-MODEL_CLASS: Final = {"gpt": "GPTModel", "llama": "GPTModel", "bert": "BertModel", "t5": "T5Model"}
+MODEL_CLASS: Final = {"decoder": "GPTModel", "encoder": "BertModel", "encoder_decoder": "T5Model"}
 
 FSDP_STRATEGY: Final = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's --data-parallel-sharding-strategy by ZeRO stage."""
@@ -53,8 +53,7 @@ def vocab_divisor(plan: Plan) -> int:
 
 def layers_of(plan: Plan, stage: int, chunk: int) -> tuple[LayerSpan, ...]:
     """The transformer layers of one chunk, without embedding and head."""
-    kinds = LAYER_KINDS[plan.model.family]
-    return tuple(span for span in plan.stages[stage].chunk(chunk) if span.kind in kinds)
+    return tuple(span for span in plan.stages[stage].chunk(chunk) if span.kind not in ENDS)
 
 
 def layer_counts(plan: Plan) -> list[list[int]]:
@@ -70,6 +69,11 @@ def is_even(plan: Plan) -> bool:
 def layout(plan: Plan) -> str | None:
     """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where the split is even."""
     return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages)
+
+
+def span_stack(model: Architecture, kind: str) -> str:
+    """Encoder and decoder are a block of their own in megatron-core; a decoder's kinds of layers share one."""
+    return kind if model.stack == "encoder_decoder" else "block"
 
 
 def _modes(spans: Sequence[LayerSpan]) -> list[Recompute]:
@@ -95,8 +99,12 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     megatron-core can recompute the first N layers in full ("block", transformer_block.py:532-560) or the same modules of all of them,
     nothing else. Raises InputError for another pattern.
     """
-    kinds = LAYER_KINDS[plan.model.family]
-    chunks = [_modes([span for span in layers_of(plan, stage, chunk) if span.kind == kind]) for chunk in range(plan.vpp) for kind in kinds]
+    stacks = [span_stack(plan.model, span.kind) for chunk in range(plan.vpp) for span in layers_of(plan, stage, chunk)]
+    chunks = [
+        _modes([span for span in layers_of(plan, stage, chunk) if span_stack(plan.model, span.kind) == stack])
+        for chunk in range(plan.vpp)
+        for stack in dict.fromkeys(stacks)
+    ]
     used = {mode for modes in chunks for mode in modes}
     off: dict[str, Any] = {
         "recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None, "recompute_modules": None,
@@ -124,7 +132,7 @@ def common_fields(plan: Plan) -> dict[str, Any]:
     apex = software.apex and not on_cpu
     dtype = TORCH_DTYPE[training.precision]
     fields: dict[str, Any] = {
-        "num_layers": model.decoder_num_layers if model.family == "t5" else model.num_layers,
+        "num_layers": model.decoder_num_layers if model.stack == "encoder_decoder" else model.num_layers,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
         "num_query_groups": model.query_groups,
@@ -215,12 +223,12 @@ def model_fields(plan: Plan) -> dict[str, Any]:
     }
     if model.position_embedding == "rope":
         fields["rotary_percent"] = 1.0
-        if MODEL_CLASS[model.family] == "GPTModel":
+        if model.stack == "decoder":
             fields["rotary_base"] = model.rotary_base
             fields["rope_scaling"] = model.rope_scaling_factor is not None
             if model.rope_scaling_factor is not None:
                 fields["rope_scaling_factor"] = model.rope_scaling_factor
-    if model.family == "bert":
+    if model.stack == "encoder":
         fields["num_tokentypes"] = model.num_token_types
         fields["add_binary_head"] = False
     return fields
@@ -283,8 +291,8 @@ def optimizer_fields(plan: Plan) -> dict[str, Any]:
 
 def module_fields(plan: Plan) -> dict[str, Any]:
     """Which class and which layer specs: what is not an argument of either."""
-    fields: dict[str, Any] = {"class": MODEL_CLASS[plan.model.family], "implementation": implementation(plan)}
-    if plan.model.family == "t5":
+    fields: dict[str, Any] = {"class": MODEL_CLASS[plan.model.stack], "implementation": implementation(plan)}
+    if plan.model.stack == "encoder_decoder":
         fields["encoder_num_layers"] = plan.model.num_layers
         fields["decoder_num_layers"] = plan.model.decoder_num_layers
     return fields

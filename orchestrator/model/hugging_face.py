@@ -61,20 +61,29 @@ def _activated(op: Pointwise) -> Saved:
     return Saved(name="mlp.activation.output", elements=op.elements, shard=op.shard, group="mlp")
 
 
+def is_gpt2(a: Architecture) -> bool:
+    """Whether transformers' class for it is GPT-2's: the decoders with learned positions."""
+    return a.stack == "decoder" and a.position_embedding != "rope"
+
+
+def divides_head(a: Architecture) -> bool:
+    """Whether AutoTP divides the head: an untied one of a model whose class has a plan for it, which those with rotary positions have."""
+    return not a.tie_embeddings and a.stack == "decoder" and not is_gpt2(a)
+
+
 @dataclass(frozen=True)
 class _Context:
     a: Architecture
-    untied: bool
 
     @property
     def splits_head(self) -> bool:
         """AutoTP divides an untied head of a model with a plan of its own (llama: `lm_head: colwise_gather_output`), never a tied one."""
-        return self.untied and self.a.family == "llama"
+        return divides_head(self.a)
 
 
 def hugging_face(model: ModelSpec) -> ModelSpec:
     """The same model as transformers builds it."""
-    context = _Context(model.architecture, not model.architecture.tie_embeddings)
+    context = _Context(model.architecture)
     return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, context)) for run in model.runs))
 
 
@@ -84,7 +93,7 @@ def _layer(layer: LayerSpec, context: _Context) -> LayerSpec:
 
 
 def _weight(weight: Weight, layer: LayerSpec, context: _Context) -> Iterator[Weight]:
-    if context.a.family == "t5" and weight.name.endswith("output_layer.bias"):
+    if context.a.stack == "encoder_decoder" and weight.name.endswith("output_layer.bias"):
         return  # T5ForConditionalGeneration's head has none
     if weight.pad_to:
         split = 0 if layer.kind == "head" and context.splits_head else None
@@ -121,7 +130,7 @@ def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
     """The linears that megatron-core fuses to one, all on the input that the first keeps."""
     q, kv = a.num_attention_heads * a.head_dim, a.query_groups * a.head_dim
     widths = [op.n]
-    if op.name == "self_attention.linear_qkv" and a.family != "gpt":  # GPT-2's c_attn is one
+    if op.name == "self_attention.linear_qkv" and not is_gpt2(a):  # its c_attn is one
         widths = [q, kv, kv]
     elif op.name == "cross_attention.linear_kv":
         widths = [kv, kv]
@@ -160,8 +169,8 @@ def _pointwise(op: Pointwise, a: Architecture) -> Iterator[Pointwise]:
         yield from _kernels(replace(op, moved=op.moved + SEPARATE_DROPOUT), 2)
     elif a.normalization == "RMSNorm" and op.saves and op.saves[0].name == f"{op.name}.input":
         kept = (
-            Saved(name=f"{op.name}.input", elements=op.elements, itemsize=RMS_NORM_COPY, group="residual"),
-            Saved(name=f"{op.name}.normalised", elements=op.elements, itemsize=RMS_NORM_NORMALISED, group="residual"),
+            replace(op.saves[0], itemsize=RMS_NORM_COPY),
+            replace(op.saves[0], name=f"{op.name}.normalised", itemsize=RMS_NORM_NORMALISED),
         )
         yield from _kernels(replace(op, moved=RMS_NORM_MOVED, saves=kept), RMS_NORM_KERNELS)
     else:

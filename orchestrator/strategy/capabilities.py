@@ -38,7 +38,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     """Which axes an engine mode offers, and what may differ from layer to layer."""
 
     engine: str
-    families: tuple[str, ...]
+    parts: tuple[str, ...] | None
+    """What its models may be made of, in the words of `Architecture.features`; None: anything that is described."""
     axes: tuple[str, ...]
     """Of tp, pp, vpp, cp, ep, dp: an axis that is not here has degree 1."""
     pinned_axes: tuple[str, ...] = ()
@@ -129,7 +130,7 @@ class Traits(Value, frozen=True, kw_only=True):
     """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""
     fp32_gradient_fusion: bool = True
     layers: Literal["megatron", "hugging_face"] = "megatron"
-    """How the engine's layers compute: as families describe them, or as model.hugging_face changes that."""
+    """How the engine's layers compute: as model/describe.py has them, or as model.hugging_face changes that."""
     fp8_weight_copies: bool = False
     """Whether FP8 copies of the linears' weights are kept from micro-batch to micro-batch beside the weights (Transformer Engine)."""
     fused_norms: bool = False
@@ -138,7 +139,7 @@ class Traits(Value, frozen=True, kw_only=True):
     """Whether every rank gathers queries, keys and values of the whole layer where there are fewer query groups than tp ranks
     (megatron-core, transformer/attention.py:1398-1416)."""
     unfused_attention: tuple[str, ...] = ()
-    """Families whose attention materialises the scores even where `flash_attention` is on."""
+    """Parts (as in `Capabilities.parts`) with which attention materialises the scores even where `flash_attention` is on."""
     context_parallel: Literal["ring", "all_to_all"] = "ring"
     """What cp is: keys and values around a ring, or Ulysses' exchange of sequence shards for heads (arXiv 2309.14509)."""
     constants: dict[str, float] = msgspec.field(default_factory=dict)

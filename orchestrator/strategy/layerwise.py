@@ -14,7 +14,7 @@ NAME: Final = "layerwise"
 
 CAPABILITIES: Final = Capabilities(
     engine=NAME,
-    families=("gpt", "llama", "bert", "t5", "vit", "swin"),
+    parts=None,
     axes=("pp", "tp", "dp"),
     zero_stages=(0, 3),
     zero_stages_with_pipeline=(0, 3),

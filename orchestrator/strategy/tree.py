@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from orchestrator.model.architecture import Architecture
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.megatron_layout import expand, transformer_layers
@@ -197,11 +198,18 @@ def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
     )
 
 
+def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> list[str]:
+    """Parts of the model that the engine's models don't have."""
+    return [] if capabilities.parts is None else [word for word in architecture.features() if word not in capabilities.parts]
+
+
 def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
     """Why this engine can't run this model and training at all; None: it can."""
     training = situation.training
+    lacking = lacking_parts(capabilities, situation.model.architecture)
+    if lacking:
+        return f"{capabilities.engine} has no {' and no '.join(lacking)}; of parts of models it has {', '.join(capabilities.parts or ())}"
     given = (
-        ("family", situation.model.architecture.family, capabilities.families),
         ("precision", training.precision, capabilities.precisions),
         ("optimizer", training.optimizer, capabilities.optimizers),
     )

@@ -318,7 +318,7 @@ def permuted(index: int, size: int, seed: int) -> int:
 
 
 class Sampler(Protocol):
-    """How a family reads the corpus."""
+    """How a stack of layers reads the corpus."""
 
     window: int
     """Tokens of the corpus that one sample takes."""
@@ -426,10 +426,9 @@ class SpanCorruption:
 
 
 SAMPLERS: dict[str, Callable[[Plan, Specials], Sampler]] = {
-    "gpt": NextToken,
-    "llama": NextToken,
-    "bert": Masking,
-    "t5": SpanCorruption,
+    "decoder": NextToken,
+    "encoder": Masking,
+    "encoder_decoder": SpanCorruption,
 }
 
 
@@ -438,7 +437,7 @@ class Batches:
 
     def __init__(self, plan: Plan, tokens: Tokens | Sequence[Part], specials: Specials, dp_rank: int) -> None:
         self.plan, self.dp_rank = plan, dp_rank
-        self.sampler = SAMPLERS[plan.model.family](plan, specials)
+        self.sampler = SAMPLERS[plan.model.stack](plan, specials)
         if not isinstance(tokens, Sequence):
             tokens = (Part(weight=1.0, name=plan.run.data or "the standard library", tokens=tokens),)
         self.parts = tuple(tokens)

@@ -92,7 +92,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         mine = self._shard(batch)
-        return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.family, mine))
+        return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine))
 
     def _shard(self, batch: Batch) -> Batch:
         """This rank's part of each sequence, with its positions; every part predicts as many tokens."""

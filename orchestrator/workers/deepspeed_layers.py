@@ -42,7 +42,7 @@ class MegatronLayersTrainer(DeepSpeedTrainer):
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         stage = parallel_state.get_pipeline_model_parallel_rank()
         self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
-        (model,) = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
+        (model,) = build_chunks(plan.model.stack, config, engine, plan.model.vocab_size)
         self.model = model = model.to(device)
         hf_weights.first_weights([model], config, plan)
         self.places = weights.places([model])

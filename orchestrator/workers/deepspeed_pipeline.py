@@ -44,10 +44,10 @@ class PipelineTrainer(MegatronLayersTrainer):
         topology = PipeModelDataParallelTopology(num_pp=plan.pp, num_mp=plan.tp, num_dp=plan.dp)
         stage = parallel_state.get_pipeline_model_parallel_rank()
         with contextlib.redirect_stdout(io.StringIO()):
-            module = pipeline_layers.pipeline(self.model, plan.model.family, engine["pipeline"], topology, stage)
+            module = pipeline_layers.pipeline(self.model, plan.model.stack, engine["pipeline"], topology, stage)
         self._tag()
         self._initialise_engine(module, None)
-        self.inputs = pipeline_layers.FAMILIES[plan.model.family].inputs
+        self.inputs = pipeline_layers.STACKS[plan.model.stack].inputs
 
     def _microbatches(self, batches: Sequence[Batch]) -> Iterator[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
         return iter([(self.inputs(batch), pipeline_layers.target(batch)) for batch in batches])

@@ -1,6 +1,6 @@
 """Hugging Face checkpoints and megatron-core's weights, in any layout.
 
-One table a family says where the rows of each of megatron-core's global tensors (`sharded_state_dict`) stand in a Hugging Face
+A table for each kind of model says where the rows of megatron-core's global tensors (`sharded_state_dict`) stand in a Hugging Face
 checkpoint. Read one way it loads: a rank reads the rows and columns that its shard holds, nothing else. Read the other way it exports:
 ranks write their shards side by side, and rank 0 puts Hugging Face's tensors together from them, one at a time.
 """
@@ -129,19 +129,25 @@ def _bert(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
     return [Rows(f"{here}{linear}.dense.{kind}", 0, rows)]
 
 
-TABLES: dict[str, Table] = {"gpt": _gpt, "llama": _llama, "bert": _bert}
-"""By family. t5 has none: Hugging Face's does not scale its scores and has no output bias, megatron-core's does and has."""
+
+def table_of(a: Architecture) -> Table:
+    """Raises InputError for an encoder-decoder: megatron-core's scales its scores and has an output bias, Hugging Face's T5 does not."""
+    if a.stack == "encoder_decoder":
+        raise InputError(KEY, a.family, "weights of this family can't be exchanged with megatron-core", ["gpt", "llama", "bert"])
+    if a.stack == "encoder":
+        return _bert
+    return _llama if a.position_embedding == "rope" else _gpt
+
 
 LAYERS = ("decoder.layers.", "encoder.layers.")
 
 
 def sources(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
     """Where the rows of megatron-core's tensor `key` of layer `layer` stand. Raises InputError."""
-    if a.family not in TABLES:
-        raise InputError(KEY, a.family, "weights of this family can't be exchanged with megatron-core", TABLES)
     short = next((key.removeprefix(prefix) for prefix in LAYERS if key.startswith(prefix)), key)
+    table = table_of(a)
     try:
-        return TABLES[a.family](a, short, layer, rows)
+        return table(a, short, layer, rows)
     except KeyError:
         raise InputError(KEY, key, f"Hugging Face's model of family {a.family} has no such weight") from None
 

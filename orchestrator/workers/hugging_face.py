@@ -16,7 +16,7 @@ from orchestrator.workers.batch import Batch
 from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
 
 STD = 0.02
-"""`initializer_range` of GPT-2, Llama and BERT."""
+"""`initializer_range` of GPT-2, Llama, Qwen and BERT."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
     that its range touches, so that nobody holds a whole weight. Drawn on `device`, which decides the numbers, wherever the model is. The
     distribution is transformers' own (`_init_weights` of each model).
     """
-    deviations = DEVIATIONS[model.config.model_type](model.config)
+    deviations = DEVIATIONS.get(model.config.model_type, _plain)(model.config)
     norms = {id(p) for module in model.modules() if "Norm" in type(module).__name__ for p in module.parameters(recurse=False)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -139,22 +139,19 @@ def _plain(config: Any) -> Callable[[str], float]:
 
 DEVIATIONS: dict[str, Callable[[Any], Callable[[str], float]]] = {
     "gpt2": _gpt2,
-    "llama": _plain,
-    "qwen2": _plain,
-    "bert": _plain,
     "t5": _t5,
 }
-"""Standard deviation by parameter name, by `model_type`."""
+"""Standard deviation by parameter name, by `model_type`; those that are not here have one for all."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- running
 
 
-def losses(model: Callable[..., Any], family: str, batch: Batch) -> torch.Tensor:
-    """The loss by token [b, s], in fp32, of what this family's sampler makes."""
-    if family == "t5":
+def losses(model: Callable[..., Any], stack: str, batch: Batch) -> torch.Tensor:
+    """The loss by token [b, s], in fp32, of what this stack's sampler makes."""
+    if stack == "encoder_decoder":
         output = model(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], use_cache=False)
-    elif family == "bert":
+    elif stack == "encoder":
         output = model(input_ids=batch["tokens"])
     else:
         output = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False)

@@ -26,7 +26,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import hf_weights, loop, megatron_groups, optimizer_formats, weights
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.models import FAMILIES, build_chunks, frees_sent_outputs, transformer_config, with_types
+from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
 
 OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 """The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
@@ -49,7 +49,7 @@ class MegatronTrainer:
         if plan.tp_comm_overlap:
             _make_user_buffers(plan)
         self.config = config = transformer_config(engine, stage, deallocate_pipeline_outputs=frees_sent_outputs(plan, device))
-        chunks = build_chunks(plan.model.family, config, engine, plan.model.vocab_size)
+        chunks = build_chunks(plan.model.stack, config, engine, plan.model.vocab_size)
         chunks = [chunk.to(device) for chunk in chunks]
         hf_weights.first_weights(chunks, config, plan)
         self.places = weights.places(chunks) if plan.run.export_to else []
@@ -69,7 +69,7 @@ class MegatronTrainer:
             config.no_sync_func = self._one_or_all([chunk.no_sync for chunk in self.chunks])
             config.grad_sync_func = self._one_or_all([chunk.start_grad_sync for chunk in self.chunks])
         self.schedule = get_forward_backward_func()
-        self.losses = FAMILIES[plan.model.family].losses
+        self.losses = STACKS[plan.model.stack].losses
 
     @staticmethod
     def _one_or_all(functions: list[Any]) -> Any:

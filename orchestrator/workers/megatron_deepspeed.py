@@ -19,7 +19,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import loop
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.deepspeed_layers import MegatronLayersTrainer
-from orchestrator.workers.models import FAMILIES
+from orchestrator.workers.models import STACKS
 
 
 class Groups:
@@ -59,7 +59,7 @@ class MegatronDeepSpeedTrainer(MegatronLayersTrainer):
         # Float16Module casts what enters the first stage and leaves the last, as under megatron-core's own optimizer.
         self.module = Float16Module(config, self.model) if config.bf16 or config.fp16 else self.model
         self._initialise_engine(self.module, Groups())
-        self.losses = FAMILIES[plan.model.family].losses
+        self.losses = STACKS[plan.model.stack].losses
         if plan.pp > 1:
             config.no_sync_func = contextlib.nullcontext
             config.finalize_model_grads_func = self._finalise

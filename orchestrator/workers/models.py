@@ -1,4 +1,4 @@
-"""The families on megatron-core's model classes: how to build a pipeline chunk, and how to run a micro-batch through it."""
+"""The stacks on megatron-core's model classes: how to build a pipeline chunk, and how to run a micro-batch through it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TANH_GELU = partial(F.gelu, approximate="tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class Stack:
     """`build(config, engine, pre_process, post_process, vp_stage)` makes one chunk; `losses(chunk, batch)` runs it: the loss by token
     [b, s] on the last stage, hidden states before it."""
 
@@ -67,14 +67,14 @@ def frees_sent_outputs(plan: Plan, device: torch.device) -> bool:
     return plan.pp > 1 and device.type == "cuda"
 
 
-def build_chunks(family: str, config: TransformerConfig, engine: dict[str, Any], vocab_size: int) -> list[torch.nn.Module]:
+def build_chunks(stack: str, config: TransformerConfig, engine: dict[str, Any], vocab_size: int) -> list[torch.nn.Module]:
     """All chunks of this rank in the order of its virtual stages."""
     vpp = config.virtual_pipeline_model_parallel_size
     chunks = []
     for vp_stage in range(vpp) if vpp else [None]:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
-        chunk = FAMILIES[family].build(config, engine, first, last, vp_stage)
+        chunk = STACKS[stack].build(config, engine, first, last, vp_stage)
         if last:
             mask_padding(chunk.output_layer, vocab_size)
         chunks.append(chunk)
@@ -173,9 +173,8 @@ def _t5_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return model(tokens, decoder_tokens, seen, causal, cross, lm_labels=batch["labels"])
 
 
-FAMILIES: dict[str, Family] = {
-    "gpt": Family(build=_gpt, losses=_gpt_losses),
-    "llama": Family(build=_gpt, losses=_gpt_losses),
-    "bert": Family(build=_bert, losses=_bert_losses),
-    "t5": Family(build=_t5, losses=_t5_losses),
+STACKS: dict[str, Stack] = {
+    "decoder": Stack(build=_gpt, losses=_gpt_losses),
+    "encoder": Stack(build=_bert, losses=_bert_losses),
+    "encoder_decoder": Stack(build=_t5, losses=_t5_losses),
 }

@@ -22,7 +22,7 @@ CORE_ATTENTION, NORMS, MLP = "core_attn", "layernorm", "mlp"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class Stack:
     """What megatron-core's model classes name differently. `inputs`: what of a batch the embedding takes."""
 
     block: str
@@ -42,20 +42,19 @@ def _embed_bert(embedding: torch.nn.Module, tokens: torch.Tensor) -> torch.Tenso
     return embedding(tokens, positions, tokentype_ids=torch.zeros_like(tokens) if embedding.num_tokentypes else None)
 
 
-_GPT = Family(block="decoder", inputs=lambda batch: (batch["tokens"], batch["positions"]), embed=_embed_gpt, sees_all=False)
-FAMILIES = {
-    "gpt": _GPT,
-    "llama": _GPT,
-    "bert": Family(block="encoder", inputs=lambda batch: (batch["tokens"],), embed=_embed_bert, sees_all=True),
+_GPT = Stack(block="decoder", inputs=lambda batch: (batch["tokens"], batch["positions"]), embed=_embed_gpt, sees_all=False)
+STACKS = {
+    "decoder": _GPT,
+    "encoder": Stack(block="encoder", inputs=lambda batch: (batch["tokens"],), embed=_embed_bert, sees_all=True),
 }
 
 
 class Embedding(torch.nn.Module):
     """Tokens to hidden states [s, b, h]; [s/tp, b, h] under sequence parallelism."""
 
-    def __init__(self, model: torch.nn.Module, family: Family) -> None:
+    def __init__(self, model: torch.nn.Module, kind: Stack) -> None:
         super().__init__()
-        self.embedding, self._embed = model.embedding, family.embed
+        self.embedding, self._embed = model.embedding, kind.embed
 
     def forward(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return self._embed(self.embedding, *inputs)
@@ -65,12 +64,12 @@ class Layer(torch.nn.Module):
     """Transformer layer `index` of this stage, hidden states to hidden states. `recompute`: what of it is computed again in backward:
     nothing, "full", or modules by megatron-core's names."""
 
-    def __init__(self, model: torch.nn.Module, family: Family, index: int, recompute: Sequence[str], seq_length: int) -> None:
+    def __init__(self, model: torch.nn.Module, kind: Stack, index: int, recompute: Sequence[str], seq_length: int) -> None:
         super().__init__()
-        block = getattr(model, family.block)
+        block = getattr(model, kind.block)
         self.layer, self.config, self.seq_length = block.layers[index], block.config, seq_length
         # Of the mask, where there is one: BertModel asks for all, or for one that holds for every token.
-        self._rows = {"b1ss": seq_length, "b11s": 1}[model.attn_mask_dimensions] if family.sees_all else 0
+        self._rows = {"b1ss": seq_length, "b11s": 1}[model.attn_mask_dimensions] if kind.sees_all else 0
         # Frequencies are no parameters, and the same on all layers: not registered here.
         self._rotary = (model.rotary_pos_emb,) if model.position_embedding_type == "rope" else ()
         self._whole = "full" in recompute
@@ -106,9 +105,9 @@ def recompute_modules(layer: torch.nn.Module, modules: Sequence[str]) -> None:
 class Head(torch.nn.Module):
     """Hidden states to this rank's logits [s, b, v/tp]."""
 
-    def __init__(self, model: torch.nn.Module, family: Family) -> None:
+    def __init__(self, model: torch.nn.Module, kind: Stack) -> None:
         super().__init__()
-        self.final_layernorm = getattr(model, family.block).final_layernorm
+        self.final_layernorm = getattr(model, kind.block).final_layernorm
         self.lm_head = getattr(model, "lm_head", None)
         self.output_layer = model.output_layer
 
@@ -145,9 +144,9 @@ class Pipeline(PipelineModule):
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
 
 
-def pipeline(model: torch.nn.Module, family: str, fields: dict[str, Any], topology: PipeModelDataParallelTopology, stage: int) -> Pipeline:
+def pipeline(model: torch.nn.Module, stack: str, fields: dict[str, Any], topology: PipeModelDataParallelTopology, stage: int) -> Pipeline:
     """The PipelineModule around `model`, this rank's stage of a megatron-core model. `fields`: engine.json's "pipeline"."""
-    kind, bounds = FAMILIES[family], fields["bounds"]
+    kind, bounds = STACKS[stack], fields["bounds"]
     # The layers of the stages before, without the embedding.
     before = max(0, bounds[stage] - 1)
     layers = [

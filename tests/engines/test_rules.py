@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.capabilities import Situation
-from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
+from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS, unsuited
 
 
 def situation(
@@ -43,7 +45,6 @@ GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size
 
 CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     # (rule, engine, situation, choices, what the reason says)
-    ("family", D, situation(replace(GPT, family="vit")), {}, "family vit"),
     ("precision", D, situation(precision="fp8"), {}, "not fp8"),
     ("fp8", M, situation(precision="fp8", software=BARE), {}, "Transformer Engine"),
     ("fp8", M, situation(precision="fp8", fp8_recipe="mxfp8"), {}, "mxfp8 needs compute capability 10.0; H100-SXM-80GB has 9.0"),
@@ -232,3 +233,13 @@ def test_traits_know_every_stage_that_the_engine_offers(engine: str) -> None:
     for precision in capabilities.precisions:
         for stage in capabilities.zero_stages:
             assert traits.state_bytes(precision, stage).weight > 0
+
+
+def test_an_engine_names_the_part_that_it_lacks() -> None:
+    latent = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+    model = describe(replace(LLAMA, mixer=latent, feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=32, score="sigmoid")), 64)
+    given = replace(situation(LLAMA), model=model)
+    for engine in (M, D):
+        why = unsuited(ENGINES[engine].capabilities(Software()), given)
+        assert (why or "").startswith(f"{engine} has no latent_attention and no experts and no sigmoid_router; of parts of models")
+        assert unsuited(ENGINES[engine].capabilities(Software()), situation(LLAMA)) is None

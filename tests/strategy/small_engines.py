@@ -24,7 +24,7 @@ INTERLEAVED = Rule(id="vpp_M", engine_rule="schedules.py:995", check=interleaved
 def megatron_like(**changes: object) -> Capabilities:
     fields: dict[str, object] = {
         "engine": "megatron",
-        "families": ("gpt", "llama"),
+        "parts": ("attention", "mlp"),
         "axes": ("tp", "pp", "vpp", "dp"),
         "zero_stages": (0, 1),
         "zero_stages_with_pipeline": (0, 1),

@@ -149,7 +149,7 @@ def test_even_stages_only_where_the_engine_needs_them() -> None:
     assert any("6 layers do not split evenly over pp=4" in (cut.reason or "") for cut in cuts)
 
 
-@pytest.mark.parametrize("field", ["families", "precisions", "optimizers"])
+@pytest.mark.parametrize("field", ["parts", "precisions", "optimizers"])
 def test_an_engine_that_cant_run_the_model_is_cut_at_the_root(field: str) -> None:
     leaves, cuts = grow(megatron_like(**{field: ("other",)}))
     assert leaves == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import rules
+from orchestrator.engines import hf_config, rules
 from orchestrator.engines.deepspeed import rules as deepspeed_rules
 from orchestrator.engines.deepspeed.requirements import NAME
 from orchestrator.engines.rules import rule
@@ -12,14 +12,13 @@ from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
 
-FAMILIES: Final = ("gpt", "llama", "bert", "t5")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
 def capabilities(software: Software) -> Capabilities:
     """What DeepSpeed 0.19.8 runs over transformers' models (engines README, "DeepSpeed + HF"; ds_zero, ds_autotp, ds_ulysses)."""
     return Capabilities(
         engine=NAME,
-        families=FAMILIES,
+        parts=hf_config.PARTS,
         axes=("tp", "cp", "dp"),
         zero_stages=(0, 1, 2, 3),
         zero_stages_with_pipeline=(),
@@ -34,7 +33,6 @@ def capabilities(software: Software) -> Capabilities:
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),
         rules=(
-            rule("family", "transformers/models/{gpt2,llama,qwen2,bert,t5}", rules.offered(FAMILIES, NAME), "model"),
             rule("precision", "fp16_bf16, runtime/engine.py:2000", rules.precision(NAME, PRECISIONS), "model"),
             rule("no_options", "ours: never tried under DeepSpeed's engine", rules.no_options, *ENGINE_OPTIONS),
             rule("no_precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", rules.no_precision_aware, "model"),

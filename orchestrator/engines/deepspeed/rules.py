@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.hf_config import inexpressible
+from orchestrator.engines.hf_config import DECODERS, GPT2, class_of, inexpressible
 from orchestrator.engines.rules import sequence_lengths
+from orchestrator.model.hugging_face import divides_head
 from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
 from orchestrator.units import ITEMSIZE, format_bytes
 
-AUTOTP_FAMILIES: Final = ("llama", "bert", "t5")
-ULYSSES_FAMILIES: Final = ("llama",)
+ULYSSES_CLASSES: Final = tuple(found.model for found in DECODERS if found is not GPT2)
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder. t5's bias is not of a shard's length."""
 
@@ -40,10 +40,10 @@ def no_selective(candidate: Candidate, _: Situation) -> str | None:
 
 
 def autotp_family(candidate: Candidate, situation: Situation) -> str | None:
-    family, tp = situation.model.architecture.family, candidate.mesh.tp
-    if tp == 1 or family in AUTOTP_FAMILIES:
+    tp = candidate.mesh.tp
+    if tp == 1 or class_of(situation.model.architecture) is not GPT2:
         return None
-    return f"tp={tp}: AutoTP refuses GPT-2, whose linears are Conv1D; it has {', '.join(AUTOTP_FAMILIES)}"
+    return f"tp={tp}: AutoTP refuses GPT-2, whose linears are Conv1D"
 
 
 def autotp_divides(candidate: Candidate, situation: Situation) -> str | None:
@@ -53,7 +53,7 @@ def autotp_divides(candidate: Candidate, situation: Situation) -> str | None:
         ("num_attention_heads", a.num_attention_heads),
         ("num_query_groups", a.query_groups),
         ("ffn_hidden_size", a.ffn_hidden_size),
-        *((("vocab_size", a.vocab_size),) if a.family == "llama" and not a.tie_embeddings else ()),
+        *((("vocab_size", a.vocab_size),) if divides_head(a) else ()),
     )
     for name, value in given:
         if value % tp:
@@ -82,10 +82,10 @@ def autotp_host(candidate: Candidate, situation: Situation) -> str | None:
 
 
 def ulysses_family(candidate: Candidate, situation: Situation) -> str | None:
-    family, cp = situation.model.architecture.family, candidate.mesh.cp
-    if cp == 1 or family in ULYSSES_FAMILIES:
+    model, cp = class_of(situation.model.architecture).model, candidate.mesh.cp
+    if cp == 1 or model in ULYSSES_CLASSES:
         return None
-    return f"cp={cp}: transformers' {family} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_FAMILIES)} can"
+    return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
 
 
 def ulysses_heads(candidate: Candidate, situation: Situation) -> str | None:

@@ -20,14 +20,14 @@ def translate(plan: Plan) -> Job:
     engine = engine_file(plan, REQUIREMENTS, {"model": hf_fields(plan), "ds_config": ds_config(plan)})
     files, notes = deepspeed_files(plan)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
-    if plan.model.family == "bert":
+    if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
     return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan))
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
     """As `Engine` asks."""
-    if architecture.family == "t5" and not architecture.tie_embeddings:
+    if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:
         # configuration_t5.py:83: a head of its own would be left out, silently.
         return "tie_embeddings=false: transformers 5 builds every T5 with its head tied to the embedding"
     post_norm = "engine=deepspeed has a post-norm BERT (model_type bert in transformers), the checkpoint's is pre-norm"

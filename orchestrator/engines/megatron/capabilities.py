@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import rules
+from orchestrator.engines import megatron_parts, rules
 from orchestrator.engines.megatron.requirements import NAME
 from orchestrator.engines.rules import rule
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import RECOMPUTE_ORDER
 
-FAMILIES: Final = ("gpt", "llama", "bert", "t5")
 PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
 
@@ -23,7 +22,7 @@ def capabilities(software: Software) -> Capabilities:
     """
     return Capabilities(
         engine=NAME,
-        families=FAMILIES,
+        parts=megatron_parts.TRAINED,
         axes=("pp", "vpp", "tp", "dp"),
         pinned_axes=("cp",),
         zero_stages=(0, 1),
@@ -40,7 +39,7 @@ def capabilities(software: Software) -> Capabilities:
         optimizers=("adamw", "sgd"),
         rank_orders=rules.MEGATRON_ORDERS,
         rules=(
-            *rules.given(NAME, FAMILIES, PRECISIONS),
+            *rules.given(NAME, PRECISIONS),
             rule(
                 "grad_dtype",
                 "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py",

@@ -28,7 +28,7 @@ def without_worker(plan: Plan) -> str:
     lacking = [name for name, used in (("Megatron-FSDP", plan.megatron_fsdp), (f"cp={plan.cp} in Megatron", plan.cp > 1)) if used]
     if not lacking:
         return ""
-    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program has: entry=PATH/{SCRIPT[plan.model.family]}"
+    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program has: entry=PATH/{SCRIPT[plan.model.stack]}"
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

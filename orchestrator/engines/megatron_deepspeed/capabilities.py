@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import rules
+from orchestrator.engines import megatron_parts, rules
 from orchestrator.engines.megatron_deepspeed.requirements import NAME
 from orchestrator.engines.rules import rule
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER, RECOMPUTE_ORDER
 
-FAMILIES: Final = ("gpt", "llama", "bert", "t5")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
 def capabilities(software: Software) -> Capabilities:
     """What DeepSpeed 0.19.8 runs over megatron-core 0.16.1 models (engines README, column "DeepSpeed + mcore TP")."""
     return Capabilities(
         engine=NAME,
-        families=FAMILIES,
+        parts=megatron_parts.TRAINED,
         axes=("pp", "tp", "dp"),
         zero_stages=(0, 1, 2, 3),
         zero_stages_with_pipeline=(0, 1),
@@ -34,7 +33,7 @@ def capabilities(software: Software) -> Capabilities:
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),
         rules=(
-            *rules.given(NAME, FAMILIES, PRECISIONS),
+            *rules.given(NAME, PRECISIONS),
             rule(
                 "grad_dtype",
                 "data_types and communication_data_type: deepspeed/runtime/engine.py:1719,1799",
