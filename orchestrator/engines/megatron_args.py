@@ -304,7 +304,8 @@ def _data(plan: Plan) -> list[Flag]:
         # NullTokenizer's vocabulary is one larger than this (null_tokenizer.py:52).
         flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
     if not (indexed and run.valid):
-        flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "99,1,0")]
+        # Megatron divides whole documents, and never ends where a share above 0 gets none (gpt_dataset.py, _get_num_epochs).
+        flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "100,0,0")]
     # Megatron divides by the interval even where nothing is evaluated (training/training.py:3307), and has none by default.
     flags += [("--eval-interval", str(run.eval_every or plan.training.steps))]
     flags += [("--eval-iters", str(run.eval_steps if run.eval_every else 0)), ("--log-interval", "1")]

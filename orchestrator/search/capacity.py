@@ -1,9 +1,9 @@
 """How many layers a stage can hold and work through in a given time: what narrows the splits before any stage is priced.
 
-Closed forms over counts, where all transformer layers are of one kind: a stage with n layers keeps its static bytes and what its
-micro-batches in flight save; what is above the limit must be recomputed, in the mode that does it fastest. Both only grow with n, so that
-the most layers for a time are found without pricing a stage. Stage i can't end before a micro-batch has come down to it and gone back up:
-the stages before it hold at least what those behind can't, and that shortens its time in turn (`Capacity.ranges`).
+Closed forms over counts: a stage with n layers keeps at least its static bytes and what its micro-batches in flight save; what is above the
+limit must be recomputed, in the mode that does it fastest. Both only grow with n, so that the most layers for a time are found without
+pricing a stage. Stage i can't end before a micro-batch has come down to it and gone back up: the stages before it hold at least what those
+behind can't, and that shortens its time in turn (`Capacity.ranges`). Of several kinds of layers each number is the least of them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ ROUNDING = 1e-9
 """Relative slack of every comparison: the same terms, added in another order."""
 PASSES = 3
 """Times that the ranges are narrowed by each other; further ones change little."""
+CLOSE = 0.004
+"""Relative: how close `least` comes to what it could say."""
+LONGEST = 1e300
+"""Seconds that no micro-batch takes."""
 INFINITE = float("inf")
 
 
 class _Relief(NamedTuple):
-    """Another mode than the usual: bytes that it saves a layer, and the seconds that costs. `by_layer`: for any number of layers."""
+    """Another mode than none: bytes that it saves a layer at most, and the seconds that costs. `by_layer`: for any number of layers."""
 
     nbytes: float
     seconds: float
@@ -54,20 +58,23 @@ class Capacity:
         usable: float,
         flights: Sequence[int],
     ) -> None:
-        first, middle, last = (run.layer.kind for run in costs.model.runs)
+        first, *inside, last = (run.layer.kind for run in costs.model.runs)
         self.pp, self.vpp, self.m, self.layers = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches, layers
         self.usable = usable * (1 + ROUNDING)
         self.slack = 1 + costs.calibration.allocator_slack
-        every = [costs.layer(candidate, middle, mode) for mode in modes]
-        plain = costs.layer(candidate, middle, modes[0] if len(modes) == 1 else "none")
-        free = "none" in modes or len(modes) == 1  # else every layer is computed in some other mode
-        self.saved, self.static, self.in_backward = plain.saved_bytes, plain.static_bytes, plain.backward_bytes
+        by_kind = [{mode: costs.layer(candidate, kind, mode) for mode in ("none", *modes)} for kind in dict.fromkeys(inside)]
+        plain = [by_mode["none"] for by_mode in by_kind]
+        every = [by_mode[mode] for by_mode in by_kind for mode in modes]
+        self.saved = min(cost.saved_bytes for cost in plain)
+        self.static = min(cost.static_bytes for cost in plain)
+        self.in_backward = min(cost.backward_bytes for cost in plain)
         self.layer_s = min(_seconds(cost) for cost in every)
-        self.reliefs = [
-            _Relief(plain.saved_bytes - cost.saved_bytes, max(0.0, _seconds(cost) - _seconds(plain)) if free else 0.0, mode in partial)
-            for mode, cost in zip(modes, every, strict=True)
-            if cost.saved_bytes < plain.saved_bytes
-        ]
+        self.reliefs = []
+        for mode in modes:
+            less = max(by_mode["none"].saved_bytes - by_mode[mode].saved_bytes for by_mode in by_kind)
+            more = min(_seconds(by_mode[mode]) for by_mode in by_kind) - self.layer_s
+            if less > 0.0:
+                self.reliefs.append(_Relief(less, max(0.0, more), mode in partial))
         ends = [costs.layer(candidate, kind, "none") for kind in (first, last)]
         overhead = costs.calibration.microbatch_overhead_s
         self.transient_forward = min(cost.transient_forward_bytes for cost in every)
@@ -89,13 +96,10 @@ class Capacity:
         """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
         for p in range(1, self.pp):
             self.down[p] = self.down[p - 1] + overhead + 2 * hops[p - 1] + (_seconds(ends[0]) if p == 1 else 0.0)
-        self.once = costs.once_seconds(candidate) + (layers * plain.optimizer_s + sum(cost.optimizer_s for cost in ends)) / self.pp
+        updates = layers * min(cost.optimizer_s for cost in plain) + sum(cost.optimizer_s for cost in ends)
+        self.once = costs.once_seconds(candidate) + updates / self.pp
         """Seconds of a step beside its schedule: the slowest update is at least the mean."""
-        overheads = self.pp * candidate.vpp * overhead / 2
-        self.forward_s = layers * min(cost.forward_s for cost in every) + sum(cost.forward_s for cost in ends) + overheads
-        """Of one micro-batch through all stages."""
-        self.backward_s = layers * min(cost.backward_s for cost in every) + sum(cost.backward_s for cost in ends) + overheads
-        self.least = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
+        self.fewest = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
 
     def seconds(self, p: int, n: int) -> float:
         """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""
@@ -123,6 +127,7 @@ class Capacity:
         high = self.layers
         if self.layer_s > 0.0 and room < INFINITE:
             high = min(high, int((room - self.places[p].seconds) / self.layer_s * (1 + ROUNDING)))
+        room = min(room, LONGEST)  # what does not fit takes for ever
         if self.seconds(p, high) <= room:
             return high
         low = -1
@@ -139,10 +144,10 @@ class Capacity:
             before = sum(most)
             behind = 0  # what the stages from p on can hold
             for p in range(pp - 1, -1, -1):
-                ahead = max(0, layers - behind - most[p] - vpp + 1) / vpp if p else 0.0  # of the first chunks (inner.spread)
+                ahead = max(0, layers - behind - most[p] - vpp + 1) / vpp if p else 0.0  # of the first chunks (spread)
                 spent = self.down[p] + ahead * self.layer_s + self.once
                 most[p] = min(most[p], self.most(p, (upper - spent) / self.m))
-                if most[p] < self.least[p]:
+                if most[p] < self.fewest[p]:
                     return None
                 behind += most[p]
             if behind < layers:
@@ -150,7 +155,16 @@ class Capacity:
             if behind == before:
                 break
         spare = sum(most) - layers
-        return [max(fewest, many - spare) for fewest, many in zip(self.least, most, strict=True)], most
+        return [max(fewest, many - spare) for fewest, many in zip(self.fewest, most, strict=True)], most
+
+    def least(self, low: float, high: float) -> float:
+        """Seconds between `low` and `high` that no split undercuts; `high` where none is as fast."""
+        if self.ranges(high) is None:
+            return high
+        while high - low > CLOSE * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.ranges(middle) is None else (low, middle)
+        return low
 
 
 def _seconds(cost: LayerCost) -> float:

@@ -20,9 +20,7 @@ from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER
 from orchestrator.strategy.tree import FIXED_WITH, planner_rules, unsuited
 from orchestrator.units import format_bytes
 
-KEYS = frozenset(
-    {"num_microbatches", *(choice.name for choice in OUTER_CHOICES)}
-)
+KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)})
 """Keys of plan.json that a rule may be about."""
 
 

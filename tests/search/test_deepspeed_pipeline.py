@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import oracle
 import pytest
 from instances import SCHEDULES, Instance
 from msgspec.structs import replace
@@ -14,7 +15,6 @@ from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import LayerSpan, Stage
-from orchestrator.search import oracle
 from orchestrator.search.planner import check_plan, search
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins

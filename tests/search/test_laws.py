@@ -51,9 +51,7 @@ class Question(NamedTuple):
 
     def plan(self) -> Plan | None:
         try:
-            return search(
-                self.model, self.training, self.cluster, self.engines, self.pins, self.limit, self.calibrations, top_k=1
-            ).plan
+            return search(self.model, self.training, self.cluster, self.engines, self.pins, self.limit, self.calibrations, top_k=1).plan
         except NoPlanError:
             return None
 

@@ -19,7 +19,7 @@ from orchestrator.errors import NoPlanError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import LayerRun, ModelSpec
 from orchestrator.model.training import Training
-from orchestrator.search import inner
+from orchestrator.search.partition import Partitions, Way
 from orchestrator.search.planner import SearchResult, search
 from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -131,11 +131,11 @@ def test_medium_instances_are_worth_their_name() -> None:
 
 
 def test_a_planted_pruning_bug_is_caught_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = inner._Walk._to_go
+    honest = Partitions._work
 
-    def unsound(self: inner._Walk) -> list[dict[int, float]]:
-        return [{state: 1.3 * bound for state, bound in row.items()} for row in honest(self)]
+    def unsound(self: Partitions, p: int, way: Way, behind: tuple[float, float]) -> float:
+        return 1.3 * honest(self, p, way, behind)
 
     instances = [medium(seed) for seed in UNEVEN]
-    monkeypatch.setattr(inner._Walk, "_to_go", unsound)
+    monkeypatch.setattr(Partitions, "_work", unsound)
     assert not all(agrees(m) for m in instances)

@@ -56,7 +56,7 @@ MEGATRON_ARGS=(
   --tokenizer-type 'HuggingFaceTokenizer'
   --tokenizer-model '/tok'
   --padded-vocab-size '128256'
-  --split '99,1,0'
+  --split '100,0,0'
   --eval-interval '1000'
   --eval-iters '0'
   --log-interval '1'

@@ -1,9 +1,11 @@
-"""A lower bound of all partitions at once, from the critical paths of a few.
+"""Critical paths: a lower bound of all partitions at once, from the longest paths through the schedules of a few.
 
 The passes of a schedule and what they wait for are a graph that is the same for every partition; only the passes' seconds differ. The
 longest path through it counts so many forward and backward passes of each (virtual) stage, and so many transfers: a sum over stages which
 no partition's step undercuts, because that path is in its graph too. So is any mean of such sums, and the least of a sum over all
-partitions is a shortest path over their borders, which takes no simulation (`inner._Walk.sharpen`).
+partitions is a shortest path over their borders, which takes no simulation (search/partition.py).
+
+Which mean of paths says most is a matrix game between who chooses the path and who chooses the partition (`game`).
 """
 
 from __future__ import annotations
@@ -13,11 +15,55 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
-from orchestrator.search.layerwise_paths import Mean, mixed
+TINY = 1e-11
+"""What is not below 0 but for rounding, in a game whose payoffs are at most 1."""
+MOST_PIVOTS = 400
+"""Steps of the simplex method. A mean of paths is a bound whether or not it is the best one."""
 
 
-def _mixed(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
+def mean(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
+    """Of vectors, in these shares.
+
+    >>> mean([[1.0, 3.0], [3.0, 5.0]], [0.5, 0.5])
+    [2.0, 4.0]
+    """
     return [sum(map(mul, shares, values)) for values in zip(*columns, strict=True)]
+
+
+def game(payoffs: Sequence[Sequence[float]]) -> tuple[float, list[float], list[float]]:
+    """(value, shares of the rows, shares of the columns) of a game in which the row's player wants much of `payoffs[row][column]`, which
+    are positive, and the column's player little: the linear program "most sum y where
+    payoffs y <= 1" by the simplex method (Dantzig 1951), whose first basis is its slacks.
+
+    >>> game([[4.0, 1.0], [1.0, 4.0]])
+    (2.5, [0.5, 0.5], [0.5, 0.5])
+    """
+    rows, columns = len(payoffs), len(payoffs[0])
+    scale = max(map(max, payoffs))
+    table = [[*(payoff / scale for payoff in row), *(float(i == j) for j in range(rows)), 1.0] for i, row in enumerate(payoffs)]
+    gains = [-1.0] * columns + [0.0] * (rows + 1)
+    basis = list(range(columns, columns + rows))
+    for _ in range(MOST_PIVOTS):
+        enter = min(range(columns + rows), key=gains.__getitem__)
+        if gains[enter] >= -TINY:
+            break
+        leave = min((i for i in range(rows) if table[i][enter] > TINY), key=lambda i: (table[i][-1] / table[i][enter], basis[i]))
+        pivot = table[leave][enter]
+        line = table[leave] = [value / pivot for value in table[leave]]
+        for i, other in enumerate(table):
+            if i != leave and other[enter]:
+                factor = other[enter]
+                table[i] = [a - factor * b for a, b in zip(other, line, strict=True)]
+        factor = gains[enter]
+        gains = [a - factor * b for a, b in zip(gains, line, strict=True)]
+        basis[leave] = enter
+    total = gains[-1]
+    chosen = [0.0] * (columns + rows)
+    for i, variable in enumerate(basis):
+        chosen[variable] = table[i][-1]
+    prices = [max(0.0, price) for price in gains[columns:-1]]
+    whole = sum(prices)
+    return scale / total, [price / whole for price in prices], [share / total for share in chosen[:columns]]
 
 
 class Graph(NamedTuple):
@@ -32,8 +78,8 @@ class Graph(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds of a micro-batch by virtual stage (index chunk * pp + stage), of transfers by border, of what each stage exposes behind its
-    last pass."""
+    """A partition's seconds: passes of a micro-batch by virtual stage (index chunk * pp + stage), transfers by border, and what each stage
+    exposes behind its last pass."""
 
     forward: Sequence[float]
     backward: Sequence[float]
@@ -48,10 +94,10 @@ class Times(NamedTuple):
     @staticmethod
     def mean(times: Sequence[Times], shares: Sequence[float]) -> Times:
         """Of partitions, in these shares."""
-        return Times(*(_mixed(columns, shares) for columns in zip(*times, strict=True)))
+        return Times(*(mean(columns, shares) for columns in zip(*times, strict=True)))
 
 
-class Path(NamedTuple):
+class CriticalPath(NamedTuple):
     """Passes by virtual stage, seconds of transfers, and the stage whose end is the last; of a mean of paths shares of them."""
 
     forward: Sequence[float]
@@ -60,21 +106,15 @@ class Path(NamedTuple):
     ends: Sequence[float]
 
     def seconds(self, times: Times) -> float:
-        """Of this path, but for transfers."""
+        """That this path takes in a partition."""
         pairs = ((self.forward, times.forward), (self.backward, times.backward), (self.ends, times.exposed))
-        return float(sum(sum(map(mul, counts, seconds)) for counts, seconds in pairs))
+        return self.transfers_s + float(sum(sum(map(mul, counts, seconds)) for counts, seconds in pairs))
 
     @staticmethod
-    def mean(paths: Sequence[Path], shares: Sequence[float]) -> Path:
+    def mean(paths: Sequence[CriticalPath], shares: Sequence[float]) -> CriticalPath:
         """Of paths, in these shares."""
         forward, backward, transfers, ends = zip(*paths, strict=True)
-        return Path(_mixed(forward, shares), _mixed(backward, shares), sum(map(mul, shares, transfers)), _mixed(ends, shares))
-
-
-def play(paths: Sequence[Path], partitions: Sequence[Times]) -> Mean:
-    """The mean of the partitions (`ways[0]`) whose longest of these paths is shortest, and the mean of the paths that bounds it."""
-    table = [[[path.seconds(times) for times in partitions]] for path in paths]
-    return mixed([path.transfers_s for path in paths], table)
+        return CriticalPath(mean(forward, shares), mean(backward, shares), sum(map(mul, shares, transfers)), mean(ends, shares))
 
 
 class _Making:
@@ -149,11 +189,11 @@ def _deepspeed(pp: int, m: int) -> Graph:
     return made.graph
 
 
-def longest(graph: Graph, times: Times) -> tuple[float, Path]:
+def longest(graph: Graph, times: Times) -> tuple[float, CriticalPath]:
     """(seconds until the last stage is through with what it exposes behind its passes, the path that takes them).
 
     >>> longest(graph_of("1f1b", 2, 4, 1), Times([1.0, 1.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]))  # (m + p - 1) * (f + b)
-    (15.0, Path(forward=[1, 4], backward=[1, 4], transfers_s=0.0, ends=[1.0, 0.0]))
+    (15.0, CriticalPath(forward=[1, 4], backward=[1, 4], transfers_s=0.0, ends=[1.0, 0.0]))
     """
     weights, exposed = times.weights(), times.exposed
     ends = [0.0]
@@ -176,4 +216,4 @@ def longest(graph: Graph, times: Times) -> tuple[float, Path]:
             node = graph.first[at]
     n = len(times.forward)
     transfers = sum(map(mul, counts[2 * n :], weights[2 * n :]))
-    return seconds, Path(counts[:n], counts[n : 2 * n], transfers, [float(stage == end) for stage in range(len(exposed))])
+    return seconds, CriticalPath(counts[:n], counts[n : 2 * n], transfers, [float(stage == end) for stage in range(len(exposed))])

@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from orchestrator.cost.price import StageCost
 from orchestrator.cost.schedule import finish_times
-from orchestrator.search.cuts import Path, Times, graph_of, longest, play
-from orchestrator.search.inner import Option, _Walk
+from orchestrator.search.critical_path import CriticalPath, Times, game, graph_of, longest
+from orchestrator.search.partition import Partitions, Pipeline, Way
 
 Setting = tuple[str, int, int, int]
 """(schedule, stages, micro-batches, chunks)."""
@@ -45,8 +44,8 @@ def test_the_longest_path_is_the_schedules_and_no_path_is_above_another_partitio
     other = other._replace(hops=given.hops)
     seconds, path = longest(graph_of(schedule, pp, m, vpp), given)
     assert seconds == pytest.approx(taken(s, given), rel=1e-12)
-    assert path.seconds(given) + path.transfers_s == pytest.approx(seconds, rel=1e-12)
-    assert path.seconds(other) + path.transfers_s <= taken(s, other) * (1 + 1e-12)
+    assert path.seconds(given) == pytest.approx(seconds, rel=1e-12)
+    assert path.seconds(other) <= taken(s, other) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -58,54 +57,45 @@ def test_the_game_is_won_by_neither(seed: int) -> None:
     partitions = [first, *(times(rng, pp, vpp)._replace(hops=first.hops) for _ in range(4))]
     graph = graph_of(schedule, pp, m, vpp)
     paths = [longest(graph, given)[1] for given in partitions]
-    game = play(paths, partitions)
-    mean = Path.mean(paths, game.paths)
-    assert min(mean.seconds(given) for given in partitions) + mean.transfers_s == pytest.approx(game.seconds, rel=1e-9)
-    between = Times.mean(partitions, game.ways[0])
-    assert max(path.seconds(between) + path.transfers_s for path in paths) == pytest.approx(game.seconds, rel=1e-9)
+    value, by_path, by_partition = game([[path.seconds(given) for given in partitions] for path in paths])
+    mean = CriticalPath.mean(paths, by_path)
+    assert min(mean.seconds(given) for given in partitions) == pytest.approx(value, rel=1e-9)
+    between = Times.mean(partitions, by_partition)
+    assert max(path.seconds(between) for path in paths) == pytest.approx(value, rel=1e-9)
 
 
-def walk(s: Setting, given: Times) -> _Walk:
-    """One partition of a pipeline without chunks, as the search has it when it comes to the last stage."""
+def partition(s: Setting, given: Times) -> tuple[Partitions, list[Way]]:
+    """A pipeline without chunks that has only one partition."""
     schedule, pp, m, _ = s
-    made = _Walk.__new__(_Walk)
-    made.pp, made.m, made.flat, made.blocking = pp, m, True, schedule == "deepspeed_1f1b"
-    made.hops = [*given.hops[: pp - 1], 0.0]
-    made.back_and_forth = [2 * hop for hop in made.hops]
-    made.path = []
-    for f, b, exposed in zip(given.forward, given.backward, given.exposed, strict=True):
-        cost = StageCost(forward_s=(f,), backward_s=(b,), exposed_s=exposed, optimizer_s=0.0, peak_bytes=0.0)
-        made.path.append(Option((1,), ("none", 0), cost, f + b, f + b, exposed))
-    return made
+    ways = [
+        Way(forward_s=(f,), backward_s=(b,), exposed_s=exposed, optimizer_s=0.0, peak_bytes=0.0, made=None)
+        for f, b, exposed in zip(given.forward, given.backward, given.exposed, strict=True)
+    ]
+    pipeline = Pipeline(schedule, pp, m, 1, given.hops, 0.0, lambda _: taken(s, given))
+    return Partitions(pipeline, [{p: [(p + 1, [way])]} for p, way in enumerate(ways)], pp), ways
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_what_a_stage_waits_for_is_in_the_step(seed: int) -> None:
-    """Of every stage: the turns of the first and the last micro-batch behind it, and circles with the stages before it."""
+    """Of every stage the turns of the first and the last micro-batch behind it; and so is the bound of all."""
     rng = random.Random(seed)
     s = schedule, pp, m, vpp = setting(rng)
     if vpp > 1:
         schedule, vpp = "1f1b", 1
         s = schedule, pp, m, vpp
     given = times(rng, pp, vpp)
-    made, seconds = walk(s, given), taken(s, given)
+    (made, ways), seconds = partition(s, given), taken(s, given)
+    assert made.bound <= seconds * (1 + 1e-12)
     lead = 0.0
-    for p, option in enumerate(made.path):
-        behind = sum(given.forward[p + 1 :]) + sum(made.hops[p + 1 :]), sum(given.backward[p + 1 :]) + sum(made.hops[p + 1 :])
-        bound = lead + made._work(p, option, behind)
-        if not made.blocking:
-            bound += made._circled(p, option)
-        assert bound <= seconds * (1 + 1e-12), (s, p)
-        assert m * option.work <= bound - lead + 1e-12
-        lead += option.work + made.back_and_forth[p]
+    for p, way in enumerate(ways):
+        alone = made._work(p, way, made.behind[p + 1][p + 1])
+        assert lead + alone <= seconds * (1 + 1e-12), (s, p)
+        assert m * way.work_s <= alone + 1e-12
+        lead += way.work_s + 2 * made.hops[p]
 
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 1), (4, 4), (4, 9), (6, 3), (8, 64)])
 def test_the_bound_of_equal_stages_is_their_schedule(pp: int, m: int) -> None:
-    """Without transfers, by each stage."""
-    given = Times([1.0] * pp, [2.0] * pp, [0.0] * pp, [0.0] * pp)
-    made = walk(("1f1b", pp, m, 1), given)
-    for p, option in enumerate(made.path):
-        behind = float(pp - 1 - p), 2.0 * (pp - 1 - p)
-        if m > pp - p:
-            assert 3.0 * p + made._work(p, option, behind) == pytest.approx(3.0 * (m + pp - 1))
+    """Without transfers."""
+    made, _ = partition(("1f1b", pp, m, 1), Times([1.0] * pp, [2.0] * pp, [0.0] * pp, [0.0] * pp))
+    assert made.bound == pytest.approx(3.0 * (m + pp - 1))

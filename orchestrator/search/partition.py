@@ -1,0 +1,337 @@
+"""The inner search: which layers go to which stage, and in which way each stage computes them, at the least simulated step time.
+
+A partition is a path through states (layers that the stages before hold); a step from one state to the next is a stage with its layers, and
+has the ways to compute them: recompute choices of an engine's plan (search/inner.py), or a way for each layer (search/layerwise.py).
+
+1. Bound. Stage i can't end before a micro-batch has come down to it through the stages before, it has worked m times, and the last gradient
+   has gone back up: lead(j) summed over j < i, plus m x work(i), and what it waits for the stages behind it. The least of the largest of
+   these over all ways to complete a partition is a scalar dynamic program (`_to_go`).
+2. A depth-first branch and bound along it, the least bound first: what the bound leaves is simulated.
+3. Where more is left than is worth simulating (`left` says what that may take), the mean of critical paths that bounds most is looked for
+   (`_sharpen`, search/critical_path.py), and 2 is done once more with both bounds.
+
+If nothing is left, the answer is the optimum of the simulated score over the steps that were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from orchestrator.search.critical_path import CriticalPath, Times, game, graph_of, longest
+
+PASSES_FOR_STEP = 10
+"""Passes simulated in the time that one step of a partition is bounded."""
+MOST_ROUNDS = 30
+"""Of the game that sharpens a bound; it is mostly over after ten."""
+NODES_WALKED = 600_000
+"""Passes in all rounds together: a quarter of a second."""
+MOST_CLIMBS = 6
+"""Of the partitions that come up in the game, the best, from which better ones are looked for near by."""
+ROUNDING = 1e-12
+"""Relative slack of a bound against a simulated time: the same terms, added in another order."""
+CLOSE = 1e-9
+INFINITE = float("inf")
+
+
+class Way(NamedTuple):
+    """One way to compute a stage: seconds of a micro-batch by chunk, and once a step what of the reduction nothing hides and the update;
+    bytes; and what its maker knows it by."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    exposed_s: float
+    optimizer_s: float
+    peak_bytes: float
+    made: Any
+
+    @property
+    def work_s(self) -> float:
+        """Of a micro-batch."""
+        return sum(self.forward_s) + sum(self.backward_s)
+
+
+Steps = list[dict[int, list[tuple[int, list[Way]]]]]
+"""For each stage: from a state to the states behind the stage, each with the ways to compute what is between."""
+
+
+class Pipeline(NamedTuple):
+    """What all partitions share. `hops`: seconds of a transfer by virtual border; `once_s`: of a step, beside the schedule and the update;
+    `score`: simulated seconds of a step of these ways."""
+
+    schedule: str
+    pp: int
+    m: int
+    vpp: int
+    hops: Sequence[float]
+    once_s: float
+    score: Callable[[Sequence[Way]], float]
+
+    @property
+    def passes(self) -> int:
+        """That simulating a partition takes: after a few rounds a schedule has become periodic."""
+        return 2 * self.pp * self.vpp * min(self.m, 4 * self.pp)
+
+
+class Best(NamedTuple):
+    """Simulated seconds, and the way of each stage."""
+
+    seconds: float
+    ways: tuple[Way, ...]
+
+
+class _Above(NamedTuple):
+    """Of the stages above in a partition, seconds: a micro-batch's way `down` through their first chunks; their way down and up again with
+    the exposed time of the one that this delays most (`lead`); the `largest` end so far; the largest `update` by the optimizer; what the
+    critical paths have `spent`."""
+
+    down: float
+    lead: float
+    largest: float
+    update: float
+    spent: float
+
+
+class _Cut(NamedTuple):
+    """A mean of critical paths as a sum over stages. `values`: by stage, of each way by its id; `togo`: the least of the stages that are
+    left, by stage and state; `constant`: transfers."""
+
+    values: list[dict[int, float]]
+    togo: list[dict[int, float]]
+    constant: float
+
+
+class Partitions:
+    """The partitions that `steps` allow, from state 0 to `end`; every state in `steps` must lead on to the end."""
+
+    def __init__(self, pipeline: Pipeline, steps: Steps, end: int) -> None:
+        self.pipeline, self.steps, self.end = pipeline, steps, end
+        self.pp, self.m = pipeline.pp, pipeline.m
+        self.hops = [*pipeline.hops[: self.pp - 1], 0.0]
+        self.flat = pipeline.vpp == 1 and self.pp > 1
+        self.blocking = pipeline.schedule == "deepspeed_1f1b"
+        (self.start,) = steps[0]
+        self.behind, self.updates, self.togo = self._bounds()
+        self.bound = self.togo[0].get(self.start, INFINITE) + self.updates[0].get(self.start, 0.0) + pipeline.once_s
+        """Seconds that no partition undercuts."""
+        self.left = INFINITE
+        """Seconds that none undercuts of those that were left out."""
+        self.simulated = self.spent = 0
+        """Partitions, and what they and their bounds took, in simulated passes."""
+        self.best: Best | None = None
+        self._path: list[Way] = []
+        self._cut: _Cut | None = None
+
+    def _bounds(self) -> tuple[list[dict[int, tuple[float, float]]], list[dict[int, float]], list[dict[int, float]]]:
+        """For each stage and state, the least over the ways to complete the partition: seconds that a micro-batch takes forward, and
+        backward, through the last chunks of the stages that are left (and without chunks its transfers); the largest update; the largest
+        lead + work (`_work`), and without chunks at least the turns that micro-batches make through all the stages that are left."""
+        behind: list[dict[int, tuple[float, float]]] = [{} for _ in range(self.pp)] + [{self.end: (0.0, 0.0)}]
+        updates: list[dict[int, float]] = [{} for _ in range(self.pp)] + [{self.end: 0.0}]
+        togo: list[dict[int, float]] = [{} for _ in range(self.pp)] + [{self.end: 0.0}]
+        for p in range(self.pp - 1, -1, -1):
+            turns, hop = (self.m - 1) // (self.pp - p) + 1, self.hops[p]
+            for state, steps in self.steps[p].items():
+                forward = backward = update = least = INFINITE
+                for end, ways in steps:
+                    f, b = behind[p + 1][end]
+                    rest = togo[p + 1][end] + 2 * hop
+                    for way in ways:
+                        forward, backward = min(forward, f + way.forward_s[-1]), min(backward, b + way.backward_s[-1])
+                        update = min(update, max(way.optimizer_s, updates[p + 1][end]))
+                        lead = way.forward_s[0] + way.backward_s[0]
+                        least = min(least, max(self._work(p, way, (f, b)), lead + rest))
+                if self.flat:
+                    forward, backward = forward + hop, backward + hop
+                    least = max(least, turns * (forward + backward))
+                behind[p][state], updates[p][state], togo[p][state] = (forward, backward), update, least
+        return behind, updates, togo
+
+    def _work(self, p: int, way: Way, behind: tuple[float, float]) -> float:
+        """Seconds from when the first micro-batch reaches stage p, computed so, until the last gradient leaves it. Without chunks with what
+        it waits for the stages behind it, which take a micro-batch `behind` seconds there and back, transfers included.
+
+        Its first backward pass comes after the first micro-batch's turn through them, not just after its warm-up; and its last one after
+        the last micro-batch's turn, not just after those that its warm-up was ahead. In DeepSpeed's pipeline nothing runs beside a
+        transfer: the stage spends all those over its borders.
+        """
+        m = self.m
+        work = m * way.work_s
+        if not self.flat:
+            return work
+        beside, turn = 0.0, sum(behind) + 2 * self.hops[p]
+        if self.blocking:
+            before = self.hops[p - 1] if p else 0.0
+            beside, turn = before + self.hops[p], sum(behind)
+            work += 2 * (m * beside - before)
+        ahead = min(m - 1, self.pp - 1 - p)
+        first = turn - ahead * (way.forward_s[0] + beside)
+        last = turn - ahead * (way.backward_s[0] + beside)
+        return work + (max(0.0, first) + max(0.0, last) if m - 1 > self.pp - 1 - p else max(0.0, first, last))
+
+    # ---- branch and bound
+
+    def search(self, upper: float, most: int, *, sharply: bool = False, near: Best | None = None) -> Best | None:
+        """The best partition of at most `upper` seconds, in the time of `most` simulated passes. `sharply`: with critical paths, and with
+        what is better near by the partitions that come up there, and `near` another one."""
+        self.upper, self.most, self.left = upper, self.spent + most, INFINITE
+        if sharply and self.pp > 1 and not self._excluded(self.bound):
+            met = sorted(self._sharpen(), key=lambda best: best.seconds)[:MOST_CLIMBS]
+            for start in met if near is None else [near, *met]:
+                self._climb(start)
+        if not self._excluded(self.bound):
+            self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0, 0.0 if self._cut is None else self._cut.constant))
+        return self.best
+
+    def _excluded(self, bound: float) -> bool:
+        if self.best is not None:
+            return bound * (1 - ROUNDING) >= self.best.seconds
+        return bound > self.upper * (1 + ROUNDING)
+
+    def _down(self, p: int, state: int, above: _Above) -> None:
+        """Complete the partition whose first p stages are `_path`."""
+        if p == self.pp:
+            self._simulate(self._path)
+            return
+        found: list[tuple[float, int, Way, _Above]] = []
+        cut, hop = self._cut, self.hops[p]
+        for end, ways in self.steps[p][state]:
+            rest, behind = self.togo[p + 1][end], self.behind[p + 1][end]
+            for way in ways:
+                update = max(above.update, way.optimizer_s)
+                lead = max(above.lead, above.down + way.exposed_s)
+                largest = max(above.largest, lead + self._work(p, way, behind))
+                onwards = lead + way.forward_s[0] + way.backward_s[0] + 2 * hop
+                bound, spent = max(largest, onwards + rest), above.spent
+                if cut is not None:
+                    spent += cut.values[p][id(way)]
+                    bound = max(bound, spent + cut.togo[p + 1][end])
+                bound += max(update, self.updates[p + 1][end]) + self.pipeline.once_s
+                found.append((bound, end, way, _Above(above.down + way.forward_s[0] + hop, onwards, largest, update, spent)))
+        self.spent += PASSES_FOR_STEP * len(found)
+        found.sort(key=lambda step: step[0])
+        for bound, end, way, below in found:
+            if self._excluded(bound):
+                return
+            if self.spent >= self.most:
+                self.left = min(self.left, bound)
+                return
+            self._path.append(way)
+            self._down(p + 1, end, below)
+            self._path.pop()
+
+    def _simulate(self, ways: Sequence[Way]) -> float:
+        self.simulated += 1
+        self.spent += self.pipeline.passes
+        seconds = self.pipeline.score(ways)
+        if seconds < self.best.seconds if self.best is not None else seconds <= self.upper:
+            self.best = Best(seconds, tuple(ways))
+        return seconds
+
+    def _climb(self, start: Best) -> None:
+        """From a partition to a better one that differs by a layer which is in another stage, as long as there is one."""
+        pairs = [(giving, taking) for giving in range(self.pp) for taking in range(self.pp) if giving != taking]
+        here, since, turn = start, 0, 0
+        while since < len(pairs) and self.spent < self.most:
+            ways = self._moved(here.ways, *pairs[turn % len(pairs)])
+            turn, since = turn + 1, since + 1
+            if ways is not None and (seconds := self._simulate(ways)) < here.seconds:
+                here, since = Best(seconds, tuple(ways)), 0
+
+    def _moved(self, ways: Sequence[Way], giving: int, taking: int) -> list[Way] | None:
+        """The partition with a layer less in the one stage and one more in the other; None where that is not among the steps."""
+        found, state, old = list[Way](), self.start, self.start
+        for p, way in enumerate(ways):
+            known = (end for end, some in self.steps[p].get(old, ()) if any(way is one for one in some))
+            old = next(known, -1)
+            between = min(giving, taking) <= p < max(giving, taking)
+            wanted = old + ((1 if taking < giving else -1) if between else 0)
+            there = next((some for end, some in self.steps[p].get(state, ()) if end == wanted), None)
+            if old < 0 or there is None:
+                return None
+            found.append(way if any(way is one for one in there) else there[0])
+            state = wanted
+        return found
+
+    # ---- critical paths
+
+    def _times(self, ways: Sequence[Way]) -> Times:
+        """What a partition's passes take."""
+        forward = [way.forward_s[v] for v in range(self.pipeline.vpp) for way in ways]
+        backward = [way.backward_s[v] for v in range(self.pipeline.vpp) for way in ways]
+        return Times(forward, backward, self.pipeline.hops, [way.exposed_s for way in ways])
+
+    def _along(self, path: CriticalPath) -> tuple[_Cut, list[Way]]:
+        """The path as a bound, and the partition that takes least on it: the shortest path over the borders."""
+        pp, chunks = self.pp, range(self.pipeline.vpp)
+        values: list[dict[int, float]] = []
+        togo: list[dict[int, float]] = [{} for _ in range(pp)] + [{self.end: 0.0}]
+        best: list[dict[int, tuple[int, Way]]] = []
+        for p in range(pp - 1, -1, -1):
+            known: dict[int, float] = {}
+            onwards: dict[int, tuple[int, Way]] = {}
+            forward, backward = path.forward[p::pp], path.backward[p::pp]
+            for state, steps in self.steps[p].items():
+                least = INFINITE
+                for end, ways in steps:
+                    rest = togo[p + 1][end]
+                    for way in ways:
+                        seconds = known.get(id(way))
+                        if seconds is None:
+                            seconds = sum([forward[v] * way.forward_s[v] + backward[v] * way.backward_s[v] for v in chunks])
+                            seconds = known[id(way)] = seconds + path.ends[p] * way.exposed_s
+                        if seconds + rest < least:
+                            least = togo[p][state] = seconds + rest
+                            onwards[state] = end, way
+            values.append(known)
+            best.append(onwards)
+        chosen, state = [], self.start
+        for onwards in reversed(best):
+            state, way = onwards[state]
+            chosen.append(way)
+        return _Cut(values[::-1], togo, path.transfers_s), chosen
+
+    def _sharpen(self) -> list[Best]:
+        """Raise `bound` by the best mean of critical paths: a game between who chooses the partition and who chooses the path, in which
+        each in turn answers best what the other plays (the double oracle: McMahan, Gordon and Blum, ICML 2003). Partitions that come up
+        are simulated: they are good ones, and are returned."""
+        pipeline = self.pipeline
+        graph = graph_of(pipeline.schedule, self.pp, self.m, pipeline.vpp)
+        evenly = [float(self.m)] * (self.pp * pipeline.vpp)
+        chosen = self._along(CriticalPath(evenly, evenly, 0.0, [0.0] * self.pp))[1]
+        fixed = self.updates[0][self.start] + pipeline.once_s
+        partitions: list[Times] = []
+        paths: list[CriticalPath] = []
+        met: list[Best] = []
+        for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
+            met.append(Best(self._simulate(chosen), tuple(chosen)))
+            partitions.append(self._times(chosen))
+            paths.append(longest(graph, partitions[-1])[1])
+            value, by_path, by_partition = game([[path.seconds(times) for times in partitions] for path in paths])
+            seconds, path = longest(graph, Times.mean(partitions, by_partition))
+            if seconds > value * (1 + CLOSE):
+                paths.append(path)
+                value, by_path, _ = game([[path.seconds(times) for times in partitions] for path in paths])
+            cut, chosen = self._along(CriticalPath.mean(paths, by_path))
+            least = cut.togo[0][self.start] + cut.constant
+            if least + fixed > self.bound:
+                self.bound, self._cut = least + fixed, cut
+            if self._excluded(self.bound) or least >= value * (1 - CLOSE):
+                break
+        return met
+
+
+def through(steps: Steps, end: int) -> Steps | None:
+    """Only the states that can be reached and lead on to the end; None where no partition is left."""
+    known = {end}
+    kept: Steps = []
+    for row in reversed(steps):
+        going = {state: [step for step in onwards if step[0] in known and step[1]] for state, onwards in row.items()}
+        kept.append({state: onwards for state, onwards in going.items() if onwards})
+        known = {*kept[-1]}
+    kept.reverse()
+    reached = {*kept[0]}
+    for p, row in enumerate(kept):
+        kept[p] = {state: onwards for state, onwards in row.items() if state in reached}
+        reached = {end for onwards in kept[p].values() for end, _ in onwards}
+    return kept if kept[0] else None
