@@ -161,6 +161,8 @@ def _parallel(plan: Plan) -> list[Flag]:
     ddp = ddp_fields(plan)
     if plan.optimizer_instances > 1:
         flags += [("--num-distributed-optimizer-instances", str(plan.optimizer_instances))]
+    if plan.reduce_scatter_with_fp32_accumulation:
+        flags += [("--ddp-reduce-scatter-with-fp32-accumulation",)]
     if plan.megatron_fsdp:
         flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", ddp["data_parallel_sharding_strategy"])]
         flags += [("--ckpt-format", "fsdp_dtensor")]

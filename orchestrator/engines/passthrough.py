@@ -42,6 +42,7 @@ FLAG_OF: Final = {
     "average_in_collective": "ddp_average_in_collective",
     "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
     "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
+    "reduce_scatter_with_fp32_accumulation": "ddp_reduce_scatter_with_fp32_accumulation",
     "num_moe_experts": "num_experts",
     "fp8_param": "fp8_param_gather",
 }

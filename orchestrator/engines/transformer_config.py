@@ -246,6 +246,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
         more["num_distributed_optimizer_instances"] = plan.optimizer_instances
     if plan.megatron_fsdp:
         more |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": FSDP_STRATEGY[plan.zero_stage]}
+    if plan.reduce_scatter_with_fp32_accumulation:
+        more["reduce_scatter_with_fp32_accumulation"] = True
     return more | {
         "grad_reduce_in_fp32": plan.training.grad_reduce_dtype == "fp32",
         "overlap_grad_reduce": overlap,
