@@ -15,7 +15,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -137,6 +138,16 @@ def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration
     return calibration.found(settings.calibration, settings.cluster, all_traits, Path(folder) if folder else None)
 
 
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """What a search makes is needed to its end: looking for garbage in it takes a tenth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def searched_plan(settings: Settings) -> Found:
     """The fastest plan of all engines that may be used. Raises NoPlanError."""
     engines = exchanging(asked_engines(settings), settings)
@@ -145,36 +156,35 @@ def searched_plan(settings: Settings) -> Found:
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
     calibrations = [calibration.priced(settings.cluster, traits, file) for (_, traits), file in zip(pairs, files, strict=True)]
-    gc.disable()  # what a search makes is needed to its end: looking for garbage in it takes a tenth of the time
-    with SearchProgress() as progress:
-        result = search(
-            model,
-            training,
-            settings.cluster,
-            pairs,
-            settings.pins,
-            settings.limit,
-            calibrations,
-            run=settings.run,
-            clock=time.monotonic,
-            progress=progress.show,
-            budget_s=settings.budget_s,
-            top_k=SHOWN_ALTERNATIVES,
-        )
-    if not result.complete:
-        print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
-    index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
-    plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
-    said = None if settings.entry is not None else said_plan(plan, model, engines, settings, calibrations)
+    with without_gc():
+        with SearchProgress() as progress:
+            result = search(
+                model,
+                training,
+                settings.cluster,
+                pairs,
+                settings.pins,
+                settings.limit,
+                calibrations,
+                run=settings.run,
+                clock=time.monotonic,
+                progress=progress.show,
+                budget_s=settings.budget_s,
+                top_k=SHOWN_ALTERNATIVES,
+            )
+        if not result.complete:
+            print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
+        index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
+        plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
+        said = None if settings.entry is not None else said_plan(plan, model, engines, settings, calibrations)
 
-    def why_not(questions: Pins) -> tuple[Explanation, ...]:
-        return explain(questions, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
+        def why_not(questions: Pins) -> tuple[Explanation, ...]:
+            return explain(questions, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
 
-    explained = why_not(settings.explain)
-    inside = narrower_tp(plan) if settings.pins.tp is None else None
-    narrower = why_not(Pins(tp=inside)) if inside is not None else ()
-    alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
-    gc.enable()
+        explained = why_not(settings.explain)
+        inside = narrower_tp(plan) if settings.pins.tp is None else None
+        narrower = why_not(Pins(tp=inside)) if inside is not None else ()
+        alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
     return Found(
         plan=plan,
         alternatives=result.alternatives,

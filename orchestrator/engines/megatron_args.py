@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
     chunk_lengths,
@@ -125,6 +126,7 @@ def _architecture(plan: Plan) -> list[Flag]:
         flags += [("--add-qkv-bias",)]
     if not model.tie_embeddings:
         flags += [("--untie-embeddings-and-output-weights",)]
+    flags += megatron_parts.flags(model)
     if model.stack == "encoder":
         flags += [("--bert-no-binary-head",)]
     return [
@@ -165,6 +167,8 @@ def _parallel(plan: Plan) -> list[Flag]:
     ddp = ddp_fields(plan)
     if plan.optimizer_instances > 1:
         flags += [("--num-distributed-optimizer-instances", str(plan.optimizer_instances))]
+    if plan.reduce_scatter_with_fp32_accumulation:
+        flags += [("--ddp-reduce-scatter-with-fp32-accumulation",)]
     if plan.megatron_fsdp:
         flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", ddp["data_parallel_sharding_strategy"])]
         flags += [("--ckpt-format", "fsdp_dtensor")]
@@ -305,7 +309,8 @@ def _data(plan: Plan) -> list[Flag]:
         # NullTokenizer's vocabulary is one larger than this (null_tokenizer.py:52).
         flags += [("--tokenizer-type", "NullTokenizer"), ("--vocab-size", str(model.vocab_size - 1))]
     if not (indexed and run.valid):
-        flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "99,1,0")]
+        # Megatron divides whole documents, and never ends where a share above 0 gets none (gpt_dataset.py, _get_num_epochs).
+        flags += [("--split", ",".join(f"{share:g}" for share in (*run.split, 0, 0)[:3]) if run.split else "100,0,0")]
     # Megatron divides by the interval even where nothing is evaluated (training/training.py:3307), and has none by default.
     flags += [("--eval-interval", str(run.eval_every or plan.training.steps))]
     flags += [("--eval-iters", str(run.eval_steps if run.eval_every else 0)), ("--log-interval", "1")]

@@ -116,7 +116,7 @@ def placement(plan: Plan) -> str:
         degree = plan.mesh.degree(axis)
         if degree > 1 and axis != "ep":
             span = plan.mesh.stride(axis) * degree
-            level = next((level for level in levels if level.size >= span and level.size % span == 0), levels[-1])
+            level = next((level for level in levels if level.size >= plan.world_size or level.size % span == 0), levels[-1])
             found.append(f"{axis} on {level.name}")
     return ", ".join(found) or "one rank, no traffic"
 

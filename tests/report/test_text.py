@@ -152,3 +152,12 @@ def test_chunks_and_recompute_are_told_apart() -> None:
 def test_brackets_in_names_are_shown_as_they_are() -> None:
     odd = replace(PLAN, model=replace(PLAN.model, name="[red]x[/red]"))
     assert "[red]x[/red]" in as_text(plan_table(odd, llama()))
+
+
+def test_groups_of_seven_on_one_node_stay_on_its_link() -> None:
+    """A level that holds all ranks holds every group, whether or not its size is a multiple of the group's."""
+    inner, outer = PLAN.cluster.levels
+    seven = replace(PLAN, world_size=7, tp=1, pp=7, dp=1, cluster=replace(PLAN.cluster, num_gpus=7))
+    assert inner.size == 8
+    assert placement(seven) == f"pp on {inner.name}"
+    assert placement(replace(seven, world_size=14, dp=2)) == f"dp on {inner.name}, pp on {outer.name}"
