@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
     ddp_fields,
@@ -119,6 +120,7 @@ def _architecture(plan: Plan) -> list[Flag]:
         flags += [("--add-qkv-bias",)]
     if not model.tie_embeddings:
         flags += [("--untie-embeddings-and-output-weights",)]
+    flags += megatron_parts.flags(model)
     if model.stack == "encoder":
         flags += [("--bert-no-binary-head",)]
     return [
@@ -159,6 +161,8 @@ def _parallel(plan: Plan) -> list[Flag]:
     ddp = ddp_fields(plan)
     if plan.optimizer_instances > 1:
         flags += [("--num-distributed-optimizer-instances", str(plan.optimizer_instances))]
+    if plan.reduce_scatter_with_fp32_accumulation:
+        flags += [("--ddp-reduce-scatter-with-fp32-accumulation",)]
     if plan.megatron_fsdp:
         flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", ddp["data_parallel_sharding_strategy"])]
         flags += [("--ckpt-format", "fsdp_dtensor")]

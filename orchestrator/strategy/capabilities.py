@@ -104,7 +104,7 @@ class Traits(Value, frozen=True, kw_only=True):
     """By "<precision class>/<zero stage>", precision class "mixed" (bf16, fp16, fp8) or "fp32"; stage "0".."3"."""
     gradient_bytes_on_wire: Literal["grad_reduce_dtype", "grad_accum_dtype", "weight"]
     gradient_buffer: Literal["fixed", "grad_reduce_dtype", "grad_accum_dtype"] = "fixed"
-    """Whose type the kept gradients have where that is one of 16 bits (`cost.memory.state_bytes`); fixed: as `states` say."""
+    """Whose type the kept gradients have where that is one of 16 bits (`cost.states.state_bytes`); fixed: as `states` say."""
     reduce_scatter_from_stage: int
     """Below it (and at stage 0) gradients are all-reduced."""
     reduces_every_microbatch_from_stage: int = 2

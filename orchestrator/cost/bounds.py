@@ -1,4 +1,4 @@
-"""Lower bounds of an outer choice's step time that need no split of the layers: what lets most choices go unpriced.
+"""Lower bounds of a candidate's step time and memory that need no split of its layers: what lets most choices go unpriced.
 
 A pipeline of p stages that works m micro-batches is filled and drained: stage i starts after the first chunks of the stages before it and
 ends before their backward passes. Were the work W of one micro-batch free to be divided over the stages, stage i done at
@@ -14,16 +14,67 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 from __future__ import annotations
 
 from math import ceil, expm1, log1p
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from orchestrator.cost.memory import state_bytes
-from orchestrator.cost.price import CostModel
-from orchestrator.cost.schedule import in_flight
+from orchestrator.cost.schedule import fewest_in_flight, in_flight
+from orchestrator.cost.stage import exposed_of
+from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import Candidate
 
-INFINITE = float("inf")
+if TYPE_CHECKING:
+    from orchestrator.cost.price import CostModel
+
+
+def time_floor(costs: CostModel, candidate: Candidate) -> float:
+    """Seconds that no split of the layers and no recompute up to the candidate's undercuts.
+
+    A stage is busy for m times its layers, then exposes its synchronisation and updates; the slowest is at least the mean, and at
+    least a stage with ceil(count / pp) layers of a kind; and one micro-batch must pass every layer.
+    """
+    m, stages = candidate.num_microbatches, candidate.mesh.pp
+    overhead = costs.calibration.microbatch_overhead_s * candidate.vpp
+    busy = sync = gather = optimizer = forward = backward = slowest = 0.0
+    for kind, count in costs.workload.counts.items():
+        modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
+        layer_forward, layer_backward = min(cost.forward_s for cost in modes), min(cost.backward_s for cost in modes)
+        busy += count * (layer_forward + layer_backward)
+        forward += count * layer_forward
+        backward += count * max(cost.backward_s for cost in modes)  # the most that can hide the reduction
+        sync += count * modes[0].sync_s
+        gather += count * modes[0].gather_s
+        optimizer += count * modes[0].optimizer_s
+        slowest = max(slowest, ceil(count / stages) * (layer_forward + layer_backward))
+    half = stages * overhead / 2
+    slowdown = min(1.0, costs.calibration.overlap_slowdown)
+    exposed = exposed_of(costs.workload, candidate, sync, gather, forward + half, backward + half, slowdown)
+    mean = (m * busy + exposed + optimizer) / stages + m * overhead
+    return max(mean, m * (slowest + overhead), busy + stages * overhead) + costs.once_seconds(candidate)
+
+
+def memory_floor(costs: CostModel, candidate: Candidate) -> float:
+    """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's.
+
+    For one kind: were all stages within P bytes, stage i held at most P / (static + in flight(i) x saved) of its layers, and these
+    must sum to its count. Over all kinds: the mean of the static bytes and one micro-batch's saved ones.
+    """
+    stages = candidate.mesh.pp
+    fixed = sum(costs.fixed_bytes(candidate).values())
+    slack = 1 + costs.calibration.allocator_slack
+    flights = [fewest_in_flight(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp) for i in range(stages)]
+    mean = floor = 0.0
+    for kind, count in costs.workload.counts.items():
+        modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
+        static, saved = modes[0].static_bytes, min(cost.saved_bytes for cost in modes)
+        transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes)
+        mean += count * (static + slack * saved * min(flights))
+        share = sum(1 / nbytes for flight in flights if (nbytes := static + slack * saved * flight) > 0)
+        alone = count / share if share else 0.0
+        one = static + slack * (saved * min(flights) + transient)
+        floor = max(floor, alone, one)
+    return fixed + max(floor, mean / stages)
 
 
 def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) -> float:
@@ -49,10 +100,6 @@ class Floors:
         self.costs, self.usable = costs, usable
         self.even_chunks = not pinned_layout and len(costs.model.runs) == 3
         self.model = costs.model
-        self.counts: dict[str, int] = {}
-        for run in costs.model.runs:  # as this engine computes them
-            self.counts[run.layer.kind] = self.counts.get(run.layer.kind, 0) + run.count
-        self.kinds = {run.layer.kind: run.layer for run in costs.model.runs}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
@@ -63,13 +110,9 @@ class Floors:
         and (up to `most_vpp`) virtual stages: compute and traffic of tp and cp alone."""
         busy = slowest = largest = 0.0
         pp, m = candidate.mesh.pp, candidate.num_microbatches
-        active = self.costs.active_share(candidate.strategy, candidate.micro_batch_size)
-        for kind, count in self.counts.items():
-            local = self.costs.local(self.kinds[kind], "none", candidate.strategy, candidate.micro_batch_size, self.least)
-            replayed = self.kinds[kind].recomputable and candidate.strategy.cuda_graph_impl != "none"
-            most = self.costs.calibration.graph_launch_s if replayed else INFINITE
-            forward = active * max(local.forward_s, min(most, local.launch_forward_s))
-            seconds = forward + active * max(local.backward_s, min(most, local.launch_backward_s))
+        for kind, count in self.costs.workload.counts.items():
+            forward, backward = self.costs.layer_floor_seconds(candidate, kind, self.least)
+            seconds = forward + backward
             busy += count * seconds
             largest = max(largest, seconds + forward)  # fully recomputed
             slowest = max(slowest, ceil(count / pp) * seconds)
@@ -83,7 +126,7 @@ class Floors:
     def leaf(self, candidate: Candidate) -> float:
         """For one choice, whatever its split and recompute.
 
-        The first chunk of stage 0 may be a layer short of its share (`inner.spread`).
+        The first chunk of stage 0 may be a layer short of its share: a stage's layers are spread over its chunks as evenly as they go.
         """
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         floor = costs.time_floor(candidate)
@@ -91,7 +134,7 @@ class Floors:
             return floor
         work = pp * vpp * costs.calibration.microbatch_overhead_s
         largest = optimizer = 0.0
-        for kind, count in self.counts.items():
+        for kind, count in costs.workload.counts.items():
             cost = costs.layer(candidate, kind, "none")
             seconds = cost.forward_s + cost.backward_s
             work += count * seconds
