@@ -29,6 +29,7 @@ from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
+from orchestrator.engines.megatron_args import SCRIPT, megatron_flags, why_not
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
@@ -37,6 +38,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prices, json_schema, to_json
 from orchestrator.recipe import Settings
+from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.unasked import Unasked, unasked
@@ -351,7 +353,23 @@ def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
         job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
                         render.exit_minutes(settings.slurm.get("time")), settings.entry_launcher)  # fmt: skip
         job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
-    return render.with_environment(job, settings.env)
+    return render.with_environment(with_enough_documents(settings, plan, job), settings.env)
+
+
+def with_enough_documents(settings: Settings, plan: Plan, job: Job) -> Job:
+    """The job of Megatron-LM's program, whose data has what its --split asks for. Raises InputError where not; beside our worker, which
+    cuts anywhere in a text, a note says so of megatron_args.sh."""
+    if plan.engine != "megatron" or SCRIPT[plan.model.stack] != "pretrain_gpt.py":
+        return job
+    if settings.entry is not None:
+        check_documents(job.arguments, plan.training.seq_length)
+        return job
+    flags = megatron_flags(plan) if why_not(plan) is None else ()
+    try:
+        check_documents([word for flag in flags for word in flag], plan.training.seq_length)
+    except InputError as error:
+        return msgspec.structs.replace(job, notes=(*job.notes, f"megatron_args.sh can't be started: {error}"))
+    return job
 
 
 # --------------------------------------------------------------------------------------------------------------- start
