@@ -67,7 +67,8 @@ def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> St
     """Bytes of `parameters` (this rank's, before ZeRO) under the strategy's ZeRO stage (arXiv 1910.02054, figure 1).
 
     Offload takes master weights and moments to the host; from stage 2 on the gradients follow them as they are reduced (stage_1_and_2.py,
-    async_accumulate_grad_in_cpu). hpZ keeps a second copy of the weights in the inner group (partition_parameters.py:1307).
+    async_accumulate_grad_in_cpu). hpZ keeps a second copy of the weights in the inner group (partition_parameters.py:1307). Gradients that
+    are exchanged to be summed in fp32 arrive in a buffer as large as theirs, until the step (reduce_scatter_with_fp32_accumulation.py:75).
     """
     b = per_parameter
     weights = parameters * b.weight / dp.share("weight", strategy)
@@ -80,4 +81,5 @@ def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> St
         optimizer = step = 0.0
         if strategy.zero_stage >= SHARDED_FROM_STAGE["gradient"]:
             gradients = 0.0
-    return States(weights, gradients, optimizer, parameters * b.backward, step)
+    received = gradients if strategy.reduce_scatter_with_fp32_accumulation else 0.0
+    return States(weights, gradients, optimizer, parameters * b.backward + received, step)

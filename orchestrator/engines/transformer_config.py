@@ -62,6 +62,13 @@ def layer_counts(plan: Plan) -> list[list[int]]:
     return [[sum(span.count for span in layers_of(plan, stage, chunk)) for stage in range(plan.pp)] for chunk in range(plan.vpp)]
 
 
+def chunk_lengths(plan: Plan, stage: int) -> list[int]:
+    """Layers of a stage that one recompute setting counts apart: of each chunk, and in it of each kind."""
+    chunks = [layers_of(plan, stage, chunk) for chunk in range(plan.vpp)]
+    kinds = {span.kind for spans in chunks for span in spans}
+    return [sum(span.count for span in spans if span.kind == kind) for spans in chunks for kind in sorted(kinds)]
+
+
 def is_even(plan: Plan) -> bool:
     """Every chunk has as many layers as every other: what Megatron does when told nothing."""
     return len({count for row in layer_counts(plan) for count in row}) == 1
@@ -246,6 +253,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
         more["num_distributed_optimizer_instances"] = plan.optimizer_instances
     if plan.megatron_fsdp:
         more |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": FSDP_STRATEGY[plan.zero_stage]}
+    if plan.reduce_scatter_with_fp32_accumulation:
+        more["reduce_scatter_with_fp32_accumulation"] = True
     return more | {
         "grad_reduce_in_fp32": plan.training.grad_reduce_dtype == "fp32",
         "overlap_grad_reduce": overlap,

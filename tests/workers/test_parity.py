@@ -25,6 +25,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "megatron gpt pp2 tied": (GPT, {"pp": 2}),
     "megatron gpt dp4 zero1": (GPT, {"dp": 4, "zero_stage": 1}),
     "megatron gpt dp4 zero1 in two instances": (GPT, {"dp": 4, "zero_stage": 1, "zero_shard_size": 2}),
+    "megatron gpt dp4 zero1 gradients exchanged and summed in fp32": (
+        GPT,
+        {"dp": 4, "zero_stage": 1, "reduce_scatter_with_fp32_accumulation": True},
+    ),
     "megatron gpt dp2 mbs2": (GPT, {"dp": 2, "micro_batch_size": 2}),
     "megatron gpt pp2 vpp2 tied": (GPT, {"pp": 2, "vpp": 2}),
     "megatron gpt pp2 vpp3 embedding and head alone": (GPT, {"pp": 2, "vpp": 3, "split": [[0, 1, 1], [1, 1, 0]], "micro_batch_size": 2}),

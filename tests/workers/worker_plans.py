@@ -11,7 +11,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
 
 CPU = Cluster(
     name="cpu",
@@ -124,9 +124,10 @@ def make_plan(
     rank_order: tuple[str, ...] = RANK_ORDER,
     run: RunSettings | None = None,
     pipeline_schedule: Any = None,
-    **training: Any,
+    **more: Any,
 ) -> Plan:
-    """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: fields of Training."""
+    """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: options of the engine, and fields of Training."""
+    options = {name: more.pop(name) for name in ENGINE_OPTIONS if name in more}
     settings: dict[str, Any] = {
         "global_batch_size": 8,
         "seq_length": 32,
@@ -138,7 +139,7 @@ def make_plan(
         "clip": 1.0,
         "seed": 7,
     }
-    train = Training(**(settings | training))
+    train = Training(**(settings | more))
     split = split or [[model.num_layers // (pp * vpp)] * vpp for _ in range(pp)]
     return Plan(
         engine=engine,
@@ -159,6 +160,7 @@ def make_plan(
         global_batch_size=train.global_batch_size,
         schedule=pipeline_schedule or ("interleaved" if vpp > 1 else "1f1b"),
         rank_order=rank_order,
+        **options,
         stages=spans(model, split, recompute or ["none"] * pp),
         model=model,
         training=train,
