@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from published import PUBLISHED
+from published_counts import PUBLISHED
 
 from orchestrator.model.families import describe, from_hf_config
 
