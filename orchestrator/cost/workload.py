@@ -8,7 +8,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.states import fp8_weight_bytes
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.hugging_face import hugging_face, with_separate_gate
+from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.spec import LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
@@ -42,8 +42,6 @@ def workload(model: ModelSpec, training: Training, cluster: Cluster, traits: Tra
     """The model with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
     if traits.layers == "hugging_face":
         model = hugging_face(model)
-    elif not traits.fused_gate:
-        model = with_separate_gate(model)
     if set(model.architecture.features()) & set(traits.unfused_attention):
         traits = replace(traits, flash_attention=False)
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:

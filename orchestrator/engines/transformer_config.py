@@ -62,6 +62,13 @@ def layer_counts(plan: Plan) -> list[list[int]]:
     return [[sum(span.count for span in layers_of(plan, stage, chunk)) for stage in range(plan.pp)] for chunk in range(plan.vpp)]
 
 
+def chunk_lengths(plan: Plan, stage: int) -> list[int]:
+    """Layers of a stage that one recompute setting counts apart: of each chunk, and in it of each kind."""
+    chunks = [layers_of(plan, stage, chunk) for chunk in range(plan.vpp)]
+    kinds = {span.kind for spans in chunks for span in spans}
+    return [sum(span.count for span in spans if span.kind == kind) for spans in chunks for kind in sorted(kinds)]
+
+
 def is_even(plan: Plan) -> bool:
     """Every chunk has as many layers as every other: what Megatron does when told nothing."""
     return len({count for row in layer_counts(plan) for count in row}) == 1

@@ -97,7 +97,7 @@ SHARDED_FROM_STAGE = {"optimizer": 1, "gradient": 2, "weight": 3}
 
 
 class Traits(Value, frozen=True, kw_only=True):
-    """What pricing must know of an engine without importing it. Engines that are never started here are Traits too."""
+    """What pricing must know of an engine without importing it."""
 
     engine: str
     states: dict[str, StateBytes]
@@ -124,8 +124,6 @@ class Traits(Value, frozen=True, kw_only=True):
     bucket_itemsize: int = 2
     """Bytes of an element in the reduction buckets (`bucket_elements` x `bucket_copies`)."""
     flash_attention: bool = True
-    fused_gate: bool = True
-    """Whether act(gate) * up is one kernel that keeps its input alone; two keep the activated gate as well."""
     logits_bytes: float = 8.0
     """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""
     fp32_gradient_fusion: bool = True
