@@ -15,7 +15,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -28,6 +29,7 @@ from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
+from orchestrator.engines.megatron_args import SCRIPT, megatron_flags, why_not
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
@@ -36,6 +38,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prices, json_schema, to_json
 from orchestrator.recipe import Settings
+from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.unasked import Unasked, unasked
@@ -82,7 +85,7 @@ def run(words: Sequence[str]) -> int:
         return layerwise_run(settings, out)
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
-    job = the_job(settings, found.plan)
+    job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
     python = None if lacks or settings.container else sys.executable
@@ -113,6 +116,8 @@ class Found(Value, frozen=True, kw_only=True):
     """What the user could have asked for, priced on the plan."""
     alone: tuple[DataParallel, ...] = ()
     """Data parallelism alone, where the plan is more than that."""
+    said: Plan | None = None
+    """Where an engine's own program can't be told the plan: the fastest that it can."""
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
 
@@ -122,10 +127,27 @@ def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Ca
     return [(engine.capabilities(software), engine.traits(software)) for engine in engines]
 
 
+def searched_pairs(engines: Sequence[Engine], settings: Settings, *, programs: bool) -> list[tuple[Capabilities, Traits]]:
+    """What a search moves in: what the engines' workers run or, with `programs`, what their own programs can be told."""
+    software = settings.cluster.software
+    able = [engine.program.capabilities if programs and engine.program else engine.capabilities for engine in engines]
+    return [(capabilities(software), engine.traits(software)) for capabilities, engine in zip(able, engines, strict=True)]
+
+
 def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration.Calibrated | None]:
     """The calibration file of each engine: what calibration= says, else the user's folder, else the package's. Raises InputError."""
     folder = os.environ.get("ORCHESTRATOR_CALIBRATIONS")
     return calibration.found(settings.calibration, settings.cluster, all_traits, Path(folder) if folder else None)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """What a search makes is needed to its end: looking for garbage in it takes a tenth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def searched_plan(settings: Settings) -> Found:
@@ -133,38 +155,38 @@ def searched_plan(settings: Settings) -> Found:
     engines = exchanging(asked_engines(settings), settings)
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
-    pairs = engine_pairs(engines, settings)
+    pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
     calibrations = [calibration.priced(settings.cluster, traits, file) for (_, traits), file in zip(pairs, files, strict=True)]
-    gc.disable()  # what a search makes is needed to its end: looking for garbage in it takes a tenth of the time
-    with SearchProgress() as progress:
-        result = search(
-            model,
-            training,
-            settings.cluster,
-            pairs,
-            settings.pins,
-            settings.limit,
-            calibrations,
-            run=settings.run,
-            clock=time.monotonic,
-            progress=progress.show,
-            budget_s=settings.budget_s,
-            top_k=SHOWN_ALTERNATIVES,
-        )
-    if not result.complete:
-        print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
-    index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
-    plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
+    with without_gc():
+        with SearchProgress() as progress:
+            result = search(
+                model,
+                training,
+                settings.cluster,
+                pairs,
+                settings.pins,
+                settings.limit,
+                calibrations,
+                run=settings.run,
+                clock=time.monotonic,
+                progress=progress.show,
+                budget_s=settings.budget_s,
+                top_k=SHOWN_ALTERNATIVES,
+            )
+        if not result.complete:
+            print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
+        index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
+        plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
+        said = None if settings.entry is not None else said_plan(plan, model, engines, settings, calibrations)
 
-    def why_not(questions: Pins) -> tuple[Explanation, ...]:
-        return explain(questions, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
+        def why_not(questions: Pins) -> tuple[Explanation, ...]:
+            return explain(questions, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
 
-    explained = why_not(settings.explain)
-    inside = narrower_tp(plan) if settings.pins.tp is None else None
-    narrower = why_not(Pins(tp=inside)) if inside is not None else ()
-    alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
-    gc.enable()
+        explained = why_not(settings.explain)
+        inside = narrower_tp(plan) if settings.pins.tp is None else None
+        narrower = why_not(Pins(tp=inside)) if inside is not None else ()
+        alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
     return Found(
         plan=plan,
         alternatives=result.alternatives,
@@ -174,8 +196,30 @@ def searched_plan(settings: Settings) -> Found:
         narrower=narrower,
         unasked=unasked(plan, *pairs[index], calibrations[index]),
         alone=alone,
+        said=said,
         limit=settings.limit.of(calibrations[index].memory_margin),
     )
+
+
+def said_plan(
+    plan: Plan, model: ModelSpec, engines: Sequence[Engine], settings: Settings, calibrations: Sequence[calibration.Calibration]
+) -> Plan | None:
+    """The fastest plan that an engine's own program can be told, where it can't be told this one; None: it can, or none."""
+    training = settings.training
+    for engine, constants in zip(engines, calibrations, strict=True):
+        program = engine.program
+        if program is None or program.why_not(plan) is None or program.why_never(settings.architecture, training) is not None:
+            continue
+        pair = searched_pairs([engine], settings, programs=True)
+        try:
+            found = search(model, training, settings.cluster, pair, settings.pins, settings.limit, constants, run=settings.run,
+                           clock=time.monotonic, budget_s=settings.budget_s, top_k=1).plan  # fmt: skip
+        except NoPlanError:
+            continue
+        found = msgspec.structs.replace(found, extra=plan.extra)
+        if program.why_not(found) is None:
+            return found
+    return None
 
 
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
@@ -300,14 +344,32 @@ def saved_plan(settings: Settings) -> Found:
     return Found(plan=plan, limit=limit)
 
 
-def the_job(settings: Settings, plan: Plan) -> Job:
-    """The plan as the job of our worker, or of the user's own program, with the user's variables. Raises InputError."""
+def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
+    """The plan as the job of our worker, or of the user's own program, with the user's variables. `said`: as `Found`. Raises InputError."""
     job = ENGINES[plan.engine].translate(plan)
+    if said is not None and (program := ENGINES[said.engine].program) is not None:
+        job = program.beside(job, plan, said)
     if settings.entry is not None:
         job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
-                        render.exit_minutes(settings.slurm.get("time")), settings.entry_launcher)  # fmt: skip
+                        render.exit_minutes(settings.slurm.time), settings.entry_launcher)  # fmt: skip
         job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
-    return render.with_environment(job, settings.env)
+    return render.with_environment(with_enough_documents(settings, plan, job), settings.env)
+
+
+def with_enough_documents(settings: Settings, plan: Plan, job: Job) -> Job:
+    """The job of Megatron-LM's program, whose data has what its --split asks for. Raises InputError where not; beside our worker, which
+    cuts anywhere in a text, a note says so of megatron_args.sh."""
+    if plan.engine != "megatron" or SCRIPT[plan.model.stack] != "pretrain_gpt.py":
+        return job
+    if settings.entry is not None:
+        check_documents(job.arguments, plan.training.seq_length)
+        return job
+    flags = megatron_flags(plan) if why_not(plan) is None else ()
+    try:
+        check_documents([word for flag in flags for word in flag], plan.training.seq_length)
+    except InputError as error:
+        return msgspec.structs.replace(job, notes=(*job.notes, f"megatron_args.sh can't be started: {error}"))
+    return job
 
 
 # --------------------------------------------------------------------------------------------------------------- start
@@ -332,7 +394,7 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
         if here:
             raise LaunchError(f"launch=local: {here}; launch=none writes everything without starting it")
         if settings.container:
-            image = settings.container.get("image")
+            image = settings.container.image
             raise InputError("container.image", image, "is not started by launch=local",
                              ["launch=slurm", "launch=none (prints the line for docker, enroot or apptainer)"])  # fmt: skip
         return Start(how="local")
@@ -416,7 +478,7 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
         print(f"Not started: {start.why}. To start it: {start_command(settings, job, out)}")
         return 0
     if start.how == "slurm":
-        submitted = slurm.submit(out, render.slurm_options(settings.slurm))
+        submitted = slurm.submit(out, settings.slurm)
         print(submitted, flush=True)
         if not settings.wait:
             return 0
@@ -454,9 +516,8 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
     folder = shlex.quote(str(out))
     if job.num_nodes > 1:
         return f"cd {folder} && sbatch job.sbatch"
-    container = render.container_options(settings.container)
-    if container is not None:
-        return render.container_command(container, str(out), job.backend == "nccl")
+    if settings.container is not None:
+        return render.container_command(settings.container, str(out), job.backend == "nccl")
     return f"bash {shlex.quote(str(out / 'launch.sh'))}"
 
 
@@ -553,8 +614,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     if found.outcomes:
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
     files += job.files
-    container = render.container_options(settings.container)
-    files += render.files(job, slurm=render.slurm_options(settings.slurm, python, sys.executable), container=container)
+    options = msgspec.structs.replace(settings.slurm, python=settings.slurm.python or python, planner=sys.executable)
+    files += render.files(job, slurm=options, container=settings.container)
     return files
 
 

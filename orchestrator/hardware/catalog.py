@@ -15,9 +15,18 @@ from typing import Final
 from orchestrator.hardware.spec import Gpu
 from orchestrator.units import GB, GIB, TB, TFLOPS
 
+NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5 = 150 * GB, 300 * GB, 450 * GB, 900 * GB
+"""Bytes/s of a GPU and direction: 6 and 12 links of 25 GB/s, 18 of 25 and of 50 (NVIDIA's datasheets of V100, A100, H100, B200)."""
+CUT_NVLINK = 200 * GB
+"""Of the A800 and H800: 400 GB/s in both directions together."""
+PCIE_3, PCIE_4, PCIE_5 = 15.75 * GB, 31.5 * GB, 63 * GB
+"""x16, a direction, less 128b/130b coding."""
 
-def _gpu(name: str, memory_gib: float, bandwidth: float, capability: str, source: str, **tflops: float) -> Gpu:
-    """An entry in the units that datasheets print: GiB, bytes/s, TFLOP/s by precision."""
+
+def _gpu(
+    name: str, memory_gib: float, bandwidth: float, capability: str, pcie: float, nvlink: float, source: str, **tflops: float
+) -> Gpu:
+    """An entry in the units that datasheets print: GiB, bytes/s, TFLOP/s by precision. `nvlink` 0: none that reaches all GPUs of a node."""
     peaks = {precision: float(round(value * TFLOPS)) for precision, value in tflops.items()}
     return Gpu(
         name=name,
@@ -25,6 +34,8 @@ def _gpu(name: str, memory_gib: float, bandwidth: float, capability: str, source
         peak_flops=peaks,
         memory_bandwidth=float(bandwidth),
         compute_capability=capability,
+        pcie=float(pcie),
+        nvlink=float(nvlink),
         source=source,
     )
 
@@ -39,6 +50,7 @@ _B200 = {"fp32": 75.0, "tf32": 1125.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 45
 _GB200 = {"fp32": 80.0, "tf32": 1250.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
 _RTX_3090 = {"fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
 _RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3}
+_RTX_5090 = {"fp32": 104.8, "tf32": 104.8, "fp16": 209.5, "bf16": 209.5, "fp8": 419.0}
 _A30 = {"fp32": 10.3, "tf32": 82.0, "fp16": 165.0, "bf16": 165.0}
 _A40 = {"fp32": 37.4, "tf32": 74.8, "fp16": 149.7, "bf16": 149.7}
 _A6000 = {"fp32": 38.7, "tf32": 77.4, "fp16": 154.8, "bf16": 154.8}
@@ -48,39 +60,61 @@ _RTX_6000_ADA = {"fp32": 91.1, "tf32": 182.1, "fp16": 364.2, "bf16": 364.2, "fp8
 _L40S = {"fp32": 91.6, "tf32": 183.0, "fp16": 362.0, "bf16": 362.0, "fp8": 733.0}
 
 _ENTRIES: tuple[Gpu, ...] = (
-    _gpu("V100-SXM2-16GB", 15.78, 900 * GB, "7.0", "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 16160 MiB", **_V100),
-    _gpu("V100-SXM2-32GB", 31.75, 900 * GB, "7.0", "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 32510 MiB", **_V100),
-    _gpu("A100-SXM-40GB", 39.39, 1555 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 40GB SXM; torch total 39.39 GiB", **_A100),
-    _gpu("A100-SXM-80GB", 79.15, 2039 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 80GB SXM; torch total 79.15 GiB", **_A100),
-    _gpu("A100-PCIE-40GB", 39.39, 1555 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 40GB PCIe; torch total 39.39 GiB", **_A100),
-    _gpu("A100-PCIE-80GB", 79.15, 1935 * GB, "8.0", "NVIDIA A100 datasheet (Jun 2021), 80GB PCIe; torch total as 80GB SXM", **_A100),
-    _gpu("A800-SXM-80GB", 79.15, 2039 * GB, "8.0", "As A100-SXM-80GB; only its NVLink is slower (400 GB/s in all)", **_A100),
-    _gpu("H100-SXM-80GB", 79.11, 3350 * GB, "9.0", "NVIDIA Hopper whitepaper, table 3; 81559 MiB, torch 79.11 GiB", **_H100_SXM),
-    _gpu("H100-SXM-96GB", 94.0, 2400 * GB, "9.0", "torchtitan's benchmarks (HBM2e, 2.4 TB/s); memory derived", **_H100_SXM),
-    _gpu("H100-PCIE-80GB", 79.11, 2039 * GB, "9.0", "NVIDIA Hopper whitepaper table 3 (HBM2e, 350 W); torch total as SXM", **_H100_PCIE),
-    _gpu("H800-SXM-80GB", 79.11, 3350 * GB, "9.0", "As H100-SXM-80GB; only its NVLink is slower (400 GB/s in all)", **_H100_SXM),
-    _gpu("H100-NVL", 93.1, 3900 * GB, "9.0", "NVIDIA H100 NVL datasheet (94 GB HBM3, 3.9 TB/s); 95830 MiB less 0.5%", **_H100_NVL),
-    _gpu("H20", 95.1, 4000 * GB, "9.0", "NVIDIA H20 datasheet (96 GB HBM3, 4.0 TB/s); 97871 MiB less 0.5%", **_H20),
-    _gpu("GH200-96GB", 94.5, 4000 * GB, "9.0", "NVIDIA GH200 datasheet (4 TB/s); 97871 MiB less 1%", **_H100_SXM),
-    _gpu("H200", 139.81, 4800 * GB, "9.0", "NVIDIA H200 datasheet (141 GB HBM3e, 4.8 TB/s); 143771 MiB, torch 139.81 GiB", **_H100_SXM),
-    _gpu("B200", 178.35, 7.7 * TB, "10.0", "NVIDIA DGX B200 and HGX datasheets (dense per GPU, 7.7 TB/s); torch 178.35 GiB", **_B200),
-    _gpu("B300", 244.0, 8.0 * TB, "10.3", "NVIDIA HGX B300 datasheet (2.1 TB over 8); memory derived from it", **_B200),
-    _gpu("GB200", 184.0, 8.0 * TB, "10.0", "NVIDIA GB200 NVL72 datasheet (576 TB/s over 72); torch about 184 GiB", **_GB200),
-    _gpu("GB300", 258.0, 8.0 * TB, "10.3", "NVIDIA GB300 NVL72 datasheet (20 TB over 72); memory derived from it", **_GB200),
-    _gpu("TITAN-RTX", 23.65, 672 * GB, "7.5", "NVIDIA Turing whitepaper (TU102), TITAN RTX; torch total 23.65 GiB", fp32=16.3, fp16=130.5),
-    _gpu("RTX-3090", 23.69, 936 * GB, "8.6", "NVIDIA GA102 whitepaper (fp32 accumulate); torch 23.69 GiB", **_RTX_3090),
-    _gpu("RTX-4090", 23.64, 1008 * GB, "8.9", "NVIDIA Ada whitepaper (fp32 accumulate); torch 23.64 GiB", **_RTX_4090),
-    _gpu("A30", 23.53, 933 * GB, "8.0", "NVIDIA A30 datasheet (HBM2, 933 GB/s); torch 23.53 GiB", **_A30),
-    _gpu("A10", 22.2, 600 * GB, "8.6", "NVIDIA A10 datasheet; 23028 MiB less 1.3%", fp32=31.2, tf32=62.5, fp16=125.0, bf16=125.0),
-    _gpu("A40", 44.4, 696 * GB, "8.6", "NVIDIA A40 datasheet; 46068 MiB, torch about 44.4 GiB", **_A40),
-    _gpu("RTX-A6000", 47.5, 768 * GB, "8.6", "NVIDIA GA102 whitepaper, RTX A6000; 49140 MiB less 1% (ECC is off as shipped)", **_A6000),
-    _gpu("L4", 22.17, 300 * GB, "8.9", "NVIDIA L4 datasheet; 23034 MiB, torch about 22.17 GiB", **_L4),
-    _gpu("L40", 44.4, 864 * GB, "8.9", "NVIDIA L40 datasheet; torch 44.40 GiB", **_L40),
-    _gpu("RTX-6000-Ada", 44.43, 960 * GB, "8.9", "NVIDIA RTX 6000 Ada datasheet; 46068 MiB with ECC, torch 44.43 GiB", **_RTX_6000_ADA),
-    _gpu("L40S", 44.4, 864 * GB, "8.9", "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB", **_L40S),
+    _gpu("V100-SXM2-16GB", 15.78, 900 * GB, "7.0", PCIE_3, NVLINK_2,
+         "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 16160 MiB", **_V100),
+    _gpu("V100-SXM2-32GB", 31.75, 900 * GB, "7.0", PCIE_3, NVLINK_2,
+         "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 32510 MiB", **_V100),
+    _gpu("A100-SXM-40GB", 39.39, 1555 * GB, "8.0", PCIE_4, NVLINK_3,
+         "NVIDIA A100 datasheet (Jun 2021), 40GB SXM; torch total 39.39 GiB", **_A100),
+    _gpu("A100-SXM-80GB", 79.15, 2039 * GB, "8.0", PCIE_4, NVLINK_3,
+         "NVIDIA A100 datasheet (Jun 2021), 80GB SXM; torch total 79.15 GiB", **_A100),
+    _gpu("A100-PCIE-40GB", 39.39, 1555 * GB, "8.0", PCIE_4, 0,
+         "NVIDIA A100 datasheet (Jun 2021), 40GB PCIe; torch total 39.39 GiB", **_A100),
+    _gpu("A100-PCIE-80GB", 79.15, 1935 * GB, "8.0", PCIE_4, 0,
+         "NVIDIA A100 datasheet (Jun 2021), 80GB PCIe; torch total as 80GB SXM", **_A100),
+    _gpu("A800-SXM-80GB", 79.15, 2039 * GB, "8.0", PCIE_4, CUT_NVLINK,
+         "As A100-SXM-80GB; only its NVLink is slower (400 GB/s in all)", **_A100),
+    _gpu("H100-SXM-80GB", 79.11, 3350 * GB, "9.0", PCIE_5, NVLINK_4,
+         "NVIDIA Hopper whitepaper, table 3; 81559 MiB, torch 79.11 GiB", **_H100_SXM),
+    _gpu("H100-SXM-96GB", 94.0, 2400 * GB, "9.0", PCIE_5, NVLINK_4,
+         "torchtitan's benchmarks (HBM2e, 2.4 TB/s); memory derived", **_H100_SXM),
+    _gpu("H100-PCIE-80GB", 79.11, 2039 * GB, "9.0", PCIE_5, 0,
+         "NVIDIA Hopper whitepaper table 3 (HBM2e, 350 W); torch total as SXM", **_H100_PCIE),
+    _gpu("H800-SXM-80GB", 79.11, 3350 * GB, "9.0", PCIE_5, CUT_NVLINK,
+         "As H100-SXM-80GB; only its NVLink is slower (400 GB/s in all)", **_H100_SXM),
+    _gpu("H100-NVL", 93.1, 3900 * GB, "9.0", PCIE_5, 0,
+         "NVIDIA H100 NVL datasheet (94 GB HBM3, 3.9 TB/s); 95830 MiB less 0.5%", **_H100_NVL),
+    _gpu("H20", 95.1, 4000 * GB, "9.0", PCIE_5, NVLINK_4, "NVIDIA H20 datasheet (96 GB HBM3, 4.0 TB/s); 97871 MiB less 0.5%", **_H20),
+    _gpu("GH200-96GB", 94.5, 4000 * GB, "9.0", PCIE_5, 0, "NVIDIA GH200 datasheet (4 TB/s); 97871 MiB less 1%", **_H100_SXM),
+    _gpu("H200", 139.81, 4800 * GB, "9.0", PCIE_5, NVLINK_4,
+         "NVIDIA H200 datasheet (141 GB HBM3e, 4.8 TB/s); 143771 MiB, torch 139.81 GiB", **_H100_SXM),
+    _gpu("B200", 178.35, 7.7 * TB, "10.0", PCIE_5, NVLINK_5,
+         "NVIDIA DGX B200 and HGX datasheets (dense per GPU, 7.7 TB/s); torch 178.35 GiB", **_B200),
+    _gpu("B300", 244.0, 8.0 * TB, "10.3", PCIE_5, NVLINK_5, "NVIDIA HGX B300 datasheet (2.1 TB over 8); memory derived from it", **_B200),
+    _gpu("GB200", 184.0, 8.0 * TB, "10.0", PCIE_5, NVLINK_5,
+         "NVIDIA GB200 NVL72 datasheet (576 TB/s over 72); torch about 184 GiB", **_GB200),
+    _gpu("GB300", 258.0, 8.0 * TB, "10.3", PCIE_5, NVLINK_5,
+         "NVIDIA GB300 NVL72 datasheet (20 TB over 72); memory derived from it", **_GB200),
+    _gpu("TITAN-RTX", 23.65, 672 * GB, "7.5", PCIE_3, 0,
+         "NVIDIA Turing whitepaper (TU102), TITAN RTX; torch total 23.65 GiB", fp32=16.3, fp16=130.5),
+    _gpu("RTX-3090", 23.69, 936 * GB, "8.6", PCIE_4, 0, "NVIDIA GA102 whitepaper (fp32 accumulate); torch 23.69 GiB", **_RTX_3090),
+    _gpu("RTX-4090", 23.64, 1008 * GB, "8.9", PCIE_4, 0, "NVIDIA Ada whitepaper (fp32 accumulate); torch 23.64 GiB", **_RTX_4090),
+    _gpu("RTX-5090", 31.36, 1792 * GB, "12.0", PCIE_5, 0,
+         "NVIDIA RTX Blackwell whitepaper (fp32 accumulate); torch 31.36 GiB", **_RTX_5090),
+    _gpu("A30", 23.53, 933 * GB, "8.0", PCIE_4, 0, "NVIDIA A30 datasheet (HBM2, 933 GB/s); torch 23.53 GiB", **_A30),
+    _gpu("A10", 22.2, 600 * GB, "8.6", PCIE_4, 0,
+         "NVIDIA A10 datasheet; 23028 MiB less 1.3%", fp32=31.2, tf32=62.5, fp16=125.0, bf16=125.0),
+    _gpu("A40", 44.4, 696 * GB, "8.6", PCIE_4, 0, "NVIDIA A40 datasheet; 46068 MiB, torch about 44.4 GiB", **_A40),
+    _gpu("RTX-A6000", 47.5, 768 * GB, "8.6", PCIE_4, 0,
+         "NVIDIA GA102 whitepaper, RTX A6000; 49140 MiB less 1% (ECC is off as shipped)", **_A6000),
+    _gpu("L4", 22.17, 300 * GB, "8.9", PCIE_4, 0, "NVIDIA L4 datasheet; 23034 MiB, torch about 22.17 GiB", **_L4),
+    _gpu("L40", 44.4, 864 * GB, "8.9", PCIE_4, 0, "NVIDIA L40 datasheet; torch 44.40 GiB", **_L40),
+    _gpu("RTX-6000-Ada", 44.43, 960 * GB, "8.9", PCIE_4, 0,
+         "NVIDIA RTX 6000 Ada datasheet; 46068 MiB with ECC, torch 44.43 GiB", **_RTX_6000_ADA),
+    _gpu("L40S", 44.4, 864 * GB, "8.9", PCIE_4, 0, "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB", **_L40S),
     # Not a GPU: one gloo rank with one core. 4 GiB is a modest share of any machine that trains the tiny recipes on 4 ranks; the peaks
     # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
-    _gpu("cpu", 4.0, 8 * GB, "0.0", "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
+    _gpu("cpu", 4.0, 8 * GB, "0.0", 0, 0, "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
 )
 
 GPUS: Final = MappingProxyType({gpu.name: gpu for gpu in _ENTRIES})
@@ -107,6 +141,7 @@ DRIVER_NAMES: Final = MappingProxyType(
         "NVIDIA TITAN RTX": "TITAN-RTX",
         "NVIDIA GeForce RTX 3090": "RTX-3090",
         "NVIDIA GeForce RTX 4090": "RTX-4090",
+        "NVIDIA GeForce RTX 5090": "RTX-5090",
         "NVIDIA L40S": "L40S",
         "NVIDIA L40": "L40",
         "NVIDIA L4": "L4",

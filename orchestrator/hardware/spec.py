@@ -9,7 +9,9 @@ import msgspec
 
 from orchestrator.values import Value
 
-FIRST_WITH_MXFP8: Final = 10.0
+MXFP8_CAPABILITIES: Final = (10.0, 12.0)
+"""From the first on and below the second: Transformer Engine has not all of MXFP8's products on compute capability 12 (quantization.py,
+_compute_mxfp8_support; TransformerEngine issue 2668)."""
 FIRST_WITH_FUSED_ATTENTION: Final = 8.0
 """FlashAttention 2 and Transformer Engine's attention need Ampere (their installation notes)."""
 
@@ -23,14 +25,19 @@ class Gpu(Value, frozen=True, kw_only=True):
     memory_bandwidth: float
     compute_capability: str
     source: str
+    pcie: float = 0.0
+    """Bytes/s of its PCIe slot, a direction; 0: not known."""
+    nvlink: float = 0.0
+    """Bytes/s of its NVLinks together, a direction; 0: none, or bridges between pairs alone."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory))
 
     @property
     def has_mxfp8(self) -> bool:
-        """Blackwell's tensor cores, from compute capability 10 on, scale FP8 by blocks of 32 elements."""
-        return float(self.compute_capability) >= FIRST_WITH_MXFP8
+        """Whether FP8 can be scaled by blocks of 32 elements: data-center Blackwell's tensor cores."""
+        first, too_late = MXFP8_CAPABILITIES
+        return first <= float(self.compute_capability) < too_late
 
     @property
     def has_fused_attention(self) -> bool:
@@ -59,6 +66,8 @@ def slowest(gpus: Sequence[Gpu]) -> Gpu:
         first,
         memory=min(gpu.memory for gpu in gpus),
         memory_bandwidth=min(gpu.memory_bandwidth for gpu in gpus),
+        pcie=min(gpu.pcie for gpu in gpus),
+        nvlink=min(gpu.nvlink for gpu in gpus),
         peak_flops={precision: min(gpu.peak_flops[precision] for gpu in gpus) for precision in common},
         compute_capability=min(gpus, key=capability).compute_capability,
     )

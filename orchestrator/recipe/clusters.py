@@ -4,15 +4,16 @@ gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, m
                               # with mixed: slowest a list of them
 gpus_per_node: 8
 levels:                       # from the inside out; size: a number of GPUs, node, or unlimited
-- {name: nvlink, size: node, bandwidth: 450 GB/s, latency: 1.9 us}
+- {name: nvlink, size: node, bandwidth: nvlink, latency: 1.9 us}      # nvlink, pcie: the GPU's own, from the catalog
 - {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
-host_bandwidth: 63 GB/s       # GPU to host memory, per GPU and direction
+host_bandwidth: pcie          # GPU to host memory, per GPU and direction; pcie / 2: two GPUs share a slot's
 host_memory: 256 GB           # per GPU
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from importlib import resources
@@ -101,7 +102,7 @@ def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> 
 
 _CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "mixed")
 _LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source")
-_GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source")
+_GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source", "pcie", "nvlink")
 
 
 def cluster_from(
@@ -112,10 +113,10 @@ def cluster_from(
     node = gpus_per_node or _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
     mixed = mixed or parse(Key(name=f"{where}: mixed", type=Mixed, help=""), tree.get("mixed", "refuse"))
     gpu = _gpus(tree["gpu"], where, mixed)
-    host_bandwidth = quantity(f"{where}: host_bandwidth", tree["host_bandwidth"], RATES)
+    host_bandwidth = _rate(f"{where}: host_bandwidth", tree["host_bandwidth"], gpu)
     host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
     software = _software(tree.get("software"), where, gpu)
-    levels = _levels(tree["levels"], where, num_gpus, node)
+    levels = _levels(tree["levels"], where, num_gpus, node, gpu)
     if num_gpus > node and num_gpus % node:
         raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}; gpus_per_node=N says how many a node has")
     if num_gpus > levels[-1].size:
@@ -133,7 +134,7 @@ def cluster_from(
     )
 
 
-def _levels(raw: Any, where: str, num_gpus: int, node: int) -> tuple[Level, ...]:
+def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu) -> tuple[Level, ...]:
     """Sizes grow outwards, each a multiple of the one before; the outermost holds the job."""
     if not isinstance(raw, list) or not raw:
         raise InputError(f"{where}: levels", None, "needs a list of network levels, from the inside out")
@@ -151,13 +152,27 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int) -> tuple[Level, ...]
             Level(
                 name=_text(f"{key}.name", item["name"]),
                 size=size,
-                bandwidth=quantity(f"{key}.bandwidth", item["bandwidth"], RATES),
+                bandwidth=_rate(f"{key}.bandwidth", item["bandwidth"], gpu),
                 latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True),
                 source=str(item.get("source") or ""),
             )
         )
         inner = size
     return tuple(levels)
+
+
+_OWN_LINK = re.compile(r"(nvlink|pcie)(?: */ *([1-9]))?\Z")
+
+
+def _rate(key: str, raw: Any, gpu: Gpu) -> float:
+    """Bytes/s: a number and a unit, or the GPU's own link, "nvlink" or "pcie", of which "pcie / 2" is the half."""
+    match = _OWN_LINK.match(raw) if isinstance(raw, str) else None
+    if match is None:
+        return quantity(key, raw, RATES)
+    whole: float = getattr(gpu, match.group(1))
+    if not whole:
+        raise InputError(key, shown(raw), f"is not known of {gpu.name}: give a number and a unit, such as 63 GB/s")
+    return whole / int(match.group(2) or 1)
 
 
 def _size(key: str, raw: Any, num_gpus: int, node: int, inner: int) -> int:
@@ -202,6 +217,7 @@ def _gpu(raw: Any, where: str) -> Gpu:
         memory_bandwidth=quantity(f"{where}: gpu.memory_bandwidth", raw["memory_bandwidth"], RATES),
         compute_capability=_capability(f"{where}: gpu.compute_capability", raw.get("compute_capability"), peaks),
         source=str(raw.get("source") or where),
+        **{link: quantity(f"{where}: gpu.{link}", raw[link], RATES, zero=True) for link in ("pcie", "nvlink") if link in raw},
     )
 
 
@@ -261,6 +277,8 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
             "memory_bandwidth": f"{gpu.memory_bandwidth!r} B/s",
             "compute_capability": gpu.compute_capability,
             "source": gpu.source,
+            "pcie": f"{gpu.pcie!r} B/s",
+            "nvlink": f"{gpu.nvlink!r} B/s",
         },
         "gpus_per_node": cluster.gpus_per_node,
         "levels": [

@@ -21,6 +21,7 @@ from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
+from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
 from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
@@ -30,11 +31,12 @@ from orchestrator.recipe.keys import KEYS, Launch, Launcher, check_range, parse,
 from orchestrator.recipe.profiles import FAMILY, read_profile, stand_in
 from orchestrator.recipe.read import GROUPS, PATHS, Tree, check_key, check_path, read_arguments, read_text
 from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
+from orchestrator.recipe.starting import container_options, container_tree, slurm_options, slurm_tree
 from orchestrator.recipe.weights import weight_settings, with_config
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import CHOICES
-from orchestrator.units import GB, GIB, US, format_bytes
+from orchestrator.units import GIB, US, format_bytes
 from orchestrator.values import Value
 
 Flat = dict[str, Any]
@@ -79,8 +81,8 @@ class Settings(Value, frozen=True, kw_only=True):
     extra: dict[str, dict[str, Any]]
     budget_s: float | None
     open_batch: bool
-    slurm: dict[str, str]
-    container: dict[str, str]
+    slurm: SlurmOptions
+    container: ContainerOptions | None
     env: dict[str, str]
     entry: str | None
     entry_args: tuple[str, ...]
@@ -150,9 +152,9 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         extra=_extra(merged, {}) if plan is None else plan.extra,
         budget_s=_value(merged, "search.budget_s", None),
         open_batch=_open_batch(merged, engine),
-        slurm=_group(merged, "slurm"),
-        container=_group(merged, "container"),
-        env=_open_group(merged, "env"),
+        slurm=slurm_options(_texts(merged, "slurm")),
+        container=container_options(_texts(merged, "container")),
+        env=_environment(merged),
         entry=_entry(merged),
         entry_args=_words(merged, "entry.args"),
         entry_without=_words(merged, "entry.without"),
@@ -233,14 +235,21 @@ def _group(flat: Flat, group: str) -> dict[str, Any]:
     return {name.partition(".")[2]: parse(KEYS[name], value) for name, value in flat.items() if name.startswith(f"{group}.")}
 
 
-def _open_group(flat: Flat, group: str) -> dict[str, str]:
-    """Texts of `<group>.NAME` by name; the user chooses the names. Raises InputError for what is no text."""
+def _texts(flat: Flat, group: str) -> dict[str, str]:
+    """Of a group whose members are read elsewhere; null: as if it were not given."""
+    return {name: value for name, value in _group(flat, group).items() if value is not None}
+
+
+def _environment(flat: Flat) -> dict[str, str]:
+    """Texts of `env.NAME` by name. Raises InputError for what is no text, and for names that can't be given to a job."""
     found = {}
     for name, value in flat.items():
-        if name.partition(".")[0] == group:
+        group, _, variable = name.partition(".")
+        if group == "env":
             if not isinstance(value, str):
                 raise InputError(name, shown(value), "needs one value, not a list or a group of keys")
-            found[name.partition(".")[2]] = value
+            check_variable(variable, value)
+            found[variable] = value
     return found
 
 
@@ -480,47 +489,18 @@ def _counted(cluster: Cluster) -> str:
     return f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} {what}"
 
 
-NVLINK: Final = {
-    "V100-SXM2": 150 * GB,
-    "A100-SXM": 300 * GB,
-    "A800-SXM": 200 * GB,
-    "H100-SXM": 450 * GB,
-    "H800-SXM": 200 * GB,
-    "H20": 450 * GB,  # and the H200
-}
-"""Bytes/s per GPU and direction by the start of the catalog's name: NVLink 2 to 4, NVIDIA's datasheets. Blackwell, below, has NVLink 5."""
-NVLINK_5: Final = 900 * GB
-PCIE: Final = {"7": 15.75 * GB, "8": 31.5 * GB, "9": 63 * GB, "10": 63 * GB}
-"""PCIe 3.0, 4.0 and 5.0 x16, a direction, by the major compute capability of the GPUs that have it."""
-
-
-def _links_here(gpu: Gpu, nvlink: bool) -> tuple[str, float, float]:
-    """(name, bandwidth, latency) of the link between the GPUs of this machine. Bridged pairs of PCIe cards count as PCIe: a job over
-    all cards crosses it."""
-    name = next((start for start in NVLINK if gpu.name.startswith(start)), None)
-    if nvlink and name:
-        return "nvlink", NVLINK[name], 1.9 * US
-    if nvlink and gpu.compute_capability.startswith("10."):
-        return "nvlink", NVLINK_5, 1.9 * US
-    return "pcie", _pcie(gpu), 2.5 * US
-
-
-def _pcie(gpu: Gpu) -> float:
-    return PCIE[gpu.compute_capability.partition(".")[0]]
-
-
 def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Cluster:
-    """The GPUs of this machine as one node; the link between them from what the driver says of NVLink."""
-    found = [by_driver_name(name) for name in machine.gpu_types] if mixed else [gpu]
-    links = [_links_here(each, machine.nvlink) for each in found if each is not None] or [_links_here(gpu, machine.nvlink)]
-    name, bandwidth, latency = min(links, key=lambda link: link[1])
+    """The GPUs of this machine as one node; the link between them from what the driver says of NVLink. Bridged pairs of PCIe cards count
+    as PCIe: a job over all cards crosses it."""
+    linked = machine.nvlink and gpu.nvlink > 0
+    name, bandwidth, latency = ("nvlink", gpu.nvlink, NVLINK_LATENCY) if linked else ("pcie", gpu.pcie, PCIE_LATENCY)
     return Cluster(
         name="here",
         gpu=gpu,
         num_gpus=num_gpus,
         gpus_per_node=machine.num_gpus,
         levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=latency, source="nvidia-smi, NVIDIA datasheets"),),
-        host_bandwidth=_pcie(gpu),
+        host_bandwidth=gpu.pcie,
         host_memory=machine.host_memory // machine.num_gpus,
         software=Software(
             transformer_engine=machine.transformer_engine and gpu.has_fused_attention,
@@ -529,6 +509,10 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
         ),
         mixed=mixed,
     )
+
+
+NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
+"""A hop's: NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
 
 
 def _calibration(merged: Flat) -> str | None:
@@ -656,8 +640,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "entry.preflight": settings.entry_preflight if settings.entry else None,
         "wandb": settings.run.wandb,
         **{group: {name: "null" if value is None else value for name, value in values.items()} for group, values in settings.extra.items()},
-        "slurm": settings.slurm,
-        "container": settings.container,
+        "slurm": slurm_tree(settings.slurm),
+        "container": container_tree(settings.container),
         "env": settings.env,
         "cluster": to_tree(settings.cluster),
     }
@@ -670,7 +654,8 @@ def _model_tree(settings: Settings) -> dict[str, Any]:
     """The architecture and where weights come from and go to; nothing for a model that only a profile describes."""
     if settings.architecture.family == FAMILY:
         return {}
-    return msgspec.structs.asdict(settings.architecture) | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
+    tree: dict[str, Any] = msgspec.to_builtins(settings.architecture)
+    return tree | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
 
 
 def _profile_tree(profile: Profile) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def placement(plan: Plan) -> str:
         degree = plan.mesh.degree(axis)
         if degree > 1 and axis != "ep":
             span = plan.mesh.stride(axis) * degree
-            level = next((level for level in levels if level.size >= span and level.size % span == 0), levels[-1])
+            level = next((level for level in levels if level.size >= plan.world_size or level.size % span == 0), levels[-1])
             found.append(f"{axis} on {level.name}")
     return ", ".join(found) or "one rank, no traffic"
 
@@ -261,8 +261,7 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     speed = f"{format_seconds(predicted.step_time_s)} a step"
     if predicted.interval:
         low, high = predicted.interval
-        outside = not low <= predicted.step_time_s <= high  # runs of this engine on this GPU were all slower, say: its prices are off
-        speed += f" (90%{' of the runs measured like it' if outside else ''}: {format_seconds(low)} to {format_seconds(high)})"
+        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)})"
     rank = rank_name(plan)
     speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank}"
     peak = plan.cluster.gpu.peak_flops.get(plan.training.precision)

@@ -14,9 +14,9 @@ from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
+from orchestrator.cost.bounds import filled
 from orchestrator.cost.schedule import in_flight
 from orchestrator.errors import NoPlanError
-from orchestrator.search.floors import filled
 from orchestrator.search.layerwise_prices import AnalyticPrices, Outer, Prices, ProfilePrices, Way, plan_price, stage_price
 from orchestrator.search.layerwise_stage import INFINITE, ROUNDING, Front, StageSolver, mean
 from orchestrator.search.partition import Partitions, Pipeline, Steps, through

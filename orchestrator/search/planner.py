@@ -12,12 +12,13 @@ Bounds never decide a tie: a choice is only dropped where its bound is above the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heappushpop
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from orchestrator.cost.bounds import Floors
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
@@ -25,7 +26,6 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, Reason, RunSettings, chosen
 from orchestrator.search.check import check_plan, spec_of
-from orchestrator.search.floors import Floors
 from orchestrator.search.inner import Inner, Solution
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
@@ -137,9 +137,10 @@ def search(
     complete = True
     slower: list[tuple[Choice, float]] = []
     unfinished: list[tuple[Inner, Choice]] = []
-    floors = [
-        Floors(c, e, most.usable, pinned_layout=pins.layout is not None) for c, (e, _), most in zip(costs, engines, limits, strict=True)
-    ]
+    floors = {
+        i: Floors(costs[i], engines[i][0], limits[i].usable, pinned_layout=pins.layout is not None)
+        for i in sorted({choice.engine for choice in choices})  # an engine without a choice may have no such precision
+    }
     queue = _groups(choices, floors)
     done = 0
 
@@ -233,7 +234,7 @@ def search(
     )
 
 
-def _groups(choices: Sequence[Choice], floors: Sequence[Floors]) -> list[Entry]:
+def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors]) -> list[Entry]:
     """The queue to begin with: choices that differ only in ZeRO stage, offload and virtual stages share an entry and its bound."""
     groups: dict[tuple[object, ...], list[Choice]] = {}
     for choice in choices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import signal
@@ -294,3 +295,9 @@ def test_ctrl_c_ends_all_ranks_with_status_130(folder: Path) -> None:
     assert json.loads((folder / "a/status.json").read_text())["status"] == "interrupted"
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(folder) not in left
+
+
+def test_a_search_that_fails_leaves_the_garbage_collector_on(tmp_path: Path) -> None:
+    assert gc.isenabled()
+    assert run.main(["recipe=gpt_tiny", "gpus=4", "pin.tp=3", f"out={tmp_path / 'x'}", "launch=none"]) == 2
+    assert gc.isenabled()

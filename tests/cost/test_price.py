@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from orchestrator.cost import calibration
 from orchestrator.cost.calibration import CPU, Calibration, datasheet
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.network import Network
 from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import Link
 from orchestrator.model.families import describe
@@ -107,6 +107,25 @@ def test_floors_and_sums_hold_under_fitted_constants_too(case: tuple[dict[str, A
         assert sum(stage.memory_by_cause.values()) == pytest.approx(stage.peak_memory_bytes)
 
 
+@given(cases(), st.sampled_from(RECOMPUTE_ORDER))
+@settings(max_examples=150)
+def test_the_causes_of_a_layer_sum_to_its_passes(case: tuple[dict[str, Any], list[int], list[Any], int], mode: Any) -> None:
+    """What a recompute runs again is traffic that is waited for, traffic that hides and compute: each stands in its cause."""
+    layer = cost_model(MODEL, traits=TRAITS, calibration=ODD).layer(candidate(**case[0]), "decoder", mode)
+    assert sum(layer.by_cause.values()) == pytest.approx(layer.seconds)
+    assert min(layer.by_cause.values()) >= 0.0
+
+
+@pytest.mark.parametrize("counts", [[1, 3], [3, 1]])
+def test_the_causes_of_a_step_are_the_busiest_stages(counts: list[int]) -> None:
+    model = cost_model()
+    cand = candidate(pp=2, dp=2, num_microbatches=4)
+    prediction = model.price(cand, stages(model.model, counts))
+    layer, embedding, head = (model.layer(cand, kind, "none").by_cause["gemm"] for kind in ("decoder", "embedding", "head"))
+    most = max(counts[0] * layer + embedding, counts[1] * layer + head)
+    assert prediction.by_cause["gemm"] == pytest.approx(4 * most)
+
+
 def test_floors_are_near_the_price_of_an_even_plan() -> None:
     """A floor of 0 would be sound too: these prune."""
     model = cost_model(gpt(num_layers=24, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=16384))
@@ -184,21 +203,14 @@ def test_a_higher_zero_stage_never_needs_more_state_memory(case: tuple[dict[str,
     assert held == sorted(held, reverse=True)
 
 
-class Volumes(CostModel):
-    """A cost model whose seconds of data-parallel traffic are bytes: free latency, one byte a second."""
-
-    def link(self, size: int, stride: int) -> Link:
-        return Link(bandwidth=1.0, latency=0.0)
-
-
 @pytest.mark.parametrize(("stage", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-def test_zero_moves_2_psi_at_stages_0_to_2_and_3_psi_at_stage_3(stage: int, volume: int) -> None:
+def test_zero_moves_2_psi_at_stages_0_to_2_and_3_psi_at_stage_3(stage: int, volume: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """arXiv 1910.02054, section 7: with one micro-batch and 16-bit gradients, in elements per rank, times (n-1)/n."""
     n = 8
+    monkeypatch.setattr(Network, "link", lambda *_: Link(bandwidth=1.0, latency=0.0))  # seconds are bytes
     quiet = replace(datasheet(a100(), DEEPSPEED), collective_overhead_s=0.0, op_overhead_s=0.0)
     alone = replace(DEEPSPEED, overlaps_grad_reduce=False)
-    plain = cost_model(traits=alone)
-    model = Volumes(plain.model, plain.training, plain.cluster, alone, quiet)
+    model = cost_model(traits=alone, calibration=quiet)
     strategy = {"zero_stage": stage, "overlap_param_gather": False, "overlap_grad_reduce": False}
     cost = model.layer(candidate(dp=n, **strategy), "decoder", "none")
     moved = cost.sync_s + cost.gather_s + cost.by_cause["dp"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,20 @@ def test_levels_nest_and_hold_the_job(num_gpus: int) -> None:
 def test_nodes_may_have_any_size() -> None:
     cluster = load_cluster("dgx_h100", 18, gpus_per_node=6)
     assert (cluster.num_nodes, cluster.levels[0].size, cluster.levels[1].size) == (3, 6, 18)
+
+
+def test_link_speeds_stand_in_the_catalog_alone() -> None:
+    """The YAMLs name the GPU's own link; only a network's bandwidth, and Grace's memory link, stand there."""
+    for path in (Path(__file__).parents[2] / "recipes" / "clusters").glob("*.yaml"):
+        for line in path.read_text().splitlines():
+            if line.startswith("- {name: nvlink"):
+                assert "bandwidth: nvlink" in line, path
+            if line.startswith("- {name: pcie"):
+                assert "bandwidth: pcie" in line, path
+    assert all(gpu.pcie > 0 for gpu in GPUS.values() if gpu.name != "cpu")
+    named = ("V100-SXM2-32GB", "A800-SXM-80GB", "H200", "H100-PCIE-80GB", "GB300")
+    assert [GPUS[name].nvlink / GB for name in named] == [150, 200, 450, 0, 900]
+
+
+def test_mxfp8_is_data_center_blackwells() -> None:
+    assert [GPUS[name].has_mxfp8 for name in ("H200", "B200", "GB300", "RTX-5090")] == [False, True, True, False]

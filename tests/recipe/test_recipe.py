@@ -19,7 +19,7 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Gpu, Software
-from orchestrator.recipe.clusters import RATES, cluster_from, load_cluster, names, quantity, stored, to_tree
+from orchestrator.recipe.clusters import RATES, check_cluster, cluster_from, load_cluster, names, quantity, stored, to_tree
 from orchestrator.recipe.keys import KEYS, Key, parse
 from orchestrator.recipe.read import read_arguments, read_yaml
 from orchestrator.recipe.settings import flatten
@@ -43,7 +43,7 @@ def text(path: Path, content: str) -> str:
 
 @pytest.mark.parametrize("value", ["12:30:00", "0123", "1_000", "0x10", "1e3", "yes", "null", "[1,2]", "{a: b}", "a=b", "é", " x", "$HOME"])
 def test_a_slurm_value_arrives_as_it_was_typed(value: str) -> None:
-    assert load("recipe=gpt_tiny", f"slurm.account={value}").slurm == {"account": value}
+    assert load("recipe=gpt_tiny", f"slurm.account={value}").slurm.account == value
 
 
 @settings(deadline=None)  # the machine may be busy
@@ -373,3 +373,25 @@ def refusal(key: Key, word: str) -> str | None:
 
 def test_to_tree_is_plain_yaml_content() -> None:
     assert to_tree(load_cluster("dgx_h100", 8))["gpu"]["memory"].endswith(" B")
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if gpu.name != "cpu"], ids=lambda gpu: gpu.name)
+def test_every_gpu_of_the_catalog_is_planned_for_where_it_is_found(gpu: Gpu) -> None:
+    for nvlink in (False, True):
+        machine = Machine(num_gpus=4, gpu_name=gpu.name, gpu_types=(gpu.name,), catalog_name=gpu.name, nvlink=nvlink, host_memory=2**38)
+        cluster = load("recipe=llama_tiny", "train.precision=fp16", machine=machine).cluster
+        linked = nvlink and gpu.nvlink > 0
+        assert (cluster.name, cluster.gpu, cluster.host_bandwidth) == ("here", gpu, gpu.pcie)
+        assert (cluster.levels[0].name, cluster.levels[0].bandwidth) == (("nvlink", gpu.nvlink) if linked else ("pcie", gpu.pcie))
+
+
+def test_a_level_takes_the_gpus_own_link(tmp_path: Path) -> None:
+    tree = read_yaml(Path(text(tmp_path / "c.yaml", "gpu: A100-SXM-80GB\ngpus_per_node: 8\nhost_memory: 1 GB\nhost_bandwidth: pcie / 2\n"
+                               "levels:\n- {name: nvlink, size: node, bandwidth: nvlink, latency: 2 us}\n")))  # fmt: skip
+    cluster = cluster_from(tree, "c", "c", 8)
+    assert (cluster.levels[0].bandwidth, cluster.host_bandwidth) == (300e9, 15.75e9)
+    check_cluster(cluster, "c")
+    with pytest.raises(InputError, match="nvlink: is not known of A100-PCIE-40GB: give a number and a unit"):
+        cluster_from({**tree, "gpu": "A100-PCIE-40GB"}, "c", "c", 8)
+    with pytest.raises(InputError, match="needs a number and a unit"):
+        cluster_from({**tree, "host_bandwidth": "pcie / 0"}, "c", "c", 8)

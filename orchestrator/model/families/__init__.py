@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from orchestrator.errors import InputError
+from orchestrator.extensions import Extensible
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.describe import layers
 from orchestrator.model.families.check import check_architecture, check_lengths
@@ -22,8 +23,8 @@ def _found() -> dict[str, Family]:
     return {module.FAMILY.name: module.FAMILY for module in modules if hasattr(module, "FAMILY")}
 
 
-FAMILIES: Final[dict[str, Family]] = _found()
-"""By name. A new one is a file in this folder, and nothing else."""
+FAMILIES: Final = Extensible("orchestrator.families", Family, _found())
+"""By name. A new one is a file in this folder, and nothing else; or another package's entry point."""
 
 
 def describe(architecture: Architecture, seq_length: int, decoder_seq_length: int | None = None) -> ModelSpec:

@@ -44,7 +44,7 @@ MEGATRON_ARGS=(
   --transformer-impl 'transformer_engine'
   --tokenizer-type 'BertWordPieceLowerCase'
   --padded-vocab-size '512'
-  --split '99,1,0'
+  --split '100,0,0'
   --eval-interval '20'
   --eval-iters '0'
   --log-interval '1'

@@ -42,7 +42,7 @@ MEGATRON_ARGS=(
   --mock-data
   --tokenizer-type 'NullTokenizer'
   --vocab-size '499'
-  --split '99,1,0'
+  --split '100,0,0'
   --eval-interval '20'
   --eval-iters '0'
   --log-interval '1'

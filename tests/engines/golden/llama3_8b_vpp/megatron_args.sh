@@ -51,7 +51,7 @@ MEGATRON_ARGS=(
   --mock-data
   --tokenizer-type 'NullTokenizer'
   --vocab-size '128255'
-  --split '99,1,0'
+  --split '100,0,0'
   --eval-interval '1000'
   --eval-iters '0'
   --log-interval '1'

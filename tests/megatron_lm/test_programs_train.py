@@ -1,0 +1,150 @@
+"""Megatron-LM's own programs, started through entry= with the arguments that we emit, train on gloo ranks to our worker's losses.
+
+Needs a checkout of Megatron-LM, tag core_v0.16.1, named by the variable MEGATRON_LM; skips without one. On 2 cores 5 minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = os.environ.get("MEGATRON_LM")
+HERE = Path(__file__).parent
+TAG = "core_v0.16.1"
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.megatron_lm,
+    pytest.mark.skipif(not CHECKOUT, reason=f"MEGATRON_LM names no checkout of Megatron-LM (tag {TAG})"),
+]
+
+STEPS, BATCH, SEQ, VOCAB = 6, 8, 32, 512
+SEED = 1234
+"""The default of every plan."""
+EVERY, EVAL_STEPS = 3, 2
+DOCUMENTS = 64
+"""Above the 48 samples that are trained on, and the 48 that Megatron asks for to evaluate on: none is drawn twice."""
+MODEL = (
+    "recipe=gpt_tiny", f"model.vocab_size={VOCAB}", "model.hidden_size=64", "model.num_layers=6", "model.ffn_hidden_size=128",
+    f"model.max_position_embeddings={SEQ}", f"train.seq_length={SEQ}", f"train.global_batch_size={BATCH}", f"train.steps={STEPS}",
+    "train.warmup=2", "engine=megatron", "launch=local",
+)  # fmt: skip
+"""A vocabulary without padding: our worker takes padding out of the softmax, Megatron-LM leaves it in."""
+EVALUATED = (f"train.eval_every={EVERY}", f"train.eval_steps={EVAL_STEPS}")
+
+PLANS: dict[str, tuple[str, ...]] = {
+    "data parallel, ZeRO-1": ("gpus=2", "pin.tp=1", "pin.pp=1", "pin.zero_stage=1"),
+    "tensor x pipeline, sequence parallel, modules recomputed": (
+        "gpus=4", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "pin.sequence_parallel=true", "pin.recompute=selective", "pin.zero_stage=0"
+    ),
+    "interleaved, all recomputed": ("gpus=2", "pin.pp=2", "pin.vpp=3", "pin.tp=1", "pin.recompute=full", "pin.zero_stage=0"),
+    "uneven stages": ("gpus=4", "pin.pp=4", "pin.vpp=1", "pin.layout=Et|tt|tt|tL"),
+    "pipeline ranks as neighbours, ZeRO-1": (
+        "gpus=4", "pin.pp=2", "pin.vpp=1", "pin.dp=2", "pin.zero_stage=1", "pin.rank_order=tp-cp-ep-pp-dp", "pin.recompute=none"
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where runs are made: the corpora in both orders, the programs, and our worker's rows."""
+
+    folder: Path
+    train: tuple[Path, Path]
+    valid: tuple[Path, Path]
+    rows: list[dict[str, Any]]
+
+    def program(self, name: str) -> Path:
+        return self.folder / "programs" / name
+
+
+def orchestrator(out: Path, *words: str) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl of one run."""
+    command = [sys.executable, "-m", "orchestrator.run", *words, f"out={out}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    logs = "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(out.glob("logs/rank-*.log")))
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:] + logs
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    import corpora
+
+    folder = tmp_path_factory.mktemp("megatron_lm")
+    (folder / "programs").mkdir()
+    for name in ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py"):
+        shutil.copy(HERE / "on_cpu.py", folder / "programs" / name)
+    evaluations = STEPS // EVERY + 1  # Megatron counts one at the end too (training.py, get_train_valid_test_num_samples)
+    train = corpora.make(folder, "train", DOCUMENTS, corpora.Reading(SEQ, STEPS * BATCH, SEED, VOCAB))
+    valid = corpora.make(folder, "valid", DOCUMENTS, corpora.Reading(SEQ, evaluations * EVAL_STEPS * BATCH, SEED, VOCAB), split=1)
+    rows = orchestrator(folder / "ours", *MODEL, *PLANS["data parallel, ZeRO-1"], *EVALUATED, f"data={train[1]}", f"data.valid={valid[1]}")
+    return Workshop(folder, train, valid, rows)
+
+
+def started(workshop: Workshop, out: Path, *words: str) -> list[dict[str, Any]]:
+    """The rows of Megatron's own program under these words."""
+    entry = (f"entry={workshop.program('pretrain_gpt.py')}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
+    return orchestrator(out, *MODEL, f"data={workshop.train[0]}", *entry, *words)
+
+
+def assert_same_losses(found: list[dict[str, Any]], expected: list[dict[str, Any]], *steps: int) -> None:
+    """To 1e-5. Not the second line after a start: Megatron prints the mean of the first two in it."""
+    by_step = {row["step"]: row["loss"] for row in found}
+    for row in expected:
+        if row["step"] in steps:
+            assert by_step[row["step"]] == pytest.approx(row["loss"], abs=1e-5), (row["step"], by_step)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_megatrons_program_trains_as_our_worker(name: str, workshop: Workshop, tmp_path: Path) -> None:
+    found = started(workshop, tmp_path / "run", *PLANS[name])
+    assert len(found) == STEPS
+    assert_same_losses(found, workshop.rows, 1, 3, 4, 5, 6)
+    for row, ours in zip(found, workshop.rows, strict=True):
+        assert row["grad_norm"] == pytest.approx(ours["grad_norm"], abs=6e-4), "printed to three digits"
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_the_other_programs_train_too(family: str, workshop: Workshop, tmp_path: Path) -> None:
+    """On sentences of their own: they mask and corrupt by their own rules, so that the losses are not our worker's. Without a network
+    BertWordPieceLowerCase reads its vocabulary only with --legacy-tokenizer."""
+    import corpora
+
+    sentences, vocabulary = corpora.sentences(tmp_path)
+    program = (f"entry={workshop.program(f'pretrain_{family}.py')}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
+    data = f"entry.args=--data-path {sentences} --vocab-file {vocabulary} --legacy-tokenizer"
+    steps = ("train.steps=5", "train.warmup=0")
+    words = (f"recipe={family}_tiny", "gpus=2", "pin.tp=2", "pin.pp=1", *steps, "engine=megatron", "launch=local")
+    rows = orchestrator(tmp_path / "run", *words, *program, data)
+    assert len(rows) == 5
+    assert rows[0]["loss"] == pytest.approx(math.log(384), abs=0.1), "260 of bert and 384 of t5 are padded to 384"
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
+
+
+def test_it_evaluates_as_our_worker_and_goes_on_in_another_layout(workshop: Workshop, tmp_path: Path) -> None:
+    saved, out = tmp_path / "saved", tmp_path / "continued"
+    alone = ("pin.zero_stage=0", "pin.vpp=1", "entry.without=--async-save --use-persistent-ckpt-worker")
+    evaluated = (*EVALUATED, f"data.valid={workshop.valid[0]}")
+    first = started(workshop, saved, "gpus=2", "pin.tp=2", *alone, *evaluated, f"train.save_every={EVERY}")
+    assert_same_losses(first, workshop.rows, 1, 3, 4, 5, 6)
+    printed = (saved / "logs" / "rank-1.log").read_text()
+    (loss,) = re.findall(rf"validation loss at iteration {EVERY} \| lm loss value: (\S+)", printed)
+    (ours,) = (row["valid_loss"] for row in workshop.rows if row["step"] == EVERY)
+    assert float(loss) == pytest.approx(ours, abs=1e-5)
+
+    (saved / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(EVERY))
+    more = f"entry.args=--load {saved / 'checkpoints'}"
+    rest = started(workshop, out, "gpus=2", "pin.pp=2", "pin.tp=1", "pin.zero_stage=0", "pin.vpp=1", more)
+    assert [row["step"] for row in rest] == [4, 5, 6]
+    assert_same_losses(rest, workshop.rows, 4, 6)

@@ -1,0 +1,385 @@
+"""Random plans' megatron_args.sh through Megatron-LM's own parser, validate_args, sample counts and configuration classes, value by value
+against engine.json.
+
+    MEGATRON_LM=CHECKOUT python tests/megatron_lm/thousand.py [NUMBER [SEED]]
+
+Under a tag after core_v0.16.1 the checkout's megatron.core is used too (it needs Triton, also on a machine without a GPU). Prints what
+failed by kind, and exits with 1 where something did.
+
+2026-11-22, seed 0, one of two shared cores: 1,000 files (of 9,881 drawn, the others illegal) under tag core_v0.16.1, none refused, no value
+another, 391 s; the same 1,000 under tag core_v0.19.0, none refused, no value another, 551 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import types
+import typing
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+COMPUTED = {
+    # The class of the data-parallel wrapper computes it from the group's size (distributed_data_parallel.py:64-80).
+    ("ddp", "bucket_size"),
+    # Weights are initialised on the device either way; a machine without a GPU is not what Megatron-LM's programs are for.
+    ("transformer_config", "use_cpu_initialization"),
+}
+
+
+def random_plan(draw: random.Random) -> Any:
+    """A plan of the megatron engine from everything that its command line can say; None where these choices are not legal together."""
+    from hand_plans import BERT, GPT, LLAMA, T5, make_plan, situation_of
+    from msgspec.structs import replace
+
+    from orchestrator.engines import ENGINES
+    from orchestrator.engines.megatron_args import why_not
+    from orchestrator.hardware.spec import Software
+    from orchestrator.model.training import Training
+    from orchestrator.plan import RunSettings, Source
+    from orchestrator.strategy.spec import PP_BEFORE_DP
+
+    one = draw.choice
+    family = one([GPT, GPT, LLAMA, LLAMA, LLAMA, BERT, T5])
+    heads = one([8, 12, 16, 32, 40, 96])
+    layers = one([2, 4, 8, 12, 24, 32])
+    model = replace(
+        family, num_layers=layers, decoder_num_layers=layers if family is T5 else 0, num_attention_heads=heads, hidden_size=64 * heads,
+        ffn_hidden_size=one([128, 256]) * heads, kv_channels=one([None, 64]), vocab_size=one([260, 32000, 50257, 128256, 151665]),
+        max_position_embeddings=4096, norm_epsilon=one([1e-5, 1e-6]), hidden_dropout=one([0.0, 0.1]), attention_dropout=one([0.0, 0.1]),
+        make_vocab_size_divisible_by=one([128, 128, 64, 384]),
+    )  # fmt: skip
+    if family is LLAMA:
+        model = replace(
+            model, num_query_groups=one([heads, heads // 2, heads // 4]), rotary_base=one([10000, 500000]), add_qkv_bias=one([True, False]),
+            rope_scaling_factor=one([None, None, 8.0]), tie_embeddings=one([True, False]),
+        )  # fmt: skip
+    elif family is not T5:
+        model = replace(model, tie_embeddings=family is BERT or one([True, False]))
+    gpu = one(["H100-SXM-80GB", "H100-SXM-80GB", "A100-SXM-80GB", "B200", "V100-SXM2-32GB"])
+    precision = one(["bf16", "bf16", "bf16", "fp16", "fp32", "fp8"])
+    optimizer = one(["adamw", "adamw", "adamw", "sgd"])
+    reduced = one(["fp32", "fp32", "bf16"]) if precision in ("bf16", "fp8") else "fp32"
+    aware = precision in ("bf16", "fp8") and optimizer == "adamw" and one([True, False, False])
+    steps = one([10, 100, 1000])
+    batch = one([64, 128, 256, 96])
+    training = Training(
+        global_batch_size=batch, seq_length=one([512, 2048, 4096]), decoder_seq_length=256 if family is T5 else None, precision=precision,
+        fp8_recipe=one(["delayed", "tensorwise", "blockwise", "mxfp8"]) if precision == "fp8" else None, optimizer=optimizer,
+        lr=one([3e-4, 1e-3, 6e-5]), min_lr=one([0.0, 1e-5]), schedule=one(["cosine", "linear", "constant"]),
+        warmup=one([0, 1, 3, steps // 2]), steps=steps, betas=one([(0.9, 0.95), (0.9, 0.999)]), eps=one([1e-8, 1e-5]),
+        weight_decay=one([0.1, 0.01, 0.0]), clip=one([1.0, 0.0, 0.5]), grad_reduce_dtype=reduced, grad_accum_dtype=reduced,
+        precision_aware_optimizer=aware, exp_avg_dtype=one(["fp32", "bf16", "fp8"]) if aware else "fp32", seed=draw.randint(1, 10**6),
+    )  # fmt: skip
+    world = one([8, 16, 24, 32, 64])
+    tp, pp, cp = one([1, 1, 2, 4, 8, 3]), one([1, 1, 2, 4, 8]), one([1, 1, 1, 2])
+    if world % (tp * pp * cp) or (pp > 1 and family is T5):
+        return None
+    dp = world // (tp * pp * cp)
+    vpp = one([1, 1, 2, 3]) if pp > 1 else 1
+    micro = one([1, 2, 4])
+    if batch % (dp * micro):
+        return None
+    chunks = pp * vpp
+    sizes = [layers // chunks] * chunks
+    if pp > 1 and layers >= chunks and one([True, False]):
+        for _ in range(layers - sum(sizes)):
+            sizes[draw.randrange(chunks)] += 1
+        if min(sizes) > 1:
+            sizes[0], sizes[1] = sizes[0] - 1, sizes[1] + 1
+    if family is not T5 and (sum(sizes) != layers or min(sizes) < 1):
+        return None
+    least = min(sum(sizes[stage::pp]) for stage in range(pp)) if family is not T5 else layers
+    mode = one(["none", "none", "selective", "mlp", "layernorm", "core_attn+layernorm", "full"])
+    recompute = [(mode, 1 if mode == "full" and vpp > 1 else least if mode != "none" else 0)] * pp if mode != "none" else None
+    if mode == "full" and (vpp > 1 or len(set(sizes)) > 1):
+        recompute = [("full", 1)] * pp
+    run: dict[str, Any] = {"save_every": one([0, 10])}
+    data = one(["none", "one", "blend", "valid"])
+    if data == "one":
+        run |= {"data": "/data/corpus.idx", "tokenizer": one([None, "/tok"])}
+    elif data == "blend":
+        run |= {"blend": (Source(weight=0.7, path="/data/web.idx"), Source(weight=0.3, path="/data/it's code.idx"))}
+    elif data == "valid":
+        run |= {"data": "/data/corpus.idx", "valid": "/data/valid.idx", "eval_every": one([0, 7]), "eval_steps": 3}
+    if data in ("one", "blend") and one([True, False]):
+        run |= {"split": one([(90.0, 10.0), (8.0, 1.0, 1.0)]), "eval_every": one([0, 5]), "eval_steps": 2}
+    if one([True, False, False]):
+        run["wandb"] = {"project": "it's mine"}
+    extra = one([{}, {}, {"init_method_std": 0.01}, {"log_throughput": True}, {"bias_dropout_fusion": False}, {"bucket_size": 10**6},
+                 {"window_size": [1024, 0]}, {"bias_activation_fusion": False}])  # fmt: skip
+    zero = one([0, 1, 1, 1, 2, 3])
+    more: dict[str, Any] = {}
+    if zero >= 2:
+        more["megatron_fsdp"] = True
+    if zero == 1 and one([True, False, False]) and dp % 2 == 0 and dp > 2:
+        more["zero_shard_size"] = dp * cp // 2
+    if tp > 1:
+        more["tp_comm_overlap"] = one([True, False, False, False])
+    if cp > 1:
+        more["cp_comm_type"] = one(["p2p", "a2a", "all_gather"])
+    software = one([Software(), Software(), Software(), Software(transformer_engine=False, flash_attention=False, apex=False)])
+    plan = make_plan(
+        model=model, gpu=gpu, world=world, software=software, training=training, tp=tp, pp=pp, vpp=vpp, cp=cp, zero_stage=zero,
+        micro_batch_size=micro, sizes=None if family is T5 else sizes, recompute=recompute,
+        sequence_parallel=tp > 1 and one([True, True, False]),
+        overlap_grad_reduce=one([True, True, False]), overlap_param_gather=one([True, True, False]), **more,
+    )  # fmt: skip
+    plan = replace(plan, run=RunSettings(**run), extra={"megatron": extra} if extra else {})
+    if pp > 1 and dp > 1 and one([True, False, False]):
+        plan = replace(plan, rank_order=PP_BEFORE_DP)
+    rules = ENGINES["megatron"].capabilities(software)
+    if rules.broken_rule(plan.candidate, situation_of(plan)) is not None or why_not(plan) is not None:
+        return None
+    return plan
+
+
+def words_of(script: str, folder: Path) -> list[str]:
+    """What bash reads in megatron_args.sh."""
+    path = folder / "megatron_args.sh"
+    path.write_text(script)
+    done = subprocess.run(
+        ["bash", "-euc", f'source {path}; printf "%s\\0" "${{MEGATRON_ARGS[@]}}"'], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split("\0")[:-1]
+
+
+def present(*args: Any, **kwargs: Any) -> None:
+    """Stands for a part of Transformer Engine of which Megatron's checks ask only whether it is there."""
+
+
+class FusedAdam:
+    """Stands for Transformer Engine's, of whose arguments Megatron asks (optimizer_config.py)."""
+
+    def __init__(
+        self, params: Any = None, master_weights: Any = None, use_decoupled_grad: Any = None, store_param_remainders: Any = None,
+        master_weight_dtype: Any = None, exp_avg_dtype: Any = None, exp_avg_sq_dtype: Any = None,
+    ) -> None: ...  # fmt: skip
+
+
+class Megatron:
+    """The checkout's own code, in this process, without a GPU."""
+
+    def __init__(self, checkout: str) -> None:
+        sys.path.insert(0, checkout)
+        sys.path.insert(1, str(ROOT))
+        sys.path.insert(2, str(ROOT / "tests" / "engines"))
+        sys.path.insert(3, str(HERE))
+        import on_cpu
+
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            on_cpu.without_triton()
+        sys.path.remove(str(HERE))
+        if not hasattr(typing, "override"):  # from 0.17 on Megatron-LM is for Python 3.12
+            typing.override = lambda method: method  # type: ignore[attr-defined]
+        import torch
+        from megatron.training import arguments, global_vars, training
+
+        try:
+            from megatron.training.argument_utils import core_transformer_config_from_args
+        except ImportError:
+            from megatron.training.arguments import core_transformer_config_from_args
+        from megatron.core.models.common.embeddings import rope_utils
+
+        self.te_parts = {rope_utils: ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")}
+        self.torch, self.arguments, self.training, self.globals = torch, arguments, training, global_vars
+        self.transformer_config = core_transformer_config_from_args
+        release = (Path(checkout) / "megatron" / "core" / "package_info.py").read_text()
+        self.version = ".".join(re.search(rf"^{part} = (\d+)", release, re.M).group(1) for part in ("MAJOR", "MINOR", "PATCH"))  # type: ignore[union-attr]
+        import megatron.core
+
+        assert Path(megatron.core.__file__).is_relative_to(checkout), megatron.core.__file__
+
+    def read(self, words: list[str], plan: Any, environment: dict[str, str]) -> Any:
+        """The arguments as the program has them when it starts."""
+        capability = float(plan.cluster.gpu.compute_capability)
+        major = (int(capability), int(10 * capability) % 10)
+        self.torch.cuda.get_device_capability = lambda *args: major
+        for module in (self.arguments, sys.modules["megatron.training.utils"], sys.modules["megatron.core.utils"]):
+            if hasattr(module, "get_device_arch_version"):
+                module.get_device_arch_version = lambda: major[0]
+        te = plan.cluster.software.transformer_engine
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").startswith("megatron.") and "is_te_min_version" in vars(module):
+                module.is_te_min_version = lambda *args, **kwargs: te  # type: ignore[attr-defined]
+        for module, names in self.te_parts.items():
+            for name in names:
+                setattr(module, name, present if te else None)
+        for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers"):
+            sys.modules.pop(name, None)
+            if te:
+                sys.modules[name] = types.ModuleType(name)
+                sys.modules[name].FusedAdam = FusedAdam  # type: ignore[attr-defined]
+        os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+        os.environ |= environment | {"WORLD_SIZE": str(plan.world_size), "RANK": "0", "LOCAL_RANK": "0"}
+        sys.argv = ["pretrain_gpt.py", *words]
+        args = self.arguments.parse_args()
+        self.arguments.validate_args(args)
+        args.iteration = 0
+        return args
+
+
+def same(wanted: Any, found: Any, torch: Any) -> bool:
+    """Whether a value of engine.json is the one of Megatron's class."""
+    if isinstance(found, torch.dtype):
+        return getattr(torch, str(wanted), None) is found
+    if callable(found):
+        name = getattr(found, "__name__", "")
+        return wanted == name or (wanted, name) == ("relu", "gelu")
+    if hasattr(found, "name") and not isinstance(found, str):  # an enumeration
+        return str(wanted) == found.name
+    if isinstance(found, tuple):
+        return list(found) == wanted
+    if type(found).__name__ == "PipelineParallelLayerLayout":
+        return True  # compared by `layout`, as the text that was given
+    return bool(wanted == found) or (not wanted and not found)
+
+
+def differences(megatron: Megatron, plan: Any, engine: dict[str, Any], args: Any) -> list[str]:
+    """Every value that Megatron has otherwise than engine.json."""
+    from orchestrator.engines.megatron_args import strongest_recompute
+    from orchestrator.workers.schedule import learning_rate
+
+    training, torch = megatron.training, megatron.torch
+    found: list[str] = []
+
+    def compare(what: str, wanted: Any, there: Any) -> None:
+        if not same(wanted, there, torch):
+            found.append(f"{what}: engine.json {wanted!r}, Megatron {there!r}")
+
+    config = megatron.transformer_config(args)
+    for name, value in (engine["transformer_config"] | strongest_recompute(plan)).items():
+        if ("transformer_config", name) in COMPUTED or name == "transformer_impl":
+            continue
+        if name == "recompute_modules" and value is None:
+            continue  # Megatron's default stands where nothing is recomputed by modules
+        if name == "add_qkv_bias":
+            value = value or engine["transformer_config"]["add_bias_linear"]  # Megatron says of both that there is one
+        compare(f"transformer_config.{name}", value, getattr(config, name))
+    compare("transformer_impl", engine["module"]["implementation"], args.transformer_impl)
+    (optimizer, *_) = training.get_megatron_optimizer_config(args)
+    others = "sgd_" if engine["optimizer"]["optimizer"] == "adam" else "adam_"
+    for name, value in engine["optimizer"].items():
+        if name.startswith(others):
+            continue
+        if hasattr(optimizer, name):
+            compare(f"optimizer.{name}", value, getattr(optimizer, name))
+        elif hasattr(args, name):
+            compare(f"optimizer.{name}", value, getattr(args, name))
+        elif value != (True if name == "decoupled_weight_decay" else None):
+            found.append(f"optimizer.{name}: Megatron has none")
+    flags = {"grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32", "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
+             "average_in_collective": "ddp_average_in_collective"}  # fmt: skip
+    for name, value in engine["ddp"].items():
+        if name == "grad_reduce_in_fp32" and plan.training.precision == "fp32":
+            continue  # gradients are of the weights' type, fp32, either way
+        if ("ddp", name) not in COMPUTED:
+            compare(f"ddp.{name}", value, getattr(args, flags.get(name, name)))
+    padded = vocabulary(args) if args.padded_vocab_size is None else args.padded_vocab_size
+    model = engine["model"]
+    compare("vocabulary", model["vocab_size"], padded)
+    compare("positions", model["max_sequence_length"], args.max_position_embeddings)
+    compare("position_embedding_type", model["position_embedding_type"], args.position_embedding_type)
+    compare("tied", model["share_embeddings_and_output_weights"], not args.untie_embeddings_and_output_weights)
+    if "rotary_base" in model:
+        compare("rotary_base", model["rotary_base"], args.rotary_base)
+    compare("rope_scaling", model.get("rope_scaling", False), args.use_rope_scaling)
+    sizes = {
+        "data_parallel_size": plan.dp, "seq_length": plan.training.seq_length, "train_iters": plan.training.steps,
+        "micro_batch_size": plan.micro_batch_size, "global_batch_size": plan.global_batch_size, "seed": plan.training.seed,
+    }  # fmt: skip
+    for name, value in sizes.items():
+        compare(name, value, getattr(args, name))
+    compare("rank order", "tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp", "-".join(plan.rank_order))
+    megatron.globals._GLOBAL_ARGS = args
+    train, valid, _ = training.get_train_valid_test_num_samples()
+    compare("samples", plan.training.steps * plan.global_batch_size, train)
+    evaluations = plan.training.steps // plan.run.eval_every + 1 if plan.run.eval_every else 0
+    compare("samples of evaluation", evaluations * plan.run.eval_steps * plan.global_batch_size, valid)
+    group: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "max_lr": plan.training.lr, "min_lr": plan.training.min_lr}
+    scheduler = training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[group]))
+    for step in range(min(plan.training.steps, 120)):
+        wanted = learning_rate(plan.training, step)
+        if abs(group["lr"] - wanted) > 1e-9 * plan.training.lr:
+            of = f"of step {step + 1} of a {plan.training.schedule} schedule"
+            found.append(f"rate: {of}, ours {wanted:.9g}, Megatron's {group['lr']:.9g}")
+            break
+        scheduler.step(increment=plan.global_batch_size)
+    return found
+
+
+def vocabulary(args: Any) -> int:
+    """NullTokenizer's ids, padded as Megatron pads them."""
+    try:
+        from megatron.training.vocab_utils import calculate_padded_vocab_size
+    except ImportError:
+        from megatron.training.tokenizer.tokenizer import _vocab_size_with_padding
+
+        return int(_vocab_size_with_padding(args.vocab_size + 1, args, logging_enabled=False))
+    return int(
+        calculate_padded_vocab_size(
+            args.vocab_size + 1, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size, logging_enabled=False
+        )
+    )
+
+
+def main(number: int, seed: int) -> int:
+    import tempfile
+
+    warnings.filterwarnings("ignore")
+    megatron = Megatron(str(Path(os.environ["MEGATRON_LM"]).resolve()))
+    from orchestrator.engines import ENGINES
+    from orchestrator.errors import InputError
+
+    draw = random.Random(seed)
+    begin = time.perf_counter()
+    done, tried, kinds, examples = 0, 0, Counter[str](), dict[str, str]()
+    with tempfile.TemporaryDirectory() as folder:
+        while done < number:
+            tried += 1
+            plan = random_plan(draw)
+            if plan is None:
+                continue
+            try:
+                job = ENGINES["megatron"].translate(plan)
+            except InputError as error:
+                if not error.args and "stages" not in str(error) and "divide" not in str(error):
+                    raise
+                continue
+            files = {file.path: file.content for file in job.files}
+            words = words_of(files["megatron_args.sh"], Path(folder))
+            done += 1
+            said = io.StringIO()
+            try:
+                with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                    args = megatron.read(words, plan, dict(job.environment))
+                    wrong = differences(megatron, plan, json.loads(files["engine.json"]), args)
+            except (Exception, SystemExit) as error:
+                wrong = [f"refused: {type(error).__name__}: {str(error) or said.getvalue()[-300:]}"]
+            for text in wrong:
+                kind = text.split(":")[0] if not text.startswith("refused") else text[:160]
+                kinds[kind] += 1
+                examples.setdefault(kind, f"{text}\n      {' '.join(words)[:3000]}")
+    print(f"Megatron-LM {megatron.version}: {done} files of {tried} drawn, seed {seed}, {time.perf_counter() - begin:.0f} s")
+    for kind, count in kinds.most_common():
+        print(f"  {count:4} {examples[kind]}")
+    return bool(kinds)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(int(word) for word in (sys.argv[1:] + ["1000", "0"][len(sys.argv) - 1 :]))))
