@@ -15,9 +15,9 @@ from math import ceil
 from typing import NamedTuple
 
 from orchestrator.cost.bounds import filled
+from orchestrator.cost.layerwise import AnalyticPrices, Outer, Prices, ProfilePrices, Way, plan_price, stage_price
 from orchestrator.cost.schedule import in_flight
 from orchestrator.errors import NoPlanError
-from orchestrator.search.layerwise_prices import AnalyticPrices, Outer, Prices, ProfilePrices, Way, plan_price, stage_price
 from orchestrator.search.layerwise_stage import INFINITE, ROUNDING, Front, StageSolver, mean
 from orchestrator.search.partition import Partitions, Pipeline, Steps, through
 from orchestrator.search.partition import Way as StageWay

@@ -1,9 +1,8 @@
 """The ways to compute one stage's layers within its bytes, each layer in one of its options, changes of tp between neighbours paid for.
 
-A dynamic program over the layers. A point is what some choice for the layers so far adds up to: bytes, the largest transient, seconds
-forward and backward, of the reduction and the update. Dropped is a point that another one with the same tp covers in all of these (identical
-layers make the same sums in any order, so that a run adds no more points than it has different sums), one that no longer fits, and one whose
-bound is not below what is asked for.
+A dynamic program over the layers. A point is what some choice for the layers so far adds up to: bytes, the largest transient, seconds.
+Identical layers make the same sums in any order, so that a run adds no more points than it has different sums. Dropped is a point that no
+longer fits, one whose bound is not below what is asked for, and behind a run one that another with the same tp covers in everything.
 
 The bound puts a price on bytes (Lagrangian relaxation; Handler and Zang, "A dual algorithm for the constrained shortest path problem",
 Networks 1980): the fastest sequence at that price is a shortest path, and less the price of all bytes there are it undercuts every sequence
@@ -20,7 +19,7 @@ from itertools import groupby
 from operator import le
 from typing import NamedTuple
 
-from orchestrator.search.layerwise_prices import Outer, Prices, Way, stage_price
+from orchestrator.cost.layerwise import Outer, Prices, Way, stage_price
 from orchestrator.strategy.layerwise import LayerwiseStage
 
 INFINITE = float("inf")
@@ -147,7 +146,7 @@ class StageSolver:
             kind: {pair: weight * mean(self.sums(*seconds, 0.0, 0.0), share) for pair, seconds in pairs.items()}
             for kind, pairs in self.switch.items()
         }
-        before = [{0: 0.0}, *({tp: 0.0 for tp in self.options[kind]} for kind in self.layers)]
+        before = [{0: 0.0}, *(dict.fromkeys(self.options[kind], 0.0) for kind in self.layers)]
         rest, onwards = before[-1], list[dict[int, int]]()
         rows = [rest]
         for i in range(len(self.layers) - 1, -1, -1):
@@ -252,7 +251,7 @@ class StageSolver:
                 continue
             solved += 1
             solver = parts.get((low, high), self)
-            found, whole = solver._ways(top)
+            found, whole = solver.fastest(top)
             if not whole:
                 left = min(left, solver.least)
             ways = uncovered([*ways, *found])
@@ -278,7 +277,7 @@ class StageSolver:
         """Of seconds, what a way must not be beaten in: of a stage that is alone the two sums."""
         return self.sums(forward, backward, sync, optimizer) if self.alone else (forward, backward, sync, optimizer)
 
-    def _ways(self, upper: float) -> tuple[list[LayerwiseStage], bool]:
+    def fastest(self, upper: float) -> tuple[list[LayerwiseStage], bool]:
         """(those below `upper` that fit and no other one covers, whether none was left out for number)."""
         most = (upper - self.constant + self.share * self.ahead + self.price * self.cap) * (1 + ROUNDING)
         room, slack, complete = self.room * (1 + ROUNDING), self.prices.slack, True
@@ -327,7 +326,8 @@ class StageSolver:
         ends = [point for some in points.values() for point in some if point[0][0] + slack * point[0][1] <= self.room]
         if self.alone:  # only the best is wanted
             ends = sorted(ends, key=lambda point: max(point[0][2], point[0][3] - self.ahead))[:1]
-        return uncovered([cost for _, _, trace, _ in ends if self.seconds(cost := self._made(trace)) < upper]), complete
+        made = [self._made(trace) for _, _, trace, _ in ends]
+        return uncovered([cost for cost in made if self.seconds(cost) < upper]), complete
 
     def _made(self, trace: _Trace) -> LayerwiseStage:
         ways: list[Way] = []
