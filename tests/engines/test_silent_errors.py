@@ -20,6 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Situation
+from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
 
@@ -89,7 +90,7 @@ def test_4_a_pipeline_under_deepspeed_has_zero_0_only_where_the_worker_clips() -
         capabilities = ENGINES["megatron_deepspeed"].capabilities(given.cluster.software)
         for schedule in {*capabilities.schedules} - ({"deepspeed_1f1b"} if precision == "fp32" else set()):
             chosen = replace(candidate("megatron_deepspeed", pp=2, dp=4, num_microbatches=16), schedule=schedule)
-            assert capabilities.broken_rule(chosen, given) is not None
+            assert broken_rule(capabilities, chosen, given) is not None
 
 
 @pytest.mark.parametrize("name", WITH_DS_CONFIG)
