@@ -14,12 +14,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from orchestrator.commands import command
 from orchestrator.errors import InputError, LaunchError, nearest
 from orchestrator.recipe.keys import Key, parse, shown
 from orchestrator.recipe.sources import existing_folder
+
+USAGE: Final = "usage: python -m orchestrator.data input=PATH[,PATH] out=PREFIX [tokenizer=DIR] [documents=blank_lines] [workers=N]"
+Documents = Literal["file", "blank_lines", "lines"]
+"""How a text file is cut; a .jsonl has one a line."""
 
 KEYS: Final = {
     key.name: key
@@ -27,6 +31,9 @@ KEYS: Final = {
         Key(name="input", type=str, help="text, .jsonl (its field text), or folders of them; a comma between two"),
         Key(name="out", type=str, help="prefix of the .bin and .idx to write"),
         Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
+        Key(name="documents", type=Documents, help="what one of a text file is: the file, what stands between blank lines, or a line; "
+            "Megatron-LM divides whole documents over training and evaluation", default="file"),
+        Key(name="separator", type=str, help=r"text that stands between two documents of a text file instead; \n is a line break"),
         Key(name="workers", type=int, help="processes", default="the cores of this machine", low=1, high=1024),
     )
 }
@@ -59,7 +66,7 @@ def start(command: Sequence[str]) -> int:
 
 def help_text() -> str:
     lines = [f"  {key.name:<10} {key.help}{f' [{key.default}]' if key.default else ''}" for key in KEYS.values()]
-    return "\n".join(["usage: python -m orchestrator.data input=PATH[,PATH] out=PREFIX [tokenizer=DIR] [workers=N]", "", *lines])
+    return "\n".join([USAGE, "", *lines])
 
 
 def read(words: Sequence[str]) -> dict[str, Any]:
@@ -99,11 +106,17 @@ def arguments(words: Sequence[str]) -> list[str]:
         if path.endswith((".bin", ".idx")) and all(Path(path).with_suffix(suffix).is_file() for suffix in (".bin", ".idx")):
             raise InputError("input", shown(path), "is Megatron's own format already: token ids, no text")
     out = free_prefix(given["out"])
+    if "documents" in given and "separator" in given:
+        why = f"documents={given['documents']} is given too: one of them cuts the text"
+        raise InputError("separator", shown(given["separator"]), why)
+    cut = ["--documents", given["documents"]] if "documents" in given else []
+    if "separator" in given:
+        cut = ["--separator", given["separator"].replace("\\n", "\n").replace("\\t", "\t")]
     tokenizer = ["--tokenizer", existing_folder("tokenizer", given["tokenizer"])] if "tokenizer" in given else []
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise LaunchError(f"{', '.join(missing)}: not installed (pip install -e '.[engines]')")
-    return ["--out", out, *tokenizer, "--workers", str(given.get("workers", os.cpu_count() or 1)), "--", *inputs]
+    return ["--out", out, *tokenizer, *cut, "--workers", str(given.get("workers", os.cpu_count() or 1)), "--", *inputs]
 
 
 def free_prefix(out: str) -> str:

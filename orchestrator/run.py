@@ -29,6 +29,7 @@ from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
+from orchestrator.engines.megatron_args import SCRIPT, megatron_flags, why_not
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
@@ -37,6 +38,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prices, json_schema, to_json
 from orchestrator.recipe import Settings
+from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.unasked import Unasked, unasked
@@ -83,7 +85,7 @@ def run(words: Sequence[str]) -> int:
         return layerwise_run(settings, out)
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
-    job = the_job(settings, found.plan)
+    job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
     python = None if lacks or settings.container else sys.executable
@@ -114,6 +116,8 @@ class Found(Value, frozen=True, kw_only=True):
     """What the user could have asked for, priced on the plan."""
     alone: tuple[DataParallel, ...] = ()
     """Data parallelism alone, where the plan is more than that."""
+    said: Plan | None = None
+    """Where an engine's own program can't be told the plan: the fastest that it can."""
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
 
@@ -121,6 +125,13 @@ class Found(Value, frozen=True, kw_only=True):
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
     software = settings.cluster.software
     return [(engine.capabilities(software), engine.traits(software)) for engine in engines]
+
+
+def searched_pairs(engines: Sequence[Engine], settings: Settings, *, programs: bool) -> list[tuple[Capabilities, Traits]]:
+    """What a search moves in: what the engines' workers run or, with `programs`, what their own programs can be told."""
+    software = settings.cluster.software
+    able = [engine.program.capabilities if programs and engine.program else engine.capabilities for engine in engines]
+    return [(capabilities(software), engine.traits(software)) for capabilities, engine in zip(able, engines, strict=True)]
 
 
 def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration.Calibrated | None]:
@@ -144,7 +155,7 @@ def searched_plan(settings: Settings) -> Found:
     engines = exchanging(asked_engines(settings), settings)
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
-    pairs = engine_pairs(engines, settings)
+    pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
     calibrations = [calibration.priced(settings.cluster, traits, file) for (_, traits), file in zip(pairs, files, strict=True)]
     with without_gc():
@@ -167,6 +178,7 @@ def searched_plan(settings: Settings) -> Found:
             print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
         index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
         plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
+        said = None if settings.entry is not None else said_plan(plan, model, engines, settings, calibrations)
 
         def why_not(questions: Pins) -> tuple[Explanation, ...]:
             return explain(questions, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
@@ -184,8 +196,30 @@ def searched_plan(settings: Settings) -> Found:
         narrower=narrower,
         unasked=unasked(plan, *pairs[index], calibrations[index]),
         alone=alone,
+        said=said,
         limit=settings.limit.of(calibrations[index].memory_margin),
     )
+
+
+def said_plan(
+    plan: Plan, model: ModelSpec, engines: Sequence[Engine], settings: Settings, calibrations: Sequence[calibration.Calibration]
+) -> Plan | None:
+    """The fastest plan that an engine's own program can be told, where it can't be told this one; None: it can, or none."""
+    training = settings.training
+    for engine, constants in zip(engines, calibrations, strict=True):
+        program = engine.program
+        if program is None or program.why_not(plan) is None or program.why_never(settings.architecture, training) is not None:
+            continue
+        pair = searched_pairs([engine], settings, programs=True)
+        try:
+            found = search(model, training, settings.cluster, pair, settings.pins, settings.limit, constants, run=settings.run,
+                           clock=time.monotonic, budget_s=settings.budget_s, top_k=1).plan  # fmt: skip
+        except NoPlanError:
+            continue
+        found = msgspec.structs.replace(found, extra=plan.extra)
+        if program.why_not(found) is None:
+            return found
+    return None
 
 
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
@@ -310,14 +344,32 @@ def saved_plan(settings: Settings) -> Found:
     return Found(plan=plan, limit=limit)
 
 
-def the_job(settings: Settings, plan: Plan) -> Job:
-    """The plan as the job of our worker, or of the user's own program, with the user's variables. Raises InputError."""
+def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
+    """The plan as the job of our worker, or of the user's own program, with the user's variables. `said`: as `Found`. Raises InputError."""
     job = ENGINES[plan.engine].translate(plan)
+    if said is not None and (program := ENGINES[said.engine].program) is not None:
+        job = program.beside(job, plan, said)
     if settings.entry is not None:
         job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
                         render.exit_minutes(settings.slurm.get("time")), settings.entry_launcher)  # fmt: skip
         job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
-    return render.with_environment(job, settings.env)
+    return render.with_environment(with_enough_documents(settings, plan, job), settings.env)
+
+
+def with_enough_documents(settings: Settings, plan: Plan, job: Job) -> Job:
+    """The job of Megatron-LM's program, whose data has what its --split asks for. Raises InputError where not; beside our worker, which
+    cuts anywhere in a text, a note says so of megatron_args.sh."""
+    if plan.engine != "megatron" or SCRIPT[plan.model.stack] != "pretrain_gpt.py":
+        return job
+    if settings.entry is not None:
+        check_documents(job.arguments, plan.training.seq_length)
+        return job
+    flags = megatron_flags(plan) if why_not(plan) is None else ()
+    try:
+        check_documents([word for flag in flags for word in flag], plan.training.seq_length)
+    except InputError as error:
+        return msgspec.structs.replace(job, notes=(*job.notes, f"megatron_args.sh can't be started: {error}"))
+    return job
 
 
 # --------------------------------------------------------------------------------------------------------------- start

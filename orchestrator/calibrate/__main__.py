@@ -1,13 +1,16 @@
-"""`python -m orchestrator.calibrate runs=DIR_OR_CSV [out=FILE_OR_DIR] [all=true]`: fits the cost model's constants to measured runs.
+"""Fits the cost model's constants to measured runs.
+
+    python -m orchestrator.calibrate runs=DIR_OR_CSV [out=FILE_OR_DIR] [all=true] [planned=DIR]
 
 `runs`: a table in the schema of published measurements, a folder of them, or a folder of our own runs (plan.json, metrics.jsonl in each).
 `out`: where the calibration files go; without it they are printed. `all=true` also fits on the runs that are otherwise kept out.
+`planned`: where the files of the planned engines go that carry constants over from measured ones (`groups.CARRIED`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,37 +19,34 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from orchestrator.calibrate.fit import Fitted, chooser, fit
-from orchestrator.calibrate.groups import CPU_NAMES, DEFAULT_NAMES, GROUPS, FitGroup, unit
+from orchestrator.calibrate.fit import Fitted, Group, chooser, fit
+from orchestrator.calibrate.groups import CARRIED, CPU_NAMES, DEFAULT_NAMES, GROUPS, CarryOver, FitGroup, unit
 from orchestrator.commands import arguments, command, truth, usage
-from orchestrator.cost.calibration import CalibrationFile, Constant
-from orchestrator.cost.measured_traits import ENGINE_OF
+from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, Constant, digest
 from orchestrator.errors import InputError
-from orchestrator.strategy.capabilities import Traits
 from orchestrator.validate import own
+from orchestrator.validate.engines import ENGINES
 from orchestrator.validate.pricing import Pricer, seen_peak
-from orchestrator.validate.runs import Run, held_out
+from orchestrator.validate.runs import Run, counts, doubted, held_out
 
-KEYS = ("runs", "out", "all")
-DOUBTED_GPUS = 512
-"""nanotron's runs on this many GPUs are not fitted on (measurements README)."""
+KEYS = ("runs", "out", "all", "planned")
 ENOUGH = 20
 """Runs kept out from which on they alone make the interval; below it all runs do."""
 LOW, HIGH = 0.05, 0.95
 
 
 def groups_of(runs: Sequence[Run]) -> list[FitGroup]:
-    """The published groups that these runs have, and one for every other (traits, GPU)."""
+    """The published groups that these runs have, and one for every other (engine, GPU)."""
     groups = [group for group in GROUPS if any(group.has(run) and run.time_s is not None for run in runs)]
-    for traits, gpu in sorted({(run.traits, run.gpu) for run in runs if run.time_s is not None and run.kind == "dense"}):
-        if not any(traits in group.all_traits and gpu in group.gpus and group.kind == "dense" for group in groups):
-            groups.append(FitGroup(all_traits=(traits,), gpus=(gpu,), names=CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES))
+    for engine, gpu in sorted({(run.engine.name, run.gpu) for run in runs if run.time_s is not None and run.kind == "dense"}):
+        if not any(engine in group.engines and gpu in group.gpus and group.kind == "dense" for group in groups):
+            groups.append(FitGroup(engines=(engine,), gpus=(gpu,), names=CPU_NAMES if gpu == "cpu" else DEFAULT_NAMES))
     return groups
 
 
-def ratios(runs: Sequence[Run], constants: dict[str, float], all_traits: dict[str, Traits]) -> list[float]:
+def ratios(runs: Sequence[Run], constants: Mapping[str, float]) -> list[float]:
     """Measured over predicted seconds."""
-    pricer = Pricer(chooser({(run.traits, run.gpu): constants for run in runs}), all_traits)
+    pricer = Pricer(chooser({(run.engine.name, run.gpu): constants for run in runs}))
     found = []
     for run in runs:
         score = pricer.score(run)
@@ -55,44 +55,66 @@ def ratios(runs: Sequence[Run], constants: dict[str, float], all_traits: dict[st
     return found
 
 
-def files_of(
-    group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequence[Run], all_traits: dict[str, Traits]
-) -> list[CalibrationFile]:
-    """A file for every (traits, GPU) of the group that has runs, and for the planner's engines that it stands for."""
-    on_train, on_kept = ratios(train, fitted.constants, all_traits), ratios(kept, fitted.constants, all_traits)
-    judged = on_kept if len(on_kept) >= ENOUGH else on_train + on_kept
-    interval = (float(np.quantile(judged, LOW)), float(np.quantile(judged, HIGH))) if len(judged) >= ENOUGH // 2 else None
+def error(measured_over_predicted: Sequence[float]) -> float | None:
+    """Median of the relative error; None without runs."""
+    if not measured_over_predicted:
+        return None
+    return float(f"{np.median([abs(1 / ratio - 1) for ratio in measured_over_predicted]):.4g}")
+
+
+def interval_of(train: Sequence[float], kept: Sequence[float]) -> tuple[float, float] | None:
+    """5% and 95% quantile of measured over predicted seconds, of the runs kept out where there are `ENOUGH`, widened to 1 where all of them
+    were slower, or faster, than predicted: the prediction is never outside of its own interval. None: too few runs.
+
+    >>> interval_of([], [1.1] * 20), interval_of([0.5, 2.0] * 5, []), interval_of([1.0], [1.0])
+    ((1.0, 1.1), (0.5, 2.0), None)
+    """
+    judged = kept if len(kept) >= ENOUGH else [*train, *kept]
+    if len(judged) < ENOUGH // 2:
+        return None
+    low, high = float(np.quantile(judged, LOW)), float(np.quantile(judged, HIGH))
+    return min(1.0, float(f"{low:.4g}")), max(1.0, float(f"{high:.4g}"))
+
+
+def files_of(group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequence[Run]) -> list[CalibrationFile]:
+    """A file for every (engine, GPU) of the group that has runs."""
+    on_train, on_kept = ratios(train, fitted.constants), ratios(kept, fitted.constants)
     constants = {
-        name: Constant(value=float(f"{value:.6g}"), unit=unit(name), origin=group.read[name][1] if name in group.read else "fitted")
+        name: Constant(value=float(f"{value:.6g}"), unit=unit(name), origin=origin_of(name, group, fitted))
         for name, value in fitted.constants.items()
     }
     tables = ", ".join(sorted({run.table for run in train}))
-    made = []
-    for traits, gpu in sorted({(run.traits, run.gpu) for run in (*train, *kept)}):
-        made.append((traits, gpu, constants))
-        if traits == group.all_traits[0]:
-            taken = {name: constant for name, constant in constants.items() if name not in group.not_for_planner}
-            made += [(engine, gpu, taken) for engine in group.planner]
+    engines = {run.engine.name: run.engine for run in (*train, *kept)}
     return [
         CalibrationFile(
             engine=engine,
             gpu=gpu,
+            traits=digest(engines[engine].traits),
             fitted_on=f"{len(train)} runs of {tables}",
-            constants=values,
+            constants=constants,
             fitted_runs=len(on_train),
-            fitted_median_error=float(f"{np.median([abs(1 / ratio - 1) for ratio in on_train]):.4g}"),
+            fitted_median_error=error(on_train) or 0.0,
             held_out_runs=len(on_kept),
-            held_out_median_error=float(f"{np.median([abs(1 / ratio - 1) for ratio in on_kept]):.4g}") if on_kept else None,
-            interval=None if interval is None else (float(f"{interval[0]:.4g}"), float(f"{interval[1]:.4g}")),
+            held_out_median_error=error(on_kept),
+            interval=interval_of(on_train, on_kept),
         )
-        for engine, gpu, values in made
+        for engine, gpu in sorted({(run.engine.name, run.gpu) for run in (*train, *kept)})
     ]
 
 
-def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], all_traits: dict[str, Traits]) -> dict[str, Constant]:
-    """By engine, what `Calibration.memory_margin` says, from the runs whose peak was measured; "" for all engines together."""
-    found = {(file.engine, file.gpu): file.values() for file in files}
-    pricer = Pricer(chooser(found), all_traits)
+def origin_of(name: str, group: FitGroup, fitted: Fitted) -> str:
+    """How a constant came to its value."""
+    if name in group.read:
+        return group.read[name][1]
+    if name not in group.names:
+        return "as in runs without experts"
+    return "fitted, at its bound" if name in fitted.at_bound else "fitted"
+
+
+def margins(runs: Sequence[Run], files: Sequence[CalibrationFile]) -> dict[str, Constant]:
+    """By the planned engine that the measured one resembles, what `Calibration.memory_margin` says, from the runs whose peak was measured;
+    "" for all engines together."""
+    pricer = Pricer(chooser({(file.engine, file.gpu): file.values() for file in files}))
     lacking: dict[str, list[float]] = {"": []}
     for run in runs:
         prediction = pricer.price(run).prediction
@@ -100,7 +122,7 @@ def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], all_traits: d
             continue
         share = max(0.0, 1 - seen_peak(run, prediction) / run.memory_bytes)
         lacking[""].append(share)
-        lacking.setdefault(ENGINE_OF.get(run.traits, run.traits), []).append(share)
+        lacking.setdefault(run.engine.resembles or run.engine.name, []).append(share)
     return {
         engine: Constant(
             value=float(f"{np.quantile(shares, HIGH):.3g}"), unit="share", origin=f"95% of {len(shares)} measured peaks lack no more"
@@ -110,35 +132,72 @@ def margins(runs: Sequence[Run], files: Sequence[CalibrationFile], all_traits: d
     }
 
 
-def with_margin(file: CalibrationFile, found: dict[str, Constant]) -> CalibrationFile:
+def with_margin(file: CalibrationFile, found: Mapping[str, Constant]) -> CalibrationFile:
     """The file with its engine's margin, or that of all engines."""
-    margin = found.get(ENGINE_OF.get(file.engine, file.engine), found.get(""))
+    margin = found.get(file.engine, found.get(""))
     return file if margin is None else replace(file, constants={**file.constants, "memory_margin": margin})
 
 
-def calibrate(runs: Sequence[Run], all_traits: dict[str, Traits], console: Console, *, everything: bool) -> list[CalibrationFile]:
+def carried_over(runs: Sequence[Run], files: Sequence[CalibrationFile]) -> list[CalibrationFile]:
+    """The files of planned engines (`groups.CARRIED`): what carries over of a measured engine's constants, judged on that engine's runs
+    with these constants alone; never a narrower interval than all of its own constants have."""
+    made = []
+    for carry in CARRIED:
+        for file in files:
+            if file.engine == carry.source and file.gpu in carry.gpus:
+                made.append(_carried(carry, file, runs))
+    return made
+
+
+def _carried(carry: CarryOver, file: CalibrationFile, runs: Sequence[Run]) -> CalibrationFile:
+    constants = {
+        name: replace(constant, origin=f"{constant.origin} to {carry.source}; carried over: {carry.why[name]}")
+        for name, constant in file.constants.items()
+        if name in carry.why
+    }
+    values = {name: constant.value for name, constant in constants.items()}
+    group = next(group for group in GROUPS if carry.source in group.engines and file.gpu in group.gpus and group.kind == "dense")
+    mine = [run for run in runs if run.engine.name in group.engines and run.gpu in group.gpus and run.time_s is not None and counts(run)]
+    mine = [run for run in mine if run.kind == "dense" and run.gpu == file.gpu] or [run for run in mine if run.gpu == file.gpu]
+    train, kept = ratios([run for run in mine if not held_out(run)], values), ratios([run for run in mine if held_out(run)], values)
+    alone = interval_of(train, kept)
+    if alone is not None and file.interval is not None:
+        alone = min(alone[0], file.interval[0]), max(alone[1], file.interval[1])
+    return replace(
+        file,
+        engine=carry.to,
+        carried_from=carry.source,
+        constants=constants,
+        fitted_runs=len(train),
+        fitted_median_error=error(train) or 0.0,
+        held_out_runs=len(kept),
+        held_out_median_error=error(kept),
+        interval=None if carry.to == ANY_ENGINE else alone,
+    )
+
+
+def calibrate(runs: Sequence[Run], console: Console, *, everything: bool) -> list[CalibrationFile]:
     """Fits every group and says how well."""
-    doubted = [run.traits == "nanotron" and run.num_gpus >= DOUBTED_GPUS for run in runs]
-    timed = [run for run, doubt in zip(runs, doubted, strict=True) if run.time_s is not None and not doubt]
+    timed = [run for run in runs if run.time_s is not None and counts(run)]
     made: list[CalibrationFile] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for group in groups_of(timed):
             mine = [run for run in timed if group.has(run)]
             train = [run for run in mine if everything or not held_out(run)] or mine
             kept = [run for run in mine if held_out(run)]
-            task = progress.add_task(f"{'/'.join(group.all_traits)} on {'/'.join(group.gpus)}", total=None)
+            task = progress.add_task(f"{'/'.join(group.engines)} on {'/'.join(group.gpus)}", total=None)
             read = {name: value for name, (value, _) in group.read.items()}
-            before = {(file.engine, file.gpu): file for file in made}
+            before: dict[Group, CalibrationFile] = {(file.engine, file.gpu): file for file in made}
             if group.kind == "moe" and (
-                dense := next((file for file in made if file.engine in group.all_traits and file.gpu in group.gpus), None)
+                dense := next((file for file in made if file.engine in group.engines and file.gpu in group.gpus), None)
             ):
                 read = {name: constant.value for name, constant in dense.constants.items()}
 
             def evaluated(done: int, task: TaskID = task) -> None:
                 progress.update(task, completed=done)
 
-            fitted = fit(train, group.names, read, all_traits, evaluated)
-            files = files_of(group, fitted, train, kept, all_traits)
+            fitted = fit(train, group.names, read, evaluated)
+            files = files_of(group, fitted, train, kept)
             progress.remove_task(task)
             for file in files:
                 old = before.get((file.engine, file.gpu))
@@ -151,10 +210,11 @@ def calibrate(runs: Sequence[Run], all_traits: dict[str, Traits], console: Conso
                 )
             held = "" if files[0].held_out_median_error is None else f", {files[0].held_out_median_error:.1%} on {len(kept)} kept out"
             few = "" if len(train) >= len(group.names) else f" for {len(group.names)} constants, too few to tell them apart"
-            console.print(f"{'/'.join(group.all_traits)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs{few}", end="")
+            console.print(f"{'/'.join(group.engines)} on {', '.join(sorted({run.gpu for run in mine}))}: {len(train)} runs{few}", end="")
             console.print(f", median error {files[0].fitted_median_error:.1%}{held}", highlight=False)
-    kept_free = margins([run for run, doubt in zip(runs, doubted, strict=True) if not doubt], made, all_traits)
-    return [with_margin(file, kept_free) for file in made]
+            if fitted.at_bound:
+                console.print(f"  at the bound: {', '.join(sorted(fitted.at_bound))}: some cost is missing there", highlight=False)
+    return made
 
 
 def run(words: Sequence[str]) -> None:
@@ -163,13 +223,19 @@ def run(words: Sequence[str]) -> None:
     given = arguments(words, KEYS, required=("runs",))
     everything = truth(given, "all")
     where = Path(given["runs"])
-    runs, unusable, all_traits = own.measured(where)
+    runs, unusable = own.measured(where)
     if unusable:
         console.print(f"{len(runs)} runs, {len(unusable)} rows that can't be used (python -m orchestrator.validate says why)")
-    files = calibrate(runs, all_traits, console, everything=everything)
+    files = calibrate(runs, console, everything=everything)
     if not files:
         raise InputError("runs", where, "holds no run with a step time")
-    write(files, given.get("out"), console)
+    kept_free = margins([run for run in runs if not doubted(run) and counts(run)], files)
+    if "planned" in given:
+        carried = carried_over(runs, files)
+        carried = [file if file.engine == ANY_ENGINE else with_margin(file, kept_free) for file in carried]
+        write(carried, given["planned"], console, "planned")
+    ours = [file if file.engine in ENGINES else with_margin(file, kept_free) for file in files]  # a plan needs it, a published run not
+    write(ours, given.get("out"), console, "out")
 
 
 def main(words: Sequence[str]) -> int:
@@ -177,7 +243,7 @@ def main(words: Sequence[str]) -> int:
     return command(words, lambda: usage(__doc__), run)
 
 
-def write(files: Sequence[CalibrationFile], out: str | None, console: Console) -> None:
+def write(files: Sequence[CalibrationFile], out: str | None, console: Console, key: str) -> None:
     """Into a folder, one file each; into a .json file where there is one only; or on the screen."""
     for file in files:
         text = msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n"
@@ -186,13 +252,13 @@ def write(files: Sequence[CalibrationFile], out: str | None, console: Console) -
             continue
         single = out.endswith(".json")
         if single and len(files) > 1:
-            raise InputError("out", out, f"must be a folder: there are {len(files)} calibrations")
+            raise InputError(key, out, f"must be a folder: there are {len(files)} calibrations")
         path = Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError("out", out, f"can't be written: {error.strerror}") from None
+        except OSError as failure:
+            raise InputError(key, out, f"can't be written: {failure.strerror}") from None
 
 
 if __name__ == "__main__":

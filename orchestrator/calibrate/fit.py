@@ -14,15 +14,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import Calibration, datasheet
-from orchestrator.cost.measured_traits import MEASURED_TRAITS
+from orchestrator.cost.calibration import SHARES, Calibration, datasheet
 from orchestrator.errors import OrchestratorError
-from orchestrator.strategy.capabilities import Traits
 from orchestrator.validate.pricing import Choose, Pricer
 from orchestrator.validate.runs import Run
 
 Group = tuple[str, str]
-"""(traits, GPU)."""
+"""(engine, GPU)."""
 SOFT: Final = 0.08
 """Residuals beyond this (8%) count linearly, not squared."""
 PRIOR: Final = 0.15
@@ -34,11 +32,11 @@ DIFFERENCE: Final = 0.02
 """Relative step of the numeric derivatives, in the scaled constants."""
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "gemm_efficiency": (0.3, 1.0),
-    "fp8_efficiency": (0.5, 1.2),
+    "fp8_efficiency": (0.5, 1.0),
     "attention_efficiency": (0.05, 0.8),
     "attention_backward_efficiency": (0.05, 0.7),
     "tp_overlap": (0.05, 0.85),
-    "inner_efficiency": (0.2, 1.1),
+    "inner_efficiency": (0.2, 1.0),
     "outer_efficiency": (0.2, 1.0),
     "outer_scaling": (0.02, 1.0),
     "overlap_efficiency": (0.2, 1.0),
@@ -50,9 +48,11 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "layer_floor_s": (1e-5, 0.05),
     "expert_layer_floor_s": (1e-4, 0.05),
     "ep_overlap": (0.02, 0.95),
-    "expert_efficiency": (0.2, 1.2),
+    "expert_efficiency": (0.2, 1.0),
 }
-"""What a constant can be at all: shares below 1 (1.1 where a datasheet's figure is not the limit), overheads."""
+"""What a constant can be at all. A share that is not here ends at 1 too."""
+AT_BOUND: Final = 0.005
+"""Of the way from one bound to the other, in the logarithm: nearer than this a constant lies at its bound, and some cost is missing."""
 STARTS: Final[Mapping[str, float]] = {
     "tp_overlap": 0.5,
     "layer_floor_s": 4e-3,
@@ -69,16 +69,17 @@ class Fitted(NamedTuple):
     constants: dict[str, float]
     median_error: float
     runs: int
+    at_bound: frozenset[str] = frozenset()
 
 
 def chooser(constants: Mapping[Group, Mapping[str, float]]) -> Choose:
     """Datasheet constants, replaced for the groups that are given."""
     made: dict[Group, Calibration] = {}
 
-    def choose(run: Run, traits: Traits) -> Calibration:
-        key = (run.traits, run.gpu)
+    def choose(run: Run) -> Calibration:
+        key = (run.engine.name, run.gpu)
         if key not in made:
-            made[key] = replace(datasheet(run.cluster, traits), **constants.get(key, {}))
+            made[key] = replace(datasheet(run.cluster, run.engine.traits), **constants.get(key, {}))
         return made[key]
 
     return choose
@@ -88,7 +89,6 @@ def fit(
     runs: Sequence[Run],
     names: Sequence[str],
     fixed: Mapping[str, float] | None = None,
-    all_traits: Mapping[str, Traits] = MEASURED_TRAITS,
     progress: Callable[[int], None] | None = None,
     *,
     prior: float = PRIOR,
@@ -101,12 +101,13 @@ def fit(
     timed = [run for run in runs if run.time_s is not None]
     if not timed:
         raise OrchestratorError("no run with a step time to fit to")
-    groups = sorted({(run.traits, run.gpu) for run in timed})
+    groups = sorted({(run.engine.name, run.gpu) for run in timed})
     fixed = dict(fixed or {})
-    base = replace(datasheet(timed[0].cluster, all_traits[timed[0].traits]), **fixed)
+    base = replace(datasheet(timed[0].cluster, timed[0].engine.traits), **fixed)
     start = np.array([max(STARTS.get(name, 0.0), 0.0) or float(getattr(base, name)) for name in names])
     low = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[0] for name, value in zip(names, start, strict=True)])
     high = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[1] for name, value in zip(names, start, strict=True)])
+    high = np.array([min(bound, 1.0) if name in SHARES else bound for name, bound in zip(names, high, strict=True)])
     start = np.clip(start, low * 1.001, high * 0.999)
     evaluations = 0
 
@@ -117,7 +118,7 @@ def fit(
             progress(evaluations)
         values = low * (high / low) ** scaled
         constants = {**fixed, **{name: float(value) for name, value in zip(names, values, strict=True)}}
-        pricer = Pricer(chooser(dict.fromkeys(groups, constants)), dict(all_traits))
+        pricer = Pricer(chooser(dict.fromkeys(groups, constants)))
         off = []
         for run in timed:
             score = pricer.score(run)
@@ -139,4 +140,5 @@ def fit(
     values = low * (high / low) ** found.x
     errors = residuals(found.x)[: len(timed)]
     constants = {**fixed, **{name: float(value) for name, value in zip(names, values, strict=True)}}
-    return Fitted(constants, float(np.median([abs(exp(error) - 1) for error in errors])), len(timed))
+    at_bound = frozenset(name for name, where in zip(names, found.x, strict=True) if not AT_BOUND < where < 1 - AT_BOUND)
+    return Fitted(constants, float(np.median([abs(exp(error) - 1) for error in errors])), len(timed), at_bound)

@@ -1,21 +1,22 @@
 """The constants of the cost model, with their units and reasons; nothing else in the room has any.
 
 The defaults here come from datasheets and public measurements and price hardware that nobody has fitted. A calibration file
-(`calibrations/<engine>-<gpu>.json`) replaces them for one engine on one GPU.
+(`calibrations/<engine>-<gpu>.json`) replaces some of them for one engine on one GPU. It says for which traits of an engine its constants
+were fitted; for an engine with other traits only those hold that the file, or `CARRIES_OVER`, names with a reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
-from orchestrator.cost.measured_traits import ENGINE_OF
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.strategy.capabilities import Traits
@@ -33,8 +34,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     fitted_on: str = ""
     """What the constants were fitted on; empty: nothing, they are the defaults below."""
     interval: tuple[float, float] | None = None
-    """Measured over predicted step time: 5% and 95% quantile of the runs that validated these constants (`ZERO_SHOT` where none did); None
-    on the CPU, of which there are none."""
+    """Measured over predicted step time: 5% and 95% quantile of the runs that validated these constants (`ZERO_SHOT` where none did), and
+    always with 1 inside: the prediction itself. None on the CPU, of which there are none."""
 
     # Matrix products
     gemm_efficiency: float = 0.77
@@ -211,24 +212,20 @@ about 0.5 GiB."""
 
 
 ZERO_SHOT: Final[Mapping[str, tuple[float, float]]] = {
-    "": (0.907, 2.86),
+    "": (0.908, 2.86),
     "10": (0.845, 1.33),
     "7": (0.925, 5.22),
-    "8": (0.91, 1.18),
-    "9": (0.94, 1.87),
-    "fsdp_composer/8": (0.869, 1.1),
-    "fsdp_composer/9": (1.03, 1.56),
-    "internevo/8": (1.01, 1.3),
+    "8": (0.926, 1.18),
+    "9": (0.94, 1.67),
     "megatron/10": (0.724, 1.63),
-    "megatron/7": (1.11, 1.82),
-    "megatron/9": (0.942, 1.18),
+    "megatron/7": (1, 1.82),
+    "megatron/9": (0.943, 1.18),
     "megatron_deepspeed/7": (0.845, 1.49),
-    "megatron_deepspeed/8": (0.897, 1.11),
-    "nanotron/9": (0.876, 8.71),
+    "megatron_deepspeed/8": (0.962, 1.18),
 }
-"""Measured over predicted seconds of published runs priced from datasheets, 5% and 95% quantile: by "engine/generation" (the major number
-of the GPU's compute capability) where there are twenty, by "generation", and over all (""). `python -m orchestrator.validate` makes
-them (validate.metrics.spreads, `zero_shot.spreads` of its report)."""
+"""Measured over predicted seconds of published runs priced from datasheets, 5% and 95% quantile: by "engine/generation" (the planned engine
+that the measured ones resemble, the major number of the GPU's compute capability) where there are twenty, by "generation", and over all
+(""). `python -m orchestrator.validate` makes them (validate.metrics.spreads, `zero_shot.spreads` of its report)."""
 
 
 MEASURED: Final = ("7.0", "8.0", "9.0", "10.0", "10.3")
@@ -236,13 +233,13 @@ MEASURED: Final = ("7.0", "8.0", "9.0", "10.0", "10.3")
 
 
 def datasheet(cluster: Cluster, traits: Traits) -> Calibration:
-    """The zero-shot constants of this cluster's GPU: no run of it has been seen. Their interval is that of other engines on its generation,
-    or of all, where its own was not measured: the less is known, the wider."""
+    """The zero-shot constants of this cluster's GPU: no run of it has been seen. Their interval is that of measured engines like it on its
+    generation, of all engines on that, or of all: the less is known, the wider."""
     if cluster.is_cpu:
         return CPU
     generation = cluster.gpu.compute_capability.split(".")[0]
     measured = generation if cluster.gpu.compute_capability in MEASURED else ""
-    own = ZERO_SHOT.get(f"{ENGINE_OF.get(traits.engine, traits.engine)}/{measured}")
+    own = ZERO_SHOT.get(f"{traits.engine}/{measured}")
     interval = own or ZERO_SHOT[measured]
     return replace(Calibration(), **{"interval": interval, **_BY_CAPABILITY.get(generation, {}), **traits.constants})
 
@@ -255,11 +252,41 @@ class Constant(Value, frozen=True, kw_only=True):
     origin: str
 
 
+def digest(traits: Traits) -> str:
+    """A short name of an engine's traits, whatever the engine is called: the first 12 hexadecimal digits of the SHA-256 of those that are
+    not the default, as JSON with sorted keys. A new field of `Traits` with a default changes none."""
+    plain = msgspec.convert(msgspec.to_builtins(traits), Traits)  # whole numbers where a field is a float are floats
+    told = {}
+    for field in fields(Traits):
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        value = getattr(plain, field.name)
+        if field.name != "engine" and value != default:
+            told[field.name] = value
+    return sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:12]
+
+
+SHARES: Final = frozenset(
+    name
+    for name in Calibration.__struct_fields__
+    if name.endswith(("_efficiency", "_overlap")) or name in ("allocator_slack", "core_share", "memory_margin")
+)
+"""Constants that are shares: 0 to 1. (`tp_overlap` below 0 in `Calibration` says that no file has it.)"""
+
+
 class CalibrationFile(Value, frozen=True, kw_only=True):
-    """The constants of one engine's traits on one GPU, what they were fitted on, and their error there and on runs kept out."""
+    """Constants of one engine on one GPU, what they were fitted on, and their error there and on runs kept out.
+
+    Raises ValueError for a share that is none, and for an interval without the prediction itself in it.
+    """
 
     engine: str
+    """`ANY_ENGINE`: of whichever engine has no file of its own."""
     gpu: str
+    traits: str
+    """Digest of the traits that the constants were fitted for (`digest`)."""
+    carried_from: str = ""
+    """The measured engine that they were fitted for, where that is another one: every constant's `origin` says why it carries over, the
+    others are the datasheet's, and errors and interval are those of that engine's runs with the carried constants alone. Empty: none."""
     fitted_on: str
     constants: dict[str, Constant]
     fitted_runs: int
@@ -268,13 +295,25 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
     held_out_median_error: float | None
     interval: tuple[float, float] | None
 
+    def __post_init__(self) -> None:
+        for name, constant in self.constants.items():
+            if name in SHARES and not 0 <= constant.value <= 1:
+                raise ValueError(f"{name} is {constant.value:g}, a share is between 0 and 1")
+        if self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]:
+            raise ValueError(f"interval {self.interval[0]:g} to {self.interval[1]:g} does not hold the prediction itself, which is 1")
+
     def values(self) -> dict[str, float]:
         """The constants by name."""
         return {name: constant.value for name, constant in self.constants.items()}
 
     def calibration(self, base: Calibration) -> Calibration:
         """`base` with these constants in place of its own."""
-        return kept(base, f"{self.engine}-{self.gpu}", self.fitted_on, self.values(), self.interval)
+        name = f"{self.engine}-{self.gpu}"
+        if self.engine == ANY_ENGINE:
+            name = f"datasheet with matrix products carried over from {self.carried_from}"
+        elif self.carried_from:
+            name += f" (carried over from {self.carried_from})"
+        return kept(base, name, self.fitted_on, self.values(), self.interval)
 
 
 def kept(base: Calibration, name: str, fitted_on: str, constants: Mapping[str, float], interval: tuple[float, float] | None) -> Calibration:
@@ -285,6 +324,18 @@ def kept(base: Calibration, name: str, fitted_on: str, constants: Mapping[str, f
         raise InputError("calibration", name, f"has constants that are not known: {', '.join(unknown)}")
     return replace(base, name=name, fitted_on=fitted_on, interval=interval or base.interval, **constants)
 
+
+THE_GPUS: Final = "the GPU's: its library's matrix products, whichever engine starts them"
+THE_NETWORKS: Final = "the network's and NCCL's, whichever engine asks for the collective"
+CARRIES_OVER: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("gemm_efficiency", "gemm_half_tokens", "gemm_half_features", "fp8_efficiency"), THE_GPUS),
+    **dict.fromkeys(("memory_efficiency", "optimizer_efficiency"), "the GPU's memory bandwidth"),
+    **dict.fromkeys(("inner_efficiency", "outer_efficiency", "outer_scaling", "p2p_efficiency", "latency_factor"), THE_NETWORKS),
+    **dict.fromkeys(("host_efficiency", "host_adam_bandwidth"), "the host's"),
+    "core_share": "the machine's",
+}
+"""Constants that say nothing of an engine, with the reason: those of a user's file that hold when the engine's traits have changed since
+it was fitted (another version, Transformer Engine installed)."""
 
 SHIPPED: Final = "shipped"
 DATASHEET: Final = "datasheet"
@@ -299,32 +350,30 @@ def shipped(engine: str, gpu: str) -> CalibrationFile | None:
     return msgspec.json.decode(file.read_bytes(), type=CalibrationFile) if file.is_file() else None
 
 
-KERNELS: Final = ("gemm_efficiency", "fp8_efficiency")
-"""Of the GPU, whichever engine starts them: its library's matrix products."""
-KERNELS_OF: Final = ("megatron", "megatron_deepspeed")
-"""Whose runs say it, the first that has any."""
-
-
-def kernels(engine: str, gpu: str) -> CalibrationFile | None:
-    """What is known of an engine without runs on this GPU: the matrix products as Megatron's runs on it say. Were one engine priced
-    with the datasheet's share of the peak and another with its own runs', a search over both would compare these, not the engines. None:
-    nobody's are known."""
-    file = next((file for other in KERNELS_OF if (file := shipped(other, gpu)) is not None), None)
-    if file is None:
-        return None
-    return _of_kernels(file, engine, gpu)
-
-
-def _of_kernels(file: CalibrationFile, engine: str, gpu: str) -> CalibrationFile:
-    """Another engine's, with the matrix products of this one alone."""
-    constants = {name: constant for name, constant in file.constants.items() if name in KERNELS}
-    return replace(file, engine=engine, gpu=gpu, fitted_on=f"matrix products: {file.fitted_on}", constants=constants, interval=None)
+ANY_ENGINE: Final = "any_engine"
+PRODUCTS: Final = ("gemm_efficiency", "fp8_efficiency")
+"""What the package's files of `ANY_ENGINE` have. Were one engine priced with the datasheet's share of the peak and another with its own
+runs', a search over both would compare these, not the engines."""
 
 
 def packaged(engine: str, gpu: str) -> Calibrated | None:
-    """The package's constants for this engine and GPU, or for the GPU's kernels alone; None: the datasheet's."""
-    file = shipped(engine, gpu) or kernels(engine, gpu)
+    """The package's constants for this engine and GPU, or for any engine on it; None: the datasheet's."""
+    file = shipped(engine, gpu) or shipped(ANY_ENGINE, gpu)
     return None if file is None else Calibrated(file)
+
+
+def held(file: CalibrationFile, traits: Traits) -> CalibrationFile:
+    """What of an engine's file holds for these traits of it: all, where it was fitted for them or says itself what carries over; otherwise
+    the constants of `CARRIES_OVER`, without an interval of their own."""
+    now = digest(traits)
+    if file.carried_from or file.traits == now:
+        return file
+    constants = {name: constant for name, constant in file.constants.items() if name in CARRIES_OVER}
+    left = sorted(file.constants.keys() - constants.keys())
+    note = f"; carried over from other traits of {file.engine} ({file.traits}, here {now}) without {', '.join(left) or 'its interval'}"
+    return replace(
+        file, carried_from=f"other traits of {file.engine}", fitted_on=file.fitted_on + note, constants=constants, interval=None
+    )
 
 
 def read_file(path: Path) -> CalibrationFile:
@@ -334,13 +383,14 @@ def read_file(path: Path) -> CalibrationFile:
     except OSError as error:
         raise InputError("calibration", path, f"can't be read: {error.strerror}", CHOICES) from None
     except msgspec.MsgspecError as error:
-        raise InputError("calibration", path, f"is no calibration: {error}") from None
+        old = "; it is older than files that name their traits: calibrate again" if "required field `traits`" in str(error) else ""
+        raise InputError("calibration", path, f"is no calibration: {error}{old}") from None
 
 
-def own(folder: Path, engine: str, gpu: str) -> Calibrated | None:
+def own(folder: Path, traits: Traits, gpu: str) -> Calibrated | None:
     """The user's file for this engine and GPU in a folder; None: there is none. Raises InputError for one that can't be read."""
-    path = folder / f"{engine}-{gpu}.json"
-    return Calibrated(read_file(path), str(path)) if path.is_file() else None
+    path = folder / f"{traits.engine}-{gpu}.json"
+    return Calibrated(held(read_file(path), traits), str(path)) if path.is_file() else None
 
 
 class Calibrated(NamedTuple):
@@ -354,8 +404,9 @@ def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], fo
     """The calibration file of each of these engines on this cluster's GPU; None: datasheet constants.
 
     `choice`: a file or folder of the user's, "shipped", "datasheet", or the name of a file of the package; None: `folder`, where there
-    is one, then what is shipped. A file is for its own engine and GPU; the other engines keep what is shipped, but for the matrix
-    products. Raises InputError for one that is for none of these engines, or not for this GPU.
+    is one, then what is shipped. A file is for its own engine and GPU, and holds for the traits that it was fitted for (`held`); the other
+    engines keep what is shipped, but for the matrix products. Raises InputError for one that is for none of these engines, or not for
+    this GPU.
     """
     gpu = cluster.gpu.name
     ours = [packaged(traits.engine, gpu) for traits in all_traits]
@@ -366,34 +417,37 @@ def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], fo
     where = folder if choice is None else Path(choice)
     assert where is not None
     if choice is None or where.is_dir():
-        mine = [own(where, traits.engine, gpu) for traits in all_traits]
+        mine = [own(where, traits, gpu) for traits in all_traits]
         if choice is not None and not any(mine):
             names = ", ".join(f"{traits.engine}-{gpu}.json" for traits in all_traits)
             raise InputError("calibration", choice, f"holds none of {names}")
-        return _same_products([users or package for users, package in zip(mine, ours, strict=True)], all_traits, gpu)
+        return _same_products([users or package for users, package in zip(mine, ours, strict=True)])
     one = Calibrated(_named(choice) or read_file(where))
     if not _named(choice):
         one = one._replace(source=choice)
     if one.file.gpu != gpu or one.file.engine not in {traits.engine for traits in all_traits}:
         engines = [traits.engine for traits in all_traits]
         raise InputError("calibration", choice, f"is for {one.file.engine} on {one.file.gpu}; this plans {' or '.join(engines)} on {gpu}")
-    files = [one if traits.engine == one.file.engine else package for traits, package in zip(all_traits, ours, strict=True)]
-    return _same_products(files, all_traits, gpu)
+    files = [
+        one._replace(file=held(one.file, traits)) if traits.engine == one.file.engine else package
+        for traits, package in zip(all_traits, ours, strict=True)
+    ]
+    return _same_products(files)
 
 
-def _same_products(files: list[Calibrated | None], all_traits: Sequence[Traits], gpu: str) -> list[Calibrated | None]:
-    """With the matrix products of the user's first file in every engine's that is not the user's (`kernels` says why)."""
+def _same_products(files: list[Calibrated | None]) -> list[Calibrated | None]:
+    """With the matrix products of the user's first file in every engine's that is not the user's (`PRODUCTS` says why)."""
     mine = next((known for known in files if known is not None and known.source), None)
     if mine is None:
         return files
-    products = _of_kernels(mine.file, "", gpu).constants
+    products = {name: constant for name, constant in mine.file.constants.items() if name in PRODUCTS}
+    alone = replace(mine.file, engine=ANY_ENGINE, carried_from=mine.file.engine, constants=products, interval=None)
     with_them: list[Calibrated | None] = []
-    for known, traits in zip(files, all_traits, strict=True):
-        if known is not None and known.source:
-            with_them.append(known)
+    for known in files:
+        if known is None or known.source:
+            with_them.append(known or Calibrated(alone, mine.source))
             continue
-        file = _of_kernels(mine.file, traits.engine, gpu) if known is None else known.file
-        with_them.append(Calibrated(replace(file, constants={**file.constants, **products}), mine.source))
+        with_them.append(Calibrated(replace(known.file, constants={**known.file.constants, **products}), mine.source))
     return with_them
 
 

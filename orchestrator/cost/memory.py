@@ -1,173 +1,122 @@
-"""Bytes of one layer on one rank: states by engine and ZeRO stage, what forward saves, what a pass needs besides."""
+"""The peak memory of a rank: what all ranks have, what a stage's layers need on top, and in which phase of a step that is most."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.recompute import dropped
-from orchestrator.cost.time import activation_itemsize
-from orchestrator.hardware.spec import Gpu
-from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, padded
-from orchestrator.model.training import Training
+from orchestrator.cost.schedule import in_flight_by_chunk
+from orchestrator.cost.schedule.names import of_chunks
+from orchestrator.cost.stage import StageSums
+from orchestrator.cost.workload import Workload
 from orchestrator.strategy.axes import dp
-from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
-from orchestrator.strategy.spec import Recompute, Strategy, ZeroStage
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
+from orchestrator.strategy.spec import Candidate
 
-MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-REMAINDER_BYTES = 2
-"""What the precision-aware optimizer keeps of an fp32 weight beside the bf16 one: the 16 bits that it lacks (optimizer_config.py:192)."""
-
-
-def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> StateBytes:
-    """Bytes per parameter before sharding of this engine under this training. Raises KeyError for a stage that the engine has not.
-
-    Plain SGD (the engines are given momentum 0) keeps no moments. Gradients of 16 bits take 2 bytes, and an fp32 copy of the optimizer's
-    shard while it steps (distrib_optimizer.py:2419; stage_1_and_2.py:1020), which the precision-aware optimizer does without. With FP8 in
-    another recipe than delayed scaling megatron-core keeps whole fp32 weights all the same (optimizer_config.py:352).
-    """
-    states = traits.state_bytes(training.precision, zero_stage)
-    if training.optimizer == "sgd":
-        states = replace(states, moments=0)
-    if training.precision == "fp32":
-        return states
-    buffer = {"grad_reduce_dtype": training.grad_reduce_dtype, "grad_accum_dtype": training.grad_accum_dtype}
-    narrow = buffer.get(traits.gradient_buffer, "fp32") != "fp32"
-    if narrow:
-        states = replace(states, gradient=2, backward=0, step=4)
-    if training.precision_aware_optimizer:
-        moments = MOMENT_BYTES[training.exp_avg_dtype] + MOMENT_BYTES[training.exp_avg_sq_dtype]
-        states = replace(states, moments=moments)
-        if training.precision != "fp8" or training.fp8_recipe == "delayed":
-            states = replace(states, master=REMAINDER_BYTES if training.precision != "fp16" else 4, step=0)
-    return states
+USER_BUFFERS = 10
+"""Gathered tensors that Transformer Engine allocates for overlapped traffic, one for each product that has some: qkv, proj, fc1 and fc2 in
+forward and in the input's gradient, qkv and fc1 in the weight's (its pytorch/module/base.py, initialize_ub)."""
 
 
-def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:
-    """Bytes per weight of the FP8 copies that Transformer Engine makes in the first micro-batch and keeps for the others (its workspaces
-    under is_first_microbatch): one as it is and one transposed, which Blackwell needs only where blocks have scales of their own."""
-    if training.precision != "fp8":
+class Phase(NamedTuple):
+    """A part of the step, the activations that are kept in it, and the bytes that are there besides."""
+
+    name: str
+    kept: float
+    transient: float
+
+
+def fixed_bytes(workload: Workload, candidate: Candidate, boundary_bytes: float) -> dict[str, float]:
+    """What every rank has whatever its layers: context, communicators, workspaces, the pipeline's buffers."""
+    c, mesh = workload.calibration, candidate.mesh
+    group = dp.group(candidate.strategy)[0]
+    communicators = sum(degree > 1 for degree in (mesh.tp, mesh.cp, mesh.pp, group, mesh.world_size))
+    buffers = c.workspace_bytes
+    if mesh.pp > 1:
+        buffers += 2 * boundary_bytes  # one tensor on its way out, one gradient on its way in
+    if candidate.strategy.tp_comm_overlap:
+        widest = max(layer.input_elements for layer in workload.kinds.values())
+        buffers += USER_BUFFERS * widest * workload.itemsize * candidate.micro_batch_size / mesh.cp
+    return {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
+
+
+def bucket_bytes(workload: Workload, candidate: Candidate, states: StateBytes, parameters: int) -> float:
+    """Reduction buckets, and at stage 3 the weights that prefetching keeps beside the current layer; never more than there is."""
+    b = workload.traits
+    if candidate.mesh.dp * candidate.mesh.cp == 1 or not (b.bucket_elements or b.live_parameter_elements):
         return 0.0
-    return 2.0 if not gpu.has_mxfp8 or training.fp8_recipe in ("mxfp8", "blockwise") else 1.0
+    nbytes = float(min(b.bucket_elements, parameters) * b.bucket_copies * b.bucket_itemsize)
+    if candidate.strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
+        nbytes += min(b.live_parameter_elements, parameters) * states.weight
+    return nbytes
 
 
-class States(NamedTuple):
-    """Resident bytes by cause, and what is there only in backward or only in the optimizer's step."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    backward: float
-    step: float
-
-    @property
-    def resident(self) -> float:
-        return self.weights + self.gradients + self.optimizer
+def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: float) -> float:
+    """Bytes of what stage `index` keeps of its borders for `flight` micro-batches, where its schedule keeps any: its input and its
+    output, of which the first stage has no input and the last no output."""
+    if not of_chunks(candidate.schedule, candidate.vpp).keeps_borders:
+        return 0.0
+    return flight * ((index < candidate.mesh.pp - 1) + (index > 0)) * boundary_bytes
 
 
-def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> States:
-    """Bytes of `parameters` (this rank's, before ZeRO) under the strategy's ZeRO stage (arXiv 1910.02054, figure 1).
+class StageMemory:
+    """One stage's place in a candidate's pipeline, whatever its layers. The one place where a peak is computed."""
 
-    Offload takes master weights and moments to the host; from stage 2 on the gradients follow them as they are reduced (stage_1_and_2.py,
-    async_accumulate_grad_in_cpu). hpZ keeps a second copy of the weights in the inner group (partition_parameters.py:1307).
-    """
-    b = per_parameter
-    weights = parameters * b.weight / dp.share("weight", strategy)
-    if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] and strategy.zero_shard_size:
-        weights += parameters * b.weight / strategy.zero_shard_size
-    gradients = parameters * b.gradient / dp.share("gradient", strategy)
-    shard = parameters / dp.share("optimizer", strategy)
-    optimizer, step = shard * (b.master + b.moments), shard * b.step
-    if strategy.offload_optimizer:
-        optimizer = step = 0.0
-        if strategy.zero_stage >= SHARDED_FROM_STAGE["gradient"]:
-            gradients = 0.0
-    return States(weights, gradients, optimizer, parameters * b.backward, step)
+    __slots__ = ("_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flights", "slack")
 
+    def __init__(
+        self, workload: Workload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
+    ) -> None:
+        self._workload, self._states = workload, states
+        self.candidate = candidate
+        self.fixed = fixed
+        self.fixed_bytes = sum(fixed.values())
+        m, pp = candidate.num_microbatches, candidate.mesh.pp
+        self.flights = in_flight_by_chunk(candidate.schedule, pp, index, m, candidate.vpp)
+        """Micro-batches in flight by chunk, at each time when saved bytes may peak."""
+        self.borders = borders_kept(candidate, index, max(map(sum, self.flights)), boundary_bytes)
+        self.slack = workload.calibration.allocator_slack
+        """Share of activations and transients that fragmentation adds."""
 
-class Activations(NamedTuple):
-    """One micro-batch in one layer: kept from forward to backward, and alive in addition while the pass is in the layer."""
+    def activations(self, saved: Sequence[float]) -> float:
+        """Bytes kept for backward at the worst time, where a micro-batch saves so many in each chunk."""
+        if len(saved) == 1:
+            return self.flights[0][0] * saved[0] + self.borders
+        most: float = max([sum(map(mul, counts, saved)) for counts in self.flights])
+        return most + self.borders
 
-    saved: float
-    transient_forward: float
-    transient_backward: float
+    def stiff_bytes(self, static: float, parameters: int) -> float:
+        """What is there in all phases: states, what every rank has, buckets for so many parameters."""
+        return static + self.fixed_bytes + bucket_bytes(self._workload, self.candidate, self._states, parameters)
 
-
-def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float, without: tuple[str, ...]) -> float:
-    """What FP8 changes in a sample's saved bytes: products keep their quantised inputs (`saved` bytes more an element) in place of those
-    themselves, but attention keeps its output anyway, beside the projection's quantised copy (`copied`). The vocabulary's stays bf16."""
-    mesh = strategy.mesh
-    change = 0.0
-    for op in layer.ops:
-        if isinstance(op, Gemm) and not op.pad_to:
-            for tensor in op.saves:
-                if tensor.group not in without:
-                    elements = tensor.local_elements(mesh.tp, sequence_parallel=strategy.sequence_parallel, cp=mesh.cp)
-                    change += elements * (copied if tensor.group == "attention" and op.split == "row" else saved)
-    return change
-
-
-def activations(
-    layer: LayerSpec,
-    recompute: Recompute,
-    strategy: Strategy,
-    micro_batch_size: int,
-    precision: str,
-    traits: Traits,
-    calibration: Calibration,
-) -> Activations:
-    """Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps the input."""
-    mesh, sp = strategy.mesh, strategy.sequence_parallel
-    itemsize = activation_itemsize(precision)
-
-    def saved(*without: str) -> float:
-        nbytes = layer.saved_bytes(
-            mesh.tp,
-            sequence_parallel=sp,
-            cp=mesh.cp,
-            itemsize=itemsize,
-            flash_attention=traits.flash_attention,
-            without=without,
+    def moving_bytes(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> float:
+        """The most that comes and goes, fragmentation included, by the bytes of each phase (`phases`)."""
+        return (1 + self.slack) * max(
+            [phase.kept + phase.transient for phase in self.phases(kept, forward, backward, in_backward, in_step)]
         )
-        if precision == "fp8":
-            nbytes += _quantised(layer, strategy, calibration.fp8_saved_bytes - itemsize, calibration.fp8_saved_bytes % itemsize, without)
-        return micro_batch_size * nbytes
 
-    everything = saved()
-    if recompute == "full" and layer.recomputable:
-        kept = layer.input_elements * itemsize * micro_batch_size / (mesh.cp * (mesh.tp if sp else 1))
-        kept = min(kept, everything)
-    else:
-        kept = saved(*dropped(recompute, fused_norms=traits.fused_norms)) if layer.recomputable else everything
-    largest = micro_batch_size * max(
-        (
-            tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp) * (tensor.itemsize or itemsize)
-            for tensor in layer.saved(flash_attention=traits.flash_attention)
-        ),
-        default=0.0,
-    )
-    gathered = 0.0
-    if sp:  # the input of a tensor-parallel region, gathered over tp (layers.py:478)
-        entering = max((op.elements for op in layer.ops if isinstance(op, Enter)), default=0)
-        gathered = entering * itemsize * micro_batch_size / mesh.cp
-    if traits.gathers_few_query_groups:  # as they come and in order: mappings.py, _gather_along_last_dim
-        few = max((op.elements for op in layer.ops if isinstance(op, Attention) and op.kv_heads < mesh.tp), default=0)
-        gathered = max(gathered, 2 * few * itemsize * micro_batch_size / mesh.cp)
-    working = calibration.transient_activations * largest + gathered
-    logits = logits_bytes(layer, strategy, micro_batch_size, traits)
-    return Activations(kept, working + logits, working + logits + everything - kept)
+    def phases(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> tuple[Phase, Phase, Phase]:
+        """`kept`: activations; `forward`, `backward`: transient in a layer; `in_backward`, `in_step`: of all layers together."""
+        besides = backward + in_backward
+        if self.candidate.num_microbatches == 1:  # gradients come as the activations go
+            besides = backward + max(0.0, in_backward - kept)
+        return Phase("forward", kept, forward), Phase("backward", kept, besides), Phase("step", 0.0, in_step)
 
+    def peak_bytes(self, sums: StageSums) -> float:
+        """The most that a stage of these layers needs."""
+        kept = self.activations(sums.saved)
+        stiff = self.stiff_bytes(sums.weights + sums.gradients + sums.optimizer, sums.parameters)
+        moving = self.moving_bytes(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step)
+        return stiff + moving
 
-def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, traits: Traits) -> float:
-    """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28); over
-    the whole one where the engine gathers them."""
-    mesh = strategy.mesh
-    total = 0.0
-    for op in layer.ops:
-        if isinstance(op, Gemm) and op.pad_to:
-            whole = op.split is None or traits.layers == "hugging_face"
-            local = op.n if whole else padded(op.n, op.pad_to, mesh.tp) // mesh.tp
-            total += op.tokens * micro_batch_size / mesh.cp * local * traits.logits_bytes
-    return total
+    def itemised(self, sums: StageSums) -> tuple[str, dict[str, float]]:
+        """The phase in which the stage needs most, and `peak_bytes` by cause."""
+        kept = self.activations(sums.saved)
+        phases = self.phases(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step)
+        phase = max(phases, key=lambda phase: phase.kept + phase.transient)
+        causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self.fixed}
+        causes["buffers"] += bucket_bytes(self._workload, self.candidate, self._states, sums.parameters)
+        causes |= {"activations": phase.kept, "transient": phase.transient}
+        causes["fragmentation"] = self.slack * (phase.kept + phase.transient)
+        return phase.name, causes

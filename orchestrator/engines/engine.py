@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from orchestrator.hardware.spec import Cluster, Software
 from orchestrator.job import Job
 from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.values import Value
@@ -24,6 +25,21 @@ class Requirements(Value, frozen=True, kw_only=True):
         return tuple(name for name in self.modules if name in missing)
 
 
+class Program(Value, frozen=True, kw_only=True):
+    """The engine's own program, which entry= starts in place of our worker, and what it can be told."""
+
+    arguments: str
+    """The file of the run folder that holds its arguments."""
+    capabilities: Callable[[Software], Capabilities]
+    """The plans that these can say."""
+    why_never: Callable[[Architecture, Training], str | None]
+    """Why they can say no plan for this model and training; None: they can."""
+    why_not: Callable[[Plan], str | None]
+    """Why they can't say this plan; None: they can."""
+    beside: Callable[[Job, Plan, Plan], Job]
+    """The job of a plan that they can't say, with the arguments of another plan (the last) in its folder, and a note that says so."""
+
+
 class Engine(Value, frozen=True, kw_only=True):
     """`capabilities`: what it can run with this software; `traits`: how it is priced; `translate`: a plan as the job that runs it, which
     names the worker that each rank starts; `requirements`: what must be installed there."""
@@ -33,6 +49,7 @@ class Engine(Value, frozen=True, kw_only=True):
     traits: Callable[[Software], Traits]
     translate: Callable[[Plan], Job]
     requirements: Requirements
+    program: Program | None = None
     why_no_exchange: Callable[[Architecture, str | None], str | None] = lambda architecture, model_type: (
         "this engine's worker neither loads nor writes checkpoints of Hugging Face's"
     )

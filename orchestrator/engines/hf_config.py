@@ -73,6 +73,10 @@ def _llama(a: Architecture) -> dict[str, Any]:
     return _rotary(a) | {"attention_bias": a.add_bias_linear, "mlp_bias": a.add_bias_linear}
 
 
+def _qwen3(a: Architecture) -> dict[str, Any]:
+    return _rotary(a) | {"attention_bias": False}
+
+
 def _bert(a: Architecture) -> dict[str, Any]:
     return {
         "num_hidden_layers": a.num_layers,
@@ -158,13 +162,24 @@ def _llama_biases(a: Architecture, name: str) -> Iterator[str]:
     yield from _attention_dropout_only(a, name)
 
 
+def _head_norms(a: Architecture, name: str) -> Iterator[str]:
+    if "qk_norm" not in a.features():
+        yield f"qk_norm=null: transformers' {name} norms queries and keys"
+    if a.add_bias_linear or a.add_qkv_bias:
+        yield f"add_bias_linear={a.add_bias_linear} add_qkv_bias={a.add_qkv_bias}: our {name} has no biases".lower()
+    yield from _attention_dropout_only(a, name)
+
+
 ROTARY: Final = ("attention", "mlp", "llama3_rope")
 GPT2: Final = HfClass(
     *("GPT2Config", "GPT2LMHeadModel", _gpt, ("gelu", "relu"), "LayerNorm", "learned_absolute", ("attention", "mlp"), _biases_everywhere)
 )
 LLAMA: Final = HfClass("LlamaConfig", "LlamaForCausalLM", _llama, ("swiglu", "geglu"), "RMSNorm", "rope", ROTARY, _llama_biases)
 QWEN2: Final = HfClass("Qwen2Config", "Qwen2ForCausalLM", _rotary, ("swiglu", "geglu"), "RMSNorm", "rope", ROTARY, _qkv_bias)
-DECODERS: Final = (GPT2, LLAMA, QWEN2)
+QWEN3: Final = HfClass(
+    *("Qwen3Config", "Qwen3ForCausalLM", _qwen3, ("swiglu", "geglu"), "RMSNorm", "rope", (*ROTARY, "qk_norm"), _head_norms),
+)
+DECODERS: Final = (GPT2, LLAMA, QWEN2, QWEN3)
 """The first that has all of a model is its class. One more class is a line here, and its keywords."""
 BERT: Final = HfClass(
     *("BertConfig", "BertForMaskedLM", _bert, ("gelu", "relu"), "LayerNorm", "learned_absolute"),

@@ -8,20 +8,24 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
+    chunk_lengths,
     ddp_fields,
     fp8_fields,
     hierarchical_sizes,
     implementation,
-    layer_counts,
     layout,
     padded_vocab_size,
     recompute_fields,
     vocab_divisor,
 )
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import PP_BEFORE_DP
+from orchestrator.units import format_bytes, format_seconds
 
 Flag = tuple[str, ...]
 """A flag and its values."""
@@ -42,24 +46,28 @@ ROPE_SCALING_FACTOR: Final = 8.0
 
 def why_not(plan: Plan) -> str | None:
     """Why Megatron's command line can't say this plan; None: it can."""
-    model = plan.model
+    if plan.engine != "megatron":
+        return f"{MEGATRON_LM} is engine=megatron, not {plan.engine}"
     if plan.zero_stage >= 2 and not plan.megatron_fsdp:
         return f"{MEGATRON_LM} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
-    if plan.schedule == "deepspeed_1f1b":
-        return f"{MEGATRON_LM} has its own pipeline, not schedule={plan.schedule}"
-    if plan.offload_optimizer:
-        return f"{MEGATRON_LM} offloads only the precision-aware optimizer"
-    if model.activation not in ACTIVATION_FLAGS:
-        return f"{MEGATRON_LM} has no flag for activation={model.activation}"
-    if plan.training.grad_accum_dtype != plan.training.grad_reduce_dtype:
-        return f"{MEGATRON_LM} sums and reduces gradients in one type"
     if plan.zero_stage >= 1 and plan.training.optimizer != "adamw":
         return f"{MEGATRON_LM}'s distributed optimizer takes Adam only"
-    return _why_not_training(plan) or _why_not_model(plan)
+    reason = why_never(plan.model, plan.training)
+    if reason is None and common_recompute(plan) is None:
+        return f"{MEGATRON_LM} has one recompute setting for all stages, and the plan's differ"
+    return reason
 
 
-def _why_not_training(plan: Plan) -> str | None:
-    training = plan.training
+def why_never(model: Architecture, training: Training) -> str | None:
+    """Why no plan for this model and training can be said; None: some can."""
+    if model.activation not in ACTIVATION_FLAGS:
+        return f"{MEGATRON_LM} has no flag for activation={model.activation}"
+    if training.grad_accum_dtype != training.grad_reduce_dtype:
+        return f"{MEGATRON_LM} sums and reduces gradients in one type"
+    return _why_not_training(training) or _why_not_model(model)
+
+
+def _why_not_training(training: Training) -> str | None:
     if training.seed < 1:
         return f"{MEGATRON_LM} takes no seed={training.seed} (training/initialize.py, _set_random_seed)"
     if training.warmup >= training.steps:
@@ -68,9 +76,8 @@ def _why_not_training(plan: Plan) -> str | None:
     return None
 
 
-def _why_not_model(plan: Plan) -> str | None:
+def _why_not_model(model: Architecture) -> str | None:
     """What the programs take on their command line and never give to the model: it would be another one, silently."""
-    model = plan.model
     script = SCRIPT[model.stack]
     if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
         return f"{script} of {MEGATRON_LM} scales rotary positions by {ROPE_SCALING_FACTOR:g}, not {model.rope_scaling_factor:g}"
@@ -119,6 +126,7 @@ def _architecture(plan: Plan) -> list[Flag]:
         flags += [("--add-qkv-bias",)]
     if not model.tie_embeddings:
         flags += [("--untie-embeddings-and-output-weights",)]
+    flags += megatron_parts.flags(model)
     if model.stack == "encoder":
         flags += [("--bert-no-binary-head",)]
     return [
@@ -159,6 +167,8 @@ def _parallel(plan: Plan) -> list[Flag]:
     ddp = ddp_fields(plan)
     if plan.optimizer_instances > 1:
         flags += [("--num-distributed-optimizer-instances", str(plan.optimizer_instances))]
+    if plan.reduce_scatter_with_fp32_accumulation:
+        flags += [("--ddp-reduce-scatter-with-fp32-accumulation",)]
     if plan.megatron_fsdp:
         flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", ddp["data_parallel_sharding_strategy"])]
         flags += [("--ckpt-format", "fsdp_dtensor")]
@@ -168,29 +178,26 @@ def _parallel(plan: Plan) -> list[Flag]:
     return flags
 
 
-def strongest_recompute(plan: Plan) -> dict[str, Any]:
-    """A setting under which every stage keeps no more than in the plan: the command line has one for all. The modules of all stages; with
-    stages that recompute whole layers as many of those as any has, or all layers of a stage that recomputes modules."""
-    by_stage = [recompute_fields(plan, stage) for stage in range(plan.pp)]
-    modules = list(dict.fromkeys(name for fields in by_stage for name in fields["recompute_modules"] or ()))
-    off = dict.fromkeys(by_stage[0])
-    if all(fields["recompute_granularity"] != "full" for fields in by_stage):
-        return off | ({"recompute_granularity": "selective", "recompute_modules": modules} if modules else {})
-    counts = layer_counts(plan)
-    layers = [
-        max(row[stage] for row in counts) if fields["recompute_modules"] else fields["recompute_num_layers"] or 0
-        for stage, fields in enumerate(by_stage)
-    ]
-    return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": max(layers)}
-
-
-def recompute_differs(plan: Plan) -> bool:
-    first, *rest = (recompute_fields(plan, stage) for stage in range(plan.pp))
-    return any(fields != first for fields in rest)
+def common_recompute(plan: Plan) -> dict[str, Any] | None:
+    """The one setting of the command line that recomputes on every stage what the plan does, in TransformerConfig's words; None: there is
+    none. Stages that recompute the first N layers of their chunks may differ in N where their chunks are shorter than the largest N."""
+    off: dict[str, Any] = dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"))
+    by_stage = [(recompute_fields(plan, stage), chunk_lengths(plan, stage)) for stage in range(plan.pp)]
+    used = [(fields, lengths) for fields, lengths in by_stage if any(lengths)]
+    wanted = max((fields["recompute_num_layers"] or 0 for fields, _ in used), default=0)
+    if not wanted:
+        settings = [fields for fields, _ in used] or [off]
+        return settings[0] if all(fields == settings[0] for fields in settings) else None
+    for fields, lengths in used:
+        if any(min(fields["recompute_num_layers"] or 0, length) != min(wanted, length) for length in lengths):
+            return None
+    return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
 
 
 def _recompute(plan: Plan) -> list[Flag]:
-    fields = strongest_recompute(plan)
+    fields = common_recompute(plan)
+    if fields is None:
+        raise ValueError("the command line can't say this plan's recompute (why_not)")
     granularity = fields["recompute_granularity"]
     if granularity is None:
         return []
@@ -329,11 +336,6 @@ def notes(plan: Plan) -> tuple[str, ...]:
     found = []
     if plan.model.activation == "relu":
         found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
-    if recompute_differs(plan):
-        found.append(
-            "megatron_args.sh recomputes on every stage as much as the plan does on the stage that recomputes most: the command line has "
-            "one setting for all. Our worker follows the plan."
-        )
     if plan.model.stack != "decoder":
         found.append(
             f"{SCRIPT[plan.model.stack]} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
@@ -358,6 +360,16 @@ def one_connection(plan: Plan) -> bool:
     return (plan.tp > 1 or plan.cp > 1) and older and not plan.megatron_fsdp and not plan.cluster.is_cpu
 
 
+def predicted_line(plan: Plan) -> list[str]:
+    """What these arguments are predicted to take, as the file's header says it; nothing for a plan without prediction."""
+    predicted = plan.predicted
+    if predicted is None:
+        return []
+    interval = f" (90%: {' to '.join(map(format_seconds, predicted.interval))})" if predicted.interval else ""
+    took = f"{format_seconds(predicted.step_time_s)} a step{interval}, {format_bytes(predicted.peak_memory_bytes)} at the peak"
+    return [f"# Predicted: {took} ({plan.calibration} calibration): {plan.candidate.label()}."]
+
+
 def megatron_args_sh(plan: Plan) -> str:
     """A bash array, every value quoted, to be sourced."""
     script = SCRIPT[plan.model.stack]
@@ -366,6 +378,7 @@ def megatron_args_sh(plan: Plan) -> str:
     lines = [
         f"# Arguments of {script} of {MEGATRON_LM}, for {plan.world_size} ranks. Source this file in bash, then for example:",
         f'#   {variables}torchrun --nnodes {nodes} --nproc-per-node {ranks} {script} "${{MEGATRON_ARGS[@]}}"',
+        *predicted_line(plan),
         *(f"# {note}" for note in notes(plan)),
         "MEGATRON_ARGS=(",
         *("  " + " ".join([flag[0], *(quoted(value) for value in flag[1:])]) for flag in megatron_flags(plan)),

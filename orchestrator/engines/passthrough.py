@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any, Final
 
 from orchestrator.engines.transformer_config import (
@@ -28,7 +29,7 @@ from orchestrator.engines.transformer_config import (
 )
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import PP_BEFORE_DP
+from orchestrator.strategy.spec import ENGINE_OPTIONS, PP_BEFORE_DP
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
@@ -41,6 +42,7 @@ FLAG_OF: Final = {
     "average_in_collective": "ddp_average_in_collective",
     "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
     "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
+    "reduce_scatter_with_fp32_accumulation": "ddp_reduce_scatter_with_fp32_accumulation",
     "num_moe_experts": "num_experts",
     "fp8_param": "fp8_param_gather",
 }
@@ -244,6 +246,7 @@ DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.pre
 
 
 DECIDED: Final[dict[str, tuple[str, Says]]] = {
+    **{name: (name, attrgetter(name)) for name in ENGINE_OPTIONS},  # as Megatron calls them, but for what follows
     "tensor_model_parallel_size": ("tp", lambda plan: plan.tp),
     "pipeline_model_parallel_size": ("pp", lambda plan: plan.pp),
     "virtual_pipeline_model_parallel_size": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
@@ -274,13 +277,9 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "num_distributed_optimizer_instances": ("zero_shard_size", lambda plan: plan.optimizer_instances),
     "overlap_grad_reduce": ("overlap_grad_reduce", _ddp("overlap_grad_reduce")),
     "overlap_param_gather": ("overlap_param_gather", _ddp("overlap_param_gather")),
-    "tp_comm_overlap": ("tp_comm_overlap", lambda plan: plan.tp_comm_overlap),
-    "cuda_graph_impl": ("cuda_graph_impl", lambda plan: plan.cuda_graph_impl),
     "enable_cuda_graph": ("cuda_graph_impl", lambda plan: False),
     "external_cuda_graph": ("cuda_graph_impl", lambda plan: False),
-    "cp_comm_type": ("cp_comm_type", lambda plan: plan.cp_comm_type),
     "hierarchical_context_parallel_sizes": ("cp_comm_type", hierarchical_sizes),
-    "moe_token_dispatcher_type": ("moe_token_dispatcher_type", lambda plan: plan.moe_token_dispatcher_type),
     "optimizer_cpu_offload": ("offload_optimizer", lambda plan: plan.offload_optimizer),
     "micro_batch_size": ("micro_batch_size", lambda plan: plan.micro_batch_size),
     "global_batch_size": ("global_batch_size", lambda plan: plan.global_batch_size),

@@ -12,6 +12,7 @@ from itertools import groupby
 from math import lcm
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture, padded
 from orchestrator.plan import LayerSpan, Plan
@@ -61,6 +62,13 @@ def layers_of(plan: Plan, stage: int, chunk: int) -> tuple[LayerSpan, ...]:
 def layer_counts(plan: Plan) -> list[list[int]]:
     """Transformer layers by [chunk][stage]."""
     return [[sum(span.count for span in layers_of(plan, stage, chunk)) for stage in range(plan.pp)] for chunk in range(plan.vpp)]
+
+
+def chunk_lengths(plan: Plan, stage: int) -> list[int]:
+    """Layers of a stage that one recompute setting counts apart: of each chunk, and in it of each kind."""
+    chunks = [layers_of(plan, stage, chunk) for chunk in range(plan.vpp)]
+    kinds = {span.kind for spans in chunks for span in spans}
+    return [sum(span.count for span in spans if span.kind == kind) for spans in chunks for kind in sorted(kinds)]
 
 
 def is_even(plan: Plan) -> bool:
@@ -182,7 +190,7 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         fields["tp_comm_overlap"] = True
     if plan.cuda_graph_impl != "none":
         fields["cuda_graph_impl"] = plan.cuda_graph_impl
-    return fields | fp8_fields(plan)
+    return fields | megatron_parts.config_fields(model) | fp8_fields(plan)
 
 
 def hierarchical_sizes(plan: Plan) -> list[int] | None:
@@ -247,6 +255,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
         more["num_distributed_optimizer_instances"] = plan.optimizer_instances
     if plan.megatron_fsdp:
         more |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": FSDP_STRATEGY[plan.zero_stage]}
+    if plan.reduce_scatter_with_fp32_accumulation:
+        more["reduce_scatter_with_fp32_accumulation"] = True
     return more | {
         "grad_reduce_in_fp32": plan.training.grad_reduce_dtype == "fp32",
         "overlap_grad_reduce": overlap,

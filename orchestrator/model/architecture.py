@@ -30,7 +30,7 @@ class Layer(Value, frozen=True, kw_only=True):
         return "_".join(word for word in (self.mixer.label, self.feed_forward.label) if word)
 
 
-class Run(Value, frozen=True, kw_only=True):
+class Run(Value, frozen=True, kw_only=True, omit_defaults=True):
     """`layers` layers in a row. A part that is not said is the architecture's own."""
 
     layers: int

@@ -645,7 +645,8 @@ def _model_tree(settings: Settings) -> dict[str, Any]:
     """The architecture and where weights come from and go to; nothing for a model that only a profile describes."""
     if settings.architecture.family == FAMILY:
         return {}
-    return msgspec.structs.asdict(settings.architecture) | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
+    tree: dict[str, Any] = msgspec.to_builtins(settings.architecture)
+    return tree | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
 
 
 def _profile_tree(profile: Profile) -> dict[str, Any]:

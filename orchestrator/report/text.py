@@ -261,8 +261,7 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     speed = f"{format_seconds(predicted.step_time_s)} a step"
     if predicted.interval:
         low, high = predicted.interval
-        outside = not low <= predicted.step_time_s <= high  # runs of this engine on this GPU were all slower, say: its prices are off
-        speed += f" (90%{' of the runs measured like it' if outside else ''}: {format_seconds(low)} to {format_seconds(high)})"
+        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)})"
     rank = rank_name(plan)
     speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank}"
     peak = plan.cluster.gpu.peak_flops.get(plan.training.precision)

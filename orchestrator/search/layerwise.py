@@ -13,8 +13,8 @@ from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import NamedTuple
 
+from orchestrator.cost.bounds import filled
 from orchestrator.errors import NoPlanError
-from orchestrator.search.floors import filled
 from orchestrator.search.layerwise_prices import AnalyticPrices, Outer, Prices, ProfilePrices, Way, plan_price, stage_price
 from orchestrator.search.layerwise_splits import Splits
 from orchestrator.search.layerwise_stage import INFINITE, ROUNDING

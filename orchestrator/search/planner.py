@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from orchestrator.cost.bounds import Floors
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
@@ -25,7 +26,6 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, Reason, RunSettings, chosen
 from orchestrator.search.check import check_plan, spec_of
-from orchestrator.search.floors import Floors
 from orchestrator.search.inner import Inner, Solution
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits

@@ -99,14 +99,14 @@ SHARDED_FROM_STAGE = {"optimizer": 1, "gradient": 2, "weight": 3}
 
 
 class Traits(Value, frozen=True, kw_only=True):
-    """What pricing must know of an engine without importing it. Engines that are never started here are Traits too."""
+    """What pricing must know of an engine without importing it."""
 
     engine: str
     states: dict[str, StateBytes]
     """By "<precision class>/<zero stage>", precision class "mixed" (bf16, fp16, fp8) or "fp32"; stage "0".."3"."""
     gradient_bytes_on_wire: Literal["grad_reduce_dtype", "grad_accum_dtype", "weight"]
     gradient_buffer: Literal["fixed", "grad_reduce_dtype", "grad_accum_dtype"] = "fixed"
-    """Whose type the kept gradients have where that is one of 16 bits (`cost.memory.state_bytes`); fixed: as `states` say."""
+    """Whose type the kept gradients have where that is one of 16 bits (`cost.states.state_bytes`); fixed: as `states` say."""
     reduce_scatter_from_stage: int
     """Below it (and at stage 0) gradients are all-reduced."""
     reduces_every_microbatch_from_stage: int = 2
@@ -126,8 +126,6 @@ class Traits(Value, frozen=True, kw_only=True):
     bucket_itemsize: int = 2
     """Bytes of an element in the reduction buckets (`bucket_elements` x `bucket_copies`)."""
     flash_attention: bool = True
-    fused_gate: bool = True
-    """Whether act(gate) * up is one kernel that keeps its input alone; two keep the activated gate as well."""
     logits_bytes: float = 8.0
     """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""
     fp32_gradient_fusion: bool = True

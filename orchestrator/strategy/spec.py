@@ -116,6 +116,10 @@ class Options(Value, frozen=True, kw_only=True):
     overlap_param_gather: Annotated[
         bool, Choice(doc="weights gathered beside the forward pass (megatron, ZeRO-1)", in_layer_price=False)
     ] = True
+    reduce_scatter_with_fp32_accumulation: Annotated[
+        bool,
+        Choice(doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)", in_layer_price=False),
+    ] = False
     tp_comm_overlap: Annotated[
         bool, Choice(doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)")
     ] = False

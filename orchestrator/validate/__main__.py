@@ -1,10 +1,12 @@
 """Prices measured runs as they were run, and says how far off the predictions are.
 
     python -m orchestrator.validate runs=DIR_OR_CSV [report=FILE.json] [picture=FILE.svg] [calibration=NAME_OR_FILE] [recovery=true]
+                                   [page=FILE.md]
 
 `runs`: a table in the schema of published measurements, a folder of them, or a folder of our own runs (plan.json, metrics.jsonl in each).
 `report`: every figure as JSON. `picture`: predicted against measured step times. `calibration`: shipped (the default), datasheet, a file
 or a folder. `recovery=true`: plans every published production configuration anew, and says how close the published one comes.
+`page`: a Markdown page whose tables, between their marks, are written anew from these figures.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -21,14 +24,13 @@ from rich.table import Table
 
 from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.errors import InputError
-from orchestrator.strategy.capabilities import Traits
-from orchestrator.validate import own, picture, recovery
+from orchestrator.validate import accuracy, own, page, picture, recovery
 from orchestrator.validate.metrics import Priced, spreads
-from orchestrator.validate.pricing import Choose, named, price_runs, zero_shot
+from orchestrator.validate.pricing import Choose, named, price_runs
 from orchestrator.validate.report import measured_beside, parts_of, report_of, table_of
 from orchestrator.validate.runs import Run, Unusable
 
-KEYS = ("runs", "report", "picture", "calibration", "recovery")
+KEYS = ("runs", "report", "picture", "calibration", "recovery", "page")
 COLUMNS = (
     ("time_median_ape", "time", "{:.1%}"),
     ("time_within_20", "within 20%", "{:.0%}"),
@@ -56,6 +58,20 @@ def show(console: Console, title: str, parts: dict[str, dict[str, object]]) -> N
     console.print(table)
 
 
+def show_planned(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """What a prediction for a planned engine is worth."""
+    table = Table(title="Planned engines: where their constants are from", title_justify="left")
+    for heading in ("engine", "GPU", "constants"):
+        table.add_column(heading)
+    for heading in ("runs", "error", "kept out", "90% of measured / predicted"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        errors = ["-" if row[key] is None else f"{row[key]:.1%}" for key in ("median_error", "held_out_median_error")]
+        low, high = row["interval"]
+        table.add_row(row["engine"], row["gpu"], row["basis"], str(row["runs"]), *errors, f"{low:.2f} to {high:.2f}")
+    console.print(table)
+
+
 def show_unused(console: Console, unusable: Sequence[Unusable]) -> None:
     """Why rows were not used, a line a reason."""
     if not unusable:
@@ -71,20 +87,27 @@ def run(words: Sequence[str]) -> None:
     given = arguments(words, KEYS, required=("runs",))
     recover = truth(given, "recovery")
     choose = named(given.get("calibration"))
-    runs, unusable, all_traits = own.measured(Path(given["runs"]))
-    rows, failed = price_all(runs, choose, all_traits)
+    runs, unusable = own.measured(Path(given["runs"]))
+    rows, failed = price_all(runs, choose)
     unusable += failed
     report = report_of(rows, unusable)
-    unfitted = price_all(runs, zero_shot, all_traits)[0]
+    unfitted = price_all(runs, named("datasheet"))[0]
+    report["planned"] = accuracy.planned(runs)
     report["zero_shot"] = {**parts_of(unfitted), "spreads": spreads([row for row in unfitted if ":" not in table_of(row)])}
     show(console, "All rows", {**report["tables"], "all": report["all"]})
     show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
     show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
+    show_planned(console, report["planned"])
     if recover:
         report["recovery"] = show_recovery(console, runs, choose)
     show_unused(console, unusable)
     if "report" in given:
         write(given["report"], json.dumps(report, indent=1) + "\n", "report")
+    if "page" in given:
+        tables = {"planned engines": page.planned_table(report["planned"])}
+        for name, parts in (("kept out", report["held_out"]), ("all rows", report), ("datasheets", report["zero_shot"])):
+            tables[name] = page.figures_table({**parts["tables"], "all": parts["all"]})
+        write(given["page"], page.with_generated(read(given["page"]), tables), "page")
     if "picture" in given:
         points = [(row.run.table, row.run.time_s, row.time_s) for row in rows if row.run.time_s is not None]
         write(given["picture"], picture.scatter(points, f"{len(points)} published runs"), "picture")
@@ -95,13 +118,13 @@ def main(words: Sequence[str]) -> int:
     return command(words, lambda: usage(__doc__), run)
 
 
-def price_all(runs: Sequence[Run], choose: Choose, all_traits: dict[str, Traits]) -> tuple[list[Priced], list[Unusable]]:
+def price_all(runs: Sequence[Run], choose: Choose) -> tuple[list[Priced], list[Unusable]]:
     """Every run beside its prediction; those that can't be priced with the reason."""
     rows: list[Priced] = []
     failed: list[Unusable] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("pricing", total=len(runs))
-        for run, prediction, why in price_runs(runs, choose, all_traits):
+        for run, prediction, why in price_runs(runs, choose):
             if prediction is None:
                 failed.append(Unusable(table=run.table, run_id=run.run_id, why=why))
             else:
@@ -122,6 +145,14 @@ def show_recovery(console: Console, runs: Sequence[Run], choose: Choose) -> dict
     figures = recovery.figures(found)
     console.print(f"recovery: {figures}", highlight=False, markup=False)
     return figures
+
+
+def read(path: str) -> str:
+    """The page to write tables into. Raises InputError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError("page", path, f"can't be read: {error.strerror}") from None
 
 
 def write(path: str, text: str, key: str) -> None:

@@ -23,39 +23,6 @@ def even_counts(num_layers: int, parts: int) -> tuple[int, ...]:
     return tuple(low + (index < more) for index in range(parts))
 
 
-SHARE_MET = 0.995
-"""Of a stage's share of the cost: from here on it is met. The times of the 8B with pp=16 and 32 are those of a head that is alone on its
-stage, where the layers before it cost 0.998 of the shares up to there."""
-
-
-def nanotron_stages(num_layers: int, layer_cost: float, head_cost: float, parts: int) -> tuple[tuple[int, ...], int, bool]:
-    """(layers per stage, the head's stage, whether every stage holds something).
-
-    nanotron builds block after block; the block that brings the running cost to a stage's share still goes to that stage
-    (nanotron/models/base.py, build_model). Only decoder layers and the head have a cost; the embedding comes first, final norm and head
-    after the layers, then the cast to fp32 and the loss. A stage without any block can't be built. A share that is met (`SHARE_MET`) ends
-    the stage: the 1B's head costs as much as four layers, and its peaks and times with pp=4 are those of five layers on the first stage.
-
-    >>> nanotron_stages(16, 671, 2684, 2), nanotron_stages(16, 671, 2684, 4)
-    (((10, 6), 1, True), ((5, 5, 5, 1), 3, True))
-    >>> nanotron_stages(16, 671, 2684, 16)[1:]
-    (12, False)
-    """
-    blocks = [("embedding", 0.0), *[("layer", layer_cost)] * num_layers, ("norm", 0.0), ("head", head_cost), ("cast", 0.0), ("loss", 0.0)]
-    total = num_layers * layer_cost + head_cost
-    counts, held = [0] * parts, [0] * parts
-    stage, head, running = 0, 0, 0.0
-    for kind, cost in blocks:
-        held[stage] += 1
-        counts[stage] += kind == "layer"
-        if kind == "head":
-            head = stage
-        running += cost
-        if stage < parts - 1 and running >= SHARE_MET * total * (stage + 1) / parts:
-            stage += 1
-    return tuple(counts), head, all(held)
-
-
 def stages_of(
     model: ModelSpec,
     counts: Sequence[int],

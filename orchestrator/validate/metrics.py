@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.cost.measured_traits import ENGINE_OF
 from orchestrator.validate.runs import Run
 
 WITHIN = 0.20
@@ -200,22 +199,23 @@ ENOUGH = 20
 
 def spreads(rows: Sequence[Priced]) -> dict[str, tuple[float, float]]:
     """Measured over predicted seconds, 5% and 95% quantile: what a prediction from datasheets is to be trusted. By "engine/generation" of
-    the GPU (the major number of its compute capability) where there are enough runs, by "generation", and over all (""); in the last two
-    every engine on a generation weighs the same."""
+    the GPU (the planned engine that the measured ones resemble, the major number of the compute capability) where there are enough runs,
+    by "generation", and over all (""); in the last two every engine on a generation weighs the same. Always with 1, the prediction."""
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row.run.time_s is not None:
-            engine = ENGINE_OF.get(row.run.traits, row.run.traits)
+            engine = row.run.engine.resembles or row.run.engine.name
             ratios[engine, row.run.cluster.gpu.compute_capability.split(".")[0]].append(row.run.time_s / row.time_s)
     if not ratios:
         return {}
-    names = {f"{engine}/{generation}": [key] for key in ratios for engine, generation in [key] if len(ratios[key]) >= ENOUGH}
+    planned = {row.run.engine.resembles for row in rows}
+    names = {f"{key[0]}/{key[1]}": [key] for key in ratios if key[0] in planned and len(ratios[key]) >= ENOUGH}
     for generation in {generation for _, generation in ratios}:
         names[generation] = [key for key in ratios if key[1] == generation]
     found = {}
     for name, keys in sorted((names | {"": list(ratios)}).items()):
         pairs = [(ratio, 1 / len(ratios[key])) for key in keys for ratio in ratios[key]]
-        found[name] = (weighted_quantile(pairs, TAIL), weighted_quantile(pairs, 1 - TAIL))
+        found[name] = (min(1.0, weighted_quantile(pairs, TAIL)), max(1.0, weighted_quantile(pairs, 1 - TAIL)))
     return found
 
 
@@ -231,7 +231,7 @@ def weighted_quantile(pairs: Sequence[tuple[float, float]], share: float) -> flo
 
 
 SPLITS: dict[str, Callable[[Priced], str]] = {
-    "engine": lambda priced: priced.run.traits,
+    "engine": lambda priced: priced.run.engine.name,
     "gpu": lambda priced: priced.run.gpu,
     "precision": lambda priced: priced.run.precision,
     "kind": lambda priced: priced.run.kind,

@@ -7,14 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, from_json
-from orchestrator.strategy.capabilities import Traits
+from orchestrator.validate.engines.engine import MeasuredEngine
 from orchestrator.validate.runs import Run, Unusable
-from orchestrator.validate.runs import load as load_tables
+from orchestrator.validate.tables import load as load_tables
 
 PLAN, METRICS = "plan.json", "metrics.jsonl"
 WARM_UP: Final = 2
@@ -31,29 +30,31 @@ def is_run_folder(where: Path) -> bool:
     return bool(run_folders(where))
 
 
-def measured(where: Path) -> tuple[list[Run], list[Unusable], dict[str, Traits]]:
-    """The runs of our own run folders, or of tables; the tables' rows that can't be used; the all_traits of all. Raises InputError."""
-    if is_run_folder(where):
-        runs, mine = load(where)
-        return runs, [], MEASURED_TRAITS | mine
-    return *load_tables(where), MEASURED_TRAITS
+def measured(where: Path) -> tuple[list[Run], list[Unusable]]:
+    """The runs of our own run folders, or of tables; the tables' rows that can't be used. Raises InputError."""
+    return (load(where), []) if is_run_folder(where) else load_tables(where)
 
 
-def load(where: Path) -> tuple[list[Run], dict[str, Traits]]:
-    """Every run folder's run, and the all_traits of their engines. Raises InputError."""
-    runs, all_traits = [], {}
+def load(where: Path) -> list[Run]:
+    """Every run folder's run. Raises InputError, also where an engine had other traits in one run than in another (another version of
+    it, say): they can't be one calibration."""
+    runs: list[Run] = []
+    engines: dict[str, tuple[MeasuredEngine, Path]] = {}
     for folder in run_folders(where):
         plan = from_json((folder / PLAN).read_bytes(), str(folder / PLAN))
         if plan.engine not in ENGINES:
             raise InputError("runs", folder, f"engine {plan.engine} is not known", ENGINES)
-        all_traits[plan.engine] = ENGINES[plan.engine].traits(plan.cluster.software)
-        run = run_of(plan, folder)
+        engine = MeasuredEngine(traits=ENGINES[plan.engine].traits(plan.cluster.software))
+        first, first_folder = engines.setdefault(plan.engine, (engine, folder))
+        if first.traits != engine.traits:
+            raise InputError("runs", folder, f"{plan.engine} has other traits there than in {first_folder}: its software differs")
+        run = run_of(plan, first, folder)
         if run is not None:
             runs.append(run)
-    return runs, all_traits
+    return runs
 
 
-def run_of(plan: Plan, folder: Path) -> Run | None:
+def run_of(plan: Plan, engine: MeasuredEngine, folder: Path) -> Run | None:
     """The median step after the warm-up; None: too few steps. Raises InputError for lines that are none."""
     try:
         lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -68,7 +69,7 @@ def run_of(plan: Plan, folder: Path) -> Run | None:
         table="own",
         run_id=folder.name,
         sweep_id=f"{plan.model.name}-{plan.world_size}",
-        traits=plan.engine,
+        engine=engine,
         gpu=plan.cluster.gpu.name,
         precision=training.precision,
         kind="dense",

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, calibrated, datasheet, read_file
-from orchestrator.cost.measured_traits import MEASURED_TRAITS
+import msgspec
+
+from orchestrator.cost.calibration import CHOICES, Calibration, CalibrationFile, datasheet, digest, found, held, priced, read_file
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError, OrchestratorError
-from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.layout import Prediction
+from orchestrator.validate.engines import ENGINES
 from orchestrator.validate.runs import Run
 
 OUTSIDE_TENSORS: dict[str, tuple[str, ...]] = {"allocated": ("context", "fragmentation"), "reserved": ("context",), "process": ()}
 """Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""
-Choose = Callable[[Run, Traits], Calibration]
+Choose = Callable[[Run], Calibration]
+"""The constants that a run is priced with."""
 
 
 class Outcome(NamedTuple):
@@ -35,21 +39,23 @@ def seen_peak(run: Run, prediction: Prediction) -> float:
 
 
 class Pricer:
-    """Keeps a cost model for every (model, training, cluster, traits, constants)."""
+    """Keeps a cost model for every (model, training, cluster, engine, constants)."""
 
-    def __init__(self, choose: Choose, all_traits: dict[str, Traits] = MEASURED_TRAITS) -> None:
-        self._choose, self._all_traits = choose, all_traits
-        self._models: dict[tuple[int, int, int, str, int], CostModel] = {}
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self._models: dict[tuple[int, int, int, str, Calibration], CostModel] = {}
         self._kept: list[object] = []  # what the identities in the keys belong to
 
     def model(self, run: Run) -> CostModel:
         """The cost model of this run. Rows share the values that the loader interned, so identity is enough."""
-        traits = self._all_traits[run.traits]
-        calibration = self._choose(run, traits)
-        key = (id(run.model), id(run.training), id(run.cluster), run.traits, id(calibration))
+        engine = run.engine
+        calibration = self._choose(run)
+        if engine.constants_in is not None:
+            calibration = engine.constants_in(run.candidate, run.cluster, calibration)
+        key = (id(run.model), id(run.training), id(run.cluster), engine.name, calibration)
         if key not in self._models:
-            self._kept.append((run, calibration))
-            self._models[key] = CostModel(run.model, run.training, run.cluster, traits, calibration)
+            self._kept.append(run)
+            self._models[key] = engine.cost(run.model, run.training, run.cluster, engine.traits, calibration)
         return self._models[key]
 
     def price(self, run: Run) -> Outcome:
@@ -67,59 +73,84 @@ class Pricer:
             return None
 
 
-_DATASHEETS: dict[tuple[str, str], Calibration] = {}
-_SHIPPED: dict[tuple[str, str], Calibration] = {}
-"""One value for all rows of an engine on a GPU, so that they share a cost model."""
+FOLDER: Final = "calibrations"
 
 
-def zero_shot(run: Run, traits: Traits) -> Calibration:
+@cache
+def shipped_file(engine: str, gpu: str) -> CalibrationFile | None:
+    """The package's constants of a measured engine on this GPU; None: there are none. Raises InputError where they were fitted for other
+    traits of it than it has now."""
+    file = files("orchestrator.validate").joinpath(FOLDER, f"{engine}-{gpu}.json")
+    return _fitting(msgspec.json.decode(file.read_bytes(), type=CalibrationFile)) if file.is_file() else None
+
+
+def _fitting(file: CalibrationFile) -> CalibrationFile:
+    """The file, if it was fitted for the traits that its measured engine has. Raises InputError."""
+    engine = ENGINES.get(file.engine)
+    if engine is not None and digest(engine.traits) != file.traits:
+        why = f"was fitted for other traits ({file.traits}, now {digest(engine.traits)}): calibrate again"
+        raise InputError("calibration", f"{file.engine}-{file.gpu}", why)
+    return file
+
+
+class OneValue:
+    """One calibration for all runs of an engine on a GPU, so that they share a cost model."""
+
+    def __init__(self, make: Choose) -> None:
+        self._make = make
+        self._made: dict[tuple[str, str], Calibration] = {}
+
+    def __call__(self, run: Run) -> Calibration:
+        key = (run.engine.name, run.gpu)
+        if key not in self._made:
+            self._made[key] = self._make(run)
+        return self._made[key]
+
+
+def zero_shot(run: Run) -> Calibration:
     """Datasheet constants: no run of this GPU or engine was seen."""
-    key = (run.gpu, traits.engine)
-    if key not in _DATASHEETS:
-        _DATASHEETS[key] = datasheet(run.cluster, traits)
-    return _DATASHEETS[key]
+    return datasheet(run.cluster, run.engine.traits)
 
 
-def shipped(run: Run, traits: Traits) -> Calibration:
-    """The constants that come with the package for this engine and GPU, else the datasheet's."""
-    key = (run.gpu, traits.engine)
-    if key not in _SHIPPED:
-        _SHIPPED[key] = calibrated(run.cluster, traits)
-    return _SHIPPED[key]
+def _shipped(run: Run) -> Calibration:
+    """The constants that come with the package: those fitted to a measured engine, those that a planned one of our own runs is planned
+    with."""
+    if run.engine.name not in ENGINES:
+        return priced(run.cluster, run.engine.traits, found("shipped", run.cluster, [run.engine.traits], None)[0])
+    file = shipped_file(run.engine.name, run.gpu)
+    base = zero_shot(run)
+    return base if file is None else file.calibration(base)
 
 
 def from_files(where: Path) -> Choose:
     """Calibrations of a file or of a folder's .json files; what they don't have is the datasheet's. Raises InputError."""
     paths = sorted(where.glob("*.json")) if where.is_dir() else [where]
-    found: dict[tuple[str, str], CalibrationFile] = {}
+    known: dict[tuple[str, str], CalibrationFile] = {}
     for path in paths:
-        file = read_file(path)
-        found[file.engine, file.gpu] = file
-    if not found:
+        file = _fitting(read_file(path))
+        known[file.engine, file.gpu] = file
+    if not known:
         raise InputError("calibration", where, "holds no calibration", CHOICES)
-    made: dict[tuple[str, str], Calibration] = {}
 
-    def choose(run: Run, traits: Traits) -> Calibration:
-        key = (traits.engine, run.cluster.gpu.name)
-        if key not in made:
-            base = datasheet(run.cluster, traits)
-            made[key] = found[key].calibration(base) if key in found else base
-        return made[key]
+    def make(run: Run) -> Calibration:
+        base = zero_shot(run)
+        file = known.get((run.engine.name, run.gpu))
+        return base if file is None else held(file, run.engine.traits).calibration(base)
 
-    return choose
+    return OneValue(make)
 
 
 def named(calibration: str | None) -> Choose:
     """What `calibration=` means: the package's constants, the datasheet's, or a file or folder. Raises InputError."""
     if calibration in (None, "shipped"):
-        return shipped
+        return OneValue(_shipped)
     if calibration == "datasheet":
-        return zero_shot
+        return OneValue(zero_shot)
     return from_files(Path(str(calibration)))
 
 
-def price_runs(runs: Iterable[Run], choose: Choose, all_traits: dict[str, Traits] = MEASURED_TRAITS) -> Iterator[Outcome]:
+def price_runs(runs: Iterable[Run], choose: Choose) -> Iterator[Outcome]:
     """Every run in order."""
-    pricer = Pricer(choose, all_traits)
+    pricer = Pricer(choose)
     for run in runs:
         yield pricer.price(run)

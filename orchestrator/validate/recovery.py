@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
@@ -44,7 +43,7 @@ def configurations(runs: Sequence[Run]) -> list[Run]:
     """The published configurations of NeMo and Megatron, each once."""
     seen: dict[object, Run] = {}
     for run in runs:
-        if run.table in TABLES and run.traits == "nemo" and run.kind == "dense":
+        if run.table in TABLES and run.engine.name == "nemo" and run.kind == "dense":
             key = (
                 run.model.architecture,
                 run.model.seq_length,
@@ -69,8 +68,8 @@ def recover(run: Run, choose: Choose) -> Recovered:
     engine = ENGINES[ENGINE]
     cluster = replace(run.cluster, num_gpus=run.num_gpus)
     capabilities = megatrons_own(engine.capabilities(cluster.software))
-    traits = MEASURED_TRAITS[run.traits]
-    calibration = choose(run, traits)
+    traits = run.engine.traits
+    calibration = choose(run)
     situation = Situation(model=run.model, training=run.training, cluster=cluster)
     candidate = replace(run.candidate, engine=ENGINE)
     broken = broken_rule(capabilities, candidate, situation)

@@ -9,10 +9,7 @@ from typing import Any
 from orchestrator.strategy.layout import Prediction
 from orchestrator.validate.metrics import SPLITS, Priced, grouped, summary
 from orchestrator.validate.pricing import seen_peak
-from orchestrator.validate.runs import Run, Unusable, held_out
-
-DOUBTED_GPUS = 512
-"""nanotron's rows on this many GPUs have more unexplained scatter than signal (measurements README): a table of their own."""
+from orchestrator.validate.runs import DOUBTED_GPUS, Run, Unusable, counts, doubted, held_out
 
 
 def measured_beside(run: Run, prediction: Prediction) -> Priced:
@@ -28,9 +25,10 @@ def measured_beside(run: Run, prediction: Prediction) -> Priced:
 
 
 def table_of(priced: Priced) -> str:
-    """The table that a row is reported under."""
-    doubted = priced.run.traits == "nanotron" and priced.run.num_gpus >= DOUBTED_GPUS
-    return f"{priced.run.table}:{DOUBTED_GPUS}_gpus" if doubted else priced.run.table
+    """The table that a row is reported under; with a colon, one that is not summed up."""
+    if counts(priced.run):
+        return priced.run.table
+    return f"{priced.run.table}:{f'{DOUBTED_GPUS}_gpus' if doubted(priced.run) else 'not_fitted'}"
 
 
 def parts_of(rows: Sequence[Priced]) -> dict[str, Any]:

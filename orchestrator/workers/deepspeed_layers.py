@@ -16,10 +16,13 @@ from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.models import build_chunks, frees_sent_outputs, transformer_config
 
+HEAD_NORMS = ("q_layernorm", "k_layernorm")
 
-def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
-    """Under sequence parallelism each tensor-parallel rank sees a part of the sequence: gradients of what all ranks hold whole (norms,
-    row-parallel biases) must be summed over the group. megatron-core does it in finalize_model_grads, which DeepSpeed never calls."""
+
+def sum_partial_gradients(model: torch.nn.Module) -> None:
+    """Of what all tensor-parallel ranks hold whole, some see a part: under sequence parallelism a part of the sequence (norms, row-parallel
+    biases), and norms of queries and keys always their own heads. Such gradients must be summed over the group. megatron-core does it in
+    finalize_model_grads, which DeepSpeed never calls."""
     group = parallel_state.get_tensor_model_parallel_group()
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:
@@ -27,8 +30,8 @@ def sum_sequence_parallel_gradients(model: torch.nn.Module) -> None:
         dist.all_reduce(gradient, group=group)
         return gradient
 
-    for parameter in model.parameters():
-        if getattr(parameter, "sequence_parallel", False):
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "sequence_parallel", False) or any(norm in name for norm in HEAD_NORMS):
             parameter.register_hook(hook)
 
 
@@ -47,8 +50,8 @@ class MegatronLayersTrainer(DeepSpeedTrainer):
         hf_weights.first_weights([model], config, plan)
         self.places = weights.places([model])
         self._tag()
-        if plan.sequence_parallel:
-            sum_sequence_parallel_gradients(model)
+        if plan.tp > 1:
+            sum_partial_gradients(model)
 
     def _make_groups(self) -> Groups:
         return megatron_groups.initialise(self.plan)

@@ -77,7 +77,7 @@ def _gpt(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
 
 
 def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """transformers' LlamaForCausalLM, and Mistral and Qwen2, whose names are the same."""
+    """transformers' LlamaForCausalLM, and Mistral, Qwen2 and Qwen3, whose names are the same."""
     outside = {
         "embedding.word_embeddings.weight": ("model.embed_tokens.weight", a.vocab_size),
         "decoder.final_layernorm.weight": ("model.norm.weight", rows),
@@ -96,8 +96,13 @@ def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
     if module == "mlp.linear_fc1":
         # All of the gate, then all of the other half (mlp.py, apply_swiglu_sharded_factory).
         return [Rows(f"{here}mlp.{name}_proj.{kind}", 0, a.ffn_hidden_size) for name in ("gate", "up")]
-    linear = {"self_attention.linear_proj": "self_attn.o_proj", "mlp.linear_fc2": "mlp.down_proj"}[module]
-    return [Rows(f"{here}{linear}.{kind}", 0, rows)]
+    plain = {
+        "self_attention.q_layernorm": "self_attn.q_norm",
+        "self_attention.k_layernorm": "self_attn.k_norm",
+        "self_attention.linear_proj": "self_attn.o_proj",
+        "mlp.linear_fc2": "mlp.down_proj",
+    }
+    return [Rows(f"{here}{plain[module]}.{kind}", 0, rows)]
 
 
 def _bert(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:

@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -32,26 +32,36 @@ BATCH = 256
 """Documents that a tokenizer gets at once."""
 MANIFEST = "manifest.json"
 INTERRUPTED = 130
+FEW = 100
+"""Documents of which a share of 1% may get none."""
 LINES = 10
 """Lines of progress where the output is no terminal."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes `begin` to `end` of a file: documents that begin there. A text file is one document, and one piece."""
+    """Bytes `begin` to `end` of a file: documents that begin there. `cut`: how a text file is cut, one of CUTS or SEPARATOR and a text."""
 
     path: str
     begin: int
     end: int
+    cut: str = "file"
 
 
-def parts_of(files: Sequence[Path], part_bytes: int) -> list[list[Piece]]:
-    """The pieces of all files in order, gathered into parts of about `part_bytes`."""
+CUTS = ("file", "blank_lines", "lines")
+"""How a text file is cut; "lines" and "blank_lines" drop what is blank."""
+SEPARATOR = "separator:"
+"""Or by the text behind this, which stands between two documents."""
+
+
+def parts_of(files: Sequence[Path], part_bytes: int, cut: str = "file") -> list[list[Piece]]:
+    """The pieces of all files in order, gathered into parts of about `part_bytes`. A text file is one piece unless its lines say where a
+    document begins."""
     pieces = []
     for file in files:
         size = file.stat().st_size
-        step = part_bytes if file.suffix == ".jsonl" else max(1, size)
-        pieces += [Piece(str(file), begin, min(size, begin + step)) for begin in range(0, size, step)]
+        step = part_bytes if file.suffix == ".jsonl" or cut in ("lines", "blank_lines") else max(1, size)
+        pieces += [Piece(str(file), begin, min(size, begin + step), cut) for begin in range(0, size, step)]
     parts: list[list[Piece]] = []
     room = 0
     for piece in pieces:
@@ -68,7 +78,7 @@ def documents(piece: Piece) -> Iterator[bytes]:
     """The texts of a piece; of a .jsonl the lines that begin in it. Raises InputError with the file and the place."""
     with open(piece.path, "rb") as file:
         if not piece.path.endswith(".jsonl"):
-            yield file.read()
+            yield from _paragraphs(piece, file) if piece.cut == "blank_lines" else _texts(piece, file)
             return
         if piece.begin:
             file.seek(piece.begin - 1)
@@ -82,6 +92,50 @@ def documents(piece: Piece) -> Iterator[bytes]:
                     raise InputError(
                         "input", piece.path, f'at byte {at}: is not a JSON object with a string in "text" ({error})'
                     ) from None
+
+
+def _texts(piece: Piece, file: BinaryIO) -> Iterator[bytes]:
+    """The whole file, its lines that begin in the piece, or what stands between separators; without what is blank where it is cut."""
+    if piece.cut == "file":
+        yield file.read()
+    elif piece.cut == "lines":
+        _seek_line(piece, file)
+        while file.tell() < piece.end:
+            line = file.readline().rstrip(b"\r\n")
+            if line.strip():
+                yield line
+    else:
+        separator = piece.cut.removeprefix(SEPARATOR).encode()
+        yield from (part.strip(b"\r\n") for part in file.read().split(separator) if part.strip())
+
+
+def _paragraphs(piece: Piece, file: BinaryIO) -> Iterator[bytes]:
+    """Lines without a blank one between them, where the blank line before the first begins in the piece (or the file does)."""
+    _seek_line(piece, file)
+    lines: list[bytes] = []
+    ours = piece.begin == 0
+    while True:
+        inside = file.tell() < piece.end
+        line = file.readline()
+        if line.strip():
+            if ours:
+                lines.append(line)
+            elif not inside:
+                return
+        else:
+            if lines:
+                yield b"".join(lines).rstrip(b"\r\n")
+                lines = []
+            if not line or not inside:
+                return
+            ours = True
+
+
+def _seek_line(piece: Piece, file: BinaryIO) -> None:
+    """To the first line that begins in the piece."""
+    if piece.begin:
+        file.seek(piece.begin - 1)
+        file.readline()
 
 
 @cache
@@ -184,14 +238,17 @@ def join(folder: Path, names: Sequence[str], out: Path, vocab_size: int) -> tupl
     return count, tokens
 
 
-def index(inputs: Sequence[str], out: Path, folder: str | None, workers: int, part_bytes: int = PART_BYTES) -> tuple[int, int]:
-    """Write OUT.bin and OUT.idx; (documents, tokens). Raises InputError."""
+def index(
+    inputs: Sequence[str], out: Path, folder: str | None, workers: int, part_bytes: int = PART_BYTES, cut: str = "file"
+) -> tuple[int, int]:
+    """Write OUT.bin and OUT.idx; (documents, tokens). `cut`: one of CUTS, or SEPARATOR and a text. Raises InputError."""
     files = [file for path in inputs for file in data.text_files(Path(path))]
+    _check_cut(files, cut)
     for suffix in (".bin", ".idx"):
         if out.with_name(out.name + suffix).exists():
             raise InputError("out", out, f"{out.name}{suffix} is there already")
     out.parent.mkdir(parents=True, exist_ok=True)
-    parts = parts_of(files, part_bytes)
+    parts = parts_of(files, part_bytes, cut)
     names = [f"part-{number:06d}.npz" for number in range(len(parts))]
     described = [[asdict(piece) for piece in part] for part in parts]
     stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
@@ -212,6 +269,15 @@ def index(inputs: Sequence[str], out: Path, folder: str | None, workers: int, pa
     found = join(work, names, out, vocab_size)
     shutil.rmtree(work)
     return found
+
+
+def _check_cut(files: Sequence[Path], cut: str) -> None:
+    """Raises InputError where the separator is in no file: what was meant as one is not."""
+    texts = [file for file in files if file.suffix != ".jsonl"]
+    separator = cut.removeprefix(SEPARATOR)
+    if cut not in CUTS and not any(separator.encode() in file.read_bytes() for file in texts):
+        why = "is in none of the text files" if texts else "has no text file to cut: a .jsonl has one document a line"
+        raise InputError("separator", repr(separator), why)
 
 
 def leave_ctrl_c_to_the_parent() -> None:
@@ -241,12 +307,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Text as Megatron's .bin/.idx; started by python -m orchestrator.data.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer")
+    parser.add_argument("--documents", choices=CUTS, default=CUTS[0])
+    parser.add_argument("--separator")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("inputs", nargs="+")
     given = parser.parse_args()
     begin = time.perf_counter()
     try:
-        count, tokens = index(given.inputs, given.out, given.tokenizer, given.workers)
+        cut = SEPARATOR + given.separator if given.separator else given.documents
+        count, tokens = index(given.inputs, given.out, given.tokenizer, given.workers, cut=cut)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
@@ -257,6 +326,8 @@ def main() -> int:
         return INTERRUPTED
     tokenizer = f" tokenizer={given.tokenizer}" if given.tokenizer else ""
     print(f"{given.out}.bin and .idx: {count:,} documents, {tokens:,} tokens, {time.perf_counter() - begin:.1f} s")
+    if count < FEW and given.documents == CUTS[0] and not given.separator:
+        print("Megatron-LM's own programs divide whole documents over training and evaluation: documents=blank_lines makes more of a text")
     print(f"To train on it: python -m orchestrator.run ... data={given.out}{tokenizer}")
     return 0
 

@@ -107,9 +107,9 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
     if engine["module"]["implementation"] == "transformer_engine":
-        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
+        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     else:
-        spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization=config.normalization)
+        spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
     return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, **engine["model"])
 
 

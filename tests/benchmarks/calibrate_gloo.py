@@ -72,20 +72,18 @@ def main(words: Sequence[str]) -> int:
     config = folder / "config.json"
     config.write_text(json.dumps({**CONFIG, **NO_DROPOUT}))
     measured = {}
-    all_traits = {}
     for plan in (*FITTED, *JUDGED):
         if time.monotonic() - started > part_s and not (run_folder(folder, plan) / "metrics.jsonl").is_file():
             print(f"{len(FITTED) + len(JUDGED) - len(measured)} runs are left")
             return SOME_LEFT
-        runs, known = own.load(run(folder, config, plan, int(given.get("steps", "5"))))
+        runs = own.load(run(folder, config, plan, int(given.get("steps", "5"))))
         measured[plan] = runs[0]
-        all_traits |= known
         print(f"tp={plan[0]} pp={plan[1]} mbs={plan[2]}: {runs[0].time_s:.2f} s a step", flush=True)
-    found = fit([measured[plan] for plan in FITTED], CPU_NAMES, all_traits=all_traits, prior=0.05)
+    found = fit([measured[plan] for plan in FITTED], CPU_NAMES, prior=0.05)
     print(f"fitted on {found.runs} runs, median error {found.median_error:.1%}: {found.constants}")
     rows = []
     for name, constants in (("datasheet", {}), ("calibrated", found.constants)):
-        pricer = Pricer(chooser({("megatron", "cpu"): constants}), all_traits)
+        pricer = Pricer(chooser({("megatron", "cpu"): constants}))
         rows = [(plan, measured[plan].time_s or 0.0, (pricer.score(measured[plan]) or (0.0, 0.0))[0]) for plan in JUDGED]
         best = min(rows, key=lambda row: row[2])
         fastest = min(rows, key=lambda row: row[1])

@@ -12,10 +12,21 @@ import pytest
 from orchestrator.calibrate.__main__ import main, margins, with_margin
 from orchestrator.calibrate.fit import chooser, fit
 from orchestrator.calibrate.groups import unit
-from orchestrator.cost.calibration import Calibration, CalibrationFile, Constant, datasheet, found, priced
-from orchestrator.cost.measured_traits import MEASURED_TRAITS
-from orchestrator.engines import ENGINES
+from orchestrator.cost.calibration import (
+    CARRIES_OVER,
+    SHARES,
+    Calibration,
+    CalibrationFile,
+    Constant,
+    datasheet,
+    digest,
+    found,
+    priced,
+    read_file,
+)
+from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.hardware.spec import Software
 from orchestrator.plan import Plan, to_json
 from orchestrator.validate import own
 from orchestrator.validate.__main__ import main as validate
@@ -37,7 +48,7 @@ SPREAD: tuple[dict[str, str], ...] = (
 def planted_runs() -> list[Run]:
     """Runs whose times are the model's own under the planted constants."""
     runs = only(*SPREAD)
-    pricer = Pricer(chooser({(run.traits, run.gpu): PLANTED for run in runs}))
+    pricer = Pricer(chooser({(run.engine.name, run.gpu): PLANTED for run in runs}))
     made = []
     for run in runs:
         score = pricer.score(run)
@@ -73,9 +84,7 @@ def test_the_command_writes_a_file_that_validation_takes(tmp_path: Path) -> None
     assert (file.engine, file.gpu, file.fitted_runs) == ("nanotron", "A100-SXM-80GB", 6)
     assert all(constant.unit for constant in file.constants.values())
     run = only({"gpu": "A100-SXM-80GB"})[0]
-    from orchestrator.cost.measured_traits import MEASURED_TRAITS
-
-    calibration = named(str(path))(run, MEASURED_TRAITS["nanotron"])
+    calibration = named(str(path))(run)
     assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
     assert calibration.name == "nanotron-A100-SXM-80GB"
 
@@ -144,11 +153,10 @@ def test_our_own_runs_are_read_without_their_warm_up(tmp_path: Path) -> None:
     run = only({})[0]
     own_run(tmp_path / "a", run, [9.0, 5.0, 1.0, 1.1, 0.9])
     own_run(tmp_path / "b", run, [9.0])
-    runs, all_traits = own.load(tmp_path)
-    (read,) = runs
+    (read,) = own.load(tmp_path)
     assert read.time_s == 1.0
     assert read.candidate.mesh == run.candidate.mesh
-    assert all_traits["megatron"] == ENGINES["megatron"].traits(run.cluster.software)
+    assert read.engine.traits == PLANNED_ENGINES["megatron"].traits(run.cluster.software)
 
 
 def test_a_folder_of_our_own_runs_can_be_judged_as_it_can_be_fitted_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,10 +188,17 @@ def test_units_are_known() -> None:
     assert unit("context_bytes") == "bytes"
 
 
+SOFTWARE = Software()
+MEGATRON = PLANNED_ENGINES["megatron"].traits(SOFTWARE)
+DEEPSPEED = PLANNED_ENGINES["deepspeed"].traits(SOFTWARE)
+
+
 def own_file(engine: str, gpu: str, **constants: float) -> CalibrationFile:
+    """A user's calibration, fitted for the traits of Megatron here."""
     return CalibrationFile(
         engine=engine,
         gpu=gpu,
+        traits=digest(MEGATRON),
         fitted_on="ten runs",
         constants={name: Constant(value=value, unit="share", origin="fitted") for name, value in constants.items()},
         fitted_runs=10,
@@ -196,28 +211,27 @@ def own_file(engine: str, gpu: str, **constants: float) -> CalibrationFile:
 
 def test_a_users_own_calibration_comes_before_the_shipped_one(tmp_path: Path) -> None:
     run = only({})[0]
-    traits = MEASURED_TRAITS["nanotron"]
+    traits = MEGATRON
     (before,) = found(None, run.cluster, [traits], None)
     assert before is not None
     assert before.source == ""
-    path = tmp_path / f"nanotron-{run.gpu}.json"
-    path.write_bytes(msgspec.json.encode(own_file("nanotron", run.gpu, gemm_efficiency=0.123)))
+    path = tmp_path / f"megatron-{run.gpu}.json"
+    path.write_bytes(msgspec.json.encode(own_file("megatron", run.gpu, gemm_efficiency=0.123)))
     for choice, folder in ((None, tmp_path), (str(tmp_path), None), (str(path), None)):
         (mine,) = found(choice, run.cluster, [traits], folder)
         assert mine is not None
         assert (mine.source, priced(run.cluster, traits, mine).gemm_efficiency) == (str(path), 0.123)
     assert found("shipped", run.cluster, [traits], tmp_path) == [before]
     assert found("datasheet", run.cluster, [traits], tmp_path) == [None]
-    assert found(f"nanotron-{run.gpu}", run.cluster, [traits], tmp_path) == [before]
+    assert found(f"megatron-{run.gpu}", run.cluster, [traits], tmp_path) == [before]
     assert found(None, run.cluster, [traits], tmp_path / "none") == [before]
 
 
 def test_a_users_matrix_products_are_every_engines(tmp_path: Path) -> None:
     run = only({})[0]
-    nemo = MEASURED_TRAITS["nemo"]
-    engines = [MEASURED_TRAITS["nanotron"], nemo, msgspec.structs.replace(nemo, engine="without-runs")]
-    path = tmp_path / f"nanotron-{run.gpu}.json"
-    path.write_bytes(msgspec.json.encode(own_file("nanotron", run.gpu, gemm_efficiency=0.123, inner_efficiency=0.5)))
+    engines = [MEGATRON, DEEPSPEED, msgspec.structs.replace(DEEPSPEED, engine="without-runs")]
+    path = tmp_path / f"megatron-{run.gpu}.json"
+    path.write_bytes(msgspec.json.encode(own_file("megatron", run.gpu, gemm_efficiency=0.123, inner_efficiency=0.5)))
     shipped = [priced(run.cluster, engine, known) for engine, known in zip(engines, found(None, run.cluster, engines, None), strict=True)]
     known = found(str(path), run.cluster, engines, None)
     assert all(each is not None and each.source == str(path) for each in known)  # so plan.json keeps them
@@ -231,31 +245,101 @@ def test_a_calibration_for_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     cases = {
         "{": "is no calibration",
-        msgspec.json.encode(own_file("megatron", run.gpu)).decode(): "is for megatron on H100-SXM-80GB; this plans nanotron on",
-        msgspec.json.encode(own_file("nanotron", "B200")).decode(): "is for nanotron on B200",
+        msgspec.json.encode(own_file("megatron", run.gpu)).decode(): "is for megatron on H100-SXM-80GB; this plans deepspeed on",
+        msgspec.json.encode(own_file("deepspeed", "B200")).decode(): "is for deepspeed on B200",
     }
     for text, why in cases.items():
         path.write_text(text)
         with pytest.raises(InputError, match=why):
-            found(str(path), run.cluster, [MEASURED_TRAITS["nanotron"]], None)
-    with pytest.raises(InputError, match=r"holds none of nanotron-H100-SXM-80GB\.json"):
-        found(str(tmp_path), run.cluster, [MEASURED_TRAITS["nanotron"]], None)
+            found(str(path), run.cluster, [DEEPSPEED], None)
+    with pytest.raises(InputError, match=r"holds none of deepspeed-H100-SXM-80GB\.json"):
+        found(str(tmp_path), run.cluster, [DEEPSPEED], None)
     with pytest.raises(InputError, match="can't be read"):
-        found(str(tmp_path / "none.json"), run.cluster, [MEASURED_TRAITS["nanotron"]], None)
+        found(str(tmp_path / "none.json"), run.cluster, [DEEPSPEED], None)
     with pytest.raises(InputError, match="constants that are not known: speed"):
-        own_file("nanotron", run.gpu, speed=1.0).calibration(datasheet(run.cluster, MEASURED_TRAITS["nanotron"]))
+        own_file("megatron", run.gpu, speed=1.0).calibration(datasheet(run.cluster, MEGATRON))
 
 
 def test_what_measured_peaks_exceed_is_kept_free() -> None:
     """Nineteen peaks in twenty are within the margin, and an engine with few of them takes that of all."""
     base = only({"peak_memory_gib": "40"})[0]
-    all_traits = {"nanotron": MEASURED_TRAITS["nanotron"]}
-    prediction = Pricer(chooser({}), all_traits).price(base).prediction
+    prediction = Pricer(chooser({})).price(base).prediction
     assert prediction is not None
     predicted = seen_peak(base, prediction)
     runs = [replace(base, memory_bytes=predicted / (1 - 0.002 * n)) for n in range(101)]
-    found_margins = margins(runs, [], all_traits)
+    found_margins = margins(runs, [])
     assert found_margins["nanotron"].value == pytest.approx(0.19, abs=1e-3)
     file = own_file("never measured", base.gpu)
     assert with_margin(file, found_margins).values() == {"memory_margin": found_margins[""].value}
-    assert margins(runs[:5], [], all_traits) == {}
+    assert margins(runs[:5], []) == {}
+
+
+def test_a_file_that_was_fitted_for_other_traits_is_carried_over_by_name(tmp_path: Path) -> None:
+    """Say Transformer Engine was installed since: what the GPU and the network do holds, what the engine's kernels do does not."""
+    run = only({})[0]
+    others = msgspec.structs.replace(MEGATRON, fused_norms=not MEGATRON.fused_norms)
+    path = tmp_path / f"megatron-{run.gpu}.json"
+    file = own_file("megatron", run.gpu, gemm_efficiency=0.5, inner_efficiency=0.6, pointwise_factor=3.0)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(file, interval=(0.99, 1.01))))
+    for choice, folder in ((str(path), None), (None, tmp_path)):
+        (same,) = found(choice, run.cluster, [MEGATRON], folder)
+        (known,) = found(choice, run.cluster, [others], folder)
+        assert same is not None
+        assert known is not None
+        assert same.file.values() == file.values()
+        assert known.file.values() == {"gemm_efficiency": 0.5, "inner_efficiency": 0.6}
+        constants = priced(run.cluster, others, known)
+        assert constants.pointwise_factor == datasheet(run.cluster, others).pointwise_factor
+        assert "carried over from other traits of megatron" in constants.name
+        assert f"({digest(MEGATRON)}, here {digest(others)}) without pointwise_factor" in constants.fitted_on
+        assert constants.interval == datasheet(run.cluster, others).interval
+
+
+def test_a_digest_is_of_the_traits_and_not_of_the_name() -> None:
+    assert digest(msgspec.structs.replace(MEGATRON, engine="another")) == digest(MEGATRON)
+    assert digest(msgspec.structs.replace(MEGATRON, bucket_copies=7)) != digest(MEGATRON)
+    assert digest(msgspec.structs.replace(MEGATRON, tp_overlap=0.0)) == digest(MEGATRON), "a default is no change"
+
+
+@pytest.mark.parametrize("name", sorted(SHARES))
+def test_no_share_above_one_is_loaded(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(msgspec.json.encode(own_file("megatron", "B200", **{name: 1.0})).replace(b"1.0", b"1.914", 1))
+    with pytest.raises(InputError, match=rf"{name} is 1\.914, a share is between 0 and 1"):
+        read_file(path)
+
+
+def test_every_constant_said_to_be_a_share_is_checked_as_one() -> None:
+    assert {name for name in Calibration.__struct_fields__ if unit(name) == "share"} == SHARES
+    assert CARRIES_OVER.keys() <= {*Calibration.__struct_fields__}
+
+
+def test_a_file_without_the_prediction_in_its_interval_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    text = json.loads(msgspec.json.encode(own_file("megatron", "B200")))
+    path.write_text(json.dumps({**text, "interval": [1.03, 1.19]}))
+    with pytest.raises(InputError, match=r"1\.03 to 1\.19 does not hold the prediction itself"):
+        read_file(path)
+    del text["traits"]
+    path.write_text(json.dumps(text))
+    with pytest.raises(InputError, match="older than files that name their traits: calibrate again"):
+        read_file(path)
+
+
+def test_runs_of_an_engine_with_other_traits_are_not_fitted_together(tmp_path: Path) -> None:
+    run = only({})[0]
+    plan = own_run(tmp_path / "a", run, [1.0] * 4)
+    own_run(tmp_path / "b", run, [1.0] * 4)
+    software = msgspec.structs.replace(plan.cluster.software, transformer_engine=not plan.cluster.software.transformer_engine)
+    other = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(plan.cluster, software=software))
+    (tmp_path / "b" / "plan.json").write_text(to_json(other))
+    with pytest.raises(InputError, match="megatron has other traits there than in"):
+        own.load(tmp_path)
+
+
+def test_a_fit_ends_at_the_bound_of_a_share_and_says_so() -> None:
+    """Runs on a network twice as fast as its datasheet: no share explains them."""
+    runs = [replace(run, time_s=(run.time_s or 1.0) / 30) for run in planted_runs()]
+    found_constants = fit(runs, ("gemm_efficiency",), prior=0.001)
+    assert found_constants.constants["gemm_efficiency"] == pytest.approx(1.0, rel=0.01)
+    assert found_constants.at_bound == {"gemm_efficiency"}

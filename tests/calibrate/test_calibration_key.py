@@ -8,11 +8,14 @@ import msgspec
 import pytest
 
 from orchestrator import run
-from orchestrator.cost.calibration import CalibrationFile, Constant
+from orchestrator.cost.calibration import CalibrationFile, Constant, digest
+from orchestrator.engines import ENGINES
+from orchestrator.hardware.spec import Software
 from orchestrator.plan import Plan, from_json
 
 WORDS = ("recipe=llama2_7b", "gpus=8", "cluster=dgx_h100", "engine=megatron", "launch=none")
 SHIPPED = "megatron-H100-SXM-80GB"
+SOFTWARE = Software()
 
 
 @pytest.fixture
@@ -27,6 +30,7 @@ def mine(path: Path, **constants: float) -> Path:
     file = CalibrationFile(
         engine="megatron",
         gpu="H100-SXM-80GB",
+        traits=digest(ENGINES["megatron"].traits(SOFTWARE)),
         fitted_on="12 runs of own",
         constants={name: Constant(value=value, unit="share", origin="fitted") for name, value in constants.items()},
         fitted_runs=12,

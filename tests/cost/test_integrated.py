@@ -4,9 +4,9 @@ fixed batch the cheapest grid of P processors is often neither pure model nor pu
 from __future__ import annotations
 
 import pytest
+from cost_cases import MEGATRON
 
 from orchestrator.cost.calibration import datasheet
-from orchestrator.cost.measured_traits import MEASURED_TRAITS
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Level
@@ -54,7 +54,7 @@ def grids(processors: int) -> dict[int, float]:
         host_memory=128 * GIB,
     )
     training = Training(global_batch_size=BATCH, seq_length=1024)
-    traits = MEASURED_TRAITS["megatron"]
+    traits = MEGATRON
     model = CostModel(describe(MODEL, 1024), training, cluster, traits, datasheet(cluster, traits))
     found = {}
     for tp in (1, 2, 4, 8, 16, 32):

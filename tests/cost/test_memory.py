@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator.cost import memory
+from orchestrator.cost import states as state
 from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.model.families import describe
@@ -94,7 +94,7 @@ def test_narrow_gradients_and_moments_hold_the_tabled_bytes(training: dict[str, 
     """Bytes per parameter under the distributed optimizer of d ranks: resident + sharded/d, and step/d while it steps
     (distrib_optimizer.py:797-806 and 2419, optimizer_config.py:192 and 352)."""
     traits = replace(MEGATRON, gradient_buffer="grad_reduce_dtype")
-    states = memory.state_bytes(traits, Training(global_batch_size=8, seq_length=8, **training), 1)
+    states = state.state_bytes(traits, Training(global_batch_size=8, seq_length=8, **training), 1)
     assert states.weight + states.gradient == resident
     assert states.master + states.moments == sharded
     assert states.step == step
@@ -110,7 +110,7 @@ def test_fp8_keeps_the_copies_of_weights_that_its_products_read() -> None:
     assert copied.weight_bytes - plain.weight_bytes == 2 * plain.parameters
     batch = {"global_batch_size": 8, "seq_length": 8}
     training = {recipe: Training(**batch, **{**fp8, "fp8_recipe": recipe}) for recipe in ("tensorwise", "mxfp8")}
-    assert [memory.fp8_weight_bytes(training[recipe], GPUS["B200"]) for recipe in ("tensorwise", "mxfp8")] == [1.0, 2.0]
+    assert [state.fp8_weight_bytes(training[recipe], GPUS["B200"]) for recipe in ("tensorwise", "mxfp8")] == [1.0, 2.0]
 
 
 @given(d=st.integers(1, 1024))
@@ -132,7 +132,7 @@ def test_deepspeed_holds_what_zero_promises(n: int) -> None:
 @given(n=st.integers(1, 256), b=st.tuples(*[st.integers(0, 8)] * 4))
 def test_a_higher_zero_stage_never_holds_more_states(n: int, b: tuple[int, int, int, int]) -> None:
     per_parameter = StateBytes(weight=b[0], gradient=b[1], master=b[2], moments=b[3])
-    held = [memory.states(10**6, per_parameter, Strategy(mesh=Mesh(dp=n), zero_stage=stage)).resident for stage in (0, 1, 2, 3)]
+    held = [state.states(10**6, per_parameter, Strategy(mesh=Mesh(dp=n), zero_stage=stage)).resident for stage in (0, 1, 2, 3)]
     assert held == sorted(held, reverse=True)
 
 

@@ -15,7 +15,7 @@ from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
-from orchestrator.strategy.axes import cp, ep, tp
+from orchestrator.strategy.axes import cp, dp, ep, tp
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 
@@ -153,3 +153,17 @@ def test_a_dispatcher_is_priced_in_a_layer_of_experts() -> None:
         return float(model.layer(one, "experts_decoder", "none").by_cause["ep"])
 
     assert seconds("flex") < seconds("alltoall") < seconds("allgather")
+
+
+def test_gradients_summed_in_fp32_are_exchanged_and_held_twice() -> None:
+    """An all-to-all in place of the reduce-scatter: the same bytes, in n-1 messages, into a buffer as large as the gradients."""
+    fields = {"dp": 8, "zero_stage": 1, "overlap_grad_reduce": False}
+    model = cost_model()
+    split = stages(model.model, [4])
+    plain, exchanged = (candidate(**fields, reduce_scatter_with_fp32_accumulation=flag) for flag in (False, True))
+    moved = [next(dp.traffic(8e6, 4e6, one.strategy, MEGATRON)) for one in (plain, exchanged)]
+    assert [item.operation for item in moved] == ["reduce_scatter", "all_to_all"]
+    assert moved[0].nbytes == moved[1].nbytes == 4e6
+    peaks = [model.score(one, split)[1] for one in (plain, exchanged)]
+    parameters = sum(run.count * run.layer.local_parameters(1, with_tied=False) for run in model.model.runs)
+    assert peaks[1] - peaks[0] == pytest.approx(parameters * 4, rel=0.04), "in fp32, and the allocator's share"

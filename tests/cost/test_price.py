@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from orchestrator.cost import calibration
 from orchestrator.cost.calibration import CPU, Calibration, datasheet
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.network import Network
 from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import Link
 from orchestrator.model.families import describe
@@ -184,21 +184,14 @@ def test_a_higher_zero_stage_never_needs_more_state_memory(case: tuple[dict[str,
     assert held == sorted(held, reverse=True)
 
 
-class Volumes(CostModel):
-    """A cost model whose seconds of data-parallel traffic are bytes: free latency, one byte a second."""
-
-    def link(self, size: int, stride: int) -> Link:
-        return Link(bandwidth=1.0, latency=0.0)
-
-
 @pytest.mark.parametrize(("stage", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-def test_zero_moves_2_psi_at_stages_0_to_2_and_3_psi_at_stage_3(stage: int, volume: int) -> None:
+def test_zero_moves_2_psi_at_stages_0_to_2_and_3_psi_at_stage_3(stage: int, volume: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """arXiv 1910.02054, section 7: with one micro-batch and 16-bit gradients, in elements per rank, times (n-1)/n."""
     n = 8
+    monkeypatch.setattr(Network, "link", lambda *_: Link(bandwidth=1.0, latency=0.0))  # seconds are bytes
     quiet = replace(datasheet(a100(), DEEPSPEED), collective_overhead_s=0.0, op_overhead_s=0.0)
     alone = replace(DEEPSPEED, overlaps_grad_reduce=False)
-    plain = cost_model(traits=alone)
-    model = Volumes(plain.model, plain.training, plain.cluster, alone, quiet)
+    model = cost_model(traits=alone, calibration=quiet)
     strategy = {"zero_stage": stage, "overlap_param_gather": False, "overlap_grad_reduce": False}
     cost = model.layer(candidate(dp=n, **strategy), "decoder", "none")
     moved = cost.sync_s + cost.gather_s + cost.by_cause["dp"]

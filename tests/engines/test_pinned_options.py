@@ -52,6 +52,7 @@ def test_nothing_of_it_is_chosen_unasked() -> None:
         ({"megatron_fsdp": True, "zero_stage": 3}, lambda plan: plan.zero_stage == 3),
         ({"zero_shard_size": 8}, lambda plan: plan.zero_stage == 1 and plan.dp > 8),
         ({"cp": 2, "cp_comm_type": "a2a"}, lambda plan: plan.tp * 2 <= 8),
+        ({"reduce_scatter_with_fp32_accumulation": True}, lambda plan: plan.zero_stage == 1 and plan.zero_shard_size is None),
         ({"overlap_grad_reduce": False}, lambda plan: not plan.strategy.overlap_grad_reduce),
         ({"recompute": "mlp"}, lambda plan: {span.recompute for _, span in plan.spans() if span.kind == "decoder"} == {"mlp"}),
     ],

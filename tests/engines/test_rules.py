@@ -119,6 +119,14 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("cp_comm", M, situation(), {"cp_comm_type": "all_gather"}, "needs cp above 1"),
     ("cp_comm", M, situation(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
     ("dispatcher", M, situation(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
+    (
+        *("fp32_accumulation", M, situation(), {"reduce_scatter_with_fp32_accumulation": True}),
+        "zero_stage=0: it takes the place of the reduce-scatter",
+    ),
+    (
+        *("fp32_accumulation", M, situation()),
+        *({"zero_stage": 1, "zero_shard_size": 4, "reduce_scatter_with_fp32_accumulation": True}, "one instance of the optimizer"),
+    ),
     ("mfsdp", M, situation(), {"pp": 2, "dp": 4, "megatron_fsdp": True, "zero_stage": 3}, "no pipeline"),
     ("mfsdp", M, situation(gpu="cpu"), {"megatron_fsdp": True, "zero_stage": 3}, "needs GPUs"),
     ("zero_stage", M, situation(), {"megatron_fsdp": True, "zero_stage": 1}, "has zero_stage 2, 3 with megatron_fsdp"),

@@ -85,3 +85,66 @@ def test_the_pure_side_touches_no_world(path: Path) -> None:
     nodes = ast.walk(ast.parse(path.read_text()))
     calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not {"print", "open", "input"} & calls
+
+
+COST = PACKAGE / "cost"
+TESTS = PACKAGE.parent / "tests"
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(path: Path) -> set[str]:
+    """Every name with an underscore before it that a file defines: functions, classes, values of a module, attributes of self."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return {name for name in found if private(name) and name != "_"}
+
+
+def is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def looks_inside_cost(source: str, names: set[str]) -> list[str]:
+    """What a file outside cost touches of `names`: imported, asked of another object, or of itself in a class that is made from one of
+    cost's."""
+    tree = ast.parse(source)
+    from_cost = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator.cost")
+    ]
+    if not from_cost and "orchestrator.cost" not in source:
+        return []
+    imported = {alias.name for node in from_cost for alias in node.names}
+    found = [name for name in imported if private(name)]
+    inherits = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id in imported for base in node.bases)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in names and (not is_own(node) or node in inherits):
+            found.append(node.attr)
+    return found
+
+
+def test_nobody_looks_inside_cost() -> None:
+    names = set[str]().union(*map(private_names, sorted(COST.rglob("*.py"))))
+    assert {"_setting_of", "_corners", "_workload"} <= names  # a method, a function, an attribute
+    for path in sorted({*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py")} - {*COST.rglob("*.py")}):
+        assert not looks_inside_cost(path.read_text(), names), path
+
+
+def test_looking_inside_cost_is_found_however_it_is_done() -> None:
+    door = "from orchestrator.cost.price import CostModel\n"
+    assert looks_inside_cost(door + "def f(costs): return costs._layers", {"_layers"}) == ["_layers"]
+    assert looks_inside_cost("from orchestrator.cost.stage import _hidden\n", set()) == ["_hidden"]
+    assert looks_inside_cost(door + "class Mine(CostModel):\n    def f(self): return self._layers", {"_layers"}) == ["_layers"]
+    assert looks_inside_cost(door + "class Mine:\n    def f(self): return self._layers", {"_layers"}) == []

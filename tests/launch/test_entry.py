@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -228,6 +229,22 @@ def test_megatrons_validation_loss_is_in_the_row_of_its_step(tmp_path: Path) -> 
     program_metrics.Follower(tmp_path).poll(ended=True)
     assert [row.get("valid_loss") for row in rows_of(tmp_path)][-1] is None
     assert len(rows_of(tmp_path)) == 9
+
+
+def test_a_corpus_of_one_document_is_refused_before_the_program_that_would_wait_for_ever(tmp_path: Path) -> None:
+    """Megatron-LM core_v0.16.1, core/datasets/gpt_dataset.py: epochs of nothing are counted without an end."""
+    corpus = tmp_path / "corpus"
+    head = struct.pack("<9sQBQQi", b"MMIDIDX\0\0", 1, 8, 1, 2, 10_000)
+    corpus.with_suffix(".idx").write_bytes(head)
+    corpus.with_suffix(".bin").write_bytes(bytes(20_000))
+    words = (f"data={corpus}", "data.split=99,1,0", "engine=megatron", "launch=none")
+    done = run(tmp_path / "run", f"entry={tmp_path}/pretrain_gpt.py", *words)
+    assert done.returncode == 2
+    assert "has 1 document; Megatron-LM divides whole documents by --split 99,1,0, and evaluation gets none" in done.stderr
+    assert not (tmp_path / "run").exists()
+    done = run(tmp_path / "ours", *words)
+    assert done.returncode == 0, done.stderr
+    assert "note: megatron_args.sh can't be started: data=" in done.stdout
 
 
 def test_what_contradicts_the_plan_is_refused(tmp_path: Path) -> None:

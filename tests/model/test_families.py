@@ -99,7 +99,7 @@ def test_every_family_says_the_same_name_as_its_key() -> None:
 
 
 BAD: list[tuple[Architecture, dict[str, Any], str]] = [
-    (GPT, {"family": "rnn"}, "model.family=rnn: is not known; choose one of bert, gpt, llama, t5"),
+    (GPT, {"family": "rnn"}, f"model.family=rnn: is not known; choose one of {', '.join(FAMILIES)}"),
     (GPT, {"num_layers": 0}, "model.num_layers=0: must be above 0"),
     (GPT, {"hidden_size": -64}, "model.hidden_size=-64: must be above 0"),
     (GPT, {"num_attention_heads": 5}, "model.num_attention_heads=5: does not divide hidden_size=64; give kv_channels"),
@@ -201,12 +201,13 @@ def test_what_a_config_does_not_say_is_its_own_models_default() -> None:
     assert from_hf_config(mistral, "llama").query_groups == 32
 
 
+TYPES = ", ".join(model_type for family in FAMILIES.values() for model_type in family.hf_model_types)
 BAD_CONFIGS: list[tuple[Any, str]] = [
     (["model_type"], "model.hf_config=x: must be a JSON object, not list"),
-    ({}, "model.hf_config.model_type: is missing; it is one of bert, megatron-bert, gpt2, llama, mistral, qwen2, t5, mt5"),
+    ({}, f"model.hf_config.model_type: is missing; it is one of {TYPES}"),
     (
         {"model_type": "mamba"},
-        "model.hf_config.model_type='mamba': can't be expressed; choose one of bert, megatron-bert, gpt2, llama, mistral, qwen2, t5, mt5",
+        f"model.hf_config.model_type='mamba': can't be expressed; choose one of {TYPES}",
     ),
     ({"model_type": "gpt2"}, "model.hf_config.n_embd: is missing; it is an integer above 0"),
     (LLAMA_CONFIG | {"hidden_size": "4096"}, "model.hf_config.hidden_size='4096': must be an integer above 0"),
@@ -219,8 +220,8 @@ BAD_CONFIGS: list[tuple[Any, str]] = [
     (LLAMA_CONFIG | {"hidden_act": "gelu"}, "model.hf_config.hidden_act='gelu': can't be expressed; choose one of silu"),
     (LLAMA_CONFIG | {"tie_word_embeddings": 1}, "model.hf_config.tie_word_embeddings=1: must be a truth value; choose one of true, false"),
     (
-        LLAMA_CONFIG | {"rope_scaling": {"rope_type": "yarn"}},
-        "model.hf_config.rope_scaling.rope_type='yarn': can't be expressed; choose one of default, llama3",
+        LLAMA_CONFIG | {"rope_scaling": {"rope_type": "dynamic"}},
+        "model.hf_config.rope_scaling.rope_type='dynamic': can't be expressed; choose one of default, llama3, linear, yarn, longrope",
     ),
     (LLAMA_CONFIG | {"rms_norm_eps": float("inf")}, "model.hf_config.rms_norm_eps=inf: must be a number of at least 0"),
     (

@@ -64,7 +64,7 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown cluster": ((*TINY, "cluster=dgx_h1000"), "cluster=dgx_h1000: is not known; did you mean dgx_h100"),
     "unknown engine": ((*TINY, "engine=deepspeeed"), "engine=deepspeeed: is not known; choose one of auto, megatron"),
     "unknown launch": (("recipe=gpt_tiny", "launch=docker"), "launch=docker: is not known; choose one of auto, none, local, slurm"),
-    "unknown family": ((*TINY, "model.family=rwkv"), "model.family=rwkv: is not known; choose one of bert, gpt, llama"),
+    "unknown family": ((*TINY, "model.family=rwkv"), "model.family=rwkv: is not known; choose one of bert, "),
     "unknown precision": ((*TINY, "train.precision=int8"), "train.precision=int8: is not known; choose one of bf16, fp16, fp32, fp8"),
     "precision that the GPU lacks": (
         (*TINY, "cluster=v100_16gb", "train.precision=bf16"),

@@ -99,8 +99,6 @@ def test_a_plan_without_prediction_has_no_price() -> None:
 def test_the_interval_is_shown_once_there_is_one() -> None:
     assert "90%" not in as_text(price_table(PLAN))
     assert "12 s a step (90%: 11.2 s to 13 s)" in as_text(price_table(replace(PLAN, predicted=replace(PREDICTED, interval=(11.2, 13.0)))))
-    off = as_text(price_table(replace(PLAN, predicted=replace(PREDICTED, interval=(13.0, 21.0)))))
-    assert "12 s a step (90% of the runs measured like it: 13 s to 21 s)" in " ".join(off.split())
 
 
 def test_another_engine_inside_the_interval_is_named_once() -> None:

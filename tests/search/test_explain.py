@@ -6,11 +6,11 @@ from small_engines import megatron_like
 from small_models import cluster, gpt, training
 from test_planner import AMPLE, seconds, some_plan
 
+from orchestrator.cost.bounds import Floors, filled
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan
 from orchestrator.report.text import explanation_text, proof, unasked_text, wide_tp_text
 from orchestrator.search.explain import Explanation, explain, narrower_tp
-from orchestrator.search.floors import Floors, filled
 from orchestrator.search.planner import search
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import MIB

@@ -10,18 +10,21 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import ZERO_SHOT, CalibrationFile, calibrated, datasheet
-from orchestrator.cost.calibration import shipped as shipped_file
-from orchestrator.cost.measured_traits import MEASURED_TRAITS
-from orchestrator.engines import ENGINES
+from orchestrator.calibrate.groups import CARRIED
+from orchestrator.cost.calibration import ANY_ENGINE, PRODUCTS, ZERO_SHOT, CalibrationFile, calibrated, datasheet, digest, shipped
+from orchestrator.cost.price import CostModel
+from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.validate import layout
+from orchestrator.validate import accuracy
 from orchestrator.validate.__main__ import main
+from orchestrator.validate.engines import ENGINES, nanotron
 from orchestrator.validate.metrics import Priced, spreads, summary, sweeps
-from orchestrator.validate.pricing import Pricer, named, price_runs, shipped, zero_shot
+from orchestrator.validate.page import BEGIN, END
+from orchestrator.validate.pricing import Pricer, named, price_runs, shipped_file, zero_shot
 from orchestrator.validate.report import measured_beside, report_of
-from orchestrator.validate.runs import Run, Unusable, load, read_rows
+from orchestrator.validate.runs import READ_ONLY, Run, Unusable, counts
+from orchestrator.validate.tables import load, read_rows
 
 ROW = {
     "run_id": "a",
@@ -138,7 +141,7 @@ def test_stages_hold_all_layers_once_and_in_order() -> None:
 
 
 def test_nanotron_gives_the_head_its_share_and_can_not_build_an_empty_stage() -> None:
-    counts, head, complete = layout.nanotron_stages(16, 67.1, 268.4, 4)
+    counts, head, complete = nanotron.split_by_cost(16, 67.1, 268.4, 4)
     assert (sum(counts), head, complete) == (16, 3, True)
     assert "without a block" in only({"pp": "8", "tp": "1", "dp": "1", "num_layers": "2"})[0].illegal
 
@@ -258,10 +261,13 @@ def test_spreads_weigh_engines_alike_and_name_those_with_enough_runs() -> None:
     """Twenty runs that take twice as long as predicted, one of another engine that takes as long: 5% and 95% of the weight."""
     runs = only(*[{}] * 20, {"engine": "torchtitan", "zero_stage": "3", "pp": "1", "dp": "4"})
     rows = [
-        Priced(run=run, time_s=0.5 if run.traits == "nanotron" else 1.0, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0)
+        Priced(run=run, time_s=0.5 if run.engine.name == "nanotron" else 1.0, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0)
         for run in runs
     ]
-    assert spreads(rows) == {"": (1.0, 2.0), "9": (1.0, 2.0), "nanotron/9": (2.0, 2.0)}
+    assert spreads(rows) == {"": (1.0, 2.0), "9": (1.0, 2.0)}
+    planned = [replace_run(run, 1.0) for run in only(*[{"engine": "NeMo"}] * 20)]
+    slower = [Priced(run=run, time_s=0.5, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0) for run in planned]
+    assert spreads(slower)["megatron/9"] == (1.0, 2.0), "by the planned engine that NeMo resembles, and with the prediction inside"
     assert spreads([]) == {}
 
 
@@ -297,30 +303,106 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 def test_shipped_constants_are_found_by_engine_and_gpu() -> None:
     run = only({})[0]
-    traits = MEASURED_TRAITS["nanotron"]
     file = shipped_file("nanotron", "H100-SXM-80GB")
     assert file is not None
-    calibration = calibrated(run.cluster, traits)
+    calibration = named(None)(run)
     assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
     assert calibration.interval == file.interval
     assert shipped_file("nanotron", "B200") is None
-    unknown = replace(traits, engine="unheard-of")
+    unknown = replace(run.engine.traits, engine="unheard-of")
     elsewhere = replace(run.cluster, gpu=GPUS["L40S"])
     assert calibrated(elsewhere, unknown) == datasheet(elsewhere, unknown)
+
+
+def test_no_measured_engine_has_a_planned_ones_name_and_none_is_planned_with() -> None:
+    assert not ENGINES.keys() & PLANNED_ENGINES.keys()
+    for name in ENGINES:
+        assert shipped(name, "H100-SXM-80GB") is None
+        assert shipped(name, "A100-SXM-80GB") is None
+    assert {engine.resembles for engine in ENGINES.values()} <= {"", *PLANNED_ENGINES}
+
+
+def test_what_was_measured_of_bigsciences_pipeline_is_not_planned_with() -> None:
+    """Its 17 ms a micro-batch and its fabric are not ours; the products are the GPU's."""
+    run = only({"gpu": "A100-SXM-80GB"})[0]
+    cluster = run.cluster
+    theirs = shipped_file("bigscience_2022", "A100-SXM-80GB")
+    assert theirs is not None
+    assert theirs.values()["microbatch_overhead_s"] > 0.01
+    traits = PLANNED_ENGINES["megatron_deepspeed"].traits(cluster.software)
+    ours = calibrated(cluster, traits)
+    plain = datasheet(cluster, traits)
+    assert ours.gemm_efficiency == theirs.values()["gemm_efficiency"]
+    for name in ("microbatch_overhead_s", "p2p_efficiency", "inner_efficiency", "latency_factor", "overlap_efficiency"):
+        assert getattr(ours, name) == getattr(plain, name) != theirs.values()[name], name
+
+
+def test_every_carried_constant_has_its_reason_and_no_other_is_carried() -> None:
+    for carry in CARRIED:
+        for gpu in carry.gpus:
+            file, source = shipped(carry.to, gpu), shipped_file(carry.source, gpu)
+            assert file is not None
+            assert source is not None
+            assert file.carried_from == carry.source
+            assert file.traits == digest(ENGINES[carry.source].traits)
+            assert {*file.constants} - {"memory_margin"} == {*carry.why} & {*source.constants}
+            for name, why in carry.why.items():
+                if name in file.constants:
+                    assert file.constants[name].value == source.constants[name].value
+                    assert file.constants[name].origin.endswith(f"to {carry.source}; carried over: {why}")
+            if file.interval is not None:
+                assert source.interval is not None
+                assert file.interval[0] <= source.interval[0]
+                assert source.interval[1] <= file.interval[1]
+
+
+def test_boundaries_that_deepspeed_partitions_cross_the_network_in_parts() -> None:
+    """BigScience's pipeline: an eighth of the tensor over the slow link with tp=8, then a gather over the fast one."""
+    rows = {"engine": "Megatron-DeepSpeed 3D", "precision": "fp16", "gpu": "A100-SXM-80GB", "num_gpus": "16", "tp": "8", "dp": "1"}
+    (run,) = only(rows)
+    hops = []
+    for cost in (run.engine.cost, CostModel):
+        model = cost(run.model, run.training, run.cluster, run.engine.traits, zero_shot(run))
+        hops.append(model.hop_seconds(run.candidate)[0])
+    parted, whole = hops
+    nbytes = 2 * 2048 * 2048 * 2
+    c = zero_shot(run)
+    inner, outer = run.cluster.levels
+    saved = nbytes * 7 / 8 / (outer.bandwidth * c.p2p_efficiency)
+    gather = nbytes * 7 / 8 / (inner.bandwidth * c.inner_efficiency)
+    steps = 7 * inner.latency * c.latency_factor + c.collective_overhead_s
+    assert whole - parted == pytest.approx(saved - gather - steps, rel=1e-6)
+
+
+def test_tables_that_are_only_read_change_no_figure() -> None:
+    rows = [{"engine": "NeMo", "step_time_s": "1.0"}, {"engine": "NeMo", "step_time_s": "2.0", "tp": "1", "dp": "4"}]
+    table = sorted(READ_ONLY)[0]
+    fitted, read = only(*rows), only(*rows, table=table)
+    assert [counts(run) for run in (*fitted, *read)] == [True, True, False, False]
+    report = report_of([priced(run, 1.0, 1.1) for run in (*fitted, *read)], [])
+    assert report["tables"][f"{table}:not_fitted"]["rows_used"] == report["all"]["rows_used"] == 2
+
+
+def test_unknown_columns_and_tasks_of_newer_tables_do_not_break() -> None:
+    (plain,) = only({"etp": "2", "lora_dim": "16", "window_every_other": "yes", "task": "pretrain"})
+    assert plain.time_s == 1.0
+    (tuned,) = read_rows("t", rows_of({"task": "lora"}))
+    assert isinstance(tuned, Unusable)
+    assert tuned.why == "task lora is not pretraining"
 
 
 @pytest.mark.parametrize("gpu", ["A100-SXM-80GB", "H100-SXM-80GB", "B200", "V100-SXM2-32GB"])
 def test_engines_that_one_search_compares_have_the_same_matrix_products(gpu: str) -> None:
     cluster = replace(only({})[0].cluster, gpu=GPUS[gpu])
-    found = [calibrated(cluster, engine.traits(cluster.software)) for engine in ENGINES.values()]
+    found = [calibrated(cluster, engine.traits(cluster.software)) for engine in PLANNED_ENGINES.values()]
     assert len({constants.gemm_efficiency for constants in found}) == 1
     assert len({constants.fp8_efficiency for constants in found}) == 1
     assert all(constants.interval is not None for constants in found)
 
 
 def test_a_prediction_has_the_interval_of_its_calibration() -> None:
-    run = only({})[0]
-    ((_, prediction, _),) = price_runs([run], shipped)
+    run = only({"engine": "NeMo"})[0]
+    ((_, prediction, _),) = price_runs([run], named("shipped"))
     assert prediction is not None
     assert prediction.interval is not None
     low, high = prediction.interval
@@ -335,16 +417,16 @@ def test_a_prediction_has_the_interval_of_its_calibration() -> None:
 def test_an_engine_or_gpu_that_nobody_measured_has_the_interval_of_the_others() -> None:
     """By engine and generation of the GPU, else by generation, else of all; the widest where least is known."""
     run = only({})[0]
-    nanotron = MEASURED_TRAITS["nanotron"]
-    unheard = replace(nanotron, engine="unheard-of")
-    assert datasheet(run.cluster, nanotron).interval == ZERO_SHOT["nanotron/9"]
+    megatron = PLANNED_ENGINES["megatron"].traits(run.cluster.software)
+    unheard = replace(megatron, engine="unheard-of")
+    assert datasheet(run.cluster, megatron).interval == ZERO_SHOT["megatron/9"]
     assert datasheet(run.cluster, unheard).interval == ZERO_SHOT["9"]
     strange = replace(run.cluster, gpu=replace(run.cluster.gpu, compute_capability="99.0"))
     assert datasheet(strange, unheard).interval == ZERO_SHOT[""]
     workstation = replace(run.cluster, gpu=GPUS["L40S"])
     assert datasheet(workstation, unheard).interval == ZERO_SHOT[""]
     alone = CalibrationFile(
-        engine="nanotron", gpu=run.gpu, fitted_on="", constants={}, fitted_runs=1, fitted_median_error=0.0, held_out_runs=0,
+        engine="unheard-of", gpu=run.gpu, traits="", fitted_on="", constants={}, fitted_runs=1, fitted_median_error=0.0, held_out_runs=0,
         held_out_median_error=None, interval=None,
     )  # fmt: skip
     assert alone.calibration(datasheet(run.cluster, unheard)).interval == ZERO_SHOT["9"]
@@ -358,20 +440,29 @@ def test_intervals_from_datasheets_are_those_of_the_report() -> None:
         assert ZERO_SHOT[name] == pytest.approx(interval, rel=0.01), name
 
 
-def test_every_shipped_calibration_says_what_it_is_of() -> None:
-    folder = Path(__file__).parents[2] / "orchestrator" / "cost" / "calibrations"
-    files = [path for path in folder.glob("*.json") if path.stem != "validation"]
-    assert len(files) > 10
-    for path in files:
-        text = json.loads(path.read_text())
-        file = shipped_file(text["engine"], text["gpu"])
-        assert file is not None
-        assert path.stem == f"{file.engine}-{file.gpu}"
-        assert file.fitted_runs > 0
-        assert file.fitted_on
-        for name, constant in file.constants.items():
-            assert constant.unit, name
-            assert constant.origin, name
+PACKAGE = Path(__file__).parents[2] / "orchestrator"
+PLANNED, MEASURED = ([*(PACKAGE / room / "calibrations").glob("*.json")] for room in ("cost", "validate"))
+
+
+@pytest.mark.parametrize("path", [*PLANNED, *MEASURED], ids=lambda path: path.stem)
+def test_every_shipped_calibration_says_what_it_is_of(path: Path) -> None:
+    """Loading it checks that no share is above 1 and that its interval holds the prediction."""
+    text = json.loads(path.read_text())
+    file = (shipped if path in PLANNED else shipped_file)(text["engine"], text["gpu"])
+    assert file is not None
+    assert path.stem == f"{file.engine}-{file.gpu}"
+    assert file.fitted_runs > 0
+    assert file.fitted_on
+    for name, constant in file.constants.items():
+        assert constant.unit, name
+        assert constant.origin, name
+        assert constant.unit != "share" or 0 <= constant.value <= 1, name
+    if path in PLANNED:
+        assert file.carried_from in ENGINES
+        assert file.engine in (ANY_ENGINE, *PLANNED_ENGINES)
+        assert file.engine != ANY_ENGINE or file.constants.keys() <= {*PRODUCTS}
+    else:
+        assert file.traits == digest(ENGINES[file.engine].traits), "python -m orchestrator.calibrate again"
 
 
 def test_the_readme_states_what_the_report_says() -> None:
@@ -388,3 +479,34 @@ def test_the_readme_states_what_the_report_says() -> None:
     assert f"5% of the rows take over {report['all']['memory_p95_under']:.1%} more than predicted" in readme
     assert f"{report['recovery']['within_5']:.0%} are predicted within 5%" in readme
     assert f"{report['held_out']['all']['interval_coverage']:.0%} of the runs kept out" in readme
+
+
+def test_every_planned_engine_says_where_its_constants_are_from() -> None:
+    runs = only({"engine": "NeMo"}, {"engine": "NeMo", "gpu": "A100-SXM-80GB"}, {"engine": "NeMo", "gpu": "H100-SXM-96GB"})
+    lines = {(line["engine"], line["gpu"]): line for line in accuracy.planned(runs)}
+    assert {engine for engine, _ in lines} == {*PLANNED_ENGINES}
+    file = shipped("megatron", "H100-SXM-80GB")
+    assert file is not None
+    megatron = lines["megatron", "H100-SXM-80GB"]
+    assert megatron["basis"].startswith("carried over from nemo: attention_efficiency")
+    assert (megatron["runs"], megatron["interval"]) == (file.fitted_runs, file.interval)
+    alone = lines["deepspeed", "A100-SXM-80GB"]
+    assert alone["basis"] == "from datasheets; matrix products carried over from megatron_lm_2021"
+    assert (alone["runs"], alone["interval"]) == (0, ZERO_SHOT["8"])
+    assert lines["megatron", "H100-SXM-96GB"]["basis"] == "from datasheets"
+
+
+def test_a_pages_tables_are_written_between_their_marks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_csv(tmp_path / "runs.csv", rows_of({}, {"tp": "1", "dp": "4", "step_time_s": "1.2"}))
+    page = tmp_path / "page.md"
+    page.write_text("no marks")
+    assert main([f"runs={table}", f"page={page}"]) == 2
+    assert "page=planned engines: has no place" in capsys.readouterr().err
+    names = ("planned engines", "kept out", "all rows", "datasheets")
+    page.write_text("\n".join(f"before {name}\n{BEGIN.format(name)}\nold\n{END.format(name)}\nafter {name}" for name in names))
+    assert main([f"runs={table}", f"page={page}"]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert all(f"before {name}" in text and f"after {name}" in text for name in names)
+    assert "| megatron | H100-SXM-80GB | carried over from nemo" in text
+    assert "| runs | 2 |" in text

@@ -46,6 +46,9 @@ def self_attention(model: Architecture, x: torch.Tensor, w: Weights, layer: int,
     qkv = linear(x, w, "self_attention.linear_qkv", layer).view(size, length, groups, per_group + 2, width)
     q = qkv[..., :per_group, :].reshape(size, length, groups * per_group, width)
     k, v = qkv[..., per_group, :], qkv[..., per_group + 1, :]
+    if "self_attention.q_layernorm.weight" in w:
+        q = F.rms_norm(q, (width,), w["self_attention.q_layernorm.weight"][layer], model.norm_epsilon)
+        k = F.rms_norm(k, (width,), w["self_attention.k_layernorm.weight"][layer], model.norm_epsilon)
     if model.position_embedding == "rope":
         q, k = rotate(q, model.rotary_base), rotate(k, model.rotary_base)
     k, v = k.repeat_interleave(per_group, dim=2), v.repeat_interleave(per_group, dim=2)

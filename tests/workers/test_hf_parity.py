@@ -8,7 +8,7 @@ import numpy as np
 import plain_transformers
 import pytest
 from msgspec.structs import replace
-from worker_plans import BERT, GPT, LLAMA, T5, make_plan
+from worker_plans import BERT, GPT, LLAMA, QWEN3, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.engines import ENGINES
@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 Result = dict[str, Any]
 
 HF_T5 = replace(T5, activation="relu", normalization="RMSNorm", position_embedding="relative", add_bias_linear=False)
-MODELS = {"gpt": GPT, "llama": LLAMA, "bert": BERT, "t5": HF_T5}
+MODELS = {"gpt": GPT, "llama": LLAMA, "bert": BERT, "t5": HF_T5, "qwen3": QWEN3}
 CASES: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "gpt dp4 zero1": (GPT, {"dp": 4, "zero_stage": 1}),
     "gpt dp2 zero2 checkpointing": (GPT, {"dp": 2, "zero_stage": 2, "recompute": ["full"]}),
@@ -35,11 +35,14 @@ CASES: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp4 zero3 hpz2 checkpointing": (LLAMA, {"dp": 4, "zero_stage": 3, "zero_shard_size": 2, "recompute": ["full"]}),
     "llama ulysses2 zero2": (LLAMA, {"cp": 2, "zero_stage": 2, "micro_batch_size": 2}),
     "llama ulysses2 dp2 zero3": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 3}),
+    "qwen3 tp2 dp2 zero1": (QWEN3, {"tp": 2, "dp": 2, "zero_stage": 1}),
+    "qwen3 ulysses2 dp2 zero3": (QWEN3, {"cp": 2, "dp": 2, "zero_stage": 3}),
     "bert tp2 dp2 zero1": (BERT, {"tp": 2, "dp": 2, "zero_stage": 1}),
     "t5 dp2 zero3 checkpointing": (HF_T5, {"dp": 2, "zero_stage": 3, "recompute": ["full"]}),
     "t5 tp2 dp2 zero1": (HF_T5, {"tp": 2, "dp": 2, "zero_stage": 1}),
 }
 MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
+    "qwen3 tp2 zero3": (QWEN3, {"tp": 2, "zero_stage": 3}),
     "gpt dp2 zero0": (GPT, {"dp": 2}),
     "gpt dp2 zero1 mbs2": (GPT, {"dp": 2, "zero_stage": 1, "micro_batch_size": 2}),
     "llama tp2 dp2 zero2 checkpointing": (LLAMA, {"tp": 2, "dp": 2, "zero_stage": 2, "recompute": ["full"]}),

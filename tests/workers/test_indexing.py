@@ -37,6 +37,32 @@ def test_every_line_is_read_once_however_the_file_is_cut(part_bytes: int, jsonl:
     assert [text.decode() for part in parts for piece in part for text in indexing.documents(piece)] == TEXTS
 
 
+TEXT = "\n\n  one\nmore of one\n\n \n\ntwo\r\n\r\nthree <end> with a word\nand a line\n\nfour"
+CUT = {
+    "blank_lines": ["  one\nmore of one", "two", "three <end> with a word\nand a line", "four"],
+    "lines": ["  one", "more of one", "two", "three <end> with a word", "and a line", "four"],
+    "file": [TEXT],
+    "separator:<end>": [text.lstrip("\n") for text in TEXT.split("<end>")],
+}
+
+
+@pytest.mark.parametrize("cut", CUT)
+@pytest.mark.parametrize("part_bytes", [1, 2, 7, 20, 10**6])
+def test_a_text_is_cut_into_documents_however_it_is_read(cut: str, part_bytes: int, tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(TEXT.encode())
+    parts = indexing.parts_of([path], part_bytes, cut)
+    assert [text.decode() for part in parts for piece in part for text in indexing.documents(piece)] == CUT[cut]
+
+
+def test_a_separator_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text(TEXT)
+    with pytest.raises(InputError, match="separator='<stop>': is in none of the text files"):
+        indexing.index([str(path)], tmp_path / "out", None, workers=1, cut="separator:<stop>")
+    assert indexing.index([str(path)], tmp_path / "out", None, workers=1, cut="blank_lines")[0] == 4
+
+
 def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("whole file\n" * 300)
     out = tmp_path / "deep" / "corpus"

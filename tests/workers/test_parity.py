@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_plans import BERT, GPT, LLAMA, MODELS, T5, make_plan
+from worker_plans import BERT, GPT, LLAMA, MODELS, QWEN3, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.plan import Plan, to_json
@@ -25,6 +25,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "megatron gpt pp2 tied": (GPT, {"pp": 2}),
     "megatron gpt dp4 zero1": (GPT, {"dp": 4, "zero_stage": 1}),
     "megatron gpt dp4 zero1 in two instances": (GPT, {"dp": 4, "zero_stage": 1, "zero_shard_size": 2}),
+    "megatron gpt dp4 zero1 gradients exchanged and summed in fp32": (
+        GPT,
+        {"dp": 4, "zero_stage": 1, "reduce_scatter_with_fp32_accumulation": True},
+    ),
     "megatron gpt dp2 mbs2": (GPT, {"dp": 2, "micro_batch_size": 2}),
     "megatron gpt pp2 vpp2 tied": (GPT, {"pp": 2, "vpp": 2}),
     "megatron gpt pp2 vpp3 embedding and head alone": (GPT, {"pp": 2, "vpp": 3, "split": [[0, 1, 1], [1, 1, 0]], "micro_batch_size": 2}),
@@ -47,6 +51,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "megatron bert pp2 vpp2 uneven": (BERT, {"pp": 2, "vpp": 2, "split": [[1, 2], [1, 0]], "recompute": ["selective", 1]}),
     "megatron t5 tp2 sp recompute": (T5, {"tp": 2, "sequence_parallel": True, "micro_batch_size": 2, "recompute": ["full"]}),
     "megatron t5 tp4 dp2 sp zero1": (T5, {"tp": 4, "dp": 2, "sequence_parallel": True, "zero_stage": 1, "recompute": ["selective"]}),
+    "megatron qwen3 tp4 more ranks than groups": (QWEN3, {"tp": 4, "micro_batch_size": 4}),
+    "megatron qwen3 tp2 pp2 dp2 sp zero1": (QWEN3, {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True, "zero_stage": 1}),
+    "deepspeed qwen3 tp2 dp2 zero1": (QWEN3, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1}),
+    "deepspeed qwen3 tp2 zero3 sp": (
+        QWEN3,
+        {"engine": DEEPSPEED, "tp": 2, "zero_stage": 3, "sequence_parallel": True, "micro_batch_size": 4},
+    ),
     "deepspeed gpt dp2 zero0": (GPT, {"engine": DEEPSPEED, "dp": 2}),
     "deepspeed gpt tp2 dp2 zero0": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2}),
     "deepspeed gpt tp2 dp2 zero1": (GPT, {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1, "micro_batch_size": 2}),

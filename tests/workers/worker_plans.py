@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
 
 CPU = Cluster(
     name="cpu",
@@ -47,6 +50,7 @@ LLAMA = Architecture(
     add_bias_linear=False,
     tie_embeddings=False,
 )
+QWEN3 = replace(LLAMA, family="qwen3", name="qwen3_test", kv_channels=12, mixer=GroupedQueryAttention(qk_norm="head"))
 BERT = Architecture(
     family="bert",
     name="bert_test",
@@ -69,7 +73,7 @@ T5 = Architecture(
     vocab_size=384,
     max_position_embeddings=32,
 )
-MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5)}
+MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:
@@ -120,9 +124,10 @@ def make_plan(
     rank_order: tuple[str, ...] = RANK_ORDER,
     run: RunSettings | None = None,
     pipeline_schedule: Any = None,
-    **training: Any,
+    **more: Any,
 ) -> Plan:
-    """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: fields of Training."""
+    """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: options of the engine, and fields of Training."""
+    options = {name: more.pop(name) for name in ENGINE_OPTIONS if name in more}
     settings: dict[str, Any] = {
         "global_batch_size": 8,
         "seq_length": 32,
@@ -134,7 +139,7 @@ def make_plan(
         "clip": 1.0,
         "seed": 7,
     }
-    train = Training(**(settings | training))
+    train = Training(**(settings | more))
     split = split or [[model.num_layers // (pp * vpp)] * vpp for _ in range(pp)]
     return Plan(
         engine=engine,
@@ -155,6 +160,7 @@ def make_plan(
         global_batch_size=train.global_batch_size,
         schedule=pipeline_schedule or ("interleaved" if vpp > 1 else "1f1b"),
         rank_order=rank_order,
+        **options,
         stages=spans(model, split, recompute or ["none"] * pp),
         model=model,
         training=train,

@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.engines.engine import Engine
 from orchestrator.engines.megatron.capabilities import capabilities
+from orchestrator.engines.megatron.program import PROGRAM
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron.traits import traits
 from orchestrator.engines.megatron.translate import translate, why_no_exchange
@@ -16,5 +17,6 @@ ENGINE: Final = Engine(
     traits=traits,
     translate=translate,
     requirements=REQUIREMENTS,
+    program=PROGRAM,
     why_no_exchange=why_no_exchange,
 )

@@ -70,6 +70,18 @@ def megatron_fsdp(candidate: Candidate, situation: Situation) -> str | None:
     return None if situation.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={situation.training.optimizer}: Adam only"
 
 
+def fp32_accumulation(candidate: Candidate, _: Situation) -> str | None:
+    strategy = candidate.strategy
+    if not strategy.reduce_scatter_with_fp32_accumulation:
+        return None
+    given = f"reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}"
+    if strategy.zero_stage != 1 or strategy.megatron_fsdp:
+        return f"{given}: it takes the place of the reduce-scatter of Megatron's distributed optimizer, zero_stage=1"
+    if strategy.zero_shard_size is not None:
+        return f"{given} and zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance of the optimizer"
+    return None
+
+
 def option_rules() -> tuple[Rule, ...]:
     """Rules on what the user chooses of Megatron's own ways."""
     return (
@@ -84,5 +96,13 @@ def option_rules() -> tuple[Rule, ...]:
         rule("cuda_graphs", "core/transformer/transformer_config.py:1780-1829", cuda_graphs, "cuda_graph_impl", "recompute"),
         rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", cp_kind, "cp_comm_type", "tp", "cp"),
         rule("dispatcher", "moe_disp: core/transformer/transformer_config.py:1063-1095", dispatcher, "moe_token_dispatcher_type"),
+        rule(
+            "fp32_accumulation",
+            "core/distributed/param_and_grad_buffer.py:158-165",
+            fp32_accumulation,
+            "reduce_scatter_with_fp32_accumulation",
+            "zero_stage",
+            "zero_shard_size",
+        ),
         rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", megatron_fsdp, "megatron_fsdp", "pp"),
     )

@@ -17,7 +17,7 @@ LOGSUMEXP_BYTES: Final = 4
 """Flash attention keeps the logsumexp of each row of scores in fp32 (Dao, arXiv 2307.08691, algorithm 1)."""
 
 
-class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", tag_field="kind"):
+class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", tag_field="kind", omit_defaults=True):
     """Heads, groups, their width, biases and rotary frequencies are the architecture's; here stands what may differ from layer to layer."""
 
     window: int | None = None

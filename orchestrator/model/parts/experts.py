@@ -18,7 +18,7 @@ PERMUTED_MOVED: Final = 2 * (READ + WRITE)
 """Bytes per element that go to their experts' order and back (mcore transformer/moe/token_dispatcher.py: permute, unpermute)."""
 
 
-class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind"):
+class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind", omit_defaults=True):
     """Activation and biases are the architecture's. Experts are divided by ep, never by tp (etp = 1), as in NVIDIA's published recipes."""
 
     num_experts: int

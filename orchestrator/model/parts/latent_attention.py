@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.model.architecture import Architecture
 
 
-class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", tag_field="kind"):
+class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", tag_field="kind", omit_defaults=True):
     """Heads are the architecture's; `num_query_groups` and `kv_channels` don't matter here."""
 
     q_lora_rank: int | None = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.model.architecture import Architecture
 
 
-class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind"):
+class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_defaults=True):
     """Activation and biases are the architecture's."""
 
     ffn_hidden_size: int | None = None

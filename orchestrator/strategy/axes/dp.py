@@ -57,7 +57,8 @@ def traffic(weight_bytes: float, gradient_bytes: float, strategy: Strategy, trai
     inner = shard_size(strategy)
     reductions: list[tuple[Operation, float, int, int]] = [("all_reduce", gradient_bytes, size, stride)]
     if scatters and (inner == size or stage >= SHARDED_FROM_STAGE["weight"]):
-        reductions = [("reduce_scatter", gradient_bytes, size, stride)]
+        exchanged = strategy.reduce_scatter_with_fp32_accumulation
+        reductions = [("all_to_all" if exchanged else "reduce_scatter", gradient_bytes, size, stride)]
     elif scatters:  # inside each shard group, then between the groups that hold the same shard
         reductions = [("reduce_scatter", gradient_bytes, inner, stride)]
         reductions.append(("all_reduce", gradient_bytes / inner, size // inner, stride * inner))

@@ -1,0 +1,195 @@
+"""Lower bounds of a candidate's step time and memory that need no split of its layers: what lets most choices go unpriced.
+
+A pipeline of p stages that works m micro-batches is filled and drained: stage i starts after the first chunks of the stages before it and
+ends before their backward passes. Were the work W of one micro-batch free to be divided over the stages, stage i done at
+S_i + m w_i with S_(i+1) = S_i + w_i / v + 2 h (v chunks, h a transfer), then the earliest end of all is reached where all stages end at
+once: with r = 1 - 1/(v m),
+
+    T = (W / v + 2 h (p - v m (1 - r^p))) / (1 - r^p).
+
+For p=1 that is m W; for equal stages it lies between the mean m W / p and the schedule's (m + (p-1)/v) W / p. Sound because no choice of
+w_i gives more total work by an end T: each w_i takes less from the stages behind it than it brings.
+"""
+
+from __future__ import annotations
+
+from math import ceil, expm1, log1p
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from orchestrator.cost.schedule import fewest_in_flight, in_flight
+from orchestrator.cost.stage import exposed_of
+from orchestrator.cost.states import state_bytes
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.spec import Candidate
+
+if TYPE_CHECKING:
+    from orchestrator.cost.price import CostModel
+
+
+def time_floor(costs: CostModel, candidate: Candidate) -> float:
+    """Seconds that no split of the layers and no recompute up to the candidate's undercuts.
+
+    A stage is busy for m times its layers, then exposes its synchronisation and updates; the slowest is at least the mean, and at
+    least a stage with ceil(count / pp) layers of a kind; and one micro-batch must pass every layer.
+    """
+    m, stages = candidate.num_microbatches, candidate.mesh.pp
+    overhead = costs.calibration.microbatch_overhead_s * candidate.vpp
+    busy = sync = gather = optimizer = forward = backward = slowest = 0.0
+    for kind, count in costs.workload.counts.items():
+        modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
+        layer_forward, layer_backward = min(cost.forward_s for cost in modes), min(cost.backward_s for cost in modes)
+        busy += count * (layer_forward + layer_backward)
+        forward += count * layer_forward
+        backward += count * max(cost.backward_s for cost in modes)  # the most that can hide the reduction
+        sync += count * modes[0].sync_s
+        gather += count * modes[0].gather_s
+        optimizer += count * modes[0].optimizer_s
+        slowest = max(slowest, ceil(count / stages) * (layer_forward + layer_backward))
+    half = stages * overhead / 2
+    slowdown = min(1.0, costs.calibration.overlap_slowdown)
+    exposed = exposed_of(costs.workload, candidate, sync, gather, forward + half, backward + half, slowdown)
+    mean = (m * busy + exposed + optimizer) / stages + m * overhead
+    return max(mean, m * (slowest + overhead), busy + stages * overhead) + costs.once_seconds(candidate)
+
+
+def memory_floor(costs: CostModel, candidate: Candidate) -> float:
+    """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's.
+
+    For one kind: were all stages within P bytes, stage i held at most P / (static + in flight(i) x saved) of its layers, and these
+    must sum to its count. Over all kinds: the mean of the static bytes and one micro-batch's saved ones.
+    """
+    stages = candidate.mesh.pp
+    fixed = sum(costs.fixed_bytes(candidate).values())
+    slack = 1 + costs.calibration.allocator_slack
+    flights = [fewest_in_flight(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp) for i in range(stages)]
+    mean = floor = 0.0
+    for kind, count in costs.workload.counts.items():
+        modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
+        static, saved = modes[0].static_bytes, min(cost.saved_bytes for cost in modes)
+        transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes)
+        mean += count * (static + slack * saved * min(flights))
+        share = sum(1 / nbytes for flight in flights if (nbytes := static + slack * saved * flight) > 0)
+        alone = count / share if share else 0.0
+        one = static + slack * (saved * min(flights) + transient)
+        floor = max(floor, alone, one)
+    return fixed + max(floor, mean / stages)
+
+
+def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) -> float:
+    """The earliest end of a pipeline whose stages share `work` seconds per micro-batch, as they like.
+
+    >>> filled(6.0, 1, 10, 1, 0.0), round(filled(6.0, 2, 1, 1, 0.5), 6), round(filled(6.0, 3, 2, 1, 0.0), 3)
+    (60.0, 7.0, 6.857)
+    """
+    if pp == 1:
+        return num_microbatches * work
+    turns = vpp * num_microbatches
+    share = 1.0 if turns == 1 else -expm1(pp * log1p(-1 / turns))
+    return (work / vpp + 2 * hop * (pp - turns * share)) / share
+
+
+class Floors:
+    """Bounds for one engine's choices under a memory limit of `usable` bytes.
+
+    `pinned_layout`: chunks may then have any sizes, so that only vpp=1 is known to fill.
+    """
+
+    def __init__(self, costs: CostModel, capabilities: Capabilities, usable: float, *, pinned_layout: bool) -> None:
+        self.costs, self.usable = costs, usable
+        self.even_chunks = not pinned_layout and len(costs.model.runs) == 3
+        self.model = costs.model
+        stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
+        states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
+        self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
+        """Of all the engine's ZeRO stages the fewest bytes that a layer's backward pass moves."""
+
+    def group(self, candidate: Candidate, most_vpp: int) -> float:
+        """For all choices that share mesh, sequence parallelism and micro-batch size with the candidate, whatever their ZeRO stage, offload
+        and (up to `most_vpp`) virtual stages: compute and traffic of tp and cp alone."""
+        busy = slowest = largest = 0.0
+        pp, m = candidate.mesh.pp, candidate.num_microbatches
+        for kind, count in self.costs.workload.counts.items():
+            forward, backward = self.costs.layer_floor_seconds(candidate, kind, self.least)
+            seconds = forward + backward
+            busy += count * seconds
+            largest = max(largest, seconds + forward)  # fully recomputed
+            slowest = max(slowest, ceil(count / pp) * seconds)
+        overhead = self.costs.calibration.microbatch_overhead_s
+        work = busy + pp * overhead
+        bound = m * max(work / pp, slowest + overhead)
+        if most_vpp == 1 or self.even_chunks:
+            bound = max(bound, filled(work, pp, m, most_vpp, 0.0) - (largest if most_vpp > 1 else 0.0))
+        return bound + self.costs.calibration.step_overhead_s
+
+    def leaf(self, candidate: Candidate) -> float:
+        """For one choice, whatever its split and recompute.
+
+        The first chunk of stage 0 may be a layer short of its share: a stage's layers are spread over its chunks as evenly as they go.
+        """
+        costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
+        floor = costs.time_floor(candidate)
+        if pp == 1 or not (vpp == 1 or self.even_chunks):
+            return floor
+        work = pp * vpp * costs.calibration.microbatch_overhead_s
+        largest = optimizer = 0.0
+        for kind, count in costs.workload.counts.items():
+            cost = costs.layer(candidate, kind, "none")
+            seconds = cost.forward_s + cost.backward_s
+            work += count * seconds
+            largest = max(largest, seconds + cost.forward_s)
+            optimizer += count * cost.optimizer_s
+        if self.even_chunks:
+            work += self._recomputed(candidate)
+        hop = min(costs.hop_seconds(candidate)[: pp - 1])
+        short = largest if vpp > 1 else 0.0
+        end = filled(work, pp, candidate.num_microbatches, vpp, hop) - short
+        return max(floor, end + optimizer / pp + costs.once_seconds(candidate))
+
+    def _recomputed(self, candidate: Candidate) -> float:
+        """Seconds per micro-batch that recompute costs at least, in all stages together, so that the layers fit.
+
+        Were layers divisible, stage i would hold room / (static + in flight x saved) of them as they are; each further one makes it
+        recompute, in the mode that frees most bytes a second, what the two together need. The stages where that is cheapest take the rest.
+        """
+        costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
+        kind = self.model.runs[1].layer.kind
+        modes = costs.modes_of(candidate, kind)
+        plain, *others = (costs.layer(candidate, kind, mode) for mode in modes)
+        slack = 1 + costs.calibration.allocator_slack
+        seconds_per_byte = min(
+            (
+                (cost.forward_s + cost.backward_s - plain.forward_s - plain.backward_s) / (plain.saved_bytes - cost.saved_bytes)
+                for cost in others
+                if cost.saved_bytes < plain.saved_bytes
+            ),
+            default=0.0,
+        )
+        leanest = min(cost.saved_bytes for cost in (plain, *others))
+        ends = [costs.layer(candidate, run.layer.kind, "none").static_bytes for run in (self.model.runs[0], self.model.runs[-1])]
+        room = self.usable - sum(costs.fixed_bytes(candidate).values())
+        left: float = self.model.runs[1].count
+        if seconds_per_byte <= 0.0:
+            return 0.0
+        further = []
+        for stage in range(pp):
+            flight = in_flight(candidate.schedule, pp, stage, candidate.num_microbatches, vpp) / vpp
+            here = room - (ends[0] if stage == 0 else 0.0) - (ends[1] if stage == pp - 1 else 0.0)
+            if vpp > 1:  # chunks differ by a layer, and so do the layers of each that are recomputed
+                here += slack * flight * (2 * vpp - 1) * plain.saved_bytes
+            whole = plain.static_bytes + slack * flight * plain.saved_bytes
+            free = max(0.0, here / whole)
+            left -= free
+            most = max(free, here / (plain.static_bytes + slack * flight * leanest))
+            further.append((whole / (slack * flight) * seconds_per_byte, most - free))
+            if left <= 0.0:
+                return 0.0
+        total = 0.0
+        for seconds, most in sorted(further):
+            taken = min(left, most)
+            total += taken * seconds
+            left -= taken
+            if left <= 0.0:
+                break
+        return total

@@ -1,0 +1,188 @@
+"""One layer of a kind on one rank: seconds of its passes and of what comes once a step, and its bytes."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from orchestrator.cost.network import Network
+from orchestrator.cost.passes import Passes, PassPrices
+from orchestrator.cost.replicas import Replica, ReplicaPrices
+from orchestrator.cost.workload import Workload
+from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
+from orchestrator.strategy.spec import Mesh, Recompute, Strategy
+from orchestrator.values import Value
+
+FORWARD_SHARE = 1 / 3
+"""Of the launches of a layer: its backward has twice as many."""
+
+
+class LayerCost(Value, frozen=True, kw_only=True):
+    """One layer of a kind on one rank. Seconds and bytes per micro-batch unless they say otherwise."""
+
+    forward_s: float
+    backward_s: float
+    """Recompute, exposed traffic of tp, cp and ZeRO and launches inside."""
+    saved_bytes: float
+    """Per micro-batch in flight."""
+    transient_forward_bytes: float
+    transient_backward_bytes: float
+    """While the pass is in this layer: a stage needs the largest of its layers'."""
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    backward_bytes: float
+    """Added to the static bytes in backward (transient .grad)."""
+    step_bytes: float
+    """Added to the static bytes in the optimizer's step."""
+    sync_s: float
+    """Once a step: the gradient reduction, before overlap."""
+    gather_s: float
+    """Once a step: the weights' all-gather after the update (ZeRO-1 and 2), before overlap."""
+    optimizer_s: float
+    """Once a step."""
+    parameters: int
+    """On this rank, before ZeRO."""
+    by_cause: dict[str, float]
+    """Splits forward_s + backward_s."""
+
+    @property
+    def static_bytes(self) -> float:
+        """Weights, gradients and optimizer states."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.forward_s + self.backward_s
+
+
+class LayerPrices:
+    """Layers of one workload over one network."""
+
+    def __init__(self, workload: Workload, network: Network) -> None:
+        self._workload, self._network = workload, network
+        self.passes = PassPrices(workload, network)
+        self.replicas = ReplicaPrices(workload, network)
+
+    def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
+        """Priced anew; a layer that can't be recomputed is priced without."""
+        if not layer.recomputable:
+            recompute = "none"
+        w, mesh = self._workload, strategy.mesh
+        passes = self.passes.of(layer, recompute, strategy, micro_batch_size, self.replicas.states_of(strategy))
+        parameters = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
+        dense = self.replicas.of(parameters, strategy)
+        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, dense)
+        active = self.active_share(strategy, micro_batch_size)
+        if active < 1:
+            forward_s, backward_s = active * forward_s, active * backward_s
+            causes = {cause: active * seconds for cause, seconds in causes.items()}
+        kept = passes.kept()
+        held = dense.held
+        gathered = 0.0  # weights as ZeRO-3 gathers them
+        if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
+            gathered = float(parameters * w.weight_itemsize)
+        cost = LayerCost(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            saved_bytes=kept.saved + self._graph_bytes(layer, strategy, micro_batch_size),
+            transient_forward_bytes=kept.transient_forward + gathered,
+            transient_backward_bytes=kept.transient_backward + 2 * gathered,  # weights, and gradients before they are scattered
+            weight_bytes=held.weights + (w.fp8_copies * parameters if layer.recomputable else 0.0),
+            gradient_bytes=held.gradients,
+            optimizer_bytes=held.optimizer,
+            backward_bytes=held.backward,
+            step_bytes=held.step,
+            sync_s=dense.sync_s,
+            gather_s=dense.gather_s,
+            optimizer_s=dense.optimizer_s,
+            parameters=parameters,
+            by_cause=causes,
+        )
+        experts = sum(weight.local_numel(1) for weight in layer.weights if weight.kind == "expert")
+        return self._with_experts(cost, strategy, experts) if experts else cost
+
+    def floor_seconds(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:
+        """(forward, backward) that no price of this layer undercuts, whatever its recompute, its ZeRO stage and its offload. `states`: the
+        fewest bytes per parameter that any of the stages in question has."""
+        passes = self.passes.of(layer, "none", strategy, micro_batch_size, states)
+        replayed = layer.recomputable and strategy.cuda_graph_impl != "none"
+        most = self._workload.calibration.graph_launch_s if replayed else float("inf")
+        active = self.active_share(strategy, micro_batch_size)
+        forward = active * max(passes.forward_s, min(most, passes.launch_forward_s))
+        return forward, active * max(passes.backward_s, min(most, passes.launch_backward_s))
+
+    def active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
+        """Seconds of a layer against those that it takes while all ranks compute. Where ranks share cores (`Calibration.core_share`), one
+        in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: all the work over all the cores
+        bounds the step from below, and so does a rank that is alone on its cores."""
+        c, mesh = self._workload.calibration, strategy.mesh
+        if c.core_share >= 1 or mesh.pp == 1:
+            return 1.0
+        m = max(1, self._workload.training.global_batch_size // (mesh.dp * micro_batch_size))
+        return max(c.core_share, m / (m + mesh.pp - 1))
+
+    def _seconds(
+        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, dense: Replica
+    ) -> tuple[float, float, dict[str, float]]:
+        """(forward, backward, both by cause): the passes with ZeRO's traffic in every micro-batch; never faster than their launches."""
+        c = self._workload.calibration
+        causes = dict(plain.causes)
+        passes = {"forward": plain.forward_s, "backward": plain.backward_s}
+        launch = {"forward": plain.launch_forward_s, "backward": plain.launch_backward_s}
+        available = {"forward": plain.compute_forward_s, "backward": plain.compute_backward_s}  # what the traffic may hide behind
+        for item, moved_s in dense.in_passes:
+            exposed, slowed = self._network.exposed(moved_s, item, available[item.when])
+            available[item.when] = max(0.0, available[item.when] - (moved_s - exposed))
+            causes["dp"] += exposed
+            causes["overlap"] += slowed
+            passes[item.when] += exposed + slowed
+            launch[item.when] += c.collective_launch_s
+        if layer.recomputable:
+            floor = c.layer_floor_s
+            if c.expert_layer_floor_s and any(isinstance(op, Dispatch) for op in layer.ops):
+                floor = max(floor, c.expert_layer_floor_s)
+            launch["forward"] = max(launch["forward"], FORWARD_SHARE * floor)
+            launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
+        if recompute == "full":
+            launch["backward"] += launch["forward"]
+        if layer.recomputable and strategy.cuda_graph_impl != "none":
+            launch = {when: min(c.graph_launch_s, seconds) for when, seconds in launch.items()}
+        for when, seconds_launched in launch.items():
+            if seconds_launched > passes[when]:
+                causes["overhead"] += seconds_launched - passes[when]
+                passes[when] = seconds_launched
+        return passes["forward"], passes["backward"], causes
+
+    def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
+        """A CUDA graph has an input and an output of its own."""
+        if not layer.recomputable or strategy.cuda_graph_impl == "none":
+            return 0.0
+        mesh = strategy.mesh
+        ends = (layer.input_elements + layer.output_elements) * self._workload.itemsize * micro_batch_size
+        return ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))
+
+    def _with_experts(self, cost: LayerCost, strategy: Strategy, experts: int) -> LayerCost:
+        """`cost` of a layer's dense part with its experts': their states, once-a-step traffic and update over the expert data-parallel
+        group, which is what tp x cp x dp leaves beside ep x etp (mcore parallel_state.py, expert_data_parallel)."""
+        mesh = strategy.mesh
+        shards = mesh.ep * mesh.etp
+        count = experts // shards
+        folded = replace(strategy, mesh=Mesh(tp=shards, dp=max(1, mesh.expert_dp), pp=mesh.pp), zero_shard_size=None)
+        added = self.replicas.of(count, folded)
+        held = added.held
+        gathers = sum(seconds for item, seconds in added.in_passes if item.operation == "all_gather")
+        reductions = sum(seconds for item, seconds in added.in_passes if item.operation != "all_gather")
+        return replace(
+            cost,
+            weight_bytes=cost.weight_bytes + held.weights,
+            gradient_bytes=cost.gradient_bytes + held.gradients,
+            optimizer_bytes=cost.optimizer_bytes + held.optimizer,
+            backward_bytes=cost.backward_bytes + held.backward,
+            step_bytes=cost.step_bytes + held.step,
+            sync_s=cost.sync_s + added.sync_s + reductions,
+            gather_s=cost.gather_s + added.gather_s + gathers,
+            optimizer_s=cost.optimizer_s + added.optimizer_s,
+            parameters=cost.parameters + count,
+        )

@@ -1,0 +1,71 @@
+"""Seconds of traffic: which link a group of ranks has, what an operation takes over it, and how much of that compute hides."""
+
+from __future__ import annotations
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
+from orchestrator.hardware.spec import Cluster
+from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.capabilities import Traits
+
+
+class Network:
+    """The cluster's links at the shares of their bandwidth that the calibration says."""
+
+    def __init__(self, cluster: Cluster, calibration: Calibration, traits: Traits) -> None:
+        self.cluster, self.calibration = cluster, calibration
+        self.domain = cluster.levels[0].size
+        """Ranks in the innermost level."""
+        self.tp_overlap = traits.tp_overlap if calibration.tp_overlap < 0 else calibration.tp_overlap
+        self._links: dict[tuple[int, int], Link] = {}
+
+    def link(self, size: int, stride: int) -> Link:
+        """What a collective over `size` ranks that are `stride` apart has for each of them."""
+        link = self._links.get((size, stride))
+        if link is None:
+            c = self.calibration
+
+            def efficiency(level: int, domains: int) -> float:
+                if level == 0:
+                    return c.inner_efficiency
+                return c.outer_efficiency * float((max(domains, 2) / 2) ** -c.outer_scaling)
+
+            plain = link_for(self.cluster, size, stride, efficiency)
+            link = self._links[size, stride] = plain.slower(c.latency_factor)
+        return link
+
+    def pair_link(self, first: int, second: int, width: int) -> Link:
+        """The link between ranks `first + i` and `second + i`, i < `width`: the innermost level that holds all these pairs."""
+        c, levels = self.calibration, self.cluster.levels
+        level = next(
+            (
+                level
+                for level in levels
+                if self.cluster.num_gpus <= level.size or (level.size % width == 0 and first // level.size == second // level.size)
+            ),
+            levels[-1],
+        )
+        return Link(bandwidth=level.bandwidth * c.p2p_efficiency, latency=level.latency * c.latency_factor)
+
+    def seconds(self, item: Traffic) -> float:
+        """Of all its operations. What travels once a step does so in messages of several layers, each with one latency."""
+        link, c = self.link(item.size, item.stride), self.calibration
+        if item.when == "step":
+            link = link.slower(1 / c.layers_per_message)
+        return item.count * (COLLECTIVES[item.operation](item.nbytes, item.size, link) + c.collective_overhead_s)
+
+    def exposed(self, seconds: float, item: Traffic, compute_s: float) -> tuple[float, float]:
+        """(seconds of this traffic that nothing hides, seconds of compute lost to what is hidden) where there are `compute_s` to hide it.
+
+        Chunks of a product's input or output are passed on beside the product, over the innermost level alone; other traffic runs beside
+        the share `overlap_efficiency` of the compute, and each second of it slows that down by `overlap_slowdown`.
+        """
+        c = self.calibration
+        if item.hidden == "nothing":
+            return seconds, 0.0
+        if item.hidden in ("gemm", "user_buffers"):
+            share = self.tp_overlap if item.hidden == "gemm" else max(self.tp_overlap, c.user_buffers_overlap)
+            hidden = seconds * share if item.size * item.stride <= self.domain else 0.0
+        else:
+            hidden = min(seconds, c.overlap_efficiency * compute_s)
+        return seconds - hidden, hidden * c.overlap_slowdown

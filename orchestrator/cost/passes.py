@@ -1,0 +1,123 @@
+"""Forward and backward of a layer on one rank as data parallelism does not change them: compute, recompute, traffic of tp, cp and ep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import NamedTuple
+
+from orchestrator.cost.activations import Activations, activations
+from orchestrator.cost.compute import layer_seconds
+from orchestrator.cost.network import Network
+from orchestrator.cost.recompute import again as recomputed_part
+from orchestrator.cost.workload import Workload
+from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.strategy.axes import cp, ep, tp
+from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.strategy.spec import Recompute, Strategy, price_key
+
+CAUSES = ("gemm", "attention", "memory_bound", "recompute", "overhead", "tp", "cp", "ep", "dp", "overlap")
+"""What the seconds of a layer's passes are split into."""
+
+
+class Passes(NamedTuple):
+    """Seconds per micro-batch. `compute_*`: without traffic; `launch_*`: what the host needs to launch the pass."""
+
+    forward_s: float
+    backward_s: float
+    compute_forward_s: float
+    compute_backward_s: float
+    launch_forward_s: float
+    launch_backward_s: float
+    causes: dict[str, float]
+    kept: Callable[[], Activations]
+    """Its bytes, which bounds of time don't ask for."""
+
+
+class PassPrices:
+    """Keeps what was priced once."""
+
+    def __init__(self, workload: Workload, network: Network) -> None:
+        self._workload, self._network = workload, network
+        self._known: dict[tuple[object, ...], Passes] = {}
+
+    def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
+        """This layer's, where its states have so many bytes per parameter (a weight's gradient is written in backward)."""
+        key = pass_key(layer, recompute, strategy, micro_batch_size, states)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._priced(layer, recompute, strategy, micro_batch_size, states)
+        return known
+
+    def _priced(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
+        w, c, network = self._workload, self._workload.calibration, self._network
+        precision, traits = w.training.precision, w.traits
+        shape = (strategy, micro_batch_size, precision, w.cluster.gpu, traits, states, c)
+        forward, backward = layer_seconds(layer, *shape)
+        causes = dict.fromkeys(CAUSES, 0.0)
+        for part in (forward, backward):
+            causes["gemm"] += part.gemm
+            causes["attention"] += part.attention
+            causes["memory_bound"] += part.memory_bound
+        repeated = recomputed_part(layer, recompute, fused_norms=traits.fused_norms)
+        again, launched_again = forward.compute if recompute == "full" else 0.0, 0.0
+        if repeated is not None:
+            part = layer_seconds(repeated, *shape).forward
+            again, launched_again = part.compute, part.launch
+        causes["recompute"] = again
+        passes = {"forward": forward.compute, "backward": backward.compute + again}
+        launch = {"forward": forward.launch, "backward": backward.launch + launched_again}
+        for item in self._traffic(layer, strategy, micro_batch_size):
+            attention = (forward if item.when == "forward" else backward).attention
+            exposed, slowed = network.exposed(network.seconds(item), item, attention)
+            if item.axis == ep.AXIS:
+                exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
+            times = 2 if item.repeats_with_recompute and recompute == "full" else 1
+            causes[item.axis] += exposed * times
+            causes["overlap"] += slowed * times
+            passes[item.when] += exposed + slowed
+            launch[item.when] += item.count * c.collective_launch_s
+            if times == 2:
+                passes["backward"] += exposed + slowed
+        for item in () if repeated is None else self._dense_traffic(repeated, strategy, micro_batch_size):
+            if item.repeats_with_recompute:
+                exposed, slowed = network.exposed(network.seconds(item), item, forward.attention)
+                causes[item.axis] += exposed
+                causes["overlap"] += slowed
+                passes["backward"] += exposed + slowed
+                launch["backward"] += item.count * c.collective_launch_s
+        return Passes(
+            forward_s=passes["forward"],
+            backward_s=passes["backward"],
+            compute_forward_s=forward.compute,
+            compute_backward_s=backward.compute + again,
+            launch_forward_s=launch["forward"],
+            launch_backward_s=launch["backward"],
+            causes=causes,
+            kept=cache(partial(activations, layer, recompute, strategy, micro_batch_size, precision, traits, c)),
+        )
+
+    def _dense_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
+        """Of tensor and context parallelism."""
+        size = (layer, strategy, micro_batch_size, self._workload.itemsize)
+        yield from tp.traffic(*size)
+        yield from cp.traffic(*size, kind=self._workload.traits.context_parallel, domain=self._network.domain)
+
+    def _traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
+        """All that the layer's passes wait for."""
+        itemsize = self._workload.itemsize
+        yield from self._dense_traffic(layer, strategy, micro_batch_size)
+        if self._workload.traits.gathers_few_query_groups:
+            yield from tp.query_groups(layer, strategy, micro_batch_size, itemsize)
+        for op in layer.ops:
+            if isinstance(op, Dispatch):
+                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, itemsize)
+
+
+def pass_key(layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
+    """All that a price of passes may depend on: of the strategy what its declarations say (`price_key`), and how far apart the ranks of
+    its groups are."""
+    mesh = strategy.mesh
+    strides = mesh.stride("tp") if mesh.tp > 1 else 1, mesh.stride("cp") if mesh.cp > 1 else 1
+    return (layer.kind, recompute, micro_batch_size, states.weight, states.gradient, *strides, *price_key(strategy))

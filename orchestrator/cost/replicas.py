@@ -1,0 +1,100 @@
+"""What data parallelism adds to weights on a rank: their states under ZeRO, the traffic of gradients and weights, and the update."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from orchestrator.cost.network import Network
+from orchestrator.cost.states import States, state_bytes, states
+from orchestrator.cost.workload import Workload
+from orchestrator.errors import InputError
+from orchestrator.model.spec import LayerSpec
+from orchestrator.strategy.axes import dp
+from orchestrator.strategy.axes.traffic import Traffic
+from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.strategy.spec import Strategy
+from orchestrator.units import ITEMSIZE
+
+
+class Replica(NamedTuple):
+    """Of one rank's copy of some weights. Seconds are once a step, before anything hides them."""
+
+    held: States
+    sync_s: float
+    """Reduction of the gradients."""
+    gather_s: float
+    """All-gather of the weights after the update (ZeRO-1 and 2)."""
+    optimizer_s: float
+    in_passes: tuple[tuple[Traffic, float], ...]
+    """What travels in every micro-batch, with its seconds (ZeRO-2's reductions, ZeRO-3's gathers)."""
+
+
+class ReplicaPrices:
+    """For one workload and network."""
+
+    def __init__(self, workload: Workload, network: Network) -> None:
+        self._workload, self._network = workload, network
+        self._state_bytes: dict[int, StateBytes] = {}
+        self._counted: dict[tuple[str, int, bool], int] = {}
+
+    def states_of(self, strategy: Strategy) -> StateBytes:
+        """Bytes per parameter before sharding. Raises InputError for a ZeRO stage that the engine has not."""
+        found = self._state_bytes.get(strategy.zero_stage)
+        if found is None:
+            traits = self._workload.traits
+            try:
+                found = state_bytes(traits, self._workload.training, strategy.zero_stage)
+            except KeyError:
+                raise InputError("pin.zero_stage", strategy.zero_stage, f"{traits.engine} does not have it", ()) from None
+            self._state_bytes[strategy.zero_stage] = found
+        return found
+
+    def dense_parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
+        """Of the layer on one rank before ZeRO, without its experts'. `with_tied`: weights that are shared with another stage too."""
+        key = (layer.kind, tensor_parallel, with_tied)
+        count = self._counted.get(key)
+        if count is None:
+            everything = layer.local_parameters(tensor_parallel, with_tied=with_tied)
+            count = self._counted[key] = everything - sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
+        return count
+
+    def of(self, parameters: int, strategy: Strategy) -> Replica:
+        """`parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp."""
+        w = self._workload
+        per_parameter = self.states_of(strategy)
+        gradient_bytes = parameters * self.wire_itemsize(strategy)
+        sync = gather = 0.0
+        in_passes = []
+        for item in dp.traffic(parameters * w.weight_itemsize, gradient_bytes, strategy, w.traits):
+            seconds = self._network.seconds(item)
+            if item.when != "step":
+                in_passes.append((item, seconds))
+            elif item.operation == "all_gather":
+                gather += seconds
+            else:
+                sync += seconds
+        held = states(parameters, per_parameter, strategy)
+        return Replica(held, sync, gather, self._optimizer_seconds(parameters, per_parameter, strategy), tuple(in_passes))
+
+    def wire_itemsize(self, strategy: Strategy) -> int:
+        """Bytes of a gradient element on the data-parallel network."""
+        w = self._workload
+        wire = w.traits.gradient_bytes_on_wire
+        if wire == "weight":
+            return w.weight_itemsize
+        if w.training.precision == "fp32":
+            return ITEMSIZE["fp32"]
+        return ITEMSIZE[strategy.grad_reduce_dtype if wire == "grad_reduce_dtype" else w.training.grad_accum_dtype]
+
+    def _optimizer_seconds(self, parameters: int, b: StateBytes, strategy: Strategy) -> float:
+        """Adam is memory-bound: reads the gradient twice (norm, update), reads and writes master weights and moments, writes the weight;
+        clears all gradients. Offloaded: states at the host's rate, gradients down and weights up over its link."""
+        c, cluster = self._workload.calibration, self._workload.cluster
+        shard = parameters / dp.share("optimizer", strategy)
+        memory_rate = cluster.gpu.memory_bandwidth * c.optimizer_efficiency
+        clear = parameters / dp.share("gradient", strategy) * b.gradient / memory_rate
+        touched = shard * (2 * b.gradient + 2 * (b.master + b.moments) + b.weight)
+        if strategy.offload_optimizer:
+            link = cluster.host_bandwidth * c.host_efficiency
+            return clear + shard * (b.gradient + b.weight) / link + touched / c.host_adam_bandwidth
+        return clear + touched / memory_rate

@@ -1,0 +1,85 @@
+"""Bytes of weights, gradients and optimizer states on one rank, by engine and ZeRO stage."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from orchestrator.hardware.spec import Gpu
+from orchestrator.model.training import Training
+from orchestrator.strategy.axes import dp
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes, Traits
+from orchestrator.strategy.spec import Strategy, ZeroStage
+
+MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+REMAINDER_BYTES = 2
+"""What the precision-aware optimizer keeps of an fp32 weight beside the bf16 one: the 16 bits that it lacks (optimizer_config.py:192)."""
+
+
+def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> StateBytes:
+    """Bytes per parameter before sharding of this engine under this training. Raises KeyError for a stage that the engine has not.
+
+    Plain SGD (the engines are given momentum 0) keeps no moments. Gradients of 16 bits take 2 bytes, and an fp32 copy of the optimizer's
+    shard while it steps (distrib_optimizer.py:2419; stage_1_and_2.py:1020), which the precision-aware optimizer does without. With FP8 in
+    another recipe than delayed scaling megatron-core keeps whole fp32 weights all the same (optimizer_config.py:352).
+    """
+    states = traits.state_bytes(training.precision, zero_stage)
+    if training.optimizer == "sgd":
+        states = replace(states, moments=0)
+    if training.precision == "fp32":
+        return states
+    buffer = {"grad_reduce_dtype": training.grad_reduce_dtype, "grad_accum_dtype": training.grad_accum_dtype}
+    narrow = buffer.get(traits.gradient_buffer, "fp32") != "fp32"
+    if narrow:
+        states = replace(states, gradient=2, backward=0, step=4)
+    if training.precision_aware_optimizer:
+        moments = MOMENT_BYTES[training.exp_avg_dtype] + MOMENT_BYTES[training.exp_avg_sq_dtype]
+        states = replace(states, moments=moments)
+        if training.precision != "fp8" or training.fp8_recipe == "delayed":
+            states = replace(states, master=REMAINDER_BYTES if training.precision != "fp16" else 4, step=0)
+    return states
+
+
+def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:
+    """Bytes per weight of the FP8 copies that Transformer Engine makes in the first micro-batch and keeps for the others (its workspaces
+    under is_first_microbatch): one as it is and one transposed, which Blackwell needs only where blocks have scales of their own."""
+    if training.precision != "fp8":
+        return 0.0
+    return 2.0 if not gpu.has_mxfp8 or training.fp8_recipe in ("mxfp8", "blockwise") else 1.0
+
+
+class States(NamedTuple):
+    """Resident bytes by cause, and what is there only in backward or only in the optimizer's step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    backward: float
+    step: float
+
+    @property
+    def resident(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def states(parameters: int, per_parameter: StateBytes, strategy: Strategy) -> States:
+    """Bytes of `parameters` (this rank's, before ZeRO) under the strategy's ZeRO stage (arXiv 1910.02054, figure 1).
+
+    Offload takes master weights and moments to the host; from stage 2 on the gradients follow them as they are reduced (stage_1_and_2.py,
+    async_accumulate_grad_in_cpu). hpZ keeps a second copy of the weights in the inner group (partition_parameters.py:1307). Gradients that
+    are exchanged to be summed in fp32 arrive in a buffer as large as theirs, until the step (reduce_scatter_with_fp32_accumulation.py:75).
+    """
+    b = per_parameter
+    weights = parameters * b.weight / dp.share("weight", strategy)
+    if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] and strategy.zero_shard_size:
+        weights += parameters * b.weight / strategy.zero_shard_size
+    gradients = parameters * b.gradient / dp.share("gradient", strategy)
+    shard = parameters / dp.share("optimizer", strategy)
+    optimizer, step = shard * (b.master + b.moments), shard * b.step
+    if strategy.offload_optimizer:
+        optimizer = step = 0.0
+        if strategy.zero_stage >= SHARDED_FROM_STAGE["gradient"]:
+            gradients = 0.0
+    received = gradients if strategy.reduce_scatter_with_fp32_accumulation else 0.0
+    return States(weights, gradients, optimizer, parameters * b.backward + received, step)

@@ -1,0 +1,110 @@
+"""The step: the simulated schedule of its stages, what of the gradient reduction nothing hides, then the optimizer; and that itemised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from orchestrator.cost import schedule
+from orchestrator.cost.layer import LayerCost
+from orchestrator.cost.memory import StageMemory
+from orchestrator.cost.network import Network
+from orchestrator.cost.replicas import ReplicaPrices
+from orchestrator.cost.stage import StageCost, StageSums
+from orchestrator.cost.workload import Workload
+from orchestrator.hardware.collectives import COLLECTIVES
+from orchestrator.model.flops import model_flops_per_sample
+from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
+from orchestrator.strategy.spec import Candidate
+
+COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
+CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer")
+"""Keys of `Prediction.by_cause`, in the order of tables."""
+
+
+def step_seconds(candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float) -> float:
+    """`hops`: a transfer by virtual boundary; `once_s`: what comes once a step for all stages. A stage exposes its reduction when it is
+    through; the update begins when all are, and lasts as long as the slowest one's."""
+    forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
+    backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
+    ends = schedule.finish_times(candidate.schedule, forward, backward, hops, candidate.num_microbatches, candidate.vpp)
+    finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
+    return finished + max(cost.optimizer_s for cost in costs) + once_s
+
+
+def once_seconds(workload: Workload, network: Network, replicas: ReplicaPrices, candidate: Candidate) -> float:
+    """Per step and for all stages: the step's overhead, and the all-reduce of tied embeddings between first and last stage."""
+    seconds = workload.calibration.step_overhead_s
+    mesh = candidate.mesh
+    if mesh.pp > 1 and workload.has_tied:
+        tied = sum(w.local_numel(mesh.tp) for layer in workload.kinds.values() for w in layer.weights if w.tied)
+        link = network.link(2, mesh.stride("pp") * (mesh.pp - 1))
+        seconds += COLLECTIVES["all_reduce"](tied * replicas.wire_itemsize(candidate.strategy), 2, link)
+    return seconds
+
+
+class StepPrice:
+    """All that a step's itemisation reads: the stages with their costs, what crosses their borders, what comes once."""
+
+    def __init__(
+        self, workload: Workload, candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float
+    ) -> None:
+        self.workload, self.candidate, self.costs, self.hops, self.once_s = workload, candidate, costs, hops, once_s
+        self.seconds = step_seconds(candidate, costs, hops, once_s)
+
+    def busiest(self) -> int:
+        """The stage with most work; the first of several."""
+        m = self.candidate.num_microbatches
+        works = [m * (sum(cost.forward_s) + sum(cost.backward_s)) + cost.exposed_s for cost in self.costs]
+        return max(range(len(works)), key=lambda i: (works[i], -i))
+
+    def by_cause(self, spans: Iterable[LayerSpan], layer: Callable[[LayerSpan], LayerCost]) -> dict[str, float]:
+        """The step split by what the busiest stage, with these layers, spends it on: compute and traffic over all micro-batches, transfers
+        (the step with them against the step without), the slowest update, and what waiting on the pipeline adds."""
+        c, m = self.workload.calibration, self.candidate.num_microbatches
+        causes = dict.fromkeys(CAUSES, 0.0)
+        for span in spans:
+            for cause, seconds in layer(span).by_cause.items():
+                causes[cause] += m * span.count * seconds
+        causes["overhead"] += m * self.candidate.vpp * c.microbatch_overhead_s + c.step_overhead_s
+        causes["dp"] += self.costs[self.busiest()].exposed_s
+        causes["optimizer"] = max(cost.optimizer_s for cost in self.costs)
+        causes["pp"] = self.once_s - c.step_overhead_s
+        if self.candidate.mesh.pp > 1:
+            causes["pp"] += max(0.0, self.seconds - step_seconds(self.candidate, self.costs, 0.0, self.once_s))
+        causes["bubble"] = self.seconds - sum(causes.values())
+        return {cause: seconds for cause, seconds in causes.items() if seconds}
+
+
+def prediction(
+    step: StepPrice,
+    stages: Sequence[Stage],
+    sums: Sequence[StageSums],
+    memories: Sequence[StageMemory],
+    layer: Callable[[LayerSpan], LayerCost],
+) -> Prediction:
+    """What the report shows of a step."""
+    w, candidate, total = step.workload, step.candidate, step.seconds
+    by_stage = []
+    for cost, added, memory in zip(step.costs, sums, memories, strict=True):
+        phase, memory_by_cause = memory.itemised(added)
+        by_stage.append(
+            StagePrediction(
+                forward_s=sum(cost.forward_s),
+                backward_s=sum(cost.backward_s),
+                peak_memory_bytes=cost.peak_bytes,
+                memory_by_cause=memory_by_cause,
+                peak_phase=phase,
+            )
+        )
+    mesh = candidate.mesh
+    samples = candidate.num_microbatches * candidate.micro_batch_size * mesh.dp
+    interval = w.calibration.interval
+    return Prediction(
+        step_time_s=total,
+        tokens_per_s_per_gpu=samples * w.model.tokens_per_sample / total / mesh.world_size,
+        peak_memory_bytes=max(cost.peak_bytes for cost in step.costs),
+        by_stage=tuple(by_stage),
+        by_cause=step.by_cause(stages[step.busiest()].layers, layer),
+        model_flops_per_gpu=samples * model_flops_per_sample(w.model) / total / mesh.world_size,
+        interval=None if interval is None else (total * interval[0], total * interval[1]),
+    )

@@ -1,0 +1,65 @@
+"""What is priced: a model as one engine computes it, its training, the cluster, how the engine behaves, and the constants."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.compute import activation_itemsize
+from orchestrator.cost.states import fp8_weight_bytes
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.spec import LayerSpec, ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.strategy.capabilities import Traits
+from orchestrator.units import ITEMSIZE
+from orchestrator.values import Value
+
+
+class Workload(Value, frozen=True, kw_only=True):
+    """The same for every candidate of an engine."""
+
+    model: ModelSpec
+    training: Training
+    cluster: Cluster
+    traits: Traits
+    calibration: Calibration
+    kinds: dict[str, LayerSpec]
+    """The model's layers by kind."""
+    counts: dict[str, int]
+    """How many there are of each."""
+    itemsize: int
+    """Bytes of an activation's element."""
+    weight_itemsize: int
+    """Bytes of a weight's element as it is gathered."""
+    fp8_copies: float
+    """Bytes per weight of the FP8 copies that stay beside it."""
+    has_tied: bool
+    """Whether embedding and head share weights."""
+
+
+def workload(model: ModelSpec, training: Training, cluster: Cluster, traits: Traits, calibration: Calibration) -> Workload:
+    """The model with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
+    if traits.layers == "hugging_face":
+        model = hugging_face(model)
+    if set(model.architecture.features()) & set(traits.unfused_attention):
+        traits = replace(traits, flash_attention=False)
+    if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
+        calibration = replace(calibration, fp8_efficiency=calibration.fp8_efficiency * calibration.mxfp8_slowdown)
+    counts: dict[str, int] = {}
+    for run in model.runs:
+        counts[run.layer.kind] = counts.get(run.layer.kind, 0) + run.count
+    kinds = {run.layer.kind: run.layer for run in model.runs}
+    return Workload(
+        model=model,
+        training=training,
+        cluster=cluster,
+        traits=traits,
+        calibration=calibration,
+        kinds=kinds,
+        counts=counts,
+        itemsize=activation_itemsize(training.precision),
+        weight_itemsize=ITEMSIZE["fp32" if training.precision == "fp32" else "bf16"],
+        fp8_copies=fp8_weight_bytes(training, cluster.gpu) if traits.fp8_weight_copies else 0.0,
+        has_tied=any(weight.tied for layer in kinds.values() for weight in layer.weights),
+    )

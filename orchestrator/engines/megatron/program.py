@@ -1,0 +1,45 @@
+"""Megatron-LM's own pretrain scripts: what their command line can say."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from orchestrator.engines import megatron_args, passthrough
+from orchestrator.engines.engine import Program
+from orchestrator.engines.megatron.capabilities import capabilities
+from orchestrator.hardware.spec import Software
+from orchestrator.job import File, Job
+from orchestrator.plan import Plan
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.units import format_seconds
+
+ARGUMENTS: Final = "megatron_args.sh"
+
+
+def sayable(software: Software) -> Capabilities:
+    """What megatron-core runs, with one recompute setting for all stages (megatron/training/arguments.py, --recompute-*)."""
+    return replace(capabilities(software), recompute_varies="never")
+
+
+def beside(job: Job, plan: Plan, other: Plan) -> Job:
+    """As `Program` says."""
+    kept = [note for note in job.notes if not note.startswith(f"{ARGUMENTS} was not written")]
+    said = f"{ARGUMENTS} has another plan, the fastest found that its flags can say: {other.candidate.label()}"
+    if plan.predicted is not None and other.predicted is not None:
+        slower = 100 * (other.predicted.step_time_s / plan.predicted.step_time_s - 1)
+        said += f", predicted {format_seconds(other.predicted.step_time_s)} a step ({slower:+.1f}%)"
+    note = f"{said}; {megatron_args.why_not(plan)}."
+    files = [file for file in job.files if file.path != ARGUMENTS]
+    file = File(path=ARGUMENTS, content=megatron_args.megatron_args_sh(other))
+    return replace(job, files=(*files, file), notes=(*kept, note, *megatron_args.notes(other), *passthrough.notes(other)))
+
+
+PROGRAM: Final = Program(
+    arguments=ARGUMENTS,
+    capabilities=sayable,
+    why_never=megatron_args.why_never,
+    why_not=megatron_args.why_not,
+    beside=beside,
+)

@@ -1,0 +1,60 @@
+"""What the config.json of most of transformers' decoders have in common: rotary positions, RMSNorm, a gated MLP, grouped queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.model.architecture import Architecture
+from orchestrator.model.families.hf import HfConfig
+
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be chosen."""
+SCALINGS = ("default", "llama3", "linear", "yarn", "longrope")
+
+
+def rope(config: HfConfig, default_base: int = 10000) -> dict[str, Any]:
+    """Fields of Architecture, from `rope_theta` and `rope_scaling` or from transformers 5's `rope_parameters`."""
+    for field in ("rope_parameters", "rope_scaling"):
+        section = config.section(field)
+        if section is None:
+            continue
+        base = section.integer("rope_theta", config.integer("rope_theta", default_base))
+        kind = section.choice("type" if "type" in section.fields else "rope_type", SCALINGS, "default")
+        if kind == "default":
+            return {"rotary_base": base}
+        if kind == "llama3":
+            for name, expected in LLAMA3_ROPE.items():
+                section.refuse_unless(name, expected, "megatron-core's llama3 scaling fixes it")
+        if kind == "longrope" and "factor" not in section.fields:
+            # modeling_rope_utils.py: how much longer the longest sequence is than what the frequencies were made for.
+            trained = section.optional_integer("original_max_position_embeddings") or config.integer("original_max_position_embeddings")
+            return {
+                "rotary_base": base,
+                "rope_scaling_type": kind,
+                "rope_scaling_factor": config.integer("max_position_embeddings") / trained,
+            }
+        return {"rotary_base": base, "rope_scaling_type": kind, "rope_scaling_factor": section.number("factor")}
+    return {"rotary_base": config.integer("rope_theta", default_base)}
+
+
+def decoder(config: HfConfig, family: str, name: str, **more: Any) -> Architecture:
+    """The architecture of these fields; `more` stands in their place or beside them."""
+    fields: dict[str, Any] = {
+        "num_layers": config.integer("num_hidden_layers"),
+        "hidden_size": config.integer("hidden_size"),
+        "num_attention_heads": config.integer("num_attention_heads"),
+        "num_query_groups": config.optional_integer("num_key_value_heads"),
+        "kv_channels": config.optional_integer("head_dim"),
+        "vocab_size": config.integer("vocab_size"),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "activation": "swiglu",
+        "normalization": "RMSNorm",
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "position_embedding": "rope",
+        "add_bias_linear": False,
+        "tie_embeddings": config.flag("tie_word_embeddings", False),
+        "attention_dropout": config.number("attention_dropout", 0.0),
+    }
+    if "ffn_hidden_size" not in more:
+        fields["ffn_hidden_size"] = config.integer("intermediate_size")
+    return Architecture(family=family, name=name, **(fields | rope(config) | more))

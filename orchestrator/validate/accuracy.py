@@ -1,0 +1,49 @@
+"""How far each planned engine's predictions are to be trusted on each GPU that was measured, and where their constants are from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, datasheet, digest, packaged
+from orchestrator.engines import ENGINES
+from orchestrator.hardware.spec import Cluster
+from orchestrator.strategy.capabilities import Traits
+from orchestrator.validate.runs import Run
+
+
+def planned(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A line for every planned engine and every GPU of the runs: `basis` (fitted on it, carried over from a named other engine, or from
+    datasheets), `runs` and `median_error` (of those that the constants were fitted on, with these constants alone; None: none), the same
+    of runs that nobody fitted, and `interval` of measured over predicted seconds, 90%."""
+    clusters: dict[str, Cluster] = {}
+    for run in runs:
+        if run.gpu != "cpu":
+            clusters.setdefault(run.gpu, run.cluster)
+    lines = []
+    for name in sorted(ENGINES):
+        for gpu, cluster in sorted(clusters.items()):
+            known = packaged(name, gpu)
+            lines.append(_line(ENGINES[name].traits(cluster.software), cluster, None if known is None else known.file))
+    return lines
+
+
+def _line(traits: Traits, cluster: Cluster, file: CalibrationFile | None) -> dict[str, Any]:
+    base = datasheet(cluster, traits)
+    line: dict[str, Any] = {"engine": traits.engine, "gpu": cluster.gpu.name, "basis": "from datasheets", "interval": base.interval}
+    none = {"runs": 0, "median_error": None, "held_out_runs": 0, "held_out_median_error": None}
+    if file is None:
+        return line | none
+    judged = {
+        "runs": file.fitted_runs,
+        "median_error": file.fitted_median_error,
+        "held_out_runs": file.held_out_runs,
+        "held_out_median_error": file.held_out_median_error,
+        "interval": file.interval or base.interval,
+    }
+    if not file.carried_from:
+        same = "fitted on it" if file.traits == digest(traits) else "fitted on other traits of it"
+        return line | judged | {"basis": same}
+    if file.engine == ANY_ENGINE:
+        return line | none | {"basis": f"from datasheets; matrix products carried over from {file.carried_from}"}
+    return line | judged | {"basis": f"carried over from {file.carried_from}: {', '.join(sorted({*file.constants} - {'memory_margin'}))}"}

@@ -1,0 +1,334 @@
+"""Measured runs: a row of a table becomes what the cost model prices, "as it was run", or a reason why it can't be used.
+
+The schema is that of `shared/measurements/README.md`: one CSV a source, the same columns everywhere, a blank is not stated. What a blank
+stands for is decided here, by source, and only where the source's engine has one default; otherwise the row says what it lacks.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.families import describe
+from orchestrator.model.spec import Architecture, ModelSpec
+from orchestrator.model.training import Dtype, Precision, Training
+from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy, ZeroStage
+from orchestrator.units import GIB
+from orchestrator.validate import layout, networks
+from orchestrator.validate.engines import ENGINES, printed_as
+from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
+from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
+from orchestrator.validate.rows import SkipError, number, whole
+from orchestrator.validate.runs import Run, Unusable
+
+COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
+"""A CSV without these is no table of runs (the folder also holds other measurements)."""
+
+NEMO_INTERLEAVE = 6
+"""GPT-3 175B in NVIDIA's published configurations: 6 chunks a stage (NeMo and MLPerf)."""
+
+
+def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
+    """Every row of a CSV, or of the CSVs of a folder. Raises InputError where there is no table of runs."""
+    path = Path(where)
+    if path.is_dir():
+        files = sorted(path.glob("*.csv"))
+    elif path.is_file():
+        files = [path]
+    else:
+        raise InputError("runs", where, "no such file or folder")
+    runs: list[Run] = []
+    unusable: list[Unusable] = []
+    tables = 0
+    for file in files:
+        rows = _rows(file)
+        if not rows or not set(COLUMNS) <= rows[0].keys():
+            if path.is_file():
+                missing = sorted(set(COLUMNS) - (rows[0].keys() if rows else set()))
+                raise InputError("runs", where, f"is not a table of runs: it lacks {', '.join(missing)}")
+            continue
+        tables += 1
+        for run in read_rows(file.stem, rows):
+            if isinstance(run, Run):
+                runs.append(run)
+            else:
+                unusable.append(run)
+    if not tables:
+        raise InputError("runs", where, "holds no CSV of runs")
+    return runs, unusable
+
+
+@cache
+def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None, engine: str) -> ModelSpec:
+    """One value for all rows of a model and an engine, so that they share a cost model."""
+    model = describe(architecture, seq_length, decoder_seq_length)
+    layers = ENGINES[engine].layers
+    return model if layers is None else layers(model)
+
+
+@cache
+def _same_training(value: Training) -> Training:
+    return value
+
+
+@cache
+def _same_cluster(value: Cluster) -> Cluster:
+    return value
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    try:
+        with file.open(newline="", encoding="utf-8") as stream:
+            return [{key: value or "" for key, value in row.items() if key is not None} for row in csv.DictReader(stream)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError("runs", file, f"can't be read: {error}") from None
+
+
+def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unusable]:
+    """Rows of one table in order."""
+    for row in rows:
+        try:
+            yield read_row(table, row)
+        except SkipError as skip:
+            yield Unusable(table=table, run_id=row.get("run_id", ""), why=str(skip))
+
+
+def read_row(table: str, row: dict[str, str]) -> Run:
+    """One row. Raises SkipError with the reason."""
+    status = row.get("status", "")
+    notes = row.get("notes", "")
+    if status not in ("ok", "oom", "crashed/oom"):
+        raise SkipError(f"status {status or 'blank'}")
+    said = f"{notes} {row.get('model_name', '')} {row.get('sweep_id', '')}"
+    for word, why in DOUBTFUL:
+        if word in said:
+            raise SkipError(why)
+    key = networks.gpu_key(row.get("gpu", ""))
+    if key is None:
+        raise SkipError(f"GPU {row.get('gpu') or 'not stated'} is not known")
+    engine = printed_as(row.get("engine", ""))
+    if engine is None:
+        raise SkipError(f"engine {row.get('engine') or 'not stated'} has no traits")
+    if row.get("task", "pretrain") not in ("", "pretrain"):
+        raise SkipError(f"task {row['task']} is not pretraining")
+    precision, label = precision_of(row)
+    if precision not in networks.gpu(key).peak_flops:
+        raise SkipError(f"{key} has no {precision}")
+    if engine.variant is not None:
+        engine = ENGINES[engine.variant(row, precision)]
+    architecture = architecture_of(table, row)
+    seq_length = whole(row, "seq_length")
+    decoder = T5_DECODER_LENGTH if architecture.family == "t5" else None
+    tp, pp, cp, vpp, ep = (whole(row, "tp"), whole(row, "pp"), whole(row, "cp", 1), whole(row, "vpp", 1), whole(row, "ep", 1))
+    per_node = whole(row, "gpus_per_node", 8)
+    known_time = status == "ok" and bool(row.get("global_batch_size")) and bool(row.get("num_gpus"))
+    zero_stage = zero_of(engine, row)
+    num_gpus = world_of(row, tp * pp * cp, zero_stage)
+    if num_gpus % (tp * pp * cp):
+        raise SkipError(f"tp x pp x cp = {tp * pp * cp} does not divide num_gpus={num_gpus}")
+    dp = num_gpus // (tp * pp * cp)
+    if row.get("dp") and row.get("num_gpus") and whole(row, "dp") != dp:
+        raise SkipError(f"dp={row['dp']} is not num_gpus / (tp x pp x cp) = {dp}")
+    mbs = whole(row, "micro_batch_size")
+    memory_only_batch = mbs * dp * pp  # enough micro-batches for the first stage to hold its full share
+    gbs = whole(row, "global_batch_size", memory_only_batch)
+    if not row.get("num_gpus") and gbs % (mbs * dp):
+        gbs = memory_only_batch
+    if gbs % (mbs * dp):
+        raise SkipError(f"micro_batch_size x dp = {mbs * dp} does not divide global_batch_size={gbs}")
+    microbatches = gbs // (mbs * dp)
+    if engine.name == "nemo" and not row.get("vpp") and pp > 1 and architecture.name.startswith("GPT-3") and microbatches % pp == 0:
+        vpp = NEMO_INTERLEAVE
+    if pp == 1:
+        vpp = 1
+    recompute, share = recompute_of(row)
+    sequence_parallel = tp > 1 and (
+        row.get("sequence_parallel", "").startswith("yes") or (not row.get("sequence_parallel") and engine.sequence_parallel)
+    )
+    reduce_dtype: Dtype = "bf16" if "MP Mode=PURE" in notes else engine.reduce_dtype
+    training = Training(
+        global_batch_size=gbs,
+        seq_length=seq_length,
+        decoder_seq_length=decoder,
+        precision=precision,
+        grad_reduce_dtype=reduce_dtype,
+        grad_accum_dtype=engine.accumulate_dtype,
+    )
+    shard = whole(row, "zero_shard_size", dp * cp)
+    strategy = Strategy(
+        mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep),
+        zero_stage=zero_stage,
+        zero_shard_size=shard if shard < dp * cp else None,
+        sequence_parallel=sequence_parallel,
+        recompute=recompute,
+        offload_optimizer="offload" in row.get("engine", "") or any(words in notes for words in OFFLOADED),
+        grad_reduce_dtype=reduce_dtype,
+    )
+    candidate = Candidate(
+        engine=engine.name,
+        strategy=strategy,
+        micro_batch_size=mbs,
+        num_microbatches=microbatches,
+        vpp=vpp,
+        schedule="interleaved" if vpp > 1 else engine.schedule,
+    )
+    try:
+        model = _model(architecture, seq_length, decoder, engine.name)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise SkipError(f"model: {error}") from None
+    for name, count in (("num_attention_heads", architecture.num_attention_heads), ("ffn_hidden_size", architecture.ffn_hidden_size)):
+        if count % tp:
+            raise SkipError(f"tp={tp} does not divide {name}={count}")
+    body = sum(run.count for run in model.runs if run.layer.recomputable)
+    head, illegal = None, ""
+    if engine.split is not None:
+        counts, head, complete = engine.split(architecture, body, pp)
+        illegal = "" if complete else f"{engine.name} leaves a stage of pp={pp} without a block"
+    elif body < pp * vpp:
+        raise SkipError(f"{body} layers on {pp * vpp} pipeline chunks")
+    else:
+        counts = layout.even_counts(body, pp * vpp)
+    time_s = measured_time(row, architecture, gbs, seq_length, num_gpus) if known_time else None
+    if table == "megatron_lm_functional_goldens":
+        time_s = None
+    memory = number(row, "peak_memory_gib") if status == "ok" and "not a measured allocator peak" not in notes else None
+    fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
+    if not row.get("recompute") and not engine.says_recompute:
+        memory = fits = None  # what is kept is not known
+    if status == "ok" and time_s is None and memory is None:
+        raise SkipError("neither time nor memory can be compared")
+    kind = row.get("peak_memory_kind", "")
+    return Run(
+        table=table,
+        run_id=row["run_id"],
+        sweep_id=row.get("sweep_id") or table,
+        engine=engine,
+        gpu=key,
+        precision=label,
+        kind="moe" if row.get("num_experts") else "dense",
+        model=model,
+        training=_same_training(training),
+        cluster=_same_cluster(networks.cluster(table, key, num_gpus, per_node, interconnect_of(row))),
+        candidate=candidate,
+        stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share, head=head),
+        illegal=illegal,
+        time_s=time_s,
+        memory_bytes=memory * GIB if memory else None,
+        memory_of=memory_of(table, engine, kind),
+        memory_kind="process" if "nvidia-smi" in kind else "allocated" if "max_memory_allocated" in kind else "reserved",
+        fits=fits,
+    )
+
+
+SLOW_DAYS: Final = ("Notes=05-26", "Notes=05-28")
+"""On these the same run of BigScience's Megatron-LM on V100 took 1.7 times as long as on the days before, between and after (their
+runs with ZeRO-3 did not). Chosen after the times were seen, of runs kept out too: what is said of V100 rests on it."""
+
+
+def interconnect_of(row: dict[str, str]) -> str:
+    """The printed network, and whether the day was one of a slow one."""
+    slow = any(day in row.get("notes", "") for day in SLOW_DAYS) and "section=Megatron;" in row.get("notes", "")
+    return row.get("interconnect", "") + (f" ({networks.SLOW_DAY})" if slow else "")
+
+
+def memory_of(table: str, engine: MeasuredEngine, kind: str) -> MemoryOf:
+    """The rank whose memory a source shows. BigScience's V100 peaks grow with the micro-batch without the logits of a last stage."""
+    if "last rank" in kind:
+        return "last"
+    return "first" if "embedding" in kind or table == "bigscience_v100" else engine.memory_of
+
+
+OFFLOADED: Final = ("offload=full CPU offload", "Opt Offl=Y")
+"""How BigScience's notes say that optimizer states were on the host."""
+
+
+DOUBTFUL: tuple[tuple[str, str], ...] = (
+    ("INCONSISTENT_BATCH", "batch is inconsistent (source's note)"),
+    ('variant "gqa', "GQA8 variant, not comparable to the rest"),
+    ("GQA8 variant", "GQA8 variant, not comparable to the rest"),
+    ("async(no CUDA_LAUNCH_BLOCKING)=no", "run with CUDA_LAUNCH_BLOCKING"),
+    ("may hang", "a run that hangs"),
+    ("Fine-Tuning (LoRA)", "LoRA: the base is frozen"),
+    ("_LoRA", "LoRA: the base is frozen"),
+    ("_LORA", "LoRA: the base is frozen"),
+    ("_lora", "LoRA: the base is frozen"),
+    ("_SFT", "fine-tuning on packed sequences"),
+    ("assumed for 20B", "settings assumed, not printed"),
+    ("_resume", "the peak has the loading of a checkpoint in it"),
+    ("grpo", "reinforcement learning, not pretraining"),
+    ("mimo/", "vision-language model"),
+    ("rowwise", "rowwise scaling"),
+    ("is-hybrid-model", "hybrid Mamba model"),
+    ("defer-embedding-wgrad-compute=True", "the vocabulary's weight gradients are made after the pipeline, which is not priced"),
+    ("multi-latent-attention", "multi-latent attention"),
+)
+"""A word in notes, model or sweep, and why such a row is not priced."""
+
+
+def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
+    """Compute precision and the label it is reported under ("not stated" where the source is silent)."""
+    text = row.get("precision", "").lower()
+    if "fp4" in text:
+        raise SkipError("NVFP4 is not priced")
+    if "fp8" in text or "float8" in text:
+        return "fp8", "fp8"
+    if "bf16" in text or "bfloat16" in text:
+        return "bf16", "bf16"
+    if "fp16" in text or "float16" in text:
+        return "fp16", "fp16"
+    if text:
+        raise SkipError(f"precision {text} is not known")
+    key = networks.gpu_key(row.get("gpu", "")) or ""
+    if key.startswith("V100"):
+        return "fp16", "not stated"
+    return ("fp8" if "MLPerf" in row.get("source", "") else "bf16"), "not stated"  # NVIDIA's MLPerf recipes are FP8 where they say it
+
+
+def zero_of(engine: MeasuredEngine, row: dict[str, str]) -> ZeroStage:
+    text = row.get("zero_stage", "").strip()
+    if text in ("0", "1", "2", "3"):
+        return int(text)  # type: ignore[return-value]
+    if text:
+        raise SkipError(f"zero_stage={text}")
+    if engine.zero_stage is None:
+        raise SkipError("zero_stage is not stated")
+    return engine.zero_stage
+
+
+def world_of(row: dict[str, str], model_parallel: int, zero_stage: int) -> int:
+    """num_gpus; where it is blank and memory does not depend on it (nothing sharded over dp) one replica. A golden run with a sharded
+    optimizer prints its steady allocation, from which dp follows: 6 + 12/dp bytes per parameter."""
+    if row.get("num_gpus"):
+        return whole(row, "num_gpus")
+    if zero_stage == 0:
+        return model_parallel
+    if "steady mem-allocated" in row.get("peak_memory_kind", "") and row.get("hidden_size") == "6144":
+        return model_parallel * GOLDEN_15B_DP
+    if "steady mem-allocated" in row.get("peak_memory_kind", ""):
+        return model_parallel * GOLDEN_DP
+    raise SkipError("num_gpus is not stated")
+
+
+GOLDEN_15B_DP = 16
+"""gpt3_15b_8t_release: 12.3 GiB steady for 1.95e9 parameters a rank = 6.8 bytes each = 6 + 12/16."""
+GOLDEN_DP = 2
+"""Megatron's functional tests run on one node of 8; most leave a data-parallel size of 2."""
+
+
+def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
+    """The mode and the share of layers it applies to. torchtitan's selective modes recompute about half of the layers' matmuls."""
+    text = row.get("recompute", "").lower()
+    if text in ("", "none"):
+        return "none", 1.0
+    if text == "full":
+        return "full", 1.0
+    if text in ("selective (op)", "selective (every 2nd layer)"):
+        return "full", 0.5
+    if text in ("selective", "selective (core_attn)"):
+        return "selective", 1.0
+    raise SkipError(f"recompute {text} is not priced")
