@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
+from orchestrator.errors import InputError
 from orchestrator.values import Value
 
 
@@ -43,3 +45,78 @@ class Job(Value, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         return self.num_nodes * self.ranks_per_node
+
+
+class SlurmOptions(Value, frozen=True, kw_only=True):
+    """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
+
+    `gres` None: `--gpus-per-node` for an nccl job; "" (`slurm.gres=none`) asks for no GPUs at all (sites that hand out whole nodes).
+    `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
+    srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
+    time or a rank or node fails. `python`: the ranks' interpreter (of a shared environment, or of the image); None: what the PATH offers
+    there. `planner`: an interpreter that has this package, for the job's status.json; None: `python`.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    nodes: int | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    constraint: str | None = None
+    gres: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    exclusive: bool = False
+    reservation: str | None = None
+    dependency: str | None = None
+    switches: str | None = None
+    segment: str | None = None
+    extra: tuple[str, ...] = ()
+    style: Literal["torchrun", "srun"] = "torchrun"
+    requeue: int = 0
+    python: str | None = None
+    planner: str | None = None
+
+
+class ContainerOptions(Value, frozen=True, kw_only=True):
+    """The image that ranks run in under Slurm: by pyxis (flags of srun) or apptainer. `mounts` are HOST:CONTAINER[:MODE]; the run's folder
+    is always mounted, at its own path. `workdir` None: the run's folder."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    workdir: str | None = None
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+
+
+RUN_VARIABLE = "ORCHESTRATOR_RUN"
+"""Set, to a name of its own, in every process of a run that this package supervises."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "RANKS_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
+"""What launch.sh and torchrun say themselves."""
+SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+"""Names of variables that hold what must not be written to a folder that others read (WANDB_API_KEY, HF_TOKEN)."""
+
+
+def check_variable(name: str, value: str) -> None:
+    """Raises InputError for a name that no environment variable can have, that the launcher decides, or that is a secret's, which would be
+    written to launch.sh."""
+    key = f"env.{name}"
+    if not VARIABLE.match(name):
+        raise InputError(key, value, "is not a name that an environment variable can have")
+    if name in PLACES or name == RUN_VARIABLE:
+        raise InputError(key, value, "is the launcher's own: it says where each rank runs")
+    if SECRET.search(name):
+        why = f"looks like a secret, and would be written to launch.sh; export {name} on the nodes, or keep it in a file of your home"
+        raise InputError(key, "...", why)
+
+
+def checked(key: str, value: str) -> str:
+    """The value, for a place that is one line of a script. Raises InputError for line breaks, other control characters and what
+    UTF-8 can't write."""
+    if any(character < " " or character == "\x7f" for character in value):
+        raise InputError(key, repr(value), "has a line break or another control character")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(key, repr(value), "is not valid text")
+    return value

@@ -351,7 +351,7 @@ def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
         job = program.beside(job, plan, said)
     if settings.entry is not None:
         job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
-                        render.exit_minutes(settings.slurm.get("time")), settings.entry_launcher)  # fmt: skip
+                        render.exit_minutes(settings.slurm.time), settings.entry_launcher)  # fmt: skip
         job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
     return render.with_environment(with_enough_documents(settings, plan, job), settings.env)
 
@@ -394,7 +394,7 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
         if here:
             raise LaunchError(f"launch=local: {here}; launch=none writes everything without starting it")
         if settings.container:
-            image = settings.container.get("image")
+            image = settings.container.image
             raise InputError("container.image", image, "is not started by launch=local",
                              ["launch=slurm", "launch=none (prints the line for docker, enroot or apptainer)"])  # fmt: skip
         return Start(how="local")
@@ -478,7 +478,7 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
         print(f"Not started: {start.why}. To start it: {start_command(settings, job, out)}")
         return 0
     if start.how == "slurm":
-        submitted = slurm.submit(out, render.slurm_options(settings.slurm))
+        submitted = slurm.submit(out, settings.slurm)
         print(submitted, flush=True)
         if not settings.wait:
             return 0
@@ -516,9 +516,8 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
     folder = shlex.quote(str(out))
     if job.num_nodes > 1:
         return f"cd {folder} && sbatch job.sbatch"
-    container = render.container_options(settings.container)
-    if container is not None:
-        return render.container_command(container, str(out), job.backend == "nccl")
+    if settings.container is not None:
+        return render.container_command(settings.container, str(out), job.backend == "nccl")
     return f"bash {shlex.quote(str(out / 'launch.sh'))}"
 
 
@@ -615,8 +614,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     if found.outcomes:
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
     files += job.files
-    container = render.container_options(settings.container)
-    files += render.files(job, slurm=render.slurm_options(settings.slurm, python, sys.executable), container=container)
+    options = msgspec.structs.replace(settings.slurm, python=settings.slurm.python or python, planner=sys.executable)
+    files += render.files(job, slurm=options, container=settings.container)
     return files
 
 

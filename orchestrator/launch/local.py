@@ -28,9 +28,9 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
-from orchestrator.job import Job
+from orchestrator.job import RUN_VARIABLE, Job
 from orchestrator.launch import program_metrics
-from orchestrator.launch.render import RUN_VARIABLE, SRUN_STYLE, STARTED
+from orchestrator.launch.render import SRUN_STYLE, STARTED
 from orchestrator.values import Value
 
 Row = dict[str, Any]

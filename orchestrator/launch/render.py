@@ -8,56 +8,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 
 from orchestrator.errors import InputError
-from orchestrator.job import File, Job
-from orchestrator.values import Value
+from orchestrator.job import RUN_VARIABLE, VARIABLE, ContainerOptions, File, Job, SlurmOptions, check_variable, checked
 
-RUN_VARIABLE = "ORCHESTRATOR_RUN"
-"""Set, to a name of its own, in every process of a run that this package supervises."""
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 """What neither bash nor sbatch gives a meaning to, as in shlex."""
 FIRST_PORT, PORTS = 20000, 10000
 """The rendezvous port of a Slurm job is FIRST_PORT + job id % PORTS: below Linux's ephemeral range (32768), one a job."""
 PORT_TRIES = 20
 """Ports that job.sbatch looks at, from that on, for one at which nothing listens: a service takes one or a few in a row."""
-
-
-class SlurmOptions(Value, frozen=True, kw_only=True):
-    """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
-
-    `gres` None: `--gpus-per-node` for an nccl job; "" (`slurm.gres=none`) asks for no GPUs at all (sites that hand out whole nodes).
-    `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
-    srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
-    time or a rank or node fails. `python`: the ranks' interpreter (of a shared environment, or of the image); None: what the PATH offers
-    there. `planner`: an interpreter that has this package, for the job's status.json; None: `python`.
-    """
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time: str | None = None
-    nodes: int | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    constraint: str | None = None
-    gres: str | None = None
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    exclusive: bool = False
-    reservation: str | None = None
-    dependency: str | None = None
-    switches: str | None = None
-    segment: str | None = None
-    extra: tuple[str, ...] = ()
-    style: Literal["torchrun", "srun"] = "torchrun"
-    requeue: int = 0
-    python: str | None = None
-    planner: str | None = None
 
 
 VALUED = (
@@ -67,86 +29,8 @@ VALUED = (
 """Options of SlurmOptions that become `#SBATCH --name=value` unchanged."""
 
 
-def slurm_options(values: Mapping[str, str], python: str | None = None, planner: str | None = None) -> SlurmOptions:
-    """From texts by name, as `slurm.name=text` gives them; `python` where they don't say. Raises InputError that names the key.
-
-    >>> slurm_options({"nodes": "2", "exclusive": "true", "extra": "--comment 'a b'"}).extra
-    ('--comment', 'a b')
-    >>> slurm_options({"nodes": "two"})
-    Traceback (most recent call last):
-    orchestrator.errors.InputError: slurm.nodes=two: must be a whole number above 0
-    """
-    fields: dict[str, str | int | bool | tuple[str, ...] | None] = {"python": python, "planner": planner}
-    for name, text in values.items():
-        key = f"slurm.{name}"
-        if name not in SlurmOptions.__struct_fields__ or name == "planner":
-            raise InputError(key, text, "is not known", sorted({*SlurmOptions.__struct_fields__} - {"planner"}))
-        if name in ("nodes", "cpus_per_task", "requeue"):
-            if not text.isascii() or not text.isdecimal() or (name != "requeue" and not int(text)):
-                raise InputError(key, text, "must be a whole number" + (" above 0" if name != "requeue" else ""))
-            fields[name] = int(text)
-        elif name == "style":
-            if text not in ("torchrun", "srun"):
-                raise InputError(key, text, "is not known", ["torchrun", "srun"])
-            fields[name] = text
-        elif name == "exclusive":
-            if text not in ("true", "false"):
-                raise InputError(key, text, "is not a truth value", ["true", "false"])
-            fields[name] = text == "true"
-        elif name == "extra":
-            try:
-                fields[name] = tuple(shlex.split(text))
-            except ValueError as error:
-                raise InputError(key, text, f"can't be split into words: {error}") from None
-        else:
-            fields[name] = "" if (name, text) == ("gres", "none") else checked(key, text)
-    return msgspec.convert(fields, SlurmOptions)
-
-
-class ContainerOptions(Value, frozen=True, kw_only=True):
-    """The image that ranks run in under Slurm: by pyxis (flags of srun) or apptainer. `mounts` are HOST:CONTAINER[:MODE]; the run's folder
-    is always mounted, at its own path. `workdir` None: the run's folder."""
-
-    image: str
-    mounts: tuple[str, ...] = ()
-    workdir: str | None = None
-    runtime: Literal["pyxis", "apptainer"] = "pyxis"
-
-
-CONTAINER_KEYS = ("image", "mounts", "workdir", "runtime")
-
-
-def container_options(values: Mapping[str, str]) -> ContainerOptions | None:
-    """From texts by name, as `container.name=text` gives them; None without any. A `.sif` image is apptainer's unless
-    `container.runtime` says otherwise. Raises InputError that names the key.
-
-    >>> container_options({"image": "/images/mcore.sif", "mounts": "/data:/data:ro,/home"})
-    ContainerOptions(image='/images/mcore.sif', mounts=('/data:/data:ro', '/home'), workdir=None, runtime='apptainer')
-    """
-    for name, text in values.items():
-        checked(f"container.{name}", text)
-        if name not in CONTAINER_KEYS:
-            raise InputError(f"container.{name}", text, "is not known", CONTAINER_KEYS)
-    if not values:
-        return None
-    image = values.get("image")
-    if not image:
-        raise InputError(f"container.{next(iter(values))}", next(iter(values.values())), "needs container.image beside it")
-    runtime = values.get("runtime", "apptainer" if image.endswith(".sif") else "pyxis")
-    if runtime not in ("pyxis", "apptainer"):
-        raise InputError("container.runtime", runtime, "is not known", ["pyxis", "apptainer"])
-    mounts = tuple(part for part in values.get("mounts", "").split(",") if part)
-    return msgspec.convert({"image": image, "mounts": mounts, "workdir": values.get("workdir"), "runtime": runtime}, ContainerOptions)
-
-
 NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
 """What the plan can't do without: not to be changed by `env.*`."""
-PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "RANKS_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
-"""What launch.sh and torchrun say themselves."""
-SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-"""Names of variables that hold what must not be written to a folder that others read (WANDB_API_KEY, HF_TOKEN)."""
-
-
 def with_environment(job: Job, values: Mapping[str, str]) -> Job:
     """The job with more variables. Raises InputError for a name that can't be one, for what the plan or the launcher decides, and for names
     of secrets, which would be written to launch.sh.
@@ -156,16 +40,9 @@ def with_environment(job: Job, values: Mapping[str, str]) -> Job:
     {'NCCL_DEBUG': 'INFO'}
     """
     for name, value in values.items():
-        key = f"env.{name}"
-        if not VARIABLE.match(name):
-            raise InputError(key, value, "is not a name that an environment variable can have")
-        if name in PLACES or name == RUN_VARIABLE:
-            raise InputError(key, value, "is the launcher's own: it says where each rank runs")
-        if SECRET.search(name):
-            why = f"looks like a secret, and would be written to launch.sh; export {name} on the nodes, or keep it in a file of your home"
-            raise InputError(key, "...", why)
+        check_variable(name, value)
         if name in NEEDED and job.environment.get(name, value) != value:
-            raise InputError(key, value, f"the plan needs {name}={job.environment[name]}")
+            raise InputError(f"env.{name}", value, f"the plan needs {name}={job.environment[name]}")
     return msgspec.structs.replace(job, environment={**job.environment, **values})
 
 
@@ -399,16 +276,6 @@ if [[ -n "$reminder" ]]; then
 fi
 conclude "$status"
 """
-
-
-def checked(key: str, value: str) -> str:
-    """The value, for a place that is one line of a script. Raises InputError for line breaks, other control characters and what
-    UTF-8 can't write."""
-    if any(character < " " or character == "\x7f" for character in value):
-        raise InputError(key, repr(value), "has a line break or another control character")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise InputError(key, repr(value), "is not valid text")
-    return value
 
 
 def sbatch_quote(text: str) -> str:

@@ -18,10 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from orchestrator.errors import LaunchError
-from orchestrator.job import Job
+from orchestrator.job import Job, SlurmOptions
 from orchestrator.launch import program_metrics
 from orchestrator.launch.local import GRACE_S, Metrics, Outcome, Row, by_step, now, run_script
-from orchestrator.launch.render import SlurmOptions
 from orchestrator.values import Value
 
 TIMEOUT_S = 60.0

@@ -21,6 +21,7 @@ from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
+from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
 from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
@@ -30,6 +31,7 @@ from orchestrator.recipe.keys import KEYS, Launch, Launcher, check_range, parse,
 from orchestrator.recipe.profiles import FAMILY, read_profile, stand_in
 from orchestrator.recipe.read import GROUPS, PATHS, Tree, check_key, check_path, read_arguments, read_text
 from orchestrator.recipe.sources import check_layer, data_settings, existing_folder, without_replaced
+from orchestrator.recipe.starting import container_options, container_tree, slurm_options, slurm_tree
 from orchestrator.recipe.weights import weight_settings, with_config
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -79,8 +81,8 @@ class Settings(Value, frozen=True, kw_only=True):
     extra: dict[str, dict[str, Any]]
     budget_s: float | None
     open_batch: bool
-    slurm: dict[str, str]
-    container: dict[str, str]
+    slurm: SlurmOptions
+    container: ContainerOptions | None
     env: dict[str, str]
     entry: str | None
     entry_args: tuple[str, ...]
@@ -150,9 +152,9 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         extra=_extra(merged, {}) if plan is None else plan.extra,
         budget_s=_value(merged, "search.budget_s", None),
         open_batch=_open_batch(merged, engine),
-        slurm=_group(merged, "slurm"),
-        container=_group(merged, "container"),
-        env=_open_group(merged, "env"),
+        slurm=slurm_options(_texts(merged, "slurm")),
+        container=container_options(_texts(merged, "container")),
+        env=_environment(merged),
         entry=_entry(merged),
         entry_args=_words(merged, "entry.args"),
         entry_without=_words(merged, "entry.without"),
@@ -233,14 +235,21 @@ def _group(flat: Flat, group: str) -> dict[str, Any]:
     return {name.partition(".")[2]: parse(KEYS[name], value) for name, value in flat.items() if name.startswith(f"{group}.")}
 
 
-def _open_group(flat: Flat, group: str) -> dict[str, str]:
-    """Texts of `<group>.NAME` by name; the user chooses the names. Raises InputError for what is no text."""
+def _texts(flat: Flat, group: str) -> dict[str, str]:
+    """Of a group whose members are read elsewhere; null: as if it were not given."""
+    return {name: value for name, value in _group(flat, group).items() if value is not None}
+
+
+def _environment(flat: Flat) -> dict[str, str]:
+    """Texts of `env.NAME` by name. Raises InputError for what is no text, and for names that can't be given to a job."""
     found = {}
     for name, value in flat.items():
-        if name.partition(".")[0] == group:
+        group, _, variable = name.partition(".")
+        if group == "env":
             if not isinstance(value, str):
                 raise InputError(name, shown(value), "needs one value, not a list or a group of keys")
-            found[name.partition(".")[2]] = value
+            check_variable(variable, value)
+            found[variable] = value
     return found
 
 
@@ -631,8 +640,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "entry.preflight": settings.entry_preflight if settings.entry else None,
         "wandb": settings.run.wandb,
         **{group: {name: "null" if value is None else value for name, value in values.items()} for group, values in settings.extra.items()},
-        "slurm": settings.slurm,
-        "container": settings.container,
+        "slurm": slurm_tree(settings.slurm),
+        "container": container_tree(settings.container),
         "env": settings.env,
         "cluster": to_tree(settings.cluster),
     }

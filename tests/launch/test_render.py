@@ -17,20 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
-from orchestrator.job import Job
+from orchestrator.job import ContainerOptions, Job, SlurmOptions
 from orchestrator.launch.render import (
     FIRST_PORT,
     PORT_TRIES,
     PORTS,
-    ContainerOptions,
-    SlurmOptions,
     container_command,
-    container_options,
     files,
     sbatch_quote,
-    slurm_options,
     with_environment,
 )
+from orchestrator.recipe.starting import container_options, slurm_options
 
 GOLDEN = Path(__file__).parent / "golden"
 GPT = Job(
@@ -309,12 +306,11 @@ def test_bad_slurm_keys_are_refused(values: dict[str, str]) -> None:
 
 def test_slurm_keys_are_taken_as_written() -> None:
     """No number is made of what looks like one."""
-    options = slurm_options({"time": "12:30:00", "account": "0123", "cpus_per_task": "8", "exclusive": "false"}, python="/p")
+    options = slurm_options({"time": "12:30:00", "account": "0123", "cpus_per_task": "8", "exclusive": "false", "python": "/p"})
     assert (options.time, options.account, options.cpus_per_task, options.exclusive) == ("12:30:00", "0123", 8, False)
     assert (options.python, options.partition) == ("/p", None)
     assert "gpus" not in files(GPT, slurm=slurm_options({"gres": "none"}))[1].content
     assert "#SBATCH --gpus-per-node=8\n" in files(GPT, slurm=slurm_options({}))[1].content
-    assert slurm_options({"python": "/theirs"}, python="/p", planner="/mine").python == "/theirs"
 
 
 def test_a_task_of_srun_is_a_rank_and_continues_after_a_restart(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from test_local import prepared, wait_for
 from test_render import NASTY
 
 from orchestrator.errors import LaunchError
-from orchestrator.job import Job
+from orchestrator.job import Job, SlurmOptions
 from orchestrator.launch import slurm
 from orchestrator.launch.local import Row
-from orchestrator.launch.render import SlurmOptions, files, slurm_options
+from orchestrator.launch.render import files
+from orchestrator.recipe.starting import slurm_options
 
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$*" >> {folder}/calls
@@ -103,7 +104,7 @@ def two_nodes(out: Path, *arguments: str, **options: str) -> Job:
     prepared(out, *arguments)
     job = Job(name="tiny", module="rank_program", arguments=arguments, environment={"T_PLAN": "needs"}, files=(), num_nodes=2,
               ranks_per_node=2, backend="gloo")  # fmt: skip
-    for file in files(job, slurm=slurm_options({"time": "00:05:00", "cpus_per_task": "2", **options}, python=sys.executable)):
+    for file in files(job, slurm=slurm_options({"time": "00:05:00", "cpus_per_task": "2", "python": sys.executable, **options})):
         (out / file.path).write_text(file.content)
     return job
 

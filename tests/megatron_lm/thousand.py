@@ -6,7 +6,8 @@ against engine.json.
 Under a tag after core_v0.16.1 the checkout's megatron.core is used too (it needs Triton, also on a machine without a GPU). Prints what
 failed by kind, and exits with 1 where something did.
 
-FIGURES
+2026-11-22, seed 0, one of two shared cores: 1,000 files (of 9,881 drawn, the others illegal) under tag core_v0.16.1, none refused, no value
+another, 391 s; the same 1,000 under tag core_v0.19.0, none refused, no value another, 551 s.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import yaml
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.recipe import Settings, load, resolved_yaml
 from orchestrator.run import not_here
 
@@ -28,7 +29,7 @@ def test_they_stand_beside_the_keys_that_they_belong_to() -> None:
     found = settings(*WORDS)
     assert (found.launch, found.wait, found.env) == ("slurm", True, {"NCCL_DEBUG": "INFO", "X": "1:2"})
     assert (found.entry, found.entry_args, found.entry_without) == (str(Path("train.py").absolute()), ("--a", "b c"), ("--async-save",))
-    assert (found.slurm, found.container) == ({"requeue": "2", "style": "srun"}, {"image": "a.sif"})
+    assert (found.slurm, found.container) == (SlurmOptions(requeue=2, style="srun"), ContainerOptions(image="a.sif", runtime="apptainer"))
     assert found.run.step_timeout_s == 60
 
 
@@ -95,6 +96,12 @@ host_memory: 128 GB
         ("launch.watch=true", "is no key; did you mean launch.wait"),
         ("entry.args=--a", "is for a program of your own: name it with entry=PATH"),
         ("train.step_timeout_s=-1", "must be at least 0"),
+        ("slurm.nodes=two", "must be a whole number above 0"),
+        ("slurm.extra='", "can't be split into words"),
+        ("slurm.style=mpi", "is not known; choose one of torchrun, srun"),
+        ("container.mounts=/a", "needs container.image beside it"),
+        ("env.MASTER_ADDR=x", "is the launcher's own"),
+        ("env.HF_TOKEN=x", "looks like a secret"),
         ("container.img=x", "is no key; did you mean container.image"),
     ],
 )
