@@ -240,7 +240,9 @@ def _zero_stage(capabilities: Capabilities) -> Check:
         known = ", ".join(map(str, offered)) or "none"
         if candidate.strategy.megatron_fsdp:
             return f"{capabilities.engine} has zero_stage {known} with megatron_fsdp"
-        return f"{capabilities.engine} has zero_stage {known}{' with a pipeline' if candidate.mesh.pp > 1 else ''}"
+        fsdp = ", ".join(map(str, capabilities.fsdp_zero_stages))
+        more = f", and {fsdp} with megatron_fsdp" if fsdp else ""
+        return f"{capabilities.engine} has zero_stage {known}{' with a pipeline' if candidate.mesh.pp > 1 else ''}{more}"
 
     return check
 
