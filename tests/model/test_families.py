@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.model.families import FAMILIES, describe, from_hf_config
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture
 
 BASE: dict[str, Any] = {
@@ -198,6 +199,9 @@ def test_what_a_config_does_not_say_is_its_own_models_default() -> None:
     assert from_hf_config(t5 | {"model_type": "t5"}, "t5").activation == "relu"
     mistral = {key: value for key, value in LLAMA_CONFIG.items() if key != "num_key_value_heads"} | {"sliding_window": None}
     assert from_hf_config(mistral | {"model_type": "mistral"}, "mistral").query_groups == 8
+    said = {key: value for key, value in mistral.items() if key != "sliding_window"} | {"model_type": "mistral"}
+    assert from_hf_config(said, "mistral").mixer == GroupedQueryAttention(window=4096)
+    assert from_hf_config(mistral | {"model_type": "mistral"}, "mistral").mixer is None
     assert from_hf_config(mistral, "llama").query_groups == 32
 
 
@@ -232,14 +236,6 @@ BAD_CONFIGS: list[tuple[Any, str]] = [
     (
         LLAMA_CONFIG | {"attention_bias": True},
         "model.hf_config.attention_bias=True: megatron-core has a bias on all linears or none, and mlp_bias=False; choose one of False",
-    ),
-    (
-        LLAMA_CONFIG | {"model_type": "mistral", "sliding_window": 4096},
-        "model.hf_config.sliding_window=4096: the llama family attends to the whole sequence; choose one of null",
-    ),
-    (
-        LLAMA_CONFIG | {"model_type": "mistral"},  # MistralConfig's default
-        "model.hf_config.sliding_window=4096: the llama family attends to the whole sequence; choose one of null",
     ),
     (LLAMA_CONFIG | {"num_attention_heads": 30}, "model.hf_config=x: makes model.num_attention_heads=30: does not divide hidden_size=4096"),
 ]

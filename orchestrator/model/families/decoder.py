@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
-from orchestrator.model.architecture import Architecture
+from orchestrator.model.architecture import Architecture, Layer, Run
 from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.parts.mlp import Mlp
 
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be chosen."""
@@ -58,3 +61,28 @@ def decoder(config: HfConfig, family: str, name: str, **more: Any) -> Architectu
     if "ffn_hidden_size" not in more:
         fields["ffn_hidden_size"] = config.integer("intermediate_size")
     return Architecture(family=family, name=name, **(fields | rope(config) | more))
+
+
+def pattern_of(layers: Sequence[Layer]) -> tuple[Run, ...]:
+    """The shortest pattern that gives these layers when it is repeated.
+
+    >>> local, full = (Layer(mixer=GroupedQueryAttention(window=window), feed_forward=Mlp()) for window in (128, None))
+    >>> [run.layers for run in pattern_of([local, local, full, local, local, full, local])]
+    [2, 1]
+    """
+    period = next(size for size in range(1, len(layers) + 1) if all(layer == layers[i % size] for i, layer in enumerate(layers)))
+    runs = groupby(layers[:period])
+    return tuple(Run(layers=len(list(run)), mixer=layer.mixer, feed_forward=layer.feed_forward) for layer, run in runs)
+
+
+def windowed(config: HfConfig, is_local: Callable[[int], bool]) -> list[bool]:
+    """Which layers have a window: as `layer_types` says, or by their number where a config.json has none."""
+    count, types = config.integer("num_hidden_layers"), config.fields.get("layer_types")
+    return [is_local(index) for index in range(count)] if types is None else [kind == "sliding_attention" for kind in types]
+
+
+def first_dense(config: HfConfig, mixer: Any, experts: Any) -> tuple[Run, ...]:
+    """The first `first_k_dense_replace` layers have an MLP, the others experts."""
+    dense, count = int(config.number("first_k_dense_replace", 0)), config.integer("num_hidden_layers")
+    layers = [Layer(mixer=mixer, feed_forward=Mlp() if index < dense else experts) for index in range(count)]
+    return pattern_of(layers)

@@ -1,0 +1,51 @@
+"""DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534): latent attention, experts, a shared one."""
+
+from __future__ import annotations
+
+from orchestrator.model.architecture import Architecture
+from orchestrator.model.families.decoder import decoder, first_dense
+from orchestrator.model.families.family import Family
+from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
+
+
+def from_hf_config(config: HfConfig, name: str) -> Architecture:
+    """A config.json of DeepSeek-V2, DeepSeek-V3, or a Kimi K2."""
+    config.choice("hidden_act", ("silu",), "silu")
+    config.refuse_unless("moe_layer_freq", 1, "every layer after the first dense ones has experts")
+    second = config.fields.get("model_type") == "deepseek_v2"
+    mixer = LatentAttention(
+        q_lora_rank=config.optional_integer("q_lora_rank"),
+        kv_lora_rank=config.integer("kv_lora_rank"),
+        qk_head_dim=config.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=config.integer("qk_rope_head_dim"),
+        v_head_dim=config.integer("v_head_dim"),
+    )
+    width = config.integer("moe_intermediate_size")
+    groups = config.optional_integer("n_group")
+    grouped = groups is not None and groups > 1
+    experts = Experts(
+        num_experts=config.integer("n_routed_experts"),
+        topk=config.integer("num_experts_per_tok"),
+        ffn_hidden_size=width,
+        shared_ffn_hidden_size=width * (config.optional_integer("n_shared_experts") or 0),
+        score="softmax" if second else "sigmoid",
+        normalized=config.flag("norm_topk_prob", not second),
+        scaling=config.number("routed_scaling_factor", 1.0),
+        groups=groups if grouped else None,
+        group_topk=config.integer("topk_group") if grouped else None,
+        expert_bias=not second,
+    )
+    return decoder(
+        config,
+        "deepseek",
+        name,
+        num_query_groups=None,
+        kv_channels=None if config.integer("hidden_size") % config.integer("num_attention_heads") == 0 else mixer.v_head_dim,
+        pattern=first_dense(config, mixer, experts),
+        mtp_num_layers=int(config.number("num_nextn_predict_layers", 0)),
+    )
+
+
+FAMILY = Family(name="deepseek", from_hf_config=from_hf_config, hf_model_types=("deepseek_v2", "deepseek_v3", "kimi_k2"))

@@ -1,0 +1,41 @@
+"""GLM-4.5 (arXiv 2508.06471): grouped queries that rotate half of each head, experts after the first dense layers."""
+
+from __future__ import annotations
+
+from orchestrator.model.architecture import Architecture
+from orchestrator.model.families.decoder import decoder, first_dense
+from orchestrator.model.families.family import Family
+from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
+
+
+def from_hf_config(config: HfConfig, name: str) -> Architecture:
+    """A config.json of GLM-4.5 or GLM-4.5-Air."""
+    config.choice("hidden_act", ("silu",), "silu")
+    config.refuse_unless("n_group", 1, "no published GLM-4.5 has groups of experts")
+    width = config.integer("moe_intermediate_size")
+    experts = Experts(
+        num_experts=config.integer("n_routed_experts"),
+        topk=config.integer("num_experts_per_tok"),
+        ffn_hidden_size=width,
+        shared_ffn_hidden_size=width * config.integer("n_shared_experts", 1),
+        score="sigmoid",
+        normalized=config.flag("norm_topk_prob", True),
+        scaling=config.number("routed_scaling_factor", 1.0),
+        expert_bias=True,
+    )
+    mixer = GroupedQueryAttention(qk_norm="head" if config.flag("use_qk_norm", False) else None)
+    share = (config.section("rope_parameters") or config).number("partial_rotary_factor", 0.5)
+    return decoder(
+        config,
+        "glm4_moe",
+        name,
+        rotary_percent=share,
+        add_qkv_bias=config.flag("attention_bias", False),
+        pattern=first_dense(config, mixer, experts),
+        mtp_num_layers=int(config.number("num_nextn_predict_layers", 0)),
+    )
+
+
+FAMILY = Family(name="glm4_moe", from_hf_config=from_hf_config, hf_model_types=("glm4_moe",))

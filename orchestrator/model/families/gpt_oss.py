@@ -1,0 +1,31 @@
+"""GPT-OSS (arXiv 2508.10925): windows in every second layer, sinks, experts with biases."""
+
+from __future__ import annotations
+
+from orchestrator.model.architecture import Architecture, Layer
+from orchestrator.model.families.decoder import decoder, pattern_of, windowed
+from orchestrator.model.families.family import Family
+from orchestrator.model.families.hf import HfConfig
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
+
+
+def from_hf_config(config: HfConfig, name: str) -> Architecture:
+    """A config.json of GPT-OSS."""
+    config.choice("hidden_act", ("silu",), "silu")
+    config.refuse_unless("attention_bias", True, "GPT-OSS has biases on all linears")
+    window = config.integer("sliding_window", 128)
+    experts = Experts(
+        num_experts=config.integer("num_local_experts"),
+        topk=config.integer("num_experts_per_tok", 4),
+        ffn_hidden_size=config.integer("intermediate_size"),
+        router_bias=True,
+    )
+    layers = [
+        Layer(mixer=GroupedQueryAttention(window=window if local else None, sinks=True), feed_forward=experts)
+        for local in windowed(config, lambda index: index % 2 == 0)
+    ]
+    return decoder(config, "gpt_oss", name, activation="clamped_swiglu", add_bias_linear=True, pattern=pattern_of(layers))
+
+
+FAMILY = Family(name="gpt_oss", from_hf_config=from_hf_config, hf_model_types=("gpt_oss",))
