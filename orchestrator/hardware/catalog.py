@@ -12,6 +12,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from orchestrator.extensions import Extensible
 from orchestrator.hardware.spec import Gpu
 from orchestrator.units import GB, GIB, TB, TFLOPS
 
@@ -117,8 +118,8 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("cpu", 4.0, 8 * GB, "0.0", 0, 0, "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
 )
 
-GPUS: Final = MappingProxyType({gpu.name: gpu for gpu in _ENTRIES})
-"""Catalog by name."""
+GPUS: Final = Extensible("orchestrator.gpus", Gpu, {gpu.name: gpu for gpu in _ENTRIES})
+"""Catalog by name; other packages' entry points are part of it."""
 
 DRIVER_NAMES: Final = MappingProxyType(
     {
@@ -167,7 +168,7 @@ def by_driver_name(name: str) -> Gpu | None:
     for driver_name, catalog_name in DRIVER_NAMES.items():
         if _bare(driver_name) == wanted:
             return GPUS[catalog_name]
-    return None
+    return GPUS.get(wanted)  # another package's goes by the driver's own name
 
 
 def _bare(name: str) -> str:
