@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from orchestrator.hardware.spec import Software
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.capabilities import Rule, Situation
@@ -256,6 +257,34 @@ def world_filled(candidate: Candidate, situation: Situation) -> str | None:
 def no_experts(candidate: Candidate, _: Situation) -> str | None:
     mesh = candidate.mesh
     return None if mesh.ep == mesh.etp == 1 else f"ep={mesh.ep} etp={mesh.etp}: a dense model has no experts"
+
+
+def experts(candidate: Candidate, situation: Situation) -> str | None:
+    """As transformer/moe/experts.py and parallel_state.py divide them; our prices hold where no expert is cut (etp=1)."""
+    counts = expert_counts(situation.model.architecture)
+    if not counts:
+        return no_experts(candidate, situation)
+    mesh = candidate.mesh
+    if mesh.etp != 1:
+        return f"etp={mesh.etp}: experts are priced whole, etp=1"
+    return next((why for count in counts if (why := _divides(mesh.ep, "ep", count, "num_experts"))), None)
+
+
+def expert_counts(a: Architecture) -> list[int]:
+    """Different numbers of experts of a model's layers."""
+    parts = (layer.feed_forward for layer in a.kinds_of_layers())
+    return sorted({part.num_experts for part in parts if isinstance(part, Experts)})
+
+
+def experts_fold(candidate: Candidate, _: Situation) -> str | None:
+    mesh = candidate.mesh
+    return _divides(mesh.ep, "ep", mesh.tp * mesh.cp * mesh.dp, "tp*cp*dp")
+
+
+def experts_sequence(candidate: Candidate, situation: Situation) -> str | None:
+    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not expert_counts(situation.model.architecture):
+        return None
+    return f"tp={candidate.mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only"
 
 
 def heads(candidate: Candidate, situation: Situation) -> str | None:
@@ -533,7 +562,7 @@ def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
 
 def dispatcher(candidate: Candidate, situation: Situation) -> str | None:
     kind = candidate.strategy.moe_token_dispatcher_type
-    if kind == "alltoall" or hasattr(situation.model.architecture, "num_experts"):
+    if kind == "alltoall" or "experts" in situation.model.architecture.features():
         return None
     return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
 
@@ -661,7 +690,9 @@ def mesh_rules(order: Callable[[Candidate, Situation], str | None] = rank_order)
     """Rules on the mesh that every engine mode with megatron-core models has. `order`: the check of the rank order."""
     return (
         rule("rank_order", "rank_order: core/parallel_state.py:808-816", order, "pp", "ep", "etp", "dp", "rank_order"),
-        rule("no_experts", "ep_basic: megatron/training/arguments.py:1025", no_experts, "ep", "etp"),
+        rule("experts", "ep_basic: megatron/training/arguments.py:1025; core/transformer/moe/moe_layer.py:103", experts, "ep", "etp"),
+        rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", experts_fold, "tp", "cp", "ep", "dp"),
+        rule("experts_sp", "core/transformer/moe/moe_layer.py:380", experts_sequence, "tp", "sequence_parallel"),
         rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", heads, "tp"),
         rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", groups, "tp"),
         rule("ffn_tp", "ffn_tp: core/tensor_parallel/layers.py:842,1166", ffn, "tp"),

@@ -199,8 +199,15 @@ def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
 
 
 def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> list[str]:
-    """Parts of the model that the engine's models don't have."""
-    return [] if capabilities.parts is None else [word for word in architecture.features() if word not in capabilities.parts]
+    """Parts of the model that the engine neither runs nor plans."""
+    if capabilities.parts is None:
+        return []
+    return [word for word in architecture.features() if word not in capabilities.parts and word not in capabilities.planned_parts]
+
+
+def plan_only(capabilities: Capabilities, architecture: Architecture) -> bool:
+    """Whether some part of the model can be planned for this engine and not trained."""
+    return bool(capabilities.planned_parts) and not capabilities.planned_parts.keys().isdisjoint(architecture.features())
 
 
 def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
@@ -252,6 +259,7 @@ class Tree:
         self.capabilities, self.situation, self.pins = capabilities, situation, pins
         self.world = situation.cluster.num_gpus
         self.layers = transformer_layers(situation.model)
+        self.experts = "experts" in situation.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
         self.rules = (*planner_rules(capabilities, situation), *capabilities.rules, *prunings)
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
@@ -314,7 +322,7 @@ class Tree:
         return choice.always_said or choice.of(candidate) != choice.default
 
     def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
-        offered = axis in self.capabilities.axes or (axis == "etp" and "ep" in self.capabilities.axes)
+        offered = axis in self.capabilities.axes and (axis not in ("ep", "etp") or self.experts)
         allowed = []
         for degree in self.pins.among(axis, divisors(self.world) if offered else (1,)):
             candidate = _with_mesh(root, axis, degree)

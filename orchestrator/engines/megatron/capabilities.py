@@ -23,7 +23,8 @@ def capabilities(software: Software) -> Capabilities:
     return Capabilities(
         engine=NAME,
         parts=megatron_parts.TRAINED,
-        axes=("pp", "vpp", "tp", "dp"),
+        planned_parts=megatron_parts.PLANNED,
+        axes=("pp", "vpp", "tp", "ep", "dp"),
         pinned_axes=("cp",),
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),
