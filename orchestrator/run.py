@@ -44,8 +44,8 @@ from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
+from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.tree import lacking_parts, plan_only
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
 

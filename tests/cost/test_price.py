@@ -107,6 +107,25 @@ def test_floors_and_sums_hold_under_fitted_constants_too(case: tuple[dict[str, A
         assert sum(stage.memory_by_cause.values()) == pytest.approx(stage.peak_memory_bytes)
 
 
+@given(cases(), st.sampled_from(RECOMPUTE_ORDER))
+@settings(max_examples=150)
+def test_the_causes_of_a_layer_sum_to_its_passes(case: tuple[dict[str, Any], list[int], list[Any], int], mode: Any) -> None:
+    """What a recompute runs again is traffic that is waited for, traffic that hides and compute: each stands in its cause."""
+    layer = cost_model(MODEL, traits=TRAITS, calibration=ODD).layer(candidate(**case[0]), "decoder", mode)
+    assert sum(layer.by_cause.values()) == pytest.approx(layer.seconds)
+    assert min(layer.by_cause.values()) >= 0.0
+
+
+@pytest.mark.parametrize("counts", [[1, 3], [3, 1]])
+def test_the_causes_of_a_step_are_the_busiest_stages(counts: list[int]) -> None:
+    model = cost_model()
+    cand = candidate(pp=2, dp=2, num_microbatches=4)
+    prediction = model.price(cand, stages(model.model, counts))
+    layer, embedding, head = (model.layer(cand, kind, "none").by_cause["gemm"] for kind in ("decoder", "embedding", "head"))
+    most = max(counts[0] * layer + embedding, counts[1] * layer + head)
+    assert prediction.by_cause["gemm"] == pytest.approx(4 * most)
+
+
 def test_floors_are_near_the_price_of_an_even_plan() -> None:
     """A floor of 0 would be sound too: these prune."""
     model = cost_model(gpt(num_layers=24, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=16384))

@@ -76,3 +76,21 @@ def make(folder: Path, name: str, number: int, reading: Reading, split: int = 0)
     write(theirs, documents)
     write(mine, [ours(documents, megatrons_order(theirs, reading, split), reading.seed)])
     return theirs, mine
+
+
+def sentences(folder: Path) -> tuple[Path, Path]:
+    """A prefix with documents of six sentences of twelve words, and a WordPiece vocabulary, for BERT's and T5's programs."""
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(155))]
+    vocabulary, prefix = folder / "vocab.txt", folder / "sentences"
+    vocabulary.write_text("".join(f"{word}\n" for word in words))
+    drawn = np.random.default_rng(0)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for _ in range(40):
+        for _ in range(6):
+            builder.add_item(torch.from_numpy(drawn.integers(5, len(words), 12)))
+        builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+    return prefix, vocabulary

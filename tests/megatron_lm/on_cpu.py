@@ -99,6 +99,7 @@ def prepare_training() -> None:
     """megatron.training without its question for CUDA, its compilers, and with the first weights of our workers."""
     import megatron.core.datasets.utils as datasets
     import megatron.training.initialize as start
+    from megatron.core.models.bert import bert_layer_specs
     from megatron.training import get_args, training
 
     initialise, get_model = training.initialize_megatron, training.get_model
@@ -117,6 +118,8 @@ def prepare_training() -> None:
 
         return get_model(filled, *args, **kwargs)
 
+    # pretrain_bert.py names it at its start, --spec local or not, and without Transformer Engine there is none.
+    bert_layer_specs.bert_layer_with_transformer_engine_spec = None
     training.initialize_megatron = without_cuda
     training.get_model = with_our_weights
     start.fused_kernels.load = lambda args: None  # of Megatron's first years, compiled at start

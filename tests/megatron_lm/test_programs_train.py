@@ -6,6 +6,7 @@ Needs a checkout of Megatron-LM, tag core_v0.16.1, named by the variable MEGATRO
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -112,6 +113,23 @@ def test_megatrons_program_trains_as_our_worker(name: str, workshop: Workshop, t
     assert_same_losses(found, workshop.rows, 1, 3, 4, 5, 6)
     for row, ours in zip(found, workshop.rows, strict=True):
         assert row["grad_norm"] == pytest.approx(ours["grad_norm"], abs=6e-4), "printed to three digits"
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_the_other_programs_train_too(family: str, workshop: Workshop, tmp_path: Path) -> None:
+    """On sentences of their own: they mask and corrupt by their own rules, so that the losses are not our worker's. Without a network
+    BertWordPieceLowerCase reads its vocabulary only with --legacy-tokenizer."""
+    import corpora
+
+    sentences, vocabulary = corpora.sentences(tmp_path)
+    program = (f"entry={workshop.program(f'pretrain_{family}.py')}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
+    data = f"entry.args=--data-path {sentences} --vocab-file {vocabulary} --legacy-tokenizer"
+    steps = ("train.steps=5", "train.warmup=0")
+    words = (f"recipe={family}_tiny", "gpus=2", "pin.tp=2", "pin.pp=1", *steps, "engine=megatron", "launch=local")
+    rows = orchestrator(tmp_path / "run", *words, *program, data)
+    assert len(rows) == 5
+    assert rows[0]["loss"] == pytest.approx(math.log(384), abs=0.1), "260 of bert and 384 of t5 are padded to 384"
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
 
 
 def test_it_evaluates_as_our_worker_and_goes_on_in_another_layout(workshop: Workshop, tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""Lower bounds stay below every plan that they are about, and are no formality where memory is short."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from cost_cases import DEEPSPEED, a100, candidate, cost_model, gpt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from orchestrator.cost.bounds import Floors
+from orchestrator.cost.calibration import datasheet
+from orchestrator.engines import ENGINES
+from orchestrator.hardware.spec import Software
+from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.spec import Candidate
+
+TRAITS = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
+MEGATRON = ENGINES["megatron"].capabilities(Software())
+MODES = ("none", "selective", "full")
+
+
+def spread(layers: int, vpp: int, stage: int) -> list[int]:
+    """A stage's layers over its chunks, as evenly as they go; where they don't, the first stage's first chunk is the short one."""
+    base, extra = divmod(layers, vpp)
+    return [base] * (vpp - extra) + [base + 1] * extra if stage == 0 else [base + 1] * extra + [base] * (vpp - extra)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Candidate, tuple[Stage, ...], int]:
+    """A candidate, its stages of 1 to 8 layers with the first of each chunk's recomputed, and the number of layers."""
+    pp = draw(st.sampled_from([1, 2, 3, 4]))
+    vpp = draw(st.sampled_from([1, 2, 3])) if pp > 1 else 1
+    sizes = [draw(st.integers(vpp, 8)) for _ in range(pp)]
+    stages = []
+    for index, layers in enumerate(sizes):
+        mode, first = draw(st.sampled_from(MODES)), draw(st.integers(0, 8))
+        spans = [LayerSpan(kind="embedding", first=0, count=1)] if index == 0 else []
+        for chunk, size in enumerate(spread(layers, vpp, index)):
+            again = 0 if mode == "none" else min(first, size)
+            for count, how in ((again, mode), (size - again, "none")):
+                if count:
+                    spans.append(LayerSpan(kind="decoder", first=0, count=count, recompute=how, chunk=chunk))
+        if index == pp - 1:
+            spans.append(LayerSpan(kind="head", first=0, count=1, chunk=vpp - 1))
+        stages.append(Stage(layers=tuple(spans)))
+    fields: dict[str, Any] = {
+        **{"tp": draw(st.sampled_from([1, 2, 8])), "dp": draw(st.sampled_from([1, 4])), "pp": pp, "vpp": vpp},
+        **{"micro_batch_size": draw(st.sampled_from([1, 4])), "num_microbatches": pp * draw(st.integers(1, 5))},
+        **{"zero_stage": draw(st.sampled_from([0, 1, 2, 3])), "recompute": "full", "overlap_grad_reduce": draw(st.booleans())},
+    }
+    return candidate(**fields), tuple(stages), sum(sizes)
+
+
+@given(plans(), st.sampled_from([0.0, 0.5, 1.7]))
+@settings(max_examples=250, deadline=None)
+def test_no_plan_undercuts_its_floors_though_it_fills_the_memory_to_the_last_byte(
+    plan: tuple[Candidate, tuple[Stage, ...], int], slowdown: float
+) -> None:
+    cand, stages, layers = plan
+    calibration = replace(datasheet(a100(), TRAITS), overlap_slowdown=slowdown, overlap_efficiency=1.0)
+    costs = cost_model(gpt(num_layers=layers), traits=TRAITS, calibration=calibration)
+    costs.modes = MODES
+    seconds, peak = costs.score(cand, stages)
+    floors = Floors(costs, MEGATRON, peak, pinned_layout=False)
+    assert floors.leaf(cand) <= seconds * (1 + 1e-9)
+    assert floors.group(cand, cand.vpp) <= seconds * (1 + 1e-9)
+    assert costs.memory_floor(cand) <= peak * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("vpp", "micro_batches"), [(1, 2.0), (2, 0.5)])
+def test_where_memory_is_short_the_recompute_that_it_takes_counts(vpp: int, micro_batches: float) -> None:
+    """Eight layers a stage have room for so many micro-batches as they are, where the first stages hold 4 or more in flight."""
+    costs = cost_model(gpt(num_layers=32), traits=TRAITS)
+    costs.modes = ("none", "full")
+    cand = candidate(pp=4, vpp=vpp, micro_batch_size=8, num_microbatches=16, recompute="full")
+    ample = Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand)
+    layer, leanest = (costs.layer(cand, "decoder", mode) for mode in ("none", "full"))
+    fixed = sum(costs.fixed_bytes(cand).values())
+    tight = fixed + 8 * (layer.static_bytes + micro_batches * layer.saved_bytes)
+    short = Floors(costs, MEGATRON, tight, pinned_layout=False).leaf(cand)
+    all_again = 32 * (leanest.seconds - layer.seconds) * 16 / 4
+    assert ample < short < ample + 2 * all_again
+    levels = [Floors(costs, MEGATRON, fixed + share * (tight - fixed), pinned_layout=False).leaf(cand) for share in (0.8, 1.0, 1.2, 4.0)]
+    assert all(less >= more for less, more in pairwise(levels))  # more memory is never slower
+    assert levels[0] > levels[-1]
+
+
+def test_the_time_floor_counts_what_hiding_a_reduction_costs() -> None:
+    """One stage whose reduction all hides: the slowdown of it is left, 0.4 of its seconds, and nothing else."""
+    traits = replace(DEEPSPEED, overlaps_grad_reduce=True)
+    floors = []
+    for slowdown in (0.0, 0.4):
+        calibration = replace(datasheet(a100(), traits), overlap_slowdown=slowdown)
+        costs = cost_model(traits=traits, calibration=calibration)
+        cand = candidate(dp=8, micro_batch_size=16, num_microbatches=1)
+        floors.append(costs.time_floor(cand))
+    kinds = (("embedding", 1), ("decoder", 4), ("head", 1))
+    reduction = sum(count * costs.layer(cand, kind, "none").sync_s for kind, count in kinds)
+    assert floors[1] - floors[0] == pytest.approx(0.4 * reduction)
