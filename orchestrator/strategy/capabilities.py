@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -40,6 +40,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     engine: str
     parts: tuple[str, ...] | None
     """What its models may be made of, in the words of `Architecture.features`; None: anything that is described."""
+    planned_parts: Mapping[str, str] = {}
+    """Further ones that are planned and priced though our worker can't train them, each with what is lacking."""
     axes: tuple[str, ...]
     """Of tp, pp, vpp, cp, ep, dp: an axis that is not here has degree 1."""
     pinned_axes: tuple[str, ...] = ()

@@ -39,8 +39,15 @@ def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[Ze
 
 
 def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> list[str]:
-    """Parts of the model that the engine's models don't have."""
-    return [] if capabilities.parts is None else [word for word in architecture.features() if word not in capabilities.parts]
+    """Parts of the model that the engine neither runs nor plans."""
+    if capabilities.parts is None:
+        return []
+    return [word for word in architecture.features() if word not in capabilities.parts and word not in capabilities.planned_parts]
+
+
+def plan_only(capabilities: Capabilities, architecture: Architecture) -> bool:
+    """Whether some part of the model can be planned for this engine and not trained."""
+    return bool(capabilities.planned_parts) and not capabilities.planned_parts.keys().isdisjoint(architecture.features())
 
 
 def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:

@@ -134,6 +134,7 @@ class Tree:
         self.capabilities, self.situation, self.pins = capabilities, situation, pins
         self.world = situation.cluster.num_gpus
         self.layers = transformer_layers(situation.model)
+        self.experts = "experts" in situation.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
         self.rules = (*rules_of(capabilities, situation), *prunings)
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
@@ -197,6 +198,8 @@ class Tree:
 
     def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
         offered = axis in self.capabilities.axes or (axis == "etp" and "ep" in self.capabilities.axes)
+        if axis in ("ep", "etp") and not self.experts:
+            offered = False
         allowed = []
         for degree in self.pins.among(axis, divisors(self.world) if offered else (1,)):
             candidate = _with_mesh(root, axis, degree)

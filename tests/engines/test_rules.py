@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate, cluster, training_for
+from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate, cluster, make_plan, training_for
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
@@ -15,7 +15,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.capabilities import Situation
-from orchestrator.strategy.legality import broken_rule, rules_of, unsuited
+from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
 from orchestrator.strategy.spec import PP_BEFORE_DP
 from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
 
@@ -42,6 +42,7 @@ def refusals(engine: str, given: Situation, **choices: Any) -> dict[str, str]:
 
 BOTH = ("megatron", "megatron_deepspeed")
 M, D = "megatron", "megatron_deepspeed"
+MIXTURE = replace(LLAMA, feed_forward=Experts(num_experts=6, topk=2, ffn_hidden_size=32))
 WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
 GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
 
@@ -75,8 +76,13 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("grad_dtype", M, situation(grad_reduce_dtype="fp16", grad_accum_dtype="fp16"), {}, "fp16 with precision bf16"),
     ("grad_dtype", D, situation(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
     ("rank_order", M, situation(), {"order": ("dp", "tp", "cp", "ep", "pp")}, "dp-tp-cp-ep-pp"),
+    ("experts", M, situation(), {"ep": 2}, "ep=2: a dense model has no experts"),
+    ("experts", M, situation(MIXTURE), {"ep": 4}, "ep=4 does not divide num_experts=6"),
+    ("experts_whole", M, situation(MIXTURE), {"ep": 2, "etp": 2}, "etp=2: experts are priced whole"),
+    ("experts_fold", M, situation(MIXTURE), {"ep": 2, "pp": 8, "dp": 1}, "ep=2 does not divide tp*cp*dp=1"),
+    ("experts_sp", M, situation(MIXTURE), {"ep": 2, "tp": 2, "dp": 4}, "experts with tensor parallelism train with sequence_parallel"),
     ("expert_order", M, situation(), {"pp": 2, "cp": 2, "dp": 2, "order": PP_BEFORE_DP}, "expert_dp=4 is not dp=2"),
-    ("axis_ep", M, situation(), {"ep": 2}, "has no ep"),
+    ("axis_ep", D, situation(), {"ep": 2}, "has no ep"),
     ("heads_tp", M, situation(WIDE), {"tp": 4, "dp": 2}, "tp=4 does not divide num_attention_heads=6"),
     ("groups_tp", M, situation(GROUPED), {"tp": 4, "dp": 2}, "tp=4 neither divides num_query_groups=6"),
     ("ffn_tp", M, situation(replace(GPT, ffn_hidden_size=250)), {"tp": 4, "dp": 2}, "tp=4 does not divide ffn_hidden_size=250"),
@@ -251,9 +257,18 @@ def test_traits_know_every_stage_that_the_engine_offers(engine: str) -> None:
 
 def test_an_engine_names_the_part_that_it_lacks() -> None:
     latent = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
-    model = describe(replace(LLAMA, mixer=latent, feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=32, score="sigmoid")), 64)
-    given = replace(situation(LLAMA), model=model)
-    for engine in (M, D):
-        why = unsuited(ENGINES[engine].capabilities(Software()), given)
-        assert (why or "").startswith(f"{engine} has no latent_attention and no experts and no sigmoid_router; of parts of models")
-        assert unsuited(ENGINES[engine].capabilities(Software()), situation(LLAMA)) is None
+    experts = Experts(num_experts=8, topk=2, ffn_hidden_size=32, score="sigmoid")
+    given = replace(situation(LLAMA), model=describe(replace(LLAMA, mixer=latent, feed_forward=experts), 64))
+    why = unsuited(ENGINES[D].capabilities(Software()), given)
+    assert (why or "").startswith(f"{D} has no latent_attention and no experts and no sigmoid_router; of parts of models it has attention")
+    assert unsuited(ENGINES[D].capabilities(Software()), situation(LLAMA)) is None
+
+
+def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_that_would_be_another_model() -> None:
+    capabilities = ENGINES[M].capabilities(Software())
+    assert unsuited(capabilities, situation(MIXTURE)) is None
+    assert plan_only(capabilities, MIXTURE)
+    assert not plan_only(capabilities, LLAMA)
+    job = ENGINES[M].translate(make_plan(M, MIXTURE))
+    assert job.without_worker == "plan only: our worker does not train experts yet, which Megatron-core has"
+    assert [file.path for file in job.files] == []

@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron.requirements import NAME
 from orchestrator.engines.rules import sources
+from orchestrator.engines.rules.experts import expert_rules
 from orchestrator.engines.rules.mesh import MEGATRON_ORDERS, megatron_rules, mesh_rules
 from orchestrator.engines.rules.model import model_rules
 from orchestrator.engines.rules.options import option_rules
@@ -30,7 +31,8 @@ def capabilities(software: Software) -> Capabilities:
     return Capabilities(
         engine=NAME,
         parts=megatron_parts.TRAINED,
-        axes=("pp", "vpp", "tp", "dp"),
+        planned_parts=megatron_parts.PLANNED,
+        axes=("pp", "vpp", "tp", "ep", "dp"),
         pinned_axes=("cp",),
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),
@@ -64,6 +66,7 @@ def capabilities(software: Software) -> Capabilities:
             *mesh_rules(),
             *recompute_rules(),
             *megatron_rules(),
+            *expert_rules(),
             *megatron_pipeline_rules(),
             *megatron_zero_rules(),
             *option_rules(),

@@ -54,7 +54,7 @@ def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
 
 def dispatcher(candidate: Candidate, situation: Situation) -> str | None:
     kind = candidate.strategy.moe_token_dispatcher_type
-    if kind == "alltoall" or hasattr(situation.model.architecture, "num_experts"):
+    if kind == "alltoall" or "experts" in situation.model.architecture.features():
         return None
     return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
 
