@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable
 from typing import Protocol
 
-from orchestrator.strategy.choices import shown
+from orchestrator.strategy.choices import getter, shown
 from orchestrator.strategy.spec import CHOICES, Candidate
 
 FIRST_COLUMNS = (
@@ -16,6 +16,8 @@ FIRST_COLUMNS = (
 )  # fmt: skip
 """The columns of the first version, in their order for ever; every choice that was declared since then follows them."""
 COLUMNS = (*FIRST_COLUMNS, *(choice.name for choice in CHOICES if choice.name not in FIRST_COLUMNS))
+
+_values = getter(choice.path for choice in CHOICES)
 
 
 class Outcome(Protocol):
@@ -33,7 +35,7 @@ class Outcome(Protocol):
 
 def _row(outcome: Outcome) -> list[object]:
     candidate = outcome.candidate
-    fields: dict[str, object] = {choice.name: shown(choice.of(candidate)) for choice in CHOICES} | {
+    fields: dict[str, object] = {choice.name: shown(value) for choice, value in zip(CHOICES, _values(candidate), strict=True)} | {
         "engine": candidate.engine,
         "num_microbatches": candidate.num_microbatches,
         "step_time_s": "" if outcome.step_time_s is None else repr(float(outcome.step_time_s)),
