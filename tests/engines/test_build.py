@@ -22,7 +22,7 @@ from orchestrator.engines.ds_config import by_hand
 from orchestrator.engines.transformer_config import engine_fields, layer_counts
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, from_json
-from orchestrator.strategy.legality import broken_rule
+from orchestrator.strategy.legality import broken_rule, rules_of
 from orchestrator.strategy.tree import divisors
 
 pytestmark = pytest.mark.engines
@@ -247,7 +247,7 @@ def test_deepspeed_refuses_fp32_sums_at_stage_0_as_our_rule_does() -> None:
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_megatron_refuses_our_rules_refuse_before(name: str) -> None:
     plan, rule = ILLEGAL[name]
-    rules = {rule.id: rule for rule in ENGINES["megatron"].capabilities(plan.cluster.software).rules}
+    rules = {rule.id: rule for rule in rules_of(ENGINES["megatron"].capabilities(plan.cluster.software), situation_of(plan))}
     assert rules[rule].check(plan.candidate, situation_of(plan)) is not None
     if rule != "vpp_M":  # Megatron sees that only in the first step
         assert "error" in answers()[f"illegal {name}"]

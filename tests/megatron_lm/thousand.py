@@ -40,13 +40,29 @@ COMPUTED = {
 }
 
 
-def random_plan(draw: random.Random) -> Any:
-    """A plan of the megatron engine from everything that its command line can say; None where these choices are not legal together."""
+ONLY_IN: dict[str, list[dict[str, Any]]] = {
+    "0.16.1": [
+        {"async_tensor_model_parallel_allreduce": False}, {"scatter_gather_tensors_in_pipeline": False}, {"muon_use_nesterov": True},
+    ],
+    "0.19.2": [
+        {"high_priority_a2a_comm_stream": True}, {"lion_beta1": 0.9}, {"activation_offload_fraction": 0.5}, {"nvtx_ranges": True},
+        {"flight_recorder_dump_path": "it's here"}, {"save_tokens_per_expert_interval": 10}, {"delta_offload_bytes_across_pp_ranks": 1},
+        {"cuda_graph_modules": ["attn", "mlp"]}, {"grad_norm_skip_threshold": 3.5}, {"pad_vocab_size": True},
+    ],
+}  # fmt: skip
+"""Users' own values that the parser or the classes of one release alone have, by that release."""
+
+
+def random_plan(draw: random.Random, version: str) -> Any:
+    """A plan of the megatron engine for this version of Megatron-core from everything that its command line can say; None where these
+    choices are not legal together."""
     from hand_plans import BERT, GPT, LLAMA, T5, make_plan, situation_of
     from msgspec.structs import replace
 
     from orchestrator.engines import ENGINES
     from orchestrator.engines.megatron_args import why_not
+    from orchestrator.engines.megatron_versions import release_of
+    from orchestrator.errors import InputError
     from orchestrator.hardware.spec import Software
     from orchestrator.model.training import Training
     from orchestrator.plan import RunSettings, Source
@@ -121,7 +137,7 @@ def random_plan(draw: random.Random) -> Any:
     if one([True, False, False]):
         run["wandb"] = {"project": "it's mine"}
     extra = one([{}, {}, {"init_method_std": 0.01}, {"log_throughput": True}, {"bias_dropout_fusion": False}, {"bucket_size": 10**6},
-                 {"window_size": [1024, 0]}, {"bias_activation_fusion": False}])  # fmt: skip
+                 {"window_size": [1024, 0]}, {"bias_activation_fusion": False}, *ONLY_IN[release_of(version).version]])  # fmt: skip
     zero = one([0, 1, 1, 1, 2, 3])
     more: dict[str, Any] = {}
     if zero >= 2:
@@ -132,7 +148,10 @@ def random_plan(draw: random.Random) -> Any:
         more["tp_comm_overlap"] = one([True, False, False, False])
     if cp > 1:
         more["cp_comm_type"] = one(["p2p", "a2a", "all_gather"])
-    software = one([Software(), Software(), Software(), Software(transformer_engine=False, flash_attention=False, apex=False)])
+    full = Software(megatron_core=version)
+    software = one([full, full, full, replace(full, transformer_engine=False, flash_attention=False, apex=False)])
+    if software.transformer_engine and precision != "fp32" and one([True, False, False, False]):
+        more["cuda_graph_impl"] = "local"
     plan = make_plan(
         model=model, gpu=gpu, world=world, software=software, training=training, tp=tp, pp=pp, vpp=vpp, cp=cp, zero_stage=zero,
         micro_batch_size=micro, sizes=None if family is T5 else sizes, recompute=recompute,
@@ -143,9 +162,14 @@ def random_plan(draw: random.Random) -> Any:
     if pp > 1 and dp > 1 and one([True, False, False]):
         plan = replace(plan, rank_order=PP_BEFORE_DP)
     rules = ENGINES["megatron"].capabilities(software)
-    if broken_rule(rules, plan.candidate, situation_of(plan)) is not None or why_not(plan) is not None:
+    if broken_rule(rules, plan.candidate, situation_of(plan)) is not None:
         return None
-    return plan
+    try:
+        return plan if why_not(plan) is None else None
+    except InputError as error:  # of stages that recompute some of their layers by modules
+        if not error.key.startswith("stages"):
+            raise
+        return None
 
 
 def words_of(script: str, folder: Path) -> list[str]:
@@ -253,7 +277,7 @@ def same(wanted: Any, found: Any, torch: Any) -> bool:
 
 def differences(megatron: Megatron, plan: Any, engine: dict[str, Any], args: Any) -> list[str]:
     """Every value that Megatron has otherwise than engine.json."""
-    from orchestrator.engines.megatron_args import strongest_recompute
+    from orchestrator.engines.megatron_args import common_recompute
     from orchestrator.workers.schedule import learning_rate
 
     training, torch = megatron.training, megatron.torch
@@ -264,7 +288,7 @@ def differences(megatron: Megatron, plan: Any, engine: dict[str, Any], args: Any
             found.append(f"{what}: engine.json {wanted!r}, Megatron {there!r}")
 
     config = megatron.transformer_config(args)
-    for name, value in (engine["transformer_config"] | strongest_recompute(plan)).items():
+    for name, value in (engine["transformer_config"] | common_recompute(plan)).items():
         if ("transformer_config", name) in COMPUTED or name == "transformer_impl":
             continue
         if name == "recompute_modules" and value is None:
@@ -353,7 +377,7 @@ def main(number: int, seed: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         while done < number:
             tried += 1
-            plan = random_plan(draw)
+            plan = random_plan(draw, megatron.version)
             if plan is None:
                 continue
             try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from orchestrator.detect import machine
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture
@@ -21,7 +22,9 @@ CPU = Cluster(
     levels=(Level(name="loopback", size=8, bandwidth=1e9, latency=2e-4),),
     host_bandwidth=3e9,
     host_memory=2**32,
-    software=Software(transformer_engine=False, flash_attention=False, apex=False),
+    software=Software(
+        megatron_core=machine({}).megatron_core or Software().megatron_core, transformer_engine=False, flash_attention=False, apex=False
+    ),
 )
 
 GPT = Architecture(
