@@ -47,7 +47,7 @@ ONLY_IN: dict[str, list[dict[str, Any]]] = {
     "0.19.2": [
         {"high_priority_a2a_comm_stream": True}, {"lion_beta1": 0.9}, {"activation_offload_fraction": 0.5}, {"nvtx_ranges": True},
         {"flight_recorder_dump_path": "it's here"}, {"save_tokens_per_expert_interval": 10}, {"delta_offload_bytes_across_pp_ranks": 1},
-        {"cuda_graph_modules": ["attn", "mlp"]}, {"grad_norm_skip_threshold": 3.5}, {"pad_vocab_size": True},
+        {"cuda_graph_modules": ["attn", "mlp"]}, {"pad_vocab_size": True},
     ],
 }  # fmt: skip
 """Users' own values that the parser or the classes of one release alone have, by that release."""
@@ -268,6 +268,8 @@ def same(wanted: Any, found: Any, torch: Any) -> bool:
         return wanted == name or (wanted, name) == ("relu", "gelu")
     if hasattr(found, "name") and not isinstance(found, str):  # an enumeration
         return str(wanted) == found.name
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        return all(same(one, other, torch) for one, other in zip(wanted, found, strict=True))
     if isinstance(found, tuple):
         return list(found) == wanted
     if type(found).__name__ == "PipelineParallelLayerLayout":
