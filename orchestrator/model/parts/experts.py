@@ -42,6 +42,11 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     expert_bias: bool = False
     """Scores are corrected by a bias for each expert that balances their load; it is chosen with, not trained (DeepSeek-V3), and no
     parameter here: checkpoints store it beside."""
+    bias_update_rate: float = 1e-3
+    """By what that bias moves in a step (DeepSeek-V3, section 4.2)."""
+    aux_loss_coeff: float = 0.0
+    """Of the loss that balances the experts' load (Switch Transformers, section 2.2): over a micro-batch where scores are a softmax, over a
+    sequence where they are sigmoids (DeepSeek-V3, section 2.1.2)."""
     router_bias: bool = False
     """The router's linear has a bias that is trained (GPT-OSS)."""
 
