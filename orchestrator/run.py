@@ -44,6 +44,7 @@ from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
+from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
@@ -127,6 +128,14 @@ def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Ca
     return [(engine.capabilities(software), engine.traits(software)) for engine in engines]
 
 
+def training_first(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
+    """Without the engines that could only plan this model, where another has all of its parts and trains it."""
+    architecture = settings.architecture
+    offers = [(engine, engine.capabilities(settings.cluster.software)) for engine in engines]
+    able = [engine for engine, has in offers if not lacking_parts(has, architecture) and not plan_only(has, architecture)]
+    return able or list(engines)
+
+
 def searched_pairs(engines: Sequence[Engine], settings: Settings, *, programs: bool) -> list[tuple[Capabilities, Traits]]:
     """What a search moves in: what the engines' workers run or, with `programs`, what their own programs can be told."""
     software = settings.cluster.software
@@ -152,7 +161,7 @@ def without_gc() -> Iterator[None]:
 
 def searched_plan(settings: Settings) -> Found:
     """The fastest plan of all engines that may be used. Raises NoPlanError."""
-    engines = exchanging(asked_engines(settings), settings)
+    engines = training_first(exchanging(asked_engines(settings), settings), settings)
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
@@ -475,7 +484,8 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     console = screen()
     submitted: slurm.Submitted | None = None
     if start.how == "none":
-        print(f"Not started: {start.why}. To start it: {start_command(settings, job, out)}")
+        how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
+        print(f"Not started: {start.why}.{how}")
         return 0
     if start.how == "slurm":
         submitted = slurm.submit(out, settings.slurm)

@@ -151,7 +151,7 @@ def carried_over(runs: Sequence[Run], files: Sequence[CalibrationFile]) -> list[
 
 def _carried(carry: CarryOver, file: CalibrationFile, runs: Sequence[Run]) -> CalibrationFile:
     constants = {
-        name: replace(constant, origin=f"{constant.origin} to {carry.source}; carried over: {carry.why[name]}")
+        name: replace(constant, origin=f"{constant.origin} ({carry.source}); carried over: {carry.why[name]}")
         for name, constant in file.constants.items()
         if name in carry.why
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orchestrator.engines.rules import ENDS
+from orchestrator.engines.transformer_config import ENDS
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 

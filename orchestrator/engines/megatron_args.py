@@ -78,6 +78,9 @@ def _why_not_training(training: Training) -> str | None:
 
 
 def _why_not_model(model: Architecture) -> str | None:
+    untrained = [word for word in model.features() if word in megatron_parts.PLANNED]
+    if untrained:
+        return f"no arguments are written yet for {', '.join(untrained)}"
     """What the programs take on their command line and never give to the model: it would be another one, silently."""
     script = SCRIPT[model.stack]
     if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):

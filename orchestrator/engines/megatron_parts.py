@@ -18,6 +18,36 @@ EXPERTS: Final = ("experts", "shared_experts", "shared_expert_gate", "sigmoid_ro
 SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
 
+PLANNED: Final = {
+    "router_bias": "our worker does not train routers with a bias",
+    "expert_mlp_bias": "our worker does not train experts with biases",
+    "latent_attention": "our worker does not train latent attention yet, which Megatron-core has",
+    "mtp": "our worker does not train heads of multi-token prediction yet, which Megatron-core has",
+    "window": "our worker does not set attention windows yet, which Megatron-core has",
+    "sinks": "our worker does not set attention sinks yet, which Megatron-core has",
+    "partial_rotary": "our worker rotates whole heads; Megatron-core has --rotary-percent",
+    "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
+    "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
+    "clamped_swiglu": "our worker does not set GPT-OSS's clamped activation yet, which Megatron-core has",
+    "zero_centered_norm": "Megatron-core's local norms are not zero-centered; with Transformer Engine they can be",
+    "longrope_rope": "Megatron-core has no LongRoPE",
+    "qk_norm_hidden": "Megatron-core has no norm of all queries and keys together",
+    "attention_softcap": "Megatron-core has no soft cap of attention's scores",
+    "score_width": "our worker does not scale scores otherwise than by the head's width",
+    "mixed_rope": "Megatron-core has one set of rotary frequencies for all layers",
+    "post_norm": "Megatron-core's layers norm before attention and MLP, not after",
+    "sandwich_norm": "Megatron-core's layers norm before attention and MLP, not after",
+    "embedding_scale": "Megatron-core does not scale token vectors",
+    "logits_softcap": "Megatron-core has no soft cap of logits",
+}
+"""Parts that are priced as Megatron-core would run them, and what is lacking to train them."""
+
+
+def plan_only(a: Architecture) -> str | None:
+    """One line, where a plan for this model can't be trained here; None: it can."""
+    whys = [PLANNED[word] for word in a.features() if word in PLANNED]
+    return f"plan only: {'; '.join(dict.fromkeys(whys))}" if whys else None
+
 
 def _attentions(a: Architecture) -> list[GroupedQueryAttention]:
     """Of each layer in order."""

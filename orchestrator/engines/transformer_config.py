@@ -13,13 +13,15 @@ from math import lcm
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.rules import ENDS
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture, padded
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.megatron_layout import layout_string
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
+
+ENDS: Final = ("embedding", "head")
+"""What Megatron does not count as a layer."""
 
 TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16"}
 """Parameters' data type by training precision; fp8 keeps bf16 parameters."""

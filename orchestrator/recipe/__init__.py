@@ -5,7 +5,8 @@ from __future__ import annotations
 from orchestrator.recipe.clusters import load_cluster, stored
 from orchestrator.recipe.help import help_text
 from orchestrator.recipe.keys import KEYS
-from orchestrator.recipe.settings import Settings, load, resolved_yaml
+from orchestrator.recipe.resolved import resolved_yaml
+from orchestrator.recipe.settings import Settings, load
 from orchestrator.recipe.weights import model_type
 
 __all__ = ["KEYS", "Settings", "help_text", "load", "load_cluster", "model_type", "resolved_yaml", "stored"]

@@ -90,7 +90,8 @@ def _keys() -> dict[str, Key]:
         return Key(name=f"train.{name}", type=training[name], help=text, default=shown, **limits)
 
     keys = [
-        Key(name="recipe", type=str, help="name or path of a YAML; --help lists the names"),
+        Key(name="recipe", type=str, help="name or path of a YAML; --help lists the names; in a YAML: the recipe that it builds on"),
+        Key(name="name", type=str, help="how the run is called", default="the recipe's"),
         Key(name="cluster", type=str, help="name or path of a YAML", default="GPUs found here, else the recipe's"),
         Key(name="cluster.mixed", type=Mixed, help="GPUs of several types; slowest: plan for what all of them can do", default="refuse"),
         Key(name="gpus", type=int, help="how many", default="the recipe's, else all found here", low=1, high=MAX_GPUS),

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from orchestrator.plan import Plan
 from orchestrator.report.text import ENDS
 from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.legality import derived_rules, unsuited
 from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_ORDER, Candidate, Mesh, Strategy
-from orchestrator.strategy.tree import planner_rules, unsuited
 
 HALF = 2
 """Ranks of an axis that is asked about."""
@@ -114,7 +114,7 @@ def refusal(engine: Capabilities, axis: Axis, situations: Sequence[Situation]) -
             continue
         for fields in axis.choices:
             asked = candidate(engine.engine, situation.cluster.num_gpus, situation.training.global_batch_size, fields)
-            rules = (*engine.rules, *planner_rules(engine, situation))
+            rules = (*engine.rules, *derived_rules(engine, situation))
             broken = next(((rule.id, why) for rule in rules if (why := rule.check(asked, situation)) is not None), None)
             if "pp" in engine.axes and asked.schedule not in engine.schedules:
                 broken = ("schedules", f"{engine.engine} has the schedules {', '.join(engine.schedules)}")

@@ -15,9 +15,10 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
 from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.legality import PLANNER, rules_of, unsuited
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER
-from orchestrator.strategy.tree import FIXED_WITH, planner_rules, unsuited
+from orchestrator.strategy.tree import FIXED_WITH
 from orchestrator.units import format_bytes
 
 KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)})
@@ -83,12 +84,12 @@ def _check_rules(plan: Plan, capabilities: Capabilities, situation: Situation) -
     used = sorted({span.recompute for stage in plan.stages for span in stage.layers}, key=RECOMPUTE_ORDER.index)
     strategy = plan.strategy
     by_mode = [replace(plan.candidate, strategy=replace(strategy, recompute=mode)) for mode in used]
-    for rule in (*planner_rules(capabilities, situation), *capabilities.rules):
+    for rule in rules_of(capabilities, situation):
         about_modes = "recompute" in rule.needs
         for candidate in by_mode if about_modes else [plan.candidate]:
             why = rule.check(candidate, situation)
             if why is not None:
-                source = "" if rule.engine_rule == "planner" else f" (rule {rule.id}: {rule.engine_rule})"
+                source = "" if rule.engine_rule == PLANNER else f" (rule {rule.id}: {rule.engine_rule})"
                 key = _key(rule)
                 if about_modes:
                     raise InputError("stages.recompute", candidate.strategy.recompute, why + source)

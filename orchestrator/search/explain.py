@@ -17,10 +17,11 @@ from orchestrator.search.planner import Engines, search
 from orchestrator.search.refuse import RELAX, Refused, at_its_leanest
 from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.choices import shown
+from orchestrator.strategy.legality import unsuited
 from orchestrator.strategy.megatron_layout import transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import ZeroStage
-from orchestrator.strategy.tree import Outcome, Tree, divisors, unsuited
+from orchestrator.strategy.tree import Outcome, Tree, divisors
 from orchestrator.values import Value
 
 

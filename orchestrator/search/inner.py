@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from operator import le
 from typing import NamedTuple
 
+from orchestrator.cost.capacity import Capacity
 from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.cost.schedule import in_flight, in_flight_by_chunk
 from orchestrator.model.spec import ModelSpec
-from orchestrator.search.capacity import Capacity
 from orchestrator.search.partition import Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage

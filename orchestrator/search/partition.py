@@ -8,7 +8,7 @@ has the ways to compute them: recompute choices of an engine's plan (search/inne
    these over all ways to complete a partition is a scalar dynamic program (`_to_go`).
 2. A depth-first branch and bound along it, the least bound first: what the bound leaves is simulated.
 3. Where more is left than is worth simulating (`left` says what that may take), the mean of critical paths that bounds most is looked for
-   (`_sharpen`, search/critical_path.py), and 2 is done once more with both bounds.
+   (`_sharpen`, cost/schedule/critical_path.py), and 2 is done once more with both bounds.
 
 If nothing is left, the answer is the optimum of the simulated score over the steps that were given.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from orchestrator.search.critical_path import CriticalPath, Times, game, graph_of, longest
+from orchestrator.cost.schedule.critical_path import CriticalPath, Times, game, graph_of, longest
 
 PASSES_FOR_STEP = 10
 """Passes simulated in the time that one step of a partition is bounded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -40,6 +40,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     engine: str
     parts: tuple[str, ...] | None
     """What its models may be made of, in the words of `Architecture.features`; None: anything that is described."""
+    planned_parts: Mapping[str, str] = {}
+    """Further ones that are planned and priced though our worker can't train them, each with what is lacking."""
     axes: tuple[str, ...]
     """Of tp, pp, vpp, cp, ep, dp: an axis that is not here has degree 1."""
     pinned_axes: tuple[str, ...] = ()
@@ -60,24 +62,26 @@ class Capabilities(Value, frozen=True, kw_only=True):
     """The values that it has of further searched options, by name, in the order in which ties are kept; without an entry: the default."""
     zero_shard_groups: bool = False
     """ZeRO-3 with a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
+    zero_shard_stages: tuple[ZeroStage, ...] = ()
+    """The stages that a `Strategy.zero_shard_size` may be pinned with."""
     fsdp_zero_stages: tuple[ZeroStage, ...] = ()
     """The stages that `Strategy.megatron_fsdp` has."""
+    pinned_options: tuple[str, ...] = ()
+    """Those of `spec.PINNED_ONLY` that it has; the others stay at their defaults."""
+    precision_aware_optimizer: bool = False
+    """Whether `Training.precision_aware_optimizer` means something to it."""
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
     rank_orders: tuple[tuple[str, ...], ...]
+    sources: dict[str, str] = msgspec.field(default_factory=dict)
+    """The engine's own rule (file and line) where it says what a field here says, by the name of the rule that follows from the field
+    (strategy/legality.py)."""
     rules: tuple[Rule, ...]
+    """What no field can say."""
 
     def each_layer_recomputes_alone(self, schedule: str) -> bool:
         """Whether any layer may be recomputed in any mode, whatever its neighbours do."""
         return self.recompute_varies == "layer" or schedule in self.recompute_by_layer
-
-    def broken_rule(self, candidate: Candidate, situation: Situation) -> tuple[Rule, str] | None:
-        """The first rule, in declared order, that the candidate breaks, with the reason; None: legal."""
-        for rule in self.rules:
-            why = rule.check(candidate, situation)
-            if why is not None:
-                return rule, why
-        return None
 
 
 class StateBytes(Value, frozen=True, kw_only=True):

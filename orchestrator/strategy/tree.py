@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from orchestrator.model.architecture import Architecture
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
 from orchestrator.strategy.choices import shown
+from orchestrator.strategy.legality import PLANNER, rules_of, stages_offered, unsuited
 from orchestrator.strategy.megatron_layout import expand, transformer_layers
 from orchestrator.strategy.pins import Pins
-from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy, ZeroStage
+from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
 INNER = "recompute"
@@ -101,124 +101,6 @@ def vpp_degrees(layers: int, pp: int, *, uneven: bool) -> tuple[int, ...]:
     return tuple(sorted(v for v in whole if pp * v <= layers + 2))
 
 
-def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[ZeroStage, ...]:
-    """The ZeRO stages that the engine has for this pipeline, or by Megatron's FSDP."""
-    if candidate.strategy.megatron_fsdp:
-        return capabilities.fsdp_zero_stages
-    return capabilities.zero_stages if candidate.mesh.pp == 1 else capabilities.zero_stages_with_pipeline
-
-
-def planner_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
-    """Rules that hold for every engine: arithmetic, and what `Capabilities` says without a rule of its own."""
-    world = situation.cluster.num_gpus
-    batch = situation.training.global_batch_size
-    layers = transformer_layers(situation.model)
-
-    def mesh(candidate: Candidate, _: Situation) -> str | None:
-        size = candidate.mesh.world_size
-        return None if size == world else f"tp x pp x cp x dp = {size}, not the {world} GPUs"
-
-    def data_parallel(candidate: Candidate, _: Situation) -> str | None:
-        dp = candidate.mesh.dp
-        return None if batch % dp == 0 else f"dp={dp} does not divide global_batch_size={batch}"
-
-    def batches(candidate: Candidate, _: Situation) -> str | None:
-        product = candidate.micro_batch_size * candidate.num_microbatches * candidate.mesh.dp
-        if product == batch:
-            return None
-        return f"micro_batch_size={candidate.micro_batch_size} x dp={candidate.mesh.dp} does not divide global_batch_size={batch}"
-
-    def stages(candidate: Candidate, _: Situation) -> str | None:
-        pp = candidate.mesh.pp
-        if pp > 1 and not capabilities.uneven_stages and layers % pp:
-            return f"{layers} layers do not split evenly over pp={pp}"
-        most = layers + 2 if capabilities.uneven_stages else layers
-        return None if pp <= most else f"pp={pp} stages for {layers} layers"
-
-    def chunks(candidate: Candidate, _: Situation) -> str | None:
-        pp, vpp = candidate.mesh.pp, candidate.vpp
-        if vpp > 1 and "interleaved" not in capabilities.schedules:
-            return f"{capabilities.engine} has no interleaved schedule"
-        if vpp > 1 and pp == 1:
-            return f"vpp={vpp} needs a pipeline"
-        if vpp > 1 and not capabilities.uneven_stages and layers % (pp * vpp):
-            return f"{layers} layers do not split evenly over pp={pp} x vpp={vpp}"
-        return None if pp * vpp <= layers + 2 else f"pp={pp} x vpp={vpp} chunks for {layers} layers"
-
-    def zero(candidate: Candidate, _: Situation) -> str | None:
-        stage, pp = candidate.strategy.zero_stage, candidate.mesh.pp
-        allowed = stages_offered(capabilities, candidate)
-        known = ", ".join(map(str, allowed))
-        return None if stage in allowed else f"{capabilities.engine} has zero_stage {known}{' with a pipeline' if pp > 1 else ''}"
-
-    def fsdp(candidate: Candidate, _: Situation) -> str | None:
-        if candidate.strategy.megatron_fsdp and not capabilities.fsdp_zero_stages:
-            return f"{capabilities.engine} has no Megatron-FSDP"
-        return None
-
-    def sequence_parallel(candidate: Candidate, _: Situation) -> str | None:
-        if not candidate.strategy.sequence_parallel:
-            return None
-        if not capabilities.sequence_parallel:
-            return f"{capabilities.engine} has no sequence parallelism"
-        return None if candidate.mesh.tp > 1 else "sequence parallelism needs tp > 1"
-
-    def offload(candidate: Candidate, _: Situation) -> str | None:
-        if candidate.strategy.offload_optimizer and not capabilities.offload_optimizer:
-            return f"{capabilities.engine} has no optimizer offload"
-        return None
-
-    def recompute(candidate: Candidate, _: Situation) -> str | None:
-        mode = candidate.strategy.recompute
-        return None if mode in capabilities.recompute else f"{capabilities.engine} has recompute {', '.join(capabilities.recompute)}"
-
-    def axes(name: str) -> Callable[[Candidate, Situation], str | None]:
-        def check(candidate: Candidate, _: Situation) -> str | None:
-            degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)
-            offered = name in capabilities.axes or name in capabilities.pinned_axes
-            return f"{capabilities.engine} has no {name}" if degree > 1 and not offered else None
-
-        return check
-
-    def rule(name: str, check: Callable[[Candidate, Situation], str | None], *needs: str) -> Rule:
-        return Rule(id=name, engine_rule="planner", check=check, needs=needs)
-
-    return (
-        *(rule(f"axis_{name}", axes(name), name) for name in ("pp", "tp", "cp", "ep", "etp", "dp", "vpp")),
-        rule("stages", stages, "model", "pp"),
-        rule("data_parallel", data_parallel, "training", "dp"),
-        rule("mesh", mesh, "pp", "tp", "cp", "dp"),
-        rule("megatron_fsdp", fsdp, "megatron_fsdp"),
-        rule("zero_stage", zero, "pp", "zero_stage"),
-        rule("sequence_parallel", sequence_parallel, "tp", "sequence_parallel"),
-        rule("batch", batches, "dp", "micro_batch_size"),
-        rule("chunks", chunks, "model", "pp", "vpp"),
-        rule("offload", offload, "offload_optimizer"),
-        rule("recompute", recompute, "recompute"),
-    )
-
-
-def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> list[str]:
-    """Parts of the model that the engine's models don't have."""
-    return [] if capabilities.parts is None else [word for word in architecture.features() if word not in capabilities.parts]
-
-
-def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
-    """Why this engine can't run this model and training at all; None: it can."""
-    training = situation.training
-    lacking = lacking_parts(capabilities, situation.model.architecture)
-    if lacking:
-        return f"{capabilities.engine} has no {' and no '.join(lacking)}; of parts of models it has {', '.join(capabilities.parts or ())}"
-    given = (
-        ("precision", training.precision, capabilities.precisions),
-        ("optimizer", training.optimizer, capabilities.optimizers),
-    )
-    for name, value, known in given:
-        if value not in known:
-            return f"{capabilities.engine} has no {name} {value}; it has {', '.join(known)}"
-    return None
-
-
 def level_of(rule: Rule) -> int:
     """The level at which the rule can be judged: -1 before any choice; the last level for a field that the tree does not know."""
     deepest = -1
@@ -252,8 +134,9 @@ class Tree:
         self.capabilities, self.situation, self.pins = capabilities, situation, pins
         self.world = situation.cluster.num_gpus
         self.layers = transformer_layers(situation.model)
+        self.experts = "experts" in situation.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
-        self.rules = (*planner_rules(capabilities, situation), *capabilities.rules, *prunings)
+        self.rules = (*rules_of(capabilities, situation), *prunings)
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
         self._alone: dict[str, list[Rule]] = {}
         for rule in self.rules:
@@ -314,7 +197,9 @@ class Tree:
         return choice.always_said or choice.of(candidate) != choice.default
 
     def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
-        offered = axis in self.capabilities.axes or (axis == "etp" and "ep" in self.capabilities.axes)
+        offered = axis in self.capabilities.axes
+        if axis in ("ep", "etp") and not self.experts:
+            offered = False
         allowed = []
         for degree in self.pins.among(axis, divisors(self.world) if offered else (1,)):
             candidate = _with_mesh(root, axis, degree)
@@ -377,11 +262,13 @@ class Tree:
                 yield _with_mesh(candidate, "ep", degree)
 
     def _etp(self, candidate: Candidate) -> Iterator[Candidate]:
-        if candidate.mesh.ep == 1 and self.pins.etp is None:
+        """Undivided experts, or each divided as attention is, as with megatron-core's default; that alone where every rank has all experts."""
+        if self.pins.etp is None and not (self.experts and "etp" in self.capabilities.axes):
             yield candidate
             return
-        for degree in self._degrees["etp"]:
-            if (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
+        mesh = candidate.mesh
+        for degree in self.pins.among("etp", (mesh.tp,) if mesh.ep == 1 else tuple({1: None, mesh.tp: None})):
+            if degree in self._degrees["etp"] and (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
                 yield _with_mesh(candidate, "etp", degree)
 
     def _dp(self, candidate: Candidate) -> Iterator[Candidate]:
@@ -466,7 +353,7 @@ class Tree:
 
 
 def _illegal(candidate: Candidate, decided: tuple[str, ...], rule: Rule, why: str) -> Outcome:
-    name = rule.id if rule.engine_rule == "planner" else f"{rule.id} ({rule.engine_rule})"
+    name = rule.id if rule.engine_rule == PLANNER else f"{rule.id} ({rule.engine_rule})"
     return Outcome(
         choice=branch_name(candidate, decided),
         candidate=candidate,

@@ -16,6 +16,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.search.planner import search
 from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.validate.pricing import Choose
 from orchestrator.validate.runs import Run
@@ -58,7 +59,7 @@ def configurations(runs: Sequence[Run]) -> list[Run]:
 def megatrons_own(capabilities: Capabilities) -> Capabilities:
     """Megatron's own rules: without what only our worker can't do (FP8, context parallelism), which the capabilities say in rules of
     their own."""
-    rules = tuple(rule for rule in capabilities.rules if rule.id != "precision" and not rule.id.endswith("_worker"))
+    rules = tuple(rule for rule in capabilities.rules if not rule.id.endswith("_worker"))
     return replace(capabilities, precisions=tuple({*capabilities.precisions, "fp8"}), rules=rules)
 
 
@@ -71,7 +72,7 @@ def recover(run: Run, choose: Choose) -> Recovered:
     calibration = choose(run)
     situation = Situation(model=run.model, training=run.training, cluster=cluster)
     candidate = replace(run.candidate, engine=ENGINE)
-    broken = capabilities.broken_rule(candidate, situation)
+    broken = broken_rule(capabilities, candidate, situation)
     model = CostModel(run.model, run.training, cluster, traits, calibration)
     published = model.price(candidate, run.stages)
     limit = MemoryLimit(limit=cluster.gpu.memory, reserve=None)  # what a plan of ours keeps free by default

@@ -75,13 +75,13 @@ from msgspec.structs import replace
 
 from orchestrator.commands import command, usage
 from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.layerwise import Outer, ProfilePrices, Way
 from orchestrator.cost.price import CostModel
 from orchestrator.detect import Machine, machine
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.spec import ModelSpec
 from orchestrator.recipe import load
 from orchestrator.search.layerwise import LayerwiseResult, layerwise, plan_price, stage_price
-from orchestrator.search.layerwise_prices import Outer, ProfilePrices, Way
 from orchestrator.strategy.layerwise import NAME, TRAITS, LayerChoice, LayerwisePlan
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors

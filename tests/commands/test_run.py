@@ -23,8 +23,8 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError
 from orchestrator.job import File
 from orchestrator.plan import Plan, from_json
+from orchestrator.recipe.layers import flatten
 from orchestrator.recipe.read import read_yaml
-from orchestrator.recipe.settings import flatten
 from orchestrator.units import GIB
 
 TINY = ("recipe=gpt_tiny", "gpus=4")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator.cost.bounds import Floors
+from orchestrator.cost.bounds import Floors, filled
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
@@ -101,3 +101,16 @@ def test_the_time_floor_counts_what_hiding_a_reduction_costs() -> None:
     kinds = (("embedding", 1), ("decoder", 4), ("head", 1))
     reduction = sum(count * costs.layer(cand, kind, "none").sync_s for kind, count in kinds)
     assert floors[1] - floors[0] == pytest.approx(0.4 * reduction)
+
+
+def test_with_room_for_all_a_pipelines_bound_is_its_work_filled_in() -> None:
+    """No chunks: the whole of a micro-batch's work, transfers, the mean update and what comes once."""
+    costs = cost_model(gpt(num_layers=32), traits=TRAITS)
+    cand = candidate(pp=4, num_microbatches=4, micro_batch_size=4)
+    layers = [(costs.layer(cand, kind, "none"), count) for kind, count in (("embedding", 1), ("decoder", 32), ("head", 1))]
+    work = sum(count * layer.seconds for layer, count in layers) + 4 * costs.calibration.microbatch_overhead_s
+    update = sum(count * layer.optimizer_s for layer, count in layers) / 4
+    end = filled(work, 4, 4, 1, min(costs.hop_seconds(cand)[:3]))
+    leaf = Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand)
+    assert leaf == pytest.approx(end + update + costs.once_seconds(cand))
+    assert leaf > costs.time_floor(cand)

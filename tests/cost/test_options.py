@@ -136,16 +136,32 @@ def test_a_dispatcher_sends_tokens_as_often_as_it_says(kind: str, sent: float) -
     assert items[0].operation == ("all_gather" if kind == "allgather" else "all_to_all")
 
 
-def test_a_dispatcher_is_priced_in_a_layer_of_experts() -> None:
-    spec = describe(
-        Architecture(
-            **{"family": "gpt", "name": "moe", "num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "ffn_hidden_size": 4096},
-            **{"vocab_size": 51200, "max_position_embeddings": 2048, "activation": "swiglu"},
-            feed_forward=Experts(num_experts=64, topk=8, ffn_hidden_size=512),
-        ),
-        S,
+MOE = Architecture(
+    **{"family": "gpt", "name": "moe", "num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "ffn_hidden_size": 4096},
+    **{"vocab_size": 51200, "max_position_embeddings": 2048, "activation": "swiglu"},
+    feed_forward=Experts(num_experts=64, topk=8, ffn_hidden_size=512),
+)
+
+
+def test_experts_states_are_sharded_over_their_own_data_parallel_group() -> None:
+    """Under ZeRO-1 the dense part's 12 bytes are divided over dp x cp, the experts' over what ep leaves of tp x cp x dp: 32 / 8."""
+    model = cost_model(describe(MOE, S))
+    experts = 8 * (3 * 1024 * 512 + 2 * 512 + 1024)  # gate, up and down of a rank's eight, and their biases
+    mesh = Mesh(dp=32, ep=8)
+    plain, sharded = (
+        model.layer(replace(candidate(dp=32), strategy=Strategy(mesh=mesh, zero_stage=stage)), "experts_decoder", "none")
+        for stage in (0, 1)
     )
-    model = cost_model(spec)
+    dense = plain.parameters - experts
+    assert (plain.weight_bytes, plain.gradient_bytes, plain.optimizer_bytes) == tuple(n * plain.parameters for n in (2, 4, 12))
+    assert sharded.weight_bytes + sharded.gradient_bytes == 6 * plain.parameters
+    assert sharded.optimizer_bytes == pytest.approx(12 * (dense / 32 + experts / 4))
+    alone = model.layer(replace(candidate(dp=8), strategy=Strategy(mesh=Mesh(dp=8, ep=8))), "experts_decoder", "none")
+    assert 0 < alone.sync_s < plain.sync_s, "one copy of the experts reduces the dense part alone"
+
+
+def test_a_dispatcher_is_priced_in_a_layer_of_experts() -> None:
+    model = cost_model(describe(MOE, S))
 
     def seconds(kind: str) -> float:
         strategy = Strategy(mesh=Mesh(dp=32, ep=32), moe_token_dispatcher_type=kind)  # type: ignore[arg-type]

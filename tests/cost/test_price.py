@@ -300,6 +300,28 @@ def test_offload_trades_time_for_memory() -> None:
     assert model.score(here, layers)[1] > model.score(there, layers)[1]
 
 
+def test_an_offloaded_update_takes_the_hosts_time_and_two_ways_over_its_link() -> None:
+    """Of a rank's share, at ZeRO-1 over 4: fp32 gradient 4 and weight 2 bytes over the link; Adam reads the gradient twice, reads and
+    writes 12 bytes of states and writes the weight, 34 in all; the device clears its own 4 bytes a parameter."""
+    constants = replace(datasheet(a100(), MEGATRON), host_efficiency=0.5, host_adam_bandwidth=10 * GB, optimizer_efficiency=0.5)
+    model = cost_model(calibration=constants)
+    layer = model.layer(candidate(dp=4, zero_stage=1, offload_optimizer=True), "decoder", "none")
+    share = layer.parameters / 4
+    clears = layer.parameters * 4 / (model.cluster.gpu.memory_bandwidth * 0.5)
+    assert layer.optimizer_s == pytest.approx(share * 6 / (32 * GB * 0.5) + share * 34 / (10 * GB) + clears)
+    stays = model.layer(candidate(dp=4, zero_stage=1), "decoder", "none")
+    assert stays.optimizer_s == pytest.approx(share * 34 / (model.cluster.gpu.memory_bandwidth * 0.5) + clears)
+
+
+def test_an_engines_floor_is_a_third_forward_and_two_thirds_backward() -> None:
+    """And a layer that is made again runs its forward's launches twice. Embedding and head have no such floor."""
+    model = cost_model(calibration=replace(datasheet(a100(), MEGATRON), layer_floor_s=3.0))
+    for mode, backward in (("none", 2.0), ("full", 3.0)):
+        layer = model.layer(candidate(), "decoder", mode)
+        assert (layer.forward_s, layer.backward_s) == pytest.approx((1.0, backward))
+    assert model.layer(candidate(), "head", "none").seconds < 1.0
+
+
 def test_small_work_is_bound_by_launches() -> None:
     model = cost_model(gpt(hidden_size=64, num_attention_heads=4, ffn_hidden_size=256), seq_length=64)
     cost = model.layer(candidate(), "decoder", "none")

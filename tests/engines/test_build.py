@@ -22,6 +22,7 @@ from orchestrator.engines.ds_config import by_hand
 from orchestrator.engines.transformer_config import engine_fields, layer_counts
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, from_json
+from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.tree import divisors
 
 pytestmark = pytest.mark.engines
@@ -91,7 +92,7 @@ def random_legal_plans() -> dict[str, Plan]:
             recompute=[(mode, layers if mode == "selective" else rng.randint(1, layers)) for _ in range(pp)],  # type: ignore[misc]
         )
         plan = replace(plan, cluster=replace(plan.cluster, gpus_per_node=world))
-        if ENGINES[engine].capabilities(plan.cluster.software).broken_rule(plan.candidate, situation_of(plan)) is None:
+        if broken_rule(ENGINES[engine].capabilities(plan.cluster.software), plan.candidate, situation_of(plan)) is None:
             found[f"{len(found)}: {plan.candidate.label()} {model.family} {sizes}"] = plan
     return found
 

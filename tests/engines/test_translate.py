@@ -24,6 +24,7 @@ from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage, from_json, to_json
+from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.spec import PP_BEFORE_DP, Recompute
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -96,7 +97,7 @@ def test_the_job_is_the_golden_one(name: str) -> None:
 def test_every_covering_plan_is_legal(name: str) -> None:
     plan = ALL[name]
     capabilities = ENGINES[plan.engine].capabilities(plan.cluster.software)
-    broken = capabilities.broken_rule(plan.candidate, situation_of(plan))
+    broken = broken_rule(capabilities, plan.candidate, situation_of(plan))
     assert broken is None, broken
 
 
@@ -316,7 +317,7 @@ def test_the_other_rank_order_has_its_flag_and_only_that() -> None:
     plan = make_plan(pp=2, tp=2)
     other = replace(plan, rank_order=PP_BEFORE_DP)
     assert [flag for flag in megatron_flags(other) if flag not in megatron_flags(plan)] == [("--use-tp-pp-dp-mapping",)]
-    assert ENGINES["megatron"].capabilities(plan.cluster.software).broken_rule(other.candidate, situation_of(other)) is None
+    assert broken_rule(ENGINES["megatron"].capabilities(plan.cluster.software), other.candidate, situation_of(other)) is None
 
 
 def test_what_the_command_line_says_otherwise_is_noted() -> None:

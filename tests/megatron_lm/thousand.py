@@ -50,6 +50,7 @@ def random_plan(draw: random.Random) -> Any:
     from orchestrator.hardware.spec import Software
     from orchestrator.model.training import Training
     from orchestrator.plan import RunSettings, Source
+    from orchestrator.strategy.legality import broken_rule
     from orchestrator.strategy.spec import PP_BEFORE_DP
 
     one = draw.choice
@@ -142,7 +143,7 @@ def random_plan(draw: random.Random) -> Any:
     if pp > 1 and dp > 1 and one([True, False, False]):
         plan = replace(plan, rank_order=PP_BEFORE_DP)
     rules = ENGINES["megatron"].capabilities(software)
-    if rules.broken_rule(plan.candidate, situation_of(plan)) is not None or why_not(plan) is not None:
+    if broken_rule(rules, plan.candidate, situation_of(plan)) is not None or why_not(plan) is not None:
         return None
     return plan
 

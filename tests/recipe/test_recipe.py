@@ -21,8 +21,8 @@ from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Gpu, Software
 from orchestrator.recipe.clusters import RATES, check_cluster, cluster_from, load_cluster, names, quantity, stored, to_tree
 from orchestrator.recipe.keys import KEYS, Key, parse
+from orchestrator.recipe.layers import flatten
 from orchestrator.recipe.read import read_arguments, read_yaml
-from orchestrator.recipe.settings import flatten
 from orchestrator.units import GIB
 
 NO_GPU = Machine(host_memory=16 * GIB)
@@ -395,3 +395,23 @@ def test_a_level_takes_the_gpus_own_link(tmp_path: Path) -> None:
         cluster_from({**tree, "gpu": "A100-PCIE-40GB"}, "c", "c", 8)
     with pytest.raises(InputError, match="needs a number and a unit"):
         cluster_from({**tree, "host_bandwidth": "pcie / 0"}, "c", "c", 8)
+
+
+def test_a_recipe_builds_on_the_one_it_names(tmp_path: Path) -> None:
+    base = load("recipe=llama_tiny")
+    text(tmp_path / "mine.yaml", "recipe: llama_tiny\ntrain:\n  steps: 7\n  warmup: 2\npin: {dp: 2}\n")
+    path = text(tmp_path / "longer.yaml", "recipe: mine.yaml\ntrain.warmup: 3\n")
+    found = load(f"recipe={path}", "train.seq_length=64")
+    assert (found.recipe, found.architecture) == ("longer", msgspec.structs.replace(base.architecture, name="longer"))
+    assert (found.training.steps, found.training.warmup, found.training.seq_length, found.pins.dp) == (7, 3, 64, 2)
+    assert (found.training.lr, found.cluster) == (base.training.lr, base.cluster)
+    resolved = text(tmp_path / "config.yaml", recipe.resolved_yaml(found))
+    assert msgspec.structs.replace(load(f"recipe={resolved}"), why_cluster="") == msgspec.structs.replace(found, why_cluster="")
+
+
+def test_a_base_that_is_not_there_or_is_built_on_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="recipe=llama_tony: is not known; did you mean llama_tiny"):
+        load(f"recipe={text(tmp_path / 'a.yaml', 'recipe: llama_tony')}")
+    text(tmp_path / "b.yaml", "recipe: c.yaml")
+    with pytest.raises(InputError, match=r"is built on itself: .*b\.yaml on .*c\.yaml on .*b\.yaml"):
+        load(f"recipe={text(tmp_path / 'c.yaml', 'recipe: b.yaml')}".replace("c.yaml", "b.yaml"))

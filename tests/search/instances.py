@@ -11,7 +11,6 @@ from small_models import cluster, gpt, training
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
-from orchestrator.engines.rules import deepspeed_schedules, rule
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
@@ -74,7 +73,6 @@ class Instance:
         return MemoryLimit(limit=int(need * rng.choice([0.3, 0.6, 0.9, 1.2, 2.0, 50.0])) + MIB, reserve=0)
 
 
-SCHEDULES = rule("schedule", "runtime/pipe/schedule.py", deepspeed_schedules, "pp", "vpp", "schedule")
 MODULES: tuple[Recompute, ...] = ("none", "layernorm", "selective", "mlp", "layernorm+mlp", "core_attn+mlp", "full")
 
 
@@ -106,7 +104,8 @@ class Wide(Instance):
                 schedules=flat,
                 zero_stages_with_pipeline=(0, 1),
                 zero_shard_groups=rng.random() < 0.7,
-                rules=(HEADS, SCHEDULES),
+                zero_shard_stages=(3,),
+                rules=(HEADS,),
             )
         self.traits = replace(self.traits, engine=self.capabilities.engine)
         self.limit = self._limit(rng)

@@ -15,7 +15,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.errors import NoPlanError
 from orchestrator.model.spec import LayerRun, ModelSpec
-from orchestrator.search.layerwise import AnalyticPrices, Outer, Prices, ProfilePrices, layerwise, plan_price, stage_price
+from orchestrator.search.layerwise import AnalyticPrices, LayerwiseResult, Outer, Prices, ProfilePrices, layerwise, plan_price, stage_price
 from orchestrator.strategy.layerwise import TRAITS, LayerwiseStage
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors
@@ -107,6 +107,16 @@ def exhaustive(prices: Prices, batch: int, limit: MemoryLimit, pp: int = 1) -> f
                 stages = [stages_of(prices, outer, p, kinds[borders[p] : borders[p + 1]], limit) for p in range(pp)]
                 best = min([best, *(plan_price(prices, outer, chosen) for chosen in product(*stages))])
     return best
+
+
+WORSE = 0.005
+"""How much slower than the best of all plans a found one may be."""
+
+
+def within(found: LayerwiseResult, best: float) -> bool:
+    """Whether the best of all plans lies where the search says: not above the plan, not below `at_least_s`; and the plan is a good one."""
+    ours = found.plan.step_time_s
+    return found.at_least_s <= best * (1 + 1e-9) and best * (1 - 1e-9) <= ours <= best * (1 + WORSE)
 
 
 def stages_of(prices: Prices, outer: Outer, p: int, kinds: list[str], limit: MemoryLimit) -> list[LayerwiseStage]:

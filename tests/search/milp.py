@@ -26,6 +26,7 @@ from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.capabilities import Capabilities, Situation
 from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.legality import rules_of
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.tree import vpp_degrees
 
@@ -125,7 +126,7 @@ def outer_choices(capabilities: Capabilities, given: Situation) -> Iterator[tupl
             modes = [
                 mode
                 for mode in RECOMPUTE_ORDER
-                if mode in capabilities.recompute and all(rule.check(_with(candidate, mode), given) is None for rule in capabilities.rules)
+                if all(rule.check(_with(candidate, mode), given) is None for rule in rules_of(capabilities, given))
             ]
             if modes:
                 yield _with(candidate, modes[-1]), modes

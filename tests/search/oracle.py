@@ -19,10 +19,11 @@ from orchestrator.model.training import Training
 from orchestrator.search.inner import spread
 from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
 from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.legality import rules_of, unsuited
 from orchestrator.strategy.megatron_layout import stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
-from orchestrator.strategy.tree import planner_rules, unsuited, vpp_degrees
+from orchestrator.strategy.tree import vpp_degrees
 
 
 def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[Candidate]:
@@ -31,7 +32,7 @@ def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[
     layers = transformer_layers(situation.model)
     if unsuited(capabilities, situation) is not None:
         return
-    rules = (*planner_rules(capabilities, situation), *capabilities.rules)
+    rules = rules_of(capabilities, situation)
     degrees = range(1, world + 1)
     flags = (False, True)
     copies = [None, *sorted({level.size for level in situation.cluster.levels})] if capabilities.zero_shard_groups else [None]

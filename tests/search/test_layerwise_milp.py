@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from layerwise_instances import medium_of
+from layerwise_instances import WORSE, medium_of
 from layerwise_milp import LayerwiseProgram
 
 from orchestrator.errors import NoPlanError
@@ -19,7 +19,8 @@ LIMIT_S = 120.0
 
 
 def check(seed: int, pp: int) -> bool:
-    """Whether there is a plan; it is said to be the best, and the program has none that is faster and none at all where we have none."""
+    """Whether there is a plan; the program has none that is below what ours says that none undercuts, none that is much faster, and none at
+    all where we have none."""
     prices, batch, limit = medium_of(seed, pp)
     try:
         found = layerwise(prices, batch, limit, pp=pp)
@@ -36,9 +37,9 @@ def check(seed: int, pp: int) -> bool:
     if found is None:
         assert best == math.inf
         return False
-    assert found.exact
     assert bound <= found.plan.step_time_s * (1 + EQUAL)
-    assert found.plan.step_time_s <= best * (1 + EQUAL)
+    assert found.at_least_s <= best * (1 + EQUAL)
+    assert found.plan.step_time_s <= best * (1 + WORSE)
     return True
 
 

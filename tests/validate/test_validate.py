@@ -349,7 +349,7 @@ def test_every_carried_constant_has_its_reason_and_no_other_is_carried() -> None
             for name, why in carry.why.items():
                 if name in file.constants:
                     assert file.constants[name].value == source.constants[name].value
-                    assert file.constants[name].origin.endswith(f"to {carry.source}; carried over: {why}")
+                    assert file.constants[name].origin.endswith(f"({carry.source}); carried over: {why}")
             if file.interval is not None:
                 assert source.interval is not None
                 assert file.interval[0] <= source.interval[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.hf_config import DECODERS, GPT2, class_of, inexpressible
-from orchestrator.engines.rules import sequence_lengths
+from orchestrator.engines.rules.model import head_groups, head_width, positions
+from orchestrator.engines.rules.rule import rule, sequence_lengths
+from orchestrator.engines.rules.zero import deepspeed_zero_rules
 from orchestrator.model.hugging_face import divides_head
-from orchestrator.strategy.capabilities import Situation
-from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import Candidate
 from orchestrator.units import ITEMSIZE, format_bytes
 
 ULYSSES_CLASSES: Final = tuple(found.model for found in DECODERS if found is not GPT2)
@@ -18,25 +20,6 @@ It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wr
 
 def hf_architecture(_: Candidate, situation: Situation) -> str | None:
     return inexpressible(situation.model.architecture)
-
-
-def no_pipeline(candidate: Candidate, _: Situation) -> str | None:
-    if candidate.mesh.pp == 1 and candidate.vpp == 1:
-        return None
-    return f"pp={candidate.mesh.pp}: Hugging Face models are no PipelineModule; engine=megatron_deepspeed has pipelines"
-
-
-def no_sequence_parallel(candidate: Candidate, _: Situation) -> str | None:
-    if not candidate.strategy.sequence_parallel:
-        return None
-    return "sequence_parallel: DeepSpeed has none of Megatron's; cp is its Ulysses"
-
-
-def no_selective(candidate: Candidate, _: Situation) -> str | None:
-    mode = candidate.strategy.recompute
-    if mode not in RECOMPUTE_MODULES:
-        return None
-    return f"recompute={mode}: gradient checkpointing of Hugging Face models is for whole layers"
 
 
 def autotp_family(candidate: Candidate, situation: Situation) -> str | None:
@@ -114,10 +97,8 @@ def ulysses_offload(candidate: Candidate, _: Situation) -> str | None:
 def hpz(candidate: Candidate, _: Situation) -> str | None:
     strategy = candidate.strategy
     size, mesh = strategy.zero_shard_size, strategy.mesh
-    if size is None:
+    if size is None or strategy.zero_stage != 3:
         return None
-    if strategy.zero_stage != 3:
-        return f"zero_shard_size={size} with zero_stage={strategy.zero_stage}: hpZ is a second copy of ZeRO-3's weights"
     if mesh.tp > 1:
         return f"zero_shard_size={size} with tp={mesh.tp}: hpZ's groups are the whole world's, silently wrong with tensor parallelism"
     if mesh.cp > 1:
@@ -125,3 +106,31 @@ def hpz(candidate: Candidate, _: Situation) -> str | None:
     if size < 2 or mesh.world_size % size:
         return f"zero_shard_size={size} must be above 1 and divide the {mesh.world_size} ranks"
     return None
+
+
+def deepspeed_rules() -> tuple[Rule, ...]:
+    """All of them."""
+    return (
+        rule("seq_pos", "transformers: n_positions, max_position_embeddings of the model's config", positions, "model"),
+        rule("hidden_heads", "transformers/models/gpt2/modeling_gpt2.py GPT2Attention", head_width, "model"),
+        rule("head_groups", "transformers/models/llama/modeling_llama.py repeat_kv", head_groups, "model"),
+        rule("hf_architecture", "transformers/models/*/configuration_*.py", hf_architecture, "model"),
+        rule("autotp_family", "autotp: deepspeed/module_inject/auto_tp.py:300 (supported)", autotp_family, "tp"),
+        rule("autotp_divides", "autotp: deepspeed/module_inject/tp_shard.py (uneven shards)", autotp_divides, "tp"),
+        rule("autotp_host", "autotp: deepspeed/runtime/engine.py:942-1080", autotp_host, "tp"),
+        rule("autotp_x", "autotp_x: deepspeed/runtime/engine.py:957", autotp_without_ulysses, "tp", "cp"),
+        rule("ulysses_family", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:560", ulysses_family, "cp"),
+        rule("ulysses", "ulysses: runtime/sequence_parallel/ulysses_sp.py:143-152", ulysses_heads, "cp"),
+        rule("ulysses_seq", "ulysses: runtime/sequence_parallel/ulysses_sp.py:707", ulysses_sequence, "cp"),
+        rule(
+            "hpz",
+            "hpz: deepspeed/runtime/zero/partition_parameters.py:1118, utils/groups.py",
+            hpz,
+            "zero_shard_size",
+            "zero_stage",
+            "tp",
+            "cp",
+        ),
+        *deepspeed_zero_rules(),
+        rule("offload_ulysses", "ours: nobody has tried it", ulysses_offload, "offload_optimizer", "cp"),
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.engines import rules
 from orchestrator.engines.megatron.requirements import NAME
+from orchestrator.engines.rules.recompute import fused_attention
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import StateBytes, Traits
 
@@ -22,7 +22,7 @@ def traits(software: Software) -> Traits:
         gradient_bytes_on_wire="grad_reduce_dtype",
         gradient_buffer="grad_reduce_dtype",
         reduce_scatter_from_stage=1,
-        flash_attention=rules.fused_attention(software),
+        flash_attention=fused_attention(software),
         fused_norms=software.transformer_engine,
         fp8_weight_copies=True,
         gathers_few_query_groups=True,

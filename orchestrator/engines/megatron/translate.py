@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import megatron_layers
+from orchestrator.engines import megatron_layers, megatron_parts
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron_args import SCRIPT
 from orchestrator.engines.megatron_layers import arguments_file, layers_fields
@@ -18,6 +18,9 @@ WORKER: Final = "orchestrator.workers.megatron"
 
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    only = megatron_parts.plan_only(plan.model)
+    if only is not None:
+        return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."], without_worker=only)
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan) | {"ds_config": None})
     files, notes = arguments_file(plan)
     return assemble(plan, WORKER, [engine, *files], notes, without_worker=without_worker(plan))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.engines import rules
 from orchestrator.engines.ds_config import BUCKET_ELEMENTS, PREFETCH_ELEMENTS
 from orchestrator.engines.ds_states import STATES
 from orchestrator.engines.megatron_deepspeed.requirements import NAME
+from orchestrator.engines.rules.recompute import fused_attention
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Traits
 
@@ -30,7 +30,7 @@ def traits(software: Software) -> Traits:
         # Stages 0 and 1 reduce at the boundary, after the last backward pass (engine.py:3088); stages 1 and 2 gather inside step().
         overlaps_grad_reduce=False,
         overlaps_param_gather=False,
-        flash_attention=rules.fused_attention(software),
+        flash_attention=fused_attention(software),
         fused_norms=software.transformer_engine,
         fp32_gradient_fusion=False,
         gathers_few_query_groups=True,

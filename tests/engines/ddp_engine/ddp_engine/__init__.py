@@ -21,7 +21,7 @@ def capabilities(software: Software) -> Capabilities:
     """Data parallelism in fp32, whole models, whole layers recomputed or none."""
     return Capabilities(
         engine="ddp",
-        families=("gpt", "llama"),
+        parts=("attention", "mlp", "llama3_rope"),
         axes=("dp",),
         zero_stages=(0,),
         zero_stages_with_pipeline=(),

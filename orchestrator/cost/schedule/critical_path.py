@@ -15,6 +15,8 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
+from orchestrator.cost.schedule.names import named, of_chunks
+
 TINY = 1e-11
 """What is not below 0 but for rounding, in a game whose payoffs are at most 1."""
 MOST_PIVOTS = 400
@@ -133,22 +135,18 @@ class _Making:
 @lru_cache(maxsize=8)
 def graph_of(schedule: str, pp: int, m: int, vpp: int) -> Graph:
     """The passes of m micro-batches as the engine orders them (cost/schedule.py)."""
-    return _deepspeed(pp, m) if schedule == "deepspeed_1f1b" else _megatron(pp, m, vpp)
+    return _deepspeed(pp, m) if named(schedule).blocks else _unblocked(schedule, pp, m, vpp)
 
 
-def _megatron(pp: int, m: int, vpp: int) -> Graph:
-    """1F1B, and interleaved with a group of pp micro-batches: after the warm-up a forward, a backward."""
+def _unblocked(schedule: str, pp: int, m: int, vpp: int) -> Graph:
+    """Of a schedule whose transfers block nobody: a pass waits for the one before on its stage, and for the neighbour's and a transfer."""
     n, total = pp * vpp, m * vpp
-    made, lines = _Making(), []
-    for stage in range(pp):
-        warm_up = min(total, pp - 1 - stage if vpp == 1 else 2 * (pp - 1 - stage) + (vpp - 1) * pp)
-        passes = [(k % n // pp, k // n * pp + k % pp) if vpp > 1 else (0, k) for k in range(total)]  # (chunk, micro-batch)
-        forward = [(False, chunk * pp + stage, j) for chunk, j in passes]
-        backward = [(True, (vpp - 1 - chunk) * pp + stage, j) for chunk, j in passes]
-        line = forward[:warm_up]
-        for a, b in zip(forward[warm_up:], backward, strict=False):
-            line += [a, b]
-        lines.append(line + backward[total - warm_up :])
+    made = _Making()
+    orders = (of_chunks(schedule, vpp).order(pp, stage, m, vpp) for stage in range(pp))
+    lines = [
+        [(one.action == "backward", one.chunk * pp + stage, one.microbatch) for one in order if one.action in ("forward", "backward")]
+        for stage, order in enumerate(orders)
+    ]
     ends: tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]] = ({}, {})  # nodes of forward and backward passes
     at, last = [0] * pp, [0] * pp
     left = 2 * total * pp

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from orchestrator.cost.schedule import finish_times
-from orchestrator.search.critical_path import CriticalPath, Times, game, graph_of, longest
+from orchestrator.cost.schedule.critical_path import CriticalPath, Times, game, graph_of, longest
 from orchestrator.search.partition import Partitions, Pipeline, Way
 
 Setting = tuple[str, int, int, int]

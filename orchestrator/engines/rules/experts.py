@@ -1,0 +1,70 @@
+"""How experts are divided: expert parallelism folds over the ranks of tensor, context and data parallelism."""
+
+from __future__ import annotations
+
+from orchestrator.engines.rules.rule import divides, rule
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.spec import Architecture
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import Candidate
+
+
+def expert_counts(a: Architecture) -> list[int]:
+    """The different numbers of experts of a model's layers; empty for a dense model."""
+    parts = (layer.feed_forward for layer in a.kinds_of_layers())
+    return sorted({part.num_experts for part in parts if isinstance(part, Experts)})
+
+
+def experts(candidate: Candidate, situation: Situation) -> str | None:
+    counts, ep = expert_counts(situation.model.architecture), candidate.mesh.ep
+    if not counts and ep > 1:
+        return f"ep={ep}: a dense model has no experts"
+    return next((why for count in counts if (why := divides(ep, "ep", count, "num_experts"))), None)
+
+
+def expert_widths(candidate: Candidate, situation: Situation) -> str | None:
+    a, etp = situation.model.architecture, candidate.mesh.etp
+    if not a.experts and etp > 1:
+        return f"etp={etp}: a dense model has no experts"
+    return next((why for part in a.experts if (why := divides(etp, "etp", part.ffn_hidden_size, "the experts' ffn_hidden_size"))), None)
+
+
+def experts_together(candidate: Candidate, situation: Situation) -> str | None:
+    mesh = candidate.mesh
+    if not situation.model.architecture.experts or mesh.ep > 1 or mesh.etp == mesh.tp:
+        return None
+    return f"ep=1 with etp={mesh.etp} and tp={mesh.tp}: experts' gradients are then reduced as those of other layers, silently wrong"
+
+
+def experts_fold(candidate: Candidate, _: Situation) -> str | None:
+    mesh = candidate.mesh
+    return divides(mesh.ep * mesh.etp, "ep*etp", mesh.tp * mesh.cp * mesh.dp, "tp*cp*dp")
+
+
+def expert_kinds(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    if len(a.experts) > 1:
+        return f"{len(a.experts)} kinds of experts in one model: megatron-core has one"
+    for part in a.experts:
+        if part.score == "sigmoid" and not part.normalized and part.topk > 1:
+            return "sigmoid scores that are not made to sum to one: megatron-core's always are"
+        if part.score == "softmax" and part.normalized and part.topk == 1:
+            return "topk=1 with scores made to sum to one: the router would learn nothing"
+    return None
+
+
+def experts_sequence(candidate: Candidate, situation: Situation) -> str | None:
+    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not expert_counts(situation.model.architecture):
+        return None
+    return f"tp={candidate.mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only"
+
+
+def expert_rules() -> tuple[Rule, ...]:
+    return (
+        rule("experts", "ep_basic: megatron/training/arguments.py:1025; core/transformer/moe/moe_layer.py:103", experts, "ep"),
+        rule("expert_kinds", "core/transformer/moe/moe_utils.py: topk_routing_with_score_function", expert_kinds, "model"),
+        rule("experts_etp", "core/tensor_parallel/layers.py:842,1166", expert_widths, "etp"),
+        rule("experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", experts_together, "tp", "ep", "etp"),
+        rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", experts_fold, "tp", "cp", "ep", "etp", "dp"),
+        rule("experts_sp", "core/transformer/moe/moe_layer.py:380", experts_sequence, "tp", "sequence_parallel"),
+    )

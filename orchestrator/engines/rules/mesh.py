@@ -1,0 +1,108 @@
+"""How megatron-core's layers are cut: tensor, sequence and context parallelism."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate
+
+MEGATRON_ORDERS: Final = (RANK_ORDER, PP_BEFORE_DP)
+"""What initialize_model_parallel is given (training/initialize.py:378)."""
+
+
+def expert_order(candidate: Candidate, _: Situation) -> str | None:
+    mesh = candidate.mesh
+    expert_dp = mesh.expert_dp if mesh.ep * mesh.etp > 1 else mesh.dp * mesh.cp  # Megatron's etp is tp where none is given
+    if mesh.order != RANK_ORDER and mesh.pp > 1 and expert_dp != mesh.dp:
+        return f"expert_dp={expert_dp} is not dp={mesh.dp}, which rank order {'-'.join(mesh.order)} with a pipeline needs"
+    return None
+
+
+def heads(candidate: Candidate, situation: Situation) -> str | None:
+    return divides(candidate.mesh.tp, "tp", situation.model.architecture.num_attention_heads, "num_attention_heads")
+
+
+def groups(candidate: Candidate, situation: Situation) -> str | None:
+    tp, a = candidate.mesh.tp, situation.model.architecture
+    if a.query_groups % tp and tp % a.query_groups:
+        return f"tp={tp} neither divides num_query_groups={a.query_groups} nor is a multiple of it"
+    return divides(
+        tp, "tp", (a.num_attention_heads + 2 * a.query_groups) * a.head_dim, "(num_attention_heads + 2*num_query_groups)*kv_channels"
+    )
+
+
+def ffn(candidate: Candidate, situation: Situation) -> str | None:
+    return divides(candidate.mesh.tp, "tp", situation.model.architecture.ffn_hidden_size, "ffn_hidden_size")
+
+
+def sp_sequence(candidate: Candidate, situation: Situation) -> str | None:
+    mesh = candidate.mesh
+    if not candidate.strategy.sequence_parallel:
+        return None
+    for name, length in sequence_lengths(situation).items():
+        if length % (mesh.cp * mesh.tp):
+            return f"sequence_parallel: tp*cp={mesh.tp * mesh.cp} does not divide {name}={length}"
+    return None
+
+
+def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
+    cluster, a = situation.cluster, situation.model.architecture
+    if not candidate.strategy.sequence_parallel or cluster.is_cpu:
+        return None
+    if a.stack == "encoder":
+        # Its head takes Apex' norm or torch's, never Transformer Engine's (models/bert/bert_lm_head.py:5-16).
+        return None if cluster.software.apex else "sequence_parallel with bert needs Apex for the norm of its head"
+    if cluster.software.transformer_engine:
+        return None
+    if a.normalization == "LayerNorm" and cluster.software.apex:
+        return None
+    return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (" or Apex" if a.normalization == "LayerNorm" else "")
+
+
+def cp_attention(candidate: Candidate, situation: Situation) -> str | None:
+    cluster = situation.cluster
+    if candidate.mesh.cp == 1 or (cluster.software.transformer_engine and not cluster.is_cpu):
+        return None
+    return f"cp={candidate.mesh.cp} needs Transformer Engine's attention, on GPUs"
+
+
+def cp_sequence(candidate: Candidate, situation: Situation) -> str | None:
+    cp = candidate.mesh.cp
+    if cp == 1:
+        return None
+    return divides(2 * cp, "2*cp", situation.model.seq_length, "seq_length")
+
+
+def cp_family(candidate: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    if candidate.mesh.cp == 1 or a.stack == "decoder":
+        return None
+    return f"cp={candidate.mesh.cp}: nobody has tried context parallelism with {a.family} in Megatron"
+
+
+def mesh_rules() -> tuple[Rule, ...]:
+    """Those of every engine on megatron-core's layers."""
+    return (
+        rule("heads_tp", "heads_tp: core/transformer/transformer_config.py:924", heads, "tp"),
+        rule("groups_tp", "groups_tp: core/transformer/transformer_config.py:939", groups, "tp"),
+        rule("ffn_tp", "ffn_tp: core/tensor_parallel/layers.py:842,1166", ffn, "tp"),
+        rule("sp_seq_div", "sp_seq_div: core/tensor_parallel/mappings.py", sp_sequence, "sequence_parallel", "tp", "cp"),
+        rule(
+            "sp_norm_local",
+            "sp_norm_local: core/transformer/torch_norm.py:28-33, core/models/bert/bert_lm_head.py:5-16",
+            sp_norm,
+            "sequence_parallel",
+        ),
+    )
+
+
+def megatron_rules() -> tuple[Rule, ...]:
+    """Those of megatron-core's own rank orders and context parallelism."""
+    return (
+        rule("expert_order", "rank_order: core/parallel_state.py:808-816", expert_order, "pp", "ep", "etp", "dp", "rank_order"),
+        rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", cp_attention, "cp"),
+        rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", cp_sequence, "cp"),
+        rule("cp_family", "megatron_t5, megatron_bert: cp untested", cp_family, "cp"),
+    )

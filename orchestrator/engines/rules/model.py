@@ -1,0 +1,85 @@
+"""Models that an engine has the parts of, but not in these sizes or together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
+from orchestrator.model.architecture import Architecture
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import Candidate
+
+
+def positions(_: Candidate, situation: Situation) -> str | None:
+    available = situation.model.architecture.max_position_embeddings
+    for name, length in sequence_lengths(situation).items():
+        if length > available:
+            return f"{name}={length} is above max_position_embeddings={available}"
+    return None
+
+
+def head_width(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    if a.kv_channels is not None:
+        return None
+    return divides(a.num_attention_heads, "num_attention_heads", a.hidden_size, "hidden_size")
+
+
+def head_groups(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    return divides(a.query_groups, "num_query_groups", a.num_attention_heads, "num_attention_heads")
+
+
+def no_query_groups(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    if a.stack == "decoder" or a.query_groups == a.num_attention_heads:
+        return None
+    return f"num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"
+
+
+def position_kind(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    kinds = {
+        "decoder": ("learned_absolute", "rope", "none"),
+        "encoder": ("learned_absolute", "rope"),
+        "encoder_decoder": ("learned_absolute", "rope", "relative"),
+    }[a.stack]
+    if a.position_embedding in kinds:
+        return _rotary_base(a)
+    return f"position_embedding={a.position_embedding}: megatron-core's {a.family} has {', '.join(kinds)}"
+
+
+ROTARY_BASE: Final = 10000
+"""RotaryEmbedding's default. BertModel and T5Model give it no other, and no scaling (bert_model.py:118, t5_model.py:206)."""
+
+
+def _rotary_base(a: Architecture) -> str | None:
+    if a.position_embedding != "rope" or a.stack == "decoder":
+        return None
+    if a.rotary_base != ROTARY_BASE:
+        return f"rotary_base={a.rotary_base}: megatron-core's {a.family} has {ROTARY_BASE}"
+    return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
+
+
+def relative_attention(_: Candidate, situation: Situation) -> str | None:
+    cluster = situation.cluster
+    if situation.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
+        return None
+    return "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"
+
+
+def model_rules() -> tuple[Rule, ...]:
+    """Those of megatron-core's models."""
+    return (
+        rule("seq_pos", "seq_pos: megatron/training/arguments.py:830", positions, "model"),
+        rule("hidden_heads", "hidden_heads: megatron/training/arguments.py:814", head_width, "model"),
+        rule("head_groups", "core/tensor_parallel/utils.py divide(), transformer/attention.py:300", head_groups, "model"),
+        rule("no_gqa", "bert: core/models/bert; cross attention: core/transformer/attention.py CrossAttention", no_query_groups, "model"),
+        rule(
+            "position_embedding",
+            "models/gpt/gpt_model.py, models/bert/bert_model.py, models/T5/t5_model.py: position_embedding_type",
+            position_kind,
+            "model",
+        ),
+        rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),
+    )

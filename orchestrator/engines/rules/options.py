@@ -1,0 +1,108 @@
+"""What the user chooses of Megatron's own ways (`strategy.spec.PINNED_ONLY`)."""
+
+from __future__ import annotations
+
+from orchestrator.engines.rules.rule import rule
+from orchestrator.strategy.axes.cp import inner_size
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
+
+
+def tp_comm_overlap(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, cluster, tp = candidate.strategy, situation.cluster, candidate.mesh.tp
+    if not strategy.tp_comm_overlap:
+        return None
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return "tp_comm_overlap needs Transformer Engine's user buffers, on GPUs"
+    if not strategy.sequence_parallel:
+        return "tp_comm_overlap needs sequence_parallel"
+    inner = cluster.levels[0]
+    return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
+
+
+def cuda_graphs(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, cluster = candidate.strategy, situation.cluster
+    if strategy.cuda_graph_impl == "none":
+        return None
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return f"cuda_graph_impl={strategy.cuda_graph_impl} needs Transformer Engine's random numbers, on GPUs"
+    if strategy.recompute == "full":
+        return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute=full: graphs of layers take recompute of modules only"
+    modules, a = RECOMPUTE_MODULES.get(strategy.recompute, ()), situation.model.architecture
+    for module, name, dropout in (("core_attn", "attention", a.attention_dropout), ("mlp", "hidden", a.hidden_dropout)):
+        if module in modules and dropout:
+            return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute={strategy.recompute} and {name}_dropout={dropout}"
+    return None
+
+
+def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, mesh, a = candidate.strategy, candidate.mesh, situation.model.architecture
+    kind, shards = strategy.cp_comm_type, mesh.cp
+    if kind == "p2p" or (kind == "all_gather" and mesh.cp > 1):
+        return None
+    if mesh.cp == 1:
+        return f"cp_comm_type={kind} needs cp above 1"
+    if kind == "a2a+p2p":
+        shards = inner_size(mesh, situation.cluster.levels[0].size)
+        if shards in (1, mesh.cp):
+            return f"cp_comm_type={kind}: cp={mesh.cp} with tp={mesh.tp} is not of several inner network domains and within each"
+    for name, heads in (("num_attention_heads", a.num_attention_heads), ("num_query_groups", a.query_groups)):
+        if heads / mesh.tp % shards:
+            return f"cp_comm_type={kind}: {shards} ranks do not divide {name}/tp={heads / mesh.tp:g}"
+    return None
+
+
+def dispatcher(candidate: Candidate, situation: Situation) -> str | None:
+    kind = candidate.strategy.moe_token_dispatcher_type
+    if kind == "alltoall" or "experts" in situation.model.architecture.features():
+        return None
+    return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
+
+
+def megatron_fsdp(candidate: Candidate, situation: Situation) -> str | None:
+    strategy, mesh = candidate.strategy, candidate.mesh
+    if not strategy.megatron_fsdp:
+        return None
+    if situation.cluster.is_cpu:
+        return "megatron_fsdp needs GPUs"
+    if mesh.pp > 1:
+        return f"megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"
+    return None if situation.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={situation.training.optimizer}: Adam only"
+
+
+def fp32_accumulation(candidate: Candidate, _: Situation) -> str | None:
+    strategy = candidate.strategy
+    if not strategy.reduce_scatter_with_fp32_accumulation:
+        return None
+    given = f"reduce_scatter_with_fp32_accumulation with zero_stage={strategy.zero_stage}"
+    if strategy.zero_stage != 1 or strategy.megatron_fsdp:
+        return f"{given}: it takes the place of the reduce-scatter of Megatron's distributed optimizer, zero_stage=1"
+    if strategy.zero_shard_size is not None:
+        return f"{given} and zero_shard_size={strategy.zero_shard_size}: Megatron has it for one instance of the optimizer"
+    return None
+
+
+def option_rules() -> tuple[Rule, ...]:
+    """Rules on what the user chooses of Megatron's own ways."""
+    return (
+        rule(
+            "tp_comm_overlap",
+            "tp_comm_overlap: megatron/training/arguments.py:915; training/initialize.py _initialize_tp_communicators",
+            tp_comm_overlap,
+            "tp_comm_overlap",
+            "tp",
+            "sequence_parallel",
+        ),
+        rule("cuda_graphs", "core/transformer/transformer_config.py:1780-1829", cuda_graphs, "cuda_graph_impl", "recompute"),
+        rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", cp_kind, "cp_comm_type", "tp", "cp"),
+        rule("dispatcher", "moe_disp: core/transformer/transformer_config.py:1063-1095", dispatcher, "moe_token_dispatcher_type"),
+        rule(
+            "fp32_accumulation",
+            "core/distributed/param_and_grad_buffer.py:158-165",
+            fp32_accumulation,
+            "reduce_scatter_with_fp32_accumulation",
+            "zero_stage",
+            "zero_shard_size",
+        ),
+        rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", megatron_fsdp, "megatron_fsdp", "pp"),
+    )

@@ -1,0 +1,73 @@
+"""Pipelines of megatron-core's layers: what a schedule, ZeRO and precision make of each other."""
+
+from __future__ import annotations
+
+from orchestrator.engines.rules.rule import divides, rule
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import Candidate
+
+
+def t5_pipeline(candidate: Candidate, situation: Situation) -> str | None:
+    if candidate.mesh.pp == 1 or situation.model.architecture.stack != "encoder_decoder":
+        return None
+    return f"pp={candidate.mesh.pp}: Megatron has no pipeline for T5"
+
+
+def megatron_pipeline_zero(candidate: Candidate, _: Situation) -> str | None:
+    """Over megatron-core's schedule, which calls autograd itself, DeepSpeed's engine at stage 1 is told when to reduce; stage 0 is not."""
+    stage = candidate.strategy.zero_stage
+    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or stage == 1:
+        return None
+    return f"zero_stage={stage} with schedule={candidate.schedule}: megatron-core's pipeline goes with zero_stage 1 under DeepSpeed"
+
+
+def megatron_pipeline_fp16(candidate: Candidate, situation: Situation) -> str | None:
+    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or situation.training.precision != "fp16":
+        return None
+    return f"precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in its own backward, which this one never calls"
+
+
+def deepspeed_pipeline_zero(candidate: Candidate, situation: Situation) -> str | None:
+    """At stage 0 bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own norm."""
+    strategy, precision = candidate.strategy, situation.training.precision
+    if candidate.schedule != "deepspeed_1f1b" or strategy.zero_stage > 0 or precision == "fp32":
+        return None
+    return f"zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only, not in {precision}: take zero_stage=1"
+
+
+def vpp_microbatches(candidate: Candidate, _: Situation) -> str | None:
+    if candidate.vpp == 1:
+        return None
+    return divides(candidate.mesh.pp, "pp", candidate.num_microbatches, "num_microbatches")
+
+
+def megatron_pipeline_rules() -> tuple[Rule, ...]:
+    """Those of megatron-core's pipelines."""
+    return (
+        rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
+        rule("vpp_M", "vpp_M: core/pipeline_parallel/schedules.py:995-1015", vpp_microbatches, "pp", "vpp", "num_microbatches"),
+    )
+
+
+def deepspeed_pipeline_rules() -> tuple[Rule, ...]:
+    """Those of pipelines of megatron-core's layers over DeepSpeed's ZeRO."""
+    return (
+        rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
+        rule(
+            "pp_zero_megatron",
+            "ours: orchestrator/workers/megatron_deepspeed.py (set_gradient_accumulation_boundary, allreduce_gradients)",
+            megatron_pipeline_zero,
+            "pp",
+            "schedule",
+            "zero_stage",
+        ),
+        rule("pp_fp16", "deepspeed/runtime/engine.py backward", megatron_pipeline_fp16, "model", "pp", "schedule"),
+        rule(
+            "pp_zero0",
+            "gad_mix: deepspeed/runtime/engine.py:2316; silently wrong 4: runtime/utils.py clip_grad_norm_",
+            deepspeed_pipeline_zero,
+            "model",
+            "schedule",
+            "zero_stage",
+        ),
+    )

@@ -1,0 +1,102 @@
+"""Numbers: one gradient buffer, FP8, the precision-aware optimizer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.rules.rule import rule, sequence_lengths
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import Candidate
+
+
+def one_gradient_buffer(_: Candidate, situation: Situation) -> str | None:
+    training = situation.training
+    if training.grad_accum_dtype == training.grad_reduce_dtype:
+        return None
+    types = f"grad_accum_dtype={training.grad_accum_dtype} and grad_reduce_dtype={training.grad_reduce_dtype}"
+    return f"{types}: Megatron sums and reduces in one buffer of one type"
+
+
+MIN_FP8_COMPUTE_CAPABILITY: Final = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
+"""From which GPU on Transformer Engine has the recipe (its pytorch/fp8.py, check_fp8_support and its like)."""
+FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32)}
+"""What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
+
+
+def fp8(_: Candidate, situation: Situation) -> str | None:
+    training, cluster = situation.training, situation.cluster
+    if training.precision != "fp8":
+        return None
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return "precision=fp8 needs Transformer Engine, on GPUs"
+    recipe, has = training.fp8_recipe or "delayed", cluster.gpu.compute_capability
+    least = MIN_FP8_COMPUTE_CAPABILITY[recipe]
+    return None if float(has) >= least else f"fp8_recipe={recipe} needs compute capability {least}; {cluster.gpu.name} has {has}"
+
+
+def fp8_features(candidate: Candidate, situation: Situation) -> str | None:
+    training, a, tp = situation.training, situation.model.architecture, candidate.mesh.tp
+    if training.precision != "fp8":
+        return None
+    unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][1]
+    heads_in = a.num_attention_heads * a.head_dim
+    widths = {
+        "hidden_size": a.hidden_size,
+        f"ffn_hidden_size/tp={tp}": a.ffn_hidden_size * (2 if a.gated else 1) / tp,
+        f"num_attention_heads*kv_channels/tp={tp}": heads_in / tp,
+        f"(num_attention_heads + 2*num_query_groups)*kv_channels/tp={tp}": (heads_in + 2 * a.query_groups * a.head_dim) / tp,
+    }
+    return next((f"fp8 products need widths that are multiples of {unit}: {k} is {v:g}" for k, v in widths.items() if v % unit), None)
+
+
+def fp8_tokens(candidate: Candidate, situation: Situation) -> str | None:
+    training, mesh = situation.training, candidate.mesh
+    if training.precision != "fp8":
+        return None
+    unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][0]
+    parts = mesh.cp * (mesh.tp if candidate.strategy.sequence_parallel else 1)
+    for name, length in sequence_lengths(situation).items():
+        if length * candidate.micro_batch_size / parts % unit:
+            tokens = length * candidate.micro_batch_size / parts
+            return f"fp8 products need a multiple of {unit} tokens: {name}={length} x micro_batch_size over {parts} ranks is {tokens:g}"
+    return None
+
+
+def precision_aware(candidate: Candidate, situation: Situation) -> str | None:
+    training, cluster = situation.training, situation.cluster
+    if not training.precision_aware_optimizer:
+        return None
+    if training.optimizer != "adamw":
+        return f"precision_aware_optimizer with optimizer={training.optimizer}: it is an Adam"
+    if training.precision == "fp32":
+        return "precision_aware_optimizer with precision=fp32: there is no narrower copy of the weights"
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return "precision_aware_optimizer needs Transformer Engine's Adam, on GPUs"
+    if candidate.strategy.zero_stage == 0:
+        return "precision_aware_optimizer needs the distributed optimizer, zero_stage=1"
+    return None
+
+
+def precision_rules() -> tuple[Rule, ...]:
+    """Those of megatron-core with its own optimizer."""
+    return (
+        rule(
+            "one_gradient_buffer",
+            "ddp grad_reduce_in_fp32: core/distributed/distributed_data_parallel_config.py:11, param_and_grad_buffer.py",
+            one_gradient_buffer,
+            "model",
+        ),
+        rule("fp8", "fp8: megatron/training/arguments.py:655-669", fp8, "model"),
+        rule("fp8_features", "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec", fp8_features, "model", "tp"),
+        rule(
+            "fp8_tokens",
+            "fp8: Transformer Engine, pytorch/utils.py assert_dim_for_fp8_exec",
+            fp8_tokens,
+            "model",
+            "tp",
+            "cp",
+            "sequence_parallel",
+            "micro_batch_size",
+        ),
+        rule("precision_aware", "pao: core/optimizer/optimizer_config.py:375-420", precision_aware, "zero_stage"),
+    )

@@ -1,0 +1,64 @@
+"""What megatron-core's layers can compute again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.rules.rule import rule
+from orchestrator.hardware.spec import Software
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Recompute
+
+PINNED_WITH_FUSED_ATTENTION: Final[tuple[Recompute, ...]] = ("selective",)
+"""Megatron's --recompute-activations drops the scores. Fused attention keeps none, only their logsumexp: 0.1% of a layer, for the whole
+attention again (transformer_config.py:1224 says that it is needless)."""
+
+
+def fused_attention(software: Software) -> bool:
+    """Whether megatron-core's layers keep no scores: with Transformer Engine. Its own DotProductAttention (models/backends.py:113) makes
+    them all, and the flash-attn package serves its inference alone (transformer/attention.py:94)."""
+    return software.transformer_engine
+
+
+def recompute_mlp(candidate: Candidate, situation: Situation) -> str | None:
+    mode = candidate.strategy.recompute
+    if "mlp" not in RECOMPUTE_MODULES.get(mode, ()) or not situation.model.architecture.add_bias_linear:
+        return None
+    return f"recompute={mode} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends"
+
+
+def recompute_norms(candidate: Candidate, situation: Situation) -> str | None:
+    mode, cluster = candidate.strategy.recompute, situation.cluster
+    if "layernorm" not in RECOMPUTE_MODULES.get(mode, ()) or not cluster.software.transformer_engine or cluster.is_cpu:
+        return None
+    return f"recompute={mode}: Transformer Engine's norms are part of the linears behind them, so that layernorm recomputes nothing"
+
+
+def recompute_attention(candidate: Candidate, situation: Situation) -> str | None:
+    mode, cluster = candidate.strategy.recompute, situation.cluster
+    fused = fused_attention(cluster.software) and not cluster.is_cpu
+    if not fused or mode == "selective" or "core_attn" not in RECOMPUTE_MODULES.get(mode, ()):
+        return None
+    rest = "+".join(module for module in RECOMPUTE_MODULES[mode] if module != "core_attn")
+    return f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take {rest}"
+
+
+def recompute_rules() -> tuple[Rule, ...]:
+    """Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""
+    return (
+        rule(
+            "recompute_mlp_bias",
+            "recompute_sel: core/transformer/transformer_layer.py:719, core/tensor_parallel/random.py:496 (README, silently wrong 9)",
+            recompute_mlp,
+            "model",
+            "recompute",
+        ),
+        rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", recompute_norms, "software", "recompute"),
+        rule(
+            "recompute_flash",
+            "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",
+            recompute_attention,
+            "software",
+            "recompute",
+        ),
+    )

@@ -1,0 +1,29 @@
+"""How a rule of an engine's is written down, and what most of them ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import Candidate
+
+Check = Callable[[Candidate, Situation], str | None]
+
+
+def rule(id: str, engine_rule: str, check: Check, *needs: str) -> Rule:
+    """`engine_rule`: the engine's own, by its id in the tables of facts, file and line. `needs`: what the check reads, in the decision
+    tree's words, so that the tree can cut as soon as that much is fixed; "model" is what is given: model, training and cluster."""
+    return Rule(id=id, engine_rule=engine_rule, check=check, needs=needs)
+
+
+def sequence_lengths(situation: Situation) -> dict[str, int]:
+    """By the name of the key that sets it."""
+    lengths = {"seq_length": situation.model.seq_length}
+    if situation.model.decoder_seq_length:
+        lengths["decoder_seq_length"] = situation.model.decoder_seq_length
+    return lengths
+
+
+def divides(part: int, name: str, whole: int, whole_name: str) -> str | None:
+    """None where it does."""
+    return None if whole % part == 0 else f"{name}={part} does not divide {whole_name}={whole}"

@@ -1,0 +1,76 @@
+"""What ZeRO needs beside its stage: optimizers, groups, types of gradients, offload."""
+
+from __future__ import annotations
+
+from orchestrator.engines.rules.rule import rule
+from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.spec import Candidate
+
+
+def optimizer_instances(candidate: Candidate, _: Situation) -> str | None:
+    strategy, mesh = candidate.strategy, candidate.mesh
+    size, group = strategy.zero_shard_size, mesh.dp * mesh.cp
+    if size is None or strategy.zero_stage != 1:
+        return None
+    return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
+
+
+def distributed_adam(candidate: Candidate, situation: Situation) -> str | None:
+    optimizer, stage = situation.training.optimizer, candidate.strategy.zero_stage
+    if stage == 0 or optimizer == "adamw":
+        return None
+    return f"optimizer={optimizer} with zero_stage={stage}: Megatron's distributed optimizer takes Adam only"
+
+
+def unsharded_accumulation(candidate: Candidate, situation: Situation) -> str | None:
+    training = situation.training
+    if candidate.strategy.zero_stage > 0 or training.grad_accum_dtype == training.precision:
+        return None
+    return f"zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or above"
+
+
+def offload(candidate: Candidate, situation: Situation) -> str | None:
+    strategy = candidate.strategy
+    if not strategy.offload_optimizer:
+        return None
+    if situation.cluster.is_cpu:
+        return "offload_optimizer moves states out of a GPU's memory: here there is none"
+    if strategy.zero_stage == 0:
+        return "offload_optimizer needs zero_stage 1 or above"
+    if strategy.mesh.pp > 1 and candidate.schedule != "deepspeed_1f1b":
+        return f"offload_optimizer with pp={strategy.mesh.pp}: never tried under Megatron's pipeline schedule"
+    if situation.training.optimizer != "adamw":
+        return f"offload_optimizer with optimizer={situation.training.optimizer}: DeepSpeed offloads Adam"
+    return None
+
+
+def megatron_zero_rules() -> tuple[Rule, ...]:
+    """Those of megatron-core's distributed optimizer."""
+    return (
+        rule(
+            "optimizer_instances",
+            "distopt_instances: core/parallel_state.py:833",
+            optimizer_instances,
+            "zero_shard_size",
+            "zero_stage",
+            "dp",
+            "cp",
+        ),
+        rule("distopt_adam", "distopt_adam: core/optimizer/distrib_optimizer.py:514", distributed_adam, "zero_stage"),
+    )
+
+
+def deepspeed_zero_rules() -> tuple[Rule, ...]:
+    """Those of DeepSpeed's optimizers."""
+    return (
+        rule("gad_mix", "gad_mix: deepspeed/runtime/engine.py:2294-2325", unsharded_accumulation, "zero_stage"),
+        rule(
+            "offload_needs",
+            "offload: deepspeed/runtime/zero/config.py:396, deepspeed/runtime/engine.py:2342",
+            offload,
+            "offload_optimizer",
+            "zero_stage",
+            "pp",
+            "schedule",
+        ),
+    )

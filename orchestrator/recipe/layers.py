@@ -1,0 +1,100 @@
+"""The layers of keys: the recipe's file, then the command line over it; and the parsed values of what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.errors import InputError
+from orchestrator.recipe.clusters import SUFFIXES, read_named, stored
+from orchestrator.recipe.keys import KEYS, parse, shown
+from orchestrator.recipe.read import GROUPS, PATHS, Tree, check_key, check_path
+from orchestrator.recipe.sources import check_layer, without_replaced
+
+Flat = dict[str, Any]
+"""Full key names; the values are text still, or a cluster's mapping."""
+
+MAPPINGS: Final = ("cluster", "profile")
+"""Keys whose value may be a mapping of its own."""
+
+
+def flatten(tree: Tree, where: str) -> Flat:
+    """Full key names. A cluster may be a mapping; any other group must hold known keys. Raises InputError."""
+    prefix = f"{where}: " if where else ""
+    flat: Flat = {}
+
+    def visit(branch: Mapping[str, Any], above: str) -> None:
+        for name, value in branch.items():
+            full = f"{above}.{name}" if above else name
+            if isinstance(value, dict) and value and full not in MAPPINGS and (full not in KEYS or full in GROUPS):
+                visit(value, full)
+                continue
+            try:
+                check_key(full, value)
+                if full in PATHS:
+                    check_path(full, value)
+            except InputError as error:
+                raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
+            flat[full] = value
+
+    visit(tree, "")
+    return flat
+
+
+def recipe_layers(given: Flat) -> tuple[str | None, list[Flat]]:
+    """(short name, its keys) of the recipe that the command line names; (None, []) without one.
+
+    A recipe may name another as its base (`recipe: llama3_8b` in the YAML, or a path from the YAML's own folder): the base's keys come
+    first, then its own over them.
+    """
+    layers: list[Flat] = []
+    label: str | None = None
+    seen: list[str] = []
+    name = value_of(given, "recipe", None)
+    while name is not None:
+        if seen and name.endswith(SUFFIXES):
+            name = str(Path(seen[-1]).parent / name)
+        if name in seen:
+            raise InputError(f"{seen[-1]}: recipe", shown(name), f"is built on itself: {' on '.join([*seen, name])}")
+        short, tree = read_named("recipe", name, "profiles" if name in stored("profiles") else "models")
+        flat = flatten(tree, name)
+        layers.insert(0, expand_dropout({key: value for key, value in flat.items() if key != "recipe"}))
+        label = label or short
+        seen.append(name)
+        name = value_of(flat, "recipe", None) if flat.get("recipe") is not None else None
+    return label, layers
+
+
+def expand_dropout(flat: Flat) -> Flat:
+    """`model.dropout` stands for both dropouts; giving one of them beside it is a contradiction."""
+    if "model.dropout" not in flat:
+        return flat
+    text = flat["model.dropout"]
+    parse(KEYS["model.dropout"], text)
+    both = ("model.hidden_dropout", "model.attention_dropout")
+    for name in both:
+        if name in flat:
+            raise InputError("model.dropout", shown(text), f"stands for {both[0]} and {both[1]}, and {name} is given too")
+    return {name: value for name, value in flat.items() if name != "model.dropout"} | dict.fromkeys(both, text)
+
+
+def merge(layers: Sequence[Flat]) -> Flat:
+    """Later layers win; model.hf_config drops the model below."""
+    merged: Flat = {}
+    for layer in layers:
+        if "model.hf_config" in layer:
+            merged = {name: value for name, value in merged.items() if not name.startswith("model.")}
+        check_layer(layer)
+        merged = without_replaced(merged, layer) | expand_dropout(layer)
+    return merged
+
+
+def value_of(flat: Flat, name: str, default: Any) -> Any:
+    """The parsed value of a key, or the default where it is not given."""
+    return parse(KEYS[name], flat[name]) if name in flat else default
+
+
+def group_of(flat: Flat, group: str) -> dict[str, Any]:
+    """Parsed values of `<group>.*` by their short names; what is not given stays out."""
+    return {name.partition(".")[2]: parse(KEYS[name], value) for name, value in flat.items() if name.startswith(f"{group}.")}

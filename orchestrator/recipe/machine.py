@@ -1,0 +1,117 @@
+"""Which cluster a run is planned for: the one asked for, the GPUs found here, or the recipe's; and how much of their memory it may use."""
+
+from __future__ import annotations
+
+from orchestrator.detect import Machine
+from orchestrator.errors import InputError
+from orchestrator.hardware.catalog import GPUS, by_driver_name
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
+from orchestrator.recipe.clusters import cluster_from, read_named
+from orchestrator.recipe.keys import KEYS, parse
+from orchestrator.recipe.layers import Flat, value_of
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.units import GIB, US, format_bytes
+
+
+def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, str]:
+    """The cluster, and why. Asked for on the command line, or written out in a resolved recipe: that one. Else the GPUs of this machine
+    if they are enough and known; else the recipe's."""
+    gpus = value_of(merged, "gpus", None)
+    node = value_of(merged, "gpus_per_node", None)
+    raw = merged.get("cluster")
+    mixed = value_of(merged, "cluster.mixed", None)
+    here = _gpu_here(machine, mixed)
+    fixed = "cluster" in given or isinstance(raw, dict)
+    if not fixed and here is not None and machine.num_gpus >= (gpus or 1):
+        cluster = _cluster_here(here, gpus or machine.num_gpus, machine, mixed == "slowest")
+        return cluster, f"cluster here, {counted(cluster)}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
+    if raw is None:
+        from orchestrator.recipe.clusters import names
+
+        raise InputError("cluster", None, f"is missing: the recipe has none, and {_not_here(machine, here is not None, gpus)}", names())
+    if gpus is None:
+        raise InputError(
+            "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
+        )
+    if isinstance(raw, dict):
+        cluster = cluster_from(raw, "cluster", "cluster", gpus, node, mixed)
+        why = "written out in the recipe"
+    else:
+        name = str(parse(KEYS["cluster"], raw))
+        short, tree = read_named("cluster", name, "clusters")
+        cluster = cluster_from(tree, short, name, gpus, node, mixed)
+        why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
+    return cluster, f"cluster {cluster.name}, {counted(cluster)}: {why}"
+
+
+def _types(machine: Machine) -> tuple[str, ...]:
+    return machine.gpu_types or ((machine.gpu_name,) if machine.gpu_name else ())
+
+
+def _gpu_here(machine: Machine, mixed: str | None) -> Gpu | None:
+    """The type of this machine's GPUs, with cluster.mixed=slowest what all of them can do; None: several, none, or not in the catalog."""
+    if machine.catalog_name:
+        return GPUS[machine.catalog_name]
+    if mixed != "slowest":
+        return None
+    found = [by_driver_name(name) for name in machine.gpu_types]
+    known = [gpu for gpu in found if gpu is not None]
+    return slowest(known) if known and len(known) == len(found) else None
+
+
+def _not_here(machine: Machine, known: bool, gpus: int | None) -> str:
+    if not machine.num_gpus:
+        return "this machine has no GPU"
+    if machine.gpu_name is None:
+        types = ", ".join(machine.gpu_types)
+        unknown = [name for name in machine.gpu_types if by_driver_name(name) is None]
+        what = f"{unknown[0]} is not in the catalog" if unknown else "cluster.mixed=slowest plans for what all of them can do"
+        return f"the {machine.num_gpus} GPUs of this machine are of several types ({types}; {what})"
+    if not known:
+        return f"{machine.gpu_name}, of this machine, is not in the catalog"
+    return f"this machine has {machine.num_gpus} of the {gpus} GPUs"
+
+
+def counted(cluster: Cluster) -> str:
+    """`4 x H200` or `2 nodes of 8 x H100-SXM-80GB`; ranks on a machine without GPUs."""
+    what = "gloo ranks" if cluster.is_cpu else f"x {cluster.gpu.name}"
+    if cluster.num_nodes == 1:
+        return f"{cluster.num_gpus} {what}"
+    return f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} {what}"
+
+
+def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Cluster:
+    """The GPUs of this machine as one node; the link between them from what the driver says of NVLink. Bridged pairs of PCIe cards count
+    as PCIe: a job over all cards crosses it."""
+    linked = machine.nvlink and gpu.nvlink > 0
+    name, bandwidth, latency = ("nvlink", gpu.nvlink, NVLINK_LATENCY) if linked else ("pcie", gpu.pcie, PCIE_LATENCY)
+    return Cluster(
+        name="here",
+        gpu=gpu,
+        num_gpus=num_gpus,
+        gpus_per_node=machine.num_gpus,
+        levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=latency, source="nvidia-smi, NVIDIA datasheets"),),
+        host_bandwidth=gpu.pcie,
+        host_memory=machine.host_memory // machine.num_gpus,
+        software=Software(
+            transformer_engine=machine.transformer_engine and gpu.has_fused_attention,
+            flash_attention=machine.flash_attention and gpu.has_fused_attention,
+            apex=machine.apex,
+        ),
+        mixed=mixed,
+    )
+
+
+NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
+"""A hop's: NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
+
+
+def limit_of(merged: Flat, cluster: Cluster) -> MemoryLimit:
+    has = cluster.gpu.memory
+    limit = has if "memory.limit_gib" not in merged else round(value_of(merged, "memory.limit_gib", None) * GIB)
+    if limit > has and not cluster.is_cpu:
+        raise InputError("memory.limit_gib", merged["memory.limit_gib"], f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
+    reserve = round(value_of(merged, "memory.reserve_gib", None) * GIB) if "memory.reserve_gib" in merged else None
+    if reserve is not None and reserve >= limit:
+        raise InputError("memory.reserve_gib", merged["memory.reserve_gib"], f"leaves nothing of {format_bytes(limit)}")
+    return MemoryLimit(limit=limit, reserve=reserve)

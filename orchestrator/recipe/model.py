@@ -1,0 +1,109 @@
+"""The model and the training of a run, from their keys."""
+
+from __future__ import annotations
+
+import json
+from math import gcd, lcm
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model import families
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.recipe.clusters import stored
+from orchestrator.recipe.keys import shown
+from orchestrator.recipe.layers import Flat, group_of, value_of
+from orchestrator.recipe.read import read_text
+
+NOT_ARCHITECTURE: Final = ("hf_config", "init_from", "export_to")
+"""Keys of the group "model" that are not facts of it."""
+
+
+def label_of(merged: Flat) -> str:
+    """A name for a run without a recipe: the folder of the Hugging Face config, or model.name."""
+    if "model.name" in merged:
+        return str(value_of(merged, "model.name", ""))
+    if "model.hf_config" in merged:
+        return Path(str(merged["model.hf_config"])).resolve().parent.name or "model"
+    if "model.family" in merged:
+        return str(value_of(merged, "model.family", ""))
+    raise InputError("recipe", None, "is missing: name one, or give model.hf_config=path/to/config.json", stored("models"))
+
+
+def architecture_of(merged: Flat, label: str) -> Architecture:
+    fields = {name: value for name, value in group_of(merged, "model").items() if name not in NOT_ARCHITECTURE}
+    path = value_of(merged, "model.hf_config", None)
+    if path is not None:
+        base = families.from_hf_config(_json(path), label)
+        return msgspec.structs.replace(base, **fields)
+    fields.setdefault("name", label)
+    for info in msgspec.structs.fields(Architecture):
+        if info.default is msgspec.NODEFAULT and info.name not in fields:
+            raise InputError(f"model.{info.name}", None, "is missing: the recipe has none, so give it (or model.hf_config)")
+    return Architecture(**fields)
+
+
+def _json(path: str) -> dict[str, Any]:
+    if Path(path).is_dir():
+        raise InputError("model.hf_config", shown(path), "is a folder; give the path of its config.json")
+    try:
+        found = json.loads(read_text(Path(path)))
+    except InputError as error:
+        raise InputError("model.hf_config", shown(path), error.why) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError("model.hf_config", shown(path), f"is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError("model.hf_config", shown(path), "is not a JSON object")
+    return found
+
+
+def training_of(merged: Flat) -> Training:
+    fields = {name: value for name, value in group_of(merged, "train").items() if name in Training.__struct_fields__}
+    for name in ("global_batch_size", "seq_length"):
+        if name not in fields:
+            raise InputError(f"train.{name}", None, "is missing: the recipe has none, so give it")
+    if "seed" in merged:
+        fields["seed"] = value_of(merged, "seed", None)
+    training = Training(**fields)
+    if training.min_lr > training.lr:
+        raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")
+    if training.warmup > training.steps:
+        raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}")
+    return training
+
+
+def padded_for_every_layout(architecture: Architecture, cluster: Cluster) -> Architecture:
+    """With one size of the padded vocabulary under every tensor-parallel size that a search on this cluster compares: they divide the GPUs
+    and the attention heads. Nothing changes where those are powers of two and the vocabulary is padded to a multiple of 128."""
+    unit = lcm(max(1, architecture.make_vocab_size_divisible_by), gcd(cluster.num_gpus, architecture.num_attention_heads))
+    return msgspec.structs.replace(architecture, make_vocab_size_divisible_by=unit)
+
+
+def check_positions(architecture: Architecture, training: Training) -> None:
+    """Rotary positions have a stated range too: beyond it the model is another one. (Learned ones: model/families/check.py.)"""
+    longest = architecture.max_position_embeddings
+    if architecture.position_embedding == "rope" and training.seq_length > longest:
+        raise InputError(
+            "train.seq_length", training.seq_length, f"is beyond model.max_position_embeddings={longest}; raise that if it is meant"
+        )
+
+
+def check_precision(training: Training, cluster: Cluster) -> None:
+    fast = [name for name in ("bf16", "fp16", "fp8", "fp32") if name in cluster.gpu.peak_flops]
+    if training.precision not in fast:
+        raise InputError("train.precision", training.precision, f"{cluster.gpu.name} has no fast path for it", fast)
+
+
+def with_fp8_recipe(training: Training, cluster: Cluster) -> Training:
+    """FP8's scaling where it is left open: what NVIDIA's recipes take, mxfp8 on Blackwell and tensorwise before it."""
+    if training.precision != "fp8":
+        if training.fp8_recipe is not None:
+            raise InputError("train.fp8_recipe", training.fp8_recipe, f"is for train.precision=fp8, not {training.precision}")
+        return training
+    if training.fp8_recipe is not None:
+        return training
+    return msgspec.structs.replace(training, fp8_recipe="mxfp8" if cluster.gpu.has_mxfp8 else "tensorwise")

@@ -1,0 +1,92 @@
+"""Settings as a YAML that gives the same plan again on any machine."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import msgspec
+import yaml
+
+from orchestrator.cost.profile import Profile
+from orchestrator.recipe.clusters import to_tree
+from orchestrator.recipe.profiles import FAMILY
+from orchestrator.recipe.settings import Settings
+from orchestrator.recipe.starting import container_tree, slurm_tree
+from orchestrator.units import GIB
+
+
+def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
+    """The settings as a recipe: `recipe=config.yaml` gives the same plan on any machine. `plan_path`: the saved plan that was started."""
+    training = msgspec.structs.asdict(settings.training)
+    seed = training.pop("seed")
+    training["betas"] = list(training["betas"])
+    reserve = settings.limit.reserve
+    run = {name: getattr(settings.run, name) for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")}
+    tree: dict[str, Any] = {
+        "name": settings.recipe,
+        "engine": settings.engine,
+        "gpus": settings.cluster.num_gpus,
+        "seed": seed,
+        "data": settings.run.data,
+        "data.blend": [[source.weight, source.path] for source in settings.run.blend] or None,
+        "data.valid": settings.run.valid,
+        "data.split": list(settings.run.split) or None,
+        "tokenizer": settings.run.tokenizer,
+        "plan": plan_path,
+        "profile": None if settings.profile is None else _profile_tree(settings.profile),
+        "model": _model_tree(settings),
+        "train": training | run,
+        "pin": msgspec.structs.asdict(settings.pins),
+        "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": reserve if reserve is None else reserve / GIB},
+        "calibration": settings.calibration,
+        "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
+        "entry": settings.entry,
+        "entry.args": shlex.join(settings.entry_args) or None,
+        "entry.without": shlex.join(settings.entry_without) or None,
+        "entry.launcher": settings.entry_launcher if settings.entry else None,
+        "entry.preflight": settings.entry_preflight if settings.entry else None,
+        "wandb": settings.run.wandb,
+        **{group: {name: "null" if value is None else value for name, value in values.items()} for group, values in settings.extra.items()},
+        "slurm": slurm_tree(settings.slurm),
+        "container": container_tree(settings.container),
+        "env": settings.env,
+        "cluster": to_tree(settings.cluster),
+    }
+    kept = {name: value for name, value in _without_none(tree).items() if value != {}}
+    head = f"# {settings.why_cluster}\n# Run it again: python -m orchestrator.run recipe=THIS_FILE\n"
+    return head + yaml.dump(kept, Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True)
+
+
+def _model_tree(settings: Settings) -> dict[str, Any]:
+    """The architecture and where weights come from and go to; nothing for a model that only a profile describes."""
+    if settings.architecture.family == FAMILY:
+        return {}
+    tree: dict[str, Any] = msgspec.to_builtins(settings.architecture)
+    return tree | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
+
+
+def _profile_tree(profile: Profile) -> dict[str, Any]:
+    """In seconds and bytes, without the name, which is the recipe's."""
+    tree: dict[str, Any] = msgspec.to_builtins(profile, str_keys=True)
+    del tree["name"]
+    return tree
+
+
+def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in tree.items() if value is not None}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Numbers exact and readable by parse()."""
+
+
+def _exact(value: float) -> str:
+    """repr, with the point without which YAML takes it for a word.
+
+    >>> _exact(1e-05), _exact(0.25)
+    ('1.0e-05', '0.25')
+    """
+    text = repr(value)
+    return text if "." in text else text.replace("e", ".0e")
+_Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", _exact(value)))

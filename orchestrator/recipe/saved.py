@@ -1,0 +1,128 @@
+"""plan=PATH: a saved plan in place of a search, and what the other keys may still say beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.engines import passthrough
+from orchestrator.errors import InputError
+from orchestrator.model import families
+from orchestrator.plan import Plan
+from orchestrator.recipe.clusters import check_cluster
+from orchestrator.recipe.keys import KEYS, check_range, parse, shown
+from orchestrator.recipe.layers import Flat, value_of
+from orchestrator.recipe.model import architecture_of, check_precision
+from orchestrator.recipe.read import read_text
+from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
+from orchestrator.strategy.spec import CHOICES
+
+FREE_WITH_PLAN: Final = (
+    *("recipe", "name", "plan", "calibration", "out", "launch", "data", "tokenizer", "model.init_from", "model.export_to"),
+    *(f"train.{name}" for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")),
+)
+
+FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry", "data", "wandb", *passthrough.GROUPS)
+"""Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
+
+
+def engine_of_checkpoint(resume: str | None) -> str | None:
+    """Which engine wrote the checkpoint (its marker is written by workers/checkpoint.py); no other engine reads it. Raises InputError."""
+    if resume is None or not Path(resume).is_dir():
+        return None  # _run says what is wrong
+    for marker in (Path(resume) / "checkpoints" / "latest.json", Path(resume) / "latest.json"):
+        if marker.is_file():
+            try:
+                return str(json.loads(read_text(marker))["layout"]["engine"])
+            except (ValueError, KeyError, TypeError):
+                raise InputError("train.resume", shown(resume), f"{marker} is not a checkpoint's marker") from None
+    raise InputError("train.resume", shown(resume), "holds no finished checkpoint (checkpoints/latest.json)")
+
+
+def saved_plan(merged: Flat) -> Plan | None:
+    path = value_of(merged, "plan", None)
+    if path is None:
+        return None
+    from orchestrator.plan import from_json
+
+    if Path(path).is_dir():
+        raise InputError("plan", shown(path), "is a folder; give the path of its plan.json")
+    try:
+        text = read_text(Path(path), limit=None)
+    except InputError as error:
+        raise InputError("plan", shown(path), error.why) from None
+    plan = from_json(text, shown(path))
+    try:
+        _check_values(plan)
+    except InputError as error:
+        raise InputError("plan", shown(path), str(error)) from None
+    return msgspec.structs.replace(plan, predicted=None)  # it is priced again; what a hand has changed there counts for nothing
+
+
+def _check_values(plan: Plan) -> None:
+    """What the search is given must be as sound as if it came from a recipe; search/check.py checks the layout. Raises InputError."""
+    if plan.cluster.num_gpus != plan.world_size:
+        raise InputError("world_size", plan.world_size, f"its cluster has num_gpus={plan.cluster.num_gpus}")
+    for group, values in (("model", plan.model), ("train", plan.training)):
+        for name, value in msgspec.structs.asdict(values).items():
+            key = KEYS.get(f"{group}.{name}", KEYS.get(name))
+            if key is not None and value is not None and not isinstance(value, str | bool):
+                check_range(key, str(value), value if isinstance(value, tuple) else (value,))
+    check_range(KEYS["gpus"], str(plan.world_size), (plan.world_size,))
+    check_range(KEYS["train.save_every"], str(plan.run.save_every), (plan.run.save_every,))
+    check_cluster(plan.cluster, "cluster")
+    check_precision(plan.training, plan.cluster)
+    families.describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+
+
+def check_agreement(merged: Flat, plan: Plan) -> None:
+    """Keys given beside plan= must say what the plan says. Raises InputError naming the first that doesn't."""
+    for name, text in merged.items():
+        group, _, short = name.partition(".")
+        if name in FREE_WITH_PLAN or group in FREE_GROUPS or name == "engine":
+            continue
+        if name == "cluster":
+            there: Any = plan.cluster.name
+            asked = text["name"] if isinstance(text, dict) else Path(str(text)).stem
+            if there == "here" and not isinstance(text, dict):
+                continue
+        elif name == "model.hf_config":
+            _check_config(merged, plan)
+            continue
+        else:
+            asked = parse(KEYS[name], text)
+            there = _in_plan(group, short or name, plan)
+            if there is Ellipsis:
+                raise InputError(name, shown(text), "is for a search, and plan= takes its place; leave one of them out")
+        if asked != there:
+            raise InputError(name, shown(text), f"the plan says {there}; edit the plan, or search anew without plan=")
+
+
+def _check_config(merged: Flat, plan: Plan) -> None:
+    """Raises InputError naming the first field in which the Hugging Face config is of another model than the plan's; fields that other
+    keys give are theirs to check."""
+    path = value_of(merged, "model.hf_config", None)
+    theirs = architecture_of({"model.hf_config": path}, plan.model.name)
+    free = {*FREE_FIELDS, *(("max_position_embeddings",) if plan.model.position_embedding in UNLIMITED else ())}
+    for name in theirs.__struct_fields__:
+        here, there = getattr(theirs, name), getattr(plan.model, name)
+        if here != there and name not in free and f"model.{name}" not in merged:
+            raise InputError("model.hf_config", shown(path), f"its {name} is {here}; the plan says {there}")
+
+
+def _in_plan(group: str, short: str, plan: Plan) -> Any:
+    """What the plan says for a key; Ellipsis where it says nothing that can be compared."""
+    if group == "model":
+        return getattr(plan.model, short, ...)
+    if group == "train":
+        return getattr(plan.training, short)
+    if group == "pin":
+        choice = next((choice for choice in CHOICES if choice.pin == short), None)
+        value = ... if choice is None else choice.of(plan.candidate)
+        return "-".join(value) if isinstance(value, tuple) else value
+    mixed = "slowest" if plan.cluster.mixed else "refuse"
+    facts = {"gpus": plan.world_size, "gpus_per_node": plan.cluster.gpus_per_node, "seed": plan.training.seed, "mixed": mixed}
+    return facts.get(short, ...)

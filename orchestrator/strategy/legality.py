@@ -1,0 +1,329 @@
+"""What is legal: the rules that follow from an engine's declared capabilities and from arithmetic, and then the engine's own.
+
+Nothing that a field of `Capabilities` says is written as a rule by hand. Where an engine has a rule of its own that says the same (its
+file and line), `Capabilities.sources` names it, and the report shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from orchestrator.model.architecture import Architecture
+from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
+from orchestrator.strategy.choices import shown
+from orchestrator.strategy.megatron_layout import transformer_layers
+from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, Candidate, ZeroStage
+
+PLANNER: Final = "planner"
+"""The source of a rule for which the engine names none."""
+AXES: Final = ("pp", "tp", "cp", "ep", "etp", "dp", "vpp")
+MIN_BF16_COMPUTE_CAPABILITY: Final = 8.0
+"""Ampere is the first GPU with bf16 arithmetic (CUDA C programming guide, "Arithmetic Instructions")."""
+NOT_ON_CPUS: Final = ("fp16", "fp8")
+
+OF_THEIR_OWN: Final = (
+    *AXES,
+    *("rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "offload_optimizer", "recompute"),
+)
+"""Choices with a rule of their own below; the values of any other that is searched stand in `Capabilities.options`."""
+
+Check = Callable[[Candidate, Situation], str | None]
+
+
+def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[ZeroStage, ...]:
+    """The ZeRO stages that the engine has for this pipeline, or by Megatron's FSDP."""
+    if candidate.strategy.megatron_fsdp:
+        return capabilities.fsdp_zero_stages
+    return capabilities.zero_stages if candidate.mesh.pp == 1 else capabilities.zero_stages_with_pipeline
+
+
+def lacking_parts(capabilities: Capabilities, architecture: Architecture) -> list[str]:
+    """Parts of the model that the engine neither runs nor plans."""
+    if capabilities.parts is None:
+        return []
+    return [word for word in architecture.features() if word not in capabilities.parts and word not in capabilities.planned_parts]
+
+
+def plan_only(capabilities: Capabilities, architecture: Architecture) -> bool:
+    """Whether some part of the model can be planned for this engine and not trained."""
+    return bool(capabilities.planned_parts) and not capabilities.planned_parts.keys().isdisjoint(architecture.features())
+
+
+def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
+    """Why this engine can't run this model and training at all, by its fields alone; None: it can."""
+    training = situation.training
+    lacking = lacking_parts(capabilities, situation.model.architecture)
+    if lacking:
+        return f"{capabilities.engine} has no {' and no '.join(lacking)}; of parts of models it has {', '.join(capabilities.parts or ())}"
+    given = (
+        ("precision", training.precision, capabilities.precisions),
+        ("optimizer", training.optimizer, capabilities.optimizers),
+    )
+    for name, value, known in given:
+        if value not in known:
+            return f"{capabilities.engine} has no {name} {value}; it has {', '.join(known)}"
+    return None
+
+
+def rules_of(capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
+    """All rules of an engine for this model, training and cluster: first those that follow, then its own."""
+    return (*derived_rules(capabilities, situation), *capabilities.rules)
+
+
+def broken_rule(capabilities: Capabilities, candidate: Candidate, situation: Situation) -> tuple[Rule, str] | None:
+    """The first rule that the candidate breaks, with the reason; None: legal."""
+    for rule in rules_of(capabilities, situation):
+        why = rule.check(candidate, situation)
+        if why is not None:
+            return rule, why
+    return None
+
+
+def derived_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
+    """The rules that follow from the fields of `capabilities`, and from arithmetic."""
+
+    def rule(name: str, check: Check, *needs: str) -> Rule:
+        return Rule(id=name, engine_rule=capabilities.sources.get(name, PLANNER), check=check, needs=needs)
+
+    return (
+        rule("unsuited", lambda _, given: unsuited(capabilities, given), "model"),
+        rule("precision_here", precision_here, "model"),
+        rule("grad_dtype", gradient_dtype, "model"),
+        rule("optimizer_dtypes", _optimizer_dtypes(capabilities), "model"),
+        *(rule(f"axis_{name}", _axis(capabilities, name), name) for name in AXES),
+        *_arithmetic(rule, situation),
+        *_pipeline(rule, capabilities, situation),
+        rule("rank_order", _rank_order(capabilities), "rank_order"),
+        rule("megatron_fsdp", _fsdp(capabilities), "megatron_fsdp"),
+        rule("options", _pinned_options(capabilities), *(choice.name for choice in PINNED_ONLY)),
+        *(
+            rule(f"option_{choice.name}", _searched_option(capabilities, choice.name, choice.default), choice.name)
+            for choice in CHOICES
+            if choice.searched and choice.name not in OF_THEIR_OWN
+        ),
+        rule("zero_stage", _zero_stage(capabilities), "pp", "zero_stage"),
+        rule("zero_shard_size", _zero_shard_size(capabilities), "zero_stage", "zero_shard_size"),
+        rule("sequence_parallel", _sequence_parallel(capabilities), "tp", "sequence_parallel"),
+        rule("offload", _offload(capabilities), "offload_optimizer"),
+        rule("recompute", _recompute(capabilities), "recompute"),
+    )
+
+
+# What is given.
+
+
+def precision_here(_: Candidate, situation: Situation) -> str | None:
+    """Whether the hardware has the precision, whichever engine computes."""
+    wanted, gpu = situation.training.precision, situation.cluster.gpu
+    if situation.cluster.is_cpu:
+        return f"{wanted} does not run on a CPU" if wanted in NOT_ON_CPUS else None
+    if wanted == "bf16" and float(gpu.compute_capability) < MIN_BF16_COMPUTE_CAPABILITY:
+        return f"{gpu.name} has compute capability {gpu.compute_capability}: bf16 needs {MIN_BF16_COMPUTE_CAPABILITY}; use fp16"
+    return None
+
+
+def gradient_dtype(_: Candidate, situation: Situation) -> str | None:
+    """Gradients are summed and reduced in fp32 or in the type of the weights."""
+    training = situation.training
+    allowed = {"fp32", "bf16" if training.precision == "fp8" else training.precision}
+    for name, dtype in (("grad_accum_dtype", training.grad_accum_dtype), ("grad_reduce_dtype", training.grad_reduce_dtype)):
+        if dtype not in allowed:
+            return f"{name}={dtype} with precision {training.precision}: {' or '.join(sorted(allowed))}"
+    return None
+
+
+def _optimizer_dtypes(capabilities: Capabilities) -> Check:
+    def check(_: Candidate, situation: Situation) -> str | None:
+        training = situation.training
+        if training.precision_aware_optimizer:
+            return None if capabilities.precision_aware_optimizer else f"{capabilities.engine} has no precision_aware_optimizer"
+        for name, dtype in (("exp_avg_dtype", training.exp_avg_dtype), ("exp_avg_sq_dtype", training.exp_avg_sq_dtype)):
+            if dtype != "fp32":
+                return f"{name}={dtype} needs precision_aware_optimizer=true"
+        return None
+
+    return check
+
+
+# The mesh.
+
+
+def _axis(capabilities: Capabilities, name: str) -> Check:
+    offered = name in capabilities.axes or name in capabilities.pinned_axes
+
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)
+        return None if degree == 1 or offered else f"{capabilities.engine} has no {name}"
+
+    return check
+
+
+def _arithmetic(rule: Callable[..., Rule], situation: Situation) -> tuple[Rule, ...]:
+    """The degrees multiply to the GPUs, the micro-batches to the global batch."""
+    world, batch = situation.cluster.num_gpus, situation.training.global_batch_size
+
+    def mesh(candidate: Candidate, _: Situation) -> str | None:
+        size = candidate.mesh.world_size
+        return None if size == world else f"tp x pp x cp x dp = {size}, not the {world} GPUs"
+
+    def data_parallel(candidate: Candidate, _: Situation) -> str | None:
+        dp = candidate.mesh.dp
+        return None if batch % dp == 0 else f"dp={dp} does not divide global_batch_size={batch}"
+
+    def batches(candidate: Candidate, _: Situation) -> str | None:
+        mbs, m, dp = candidate.micro_batch_size, candidate.num_microbatches, candidate.mesh.dp
+        if mbs * m * dp == batch:
+            return None
+        if batch % (mbs * dp):
+            return f"micro_batch_size={mbs} x dp={dp} does not divide global_batch_size={batch}"
+        return f"micro_batch_size={mbs} x num_microbatches={m} x dp={dp} = {mbs * m * dp} is not global_batch_size={batch}"
+
+    return (
+        rule("data_parallel", data_parallel, "training", "dp"),
+        rule("mesh", mesh, "pp", "tp", "cp", "dp"),
+        rule("batch", batches, "dp", "micro_batch_size"),
+    )
+
+
+def _rank_order(capabilities: Capabilities) -> Check:
+    known = " and ".join("-".join(order) for order in capabilities.rank_orders)
+
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        order = candidate.mesh.order
+        return None if order in capabilities.rank_orders else f"rank order {'-'.join(order)}: {capabilities.engine} has {known}"
+
+    return check
+
+
+def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
+    """Stages, virtual stages and schedules."""
+    layers = transformer_layers(situation.model)
+    engine, schedules = capabilities.engine, capabilities.schedules
+    flat = [name for name in schedules if name != "interleaved"]
+
+    def stages(candidate: Candidate, _: Situation) -> str | None:
+        pp = candidate.mesh.pp
+        if pp > 1 and not capabilities.uneven_stages and layers % pp:
+            return f"{layers} layers do not split evenly over pp={pp}"
+        most = layers + 2 if capabilities.uneven_stages else layers
+        return None if pp <= most else f"pp={pp} stages for {layers} layers"
+
+    def chunks(candidate: Candidate, _: Situation) -> str | None:
+        pp, vpp = candidate.mesh.pp, candidate.vpp
+        if vpp > 1 and "interleaved" not in schedules:
+            return f"{engine} has no interleaved schedule"
+        if vpp > 1 and pp == 1:
+            return f"vpp={vpp} needs a pipeline"
+        if vpp > 1 and not capabilities.uneven_stages and layers % (pp * vpp):
+            return f"{layers} layers do not split evenly over pp={pp} x vpp={vpp}"
+        return None if pp * vpp <= layers + 2 else f"pp={pp} x vpp={vpp} chunks for {layers} layers"
+
+    def schedule(candidate: Candidate, _: Situation) -> str | None:
+        name, vpp = candidate.schedule, candidate.vpp
+        if name not in schedules:
+            return f"{engine} has the schedules {', '.join(schedules)}, not {name}"
+        if (name == "interleaved") != (vpp > 1):
+            return f"schedule={name}: vpp={vpp} runs {'interleaved' if vpp > 1 else ' or '.join(flat)}"
+        if candidate.mesh.pp == 1 and name != flat[0]:
+            return f"schedule={name} needs pp above 1"
+        return None
+
+    return (
+        rule("stages", stages, "model", "pp"),
+        rule("chunks", chunks, "model", "pp", "vpp"),
+        rule("schedule", schedule, "pp", "vpp", "schedule"),
+    )
+
+
+# ZeRO, options, recompute.
+
+
+def _zero_stage(capabilities: Capabilities) -> Check:
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        stage, offered = candidate.strategy.zero_stage, stages_offered(capabilities, candidate)
+        if stage in offered:
+            return None
+        known = ", ".join(map(str, offered)) or "none"
+        if candidate.strategy.megatron_fsdp:
+            return f"{capabilities.engine} has zero_stage {known} with megatron_fsdp"
+        fsdp = ", ".join(map(str, capabilities.fsdp_zero_stages))
+        more = f", and {fsdp} with megatron_fsdp" if fsdp else ""
+        return f"{capabilities.engine} has zero_stage {known}{' with a pipeline' if candidate.mesh.pp > 1 else ''}{more}"
+
+    return check
+
+
+def _fsdp(capabilities: Capabilities) -> Check:
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        if candidate.strategy.megatron_fsdp and not capabilities.fsdp_zero_stages:
+            return f"{capabilities.engine} has no Megatron-FSDP"
+        return None
+
+    return check
+
+
+def _zero_shard_size(capabilities: Capabilities) -> Check:
+    stages = capabilities.zero_shard_stages
+
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        size, stage = candidate.strategy.zero_shard_size, candidate.strategy.zero_stage
+        if size is None or stage in stages:
+            return None
+        if not stages:
+            return f"zero_shard_size={size}: {capabilities.engine} shards over the whole data-parallel group"
+        return f"zero_shard_size={size} with zero_stage={stage}: {capabilities.engine} has it with zero_stage {', '.join(map(str, stages))}"
+
+    return check
+
+
+def _pinned_options(capabilities: Capabilities) -> Check:
+    lacking = [choice for choice in PINNED_ONLY if choice.name not in capabilities.pinned_options]
+
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        strategy = candidate.strategy
+        said = [choice for choice in lacking if getattr(strategy, choice.name) != choice.default]
+        if not said:
+            return None
+        words = ", ".join(f"{choice.name}={shown(getattr(strategy, choice.name))}" for choice in said)
+        return f"{words}: no option of engine={capabilities.engine}"
+
+    return check
+
+
+def _searched_option(capabilities: Capabilities, name: str, default: object) -> Check:
+    offered = capabilities.options.get(name, (default,))
+
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        value = getattr(candidate.strategy, name)
+        return None if value in offered else f"{capabilities.engine} has {name} {', '.join(map(shown, offered))}"
+
+    return check
+
+
+def _sequence_parallel(capabilities: Capabilities) -> Check:
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        if not candidate.strategy.sequence_parallel:
+            return None
+        if not capabilities.sequence_parallel:
+            return f"{capabilities.engine} has no sequence parallelism"
+        return None if candidate.mesh.tp > 1 else "sequence parallelism needs tp > 1"
+
+    return check
+
+
+def _offload(capabilities: Capabilities) -> Check:
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        if candidate.strategy.offload_optimizer and not capabilities.offload_optimizer:
+            return f"{capabilities.engine} has no optimizer offload"
+        return None
+
+    return check
+
+
+def _recompute(capabilities: Capabilities) -> Check:
+    def check(candidate: Candidate, _: Situation) -> str | None:
+        mode = candidate.strategy.recompute
+        return None if mode in capabilities.recompute else f"{capabilities.engine} has recompute {', '.join(capabilities.recompute)}"
+
+    return check

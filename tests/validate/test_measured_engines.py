@@ -1,0 +1,103 @@
+"""Peculiarities of measured engines: outside of the cost model's core, and only where the engine has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.price import CostModel
+from orchestrator.validate.engines import ENGINES, nanotron, printed_as
+from orchestrator.validate.pricing import Pricer, zero_shot
+from orchestrator.validate.runs import Run
+from tests.validate.test_validate import only
+
+NODES = {"num_gpus": "32", "gpus_per_node": "8"}
+
+
+@pytest.mark.parametrize(
+    ("change", "floors", "blocked"),
+    [
+        ({"tp": "2", "pp": "1", "dp": "4"}, 0, 0),  # no pipeline
+        ({"tp": "2", "pp": "2", "dp": "2"}, 0, 0),  # a pipeline inside a node
+        ({**NODES, "tp": "4", "pp": "4", "dp": "2"}, 4, 0),  # over nodes: a floor for each tensor-parallel rank
+        ({**NODES, "tp": "1", "pp": "4", "dp": "8", "zero_stage": "0", "micro_batch_size": "1", "global_batch_size": "128"}, 0, 2),
+        ({**NODES, "tp": "1", "pp": "2", "dp": "16", "zero_stage": "0", "micro_batch_size": "1", "global_batch_size": "256"}, 0, 1),
+        ({**NODES, "tp": "1", "pp": "4", "dp": "8", "zero_stage": "0", "micro_batch_size": "1", "global_batch_size": "64"}, 0, 0),  # few
+        ({**NODES, "tp": "1", "pp": "4", "dp": "8", "zero_stage": "1", "micro_batch_size": "1", "global_batch_size": "128"}, 0, 0),
+        ({"num_gpus": "64", "tp": "32", "pp": "2", "dp": "1", "num_attention_heads": "32"}, 32, 1),  # tensor parallelism over four nodes
+    ],
+)
+def test_nanotron_is_slower_where_its_pipeline_leaves_a_node(change: dict[str, str], floors: int, blocked: int) -> None:
+    (run,) = only(change)
+    plain = zero_shot(run)
+    inside = nanotron.constants_in(run.candidate, run.cluster, plain)
+    assert inside.layer_floor_s == pytest.approx(plain.layer_floor_s + floors * nanotron.PIPELINE_LAYER_FLOOR_S)
+    assert inside.microbatch_overhead_s == pytest.approx(plain.microbatch_overhead_s + blocked * nanotron.STALL_S)
+
+
+def kept(run: Run) -> list[float]:
+    prediction = Pricer(zero_shot).price(run).prediction
+    assert prediction is not None
+    plain = CostModel(run.model, run.training, run.cluster, run.engine.traits, datasheet(run.cluster, run.engine.traits))
+    peaks = [stage.peak_memory_bytes for stage in plain.price(run.candidate, run.stages).by_stage]
+    gathered = [stage.memory_by_cause["gathered"] for stage in prediction.by_stage]
+    both = [peak + held for peak, held in zip(peaks, gathered, strict=True)]
+    assert [stage.peak_memory_bytes for stage in prediction.by_stage] == pytest.approx(both)
+    assert prediction.peak_memory_bytes == max(stage.peak_memory_bytes for stage in prediction.by_stage)
+    return gathered
+
+
+def test_nanotron_keeps_so_many_bytes_per_token_and_layer_in_flight_whatever_the_width() -> None:
+    """A stage of 5 layers with two micro-batches in flight, one of 3 with one; two samples of 2048 tokens each."""
+    row = {"sequence_parallel": "yes"}
+    narrow, wide, alone, without = only(
+        row, {**row, "hidden_size": "4096", "num_attention_heads": "32"}, {**row, "tp": "1", "dp": "4"}, {"sequence_parallel": "no"}
+    )
+    token = nanotron.GATHERED_TOKEN_BYTES * 2 * 2048
+    assert kept(narrow) == pytest.approx([token * 5 * 2, token * 3])
+    layers = [sum(span.count for span in stage.layers if span.kind == "decoder") for stage in wide.stages]
+    assert kept(wide) == pytest.approx([token * layers[0] * 2, token * layers[1]])
+    assert kept(alone) == kept(without) == [0.0, 0.0]
+
+
+def test_where_memory_ends_the_allocator_gives_most_of_them_back() -> None:
+    row = {"sequence_parallel": "yes", "num_layers": "64", "hidden_size": "4096", "num_attention_heads": "32", "pp": "1", "dp": "4"}
+    (run,) = only({**row, "micro_batch_size": "8", "global_batch_size": "32"})
+    wanted = nanotron.GATHERED_TOKEN_BYTES * 8 * 2048 * 64
+    assert kept(run) == pytest.approx([(1 - nanotron.RELEASED) * wanted])
+
+
+def test_printed_names_are_told_apart() -> None:
+    names = {
+        "Megatron-DeepSpeed 3D (1F1B)": "bigscience_2022",
+        "HF Trainer + DeepSpeed ZeRO-3": "hf_trainer_deepspeed",
+        "InternEvo fsdp": "internevo_fsdp",
+        "InternEvo": "internevo",
+        "megatron-core (Megatron-Bridge) megatron-fsdp": "nemo_megatron_fsdp",
+        "megatron-core (Megatron-Bridge)": "nemo",
+        "megatron-core 0.16.1": "megatron_core_tests",
+        "megatron-lm 23e00ed0 (TE 2.11)": "megatron_core_tests",
+        "megatron-lm (SP + selective recompute)": "megatron_lm_2021",
+        "pytorch FSDP2 (NeMo AutoModel)": "fsdp_automodel",
+    }
+    assert {text: engine.name for text in names if (engine := printed_as(text))} == names
+    for text in ("Habana Megatron-DeepSpeed", "new Megatron-DeepSpeed (SP+FA)", "ColossalAI"):
+        assert printed_as(text) is None, text
+
+
+def test_rows_of_one_printed_name_are_of_the_engine_that_their_kernels_and_precision_say() -> None:
+    pipeline = {"engine": "Megatron-DeepSpeed 3D", "tp": "1", "dp": "4"}
+    trainer = {"engine": "HF Trainer + DeepSpeed ZeRO-3", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
+    core = {"engine": "megatron-core"}
+    runs = only(
+        *({**pipeline, "precision": "fp16"}, {**pipeline, "precision": "bf16"}),
+        *(trainer, {**trainer, "flash_attention": "no"}, {**trainer, "engine": "DeepSpeed ZeRO-3 + Liger"}),
+        *(core, {**core, "notes": "attention-backend=unfused"}, {**core, "notes": "cross-entropy-loss-fusion=True"}),
+    )
+    assert [run.engine.name for run in runs] == [
+        *("bigscience_2022", "bigscience_2022_bf16"),
+        *("hf_trainer_deepspeed", "hf_trainer_deepspeed_unfused", "hf_trainer_deepspeed_tiled_loss"),
+        *("megatron_core_tests", "megatron_core_tests_unfused", "megatron_core_tests_fused_loss"),
+    ]
+    assert [run.candidate.strategy.grad_reduce_dtype for run in runs[:2]] == ["fp16", "fp32"]
+    assert {engine.name for engine in ENGINES.values() if engine.printed} | {run.engine.name for run in runs} == ENGINES.keys()
