@@ -262,7 +262,7 @@ class Tree:
                 yield _with_mesh(candidate, "ep", degree)
 
     def _etp(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Undivided experts, or each divided as attention is, as with megatron-core's default; that alone where every rank has all experts."""
+        """Whole experts, or each divided as attention is; that alone where every rank has some of all of them (ep=1)."""
         if self.pins.etp is None and not (self.experts and "etp" in self.capabilities.axes):
             yield candidate
             return

@@ -229,7 +229,9 @@ def _uneven_pieces() -> None:
         return None
 
     @functools.wraps(even_scatter)
-    def reduce_scatter(output: torch.Tensor, input_list: list[torch.Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+    def reduce_scatter(
+        output: torch.Tensor, input_list: list[torch.Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
         if len({piece.shape for piece in input_list}) == 1:
             return even_scatter(output, input_list, op=op, group=group, async_op=async_op)
         whole = torch.cat([piece.contiguous() for piece in input_list])
