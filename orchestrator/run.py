@@ -29,7 +29,7 @@ from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
-from orchestrator.engines.megatron_args import SCRIPT, megatron_flags, why_not
+from orchestrator.engines.megatron_args import megatron_flags, program_of, why_not
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
@@ -217,7 +217,9 @@ def said_plan(
     training = settings.training
     for engine, constants in zip(engines, calibrations, strict=True):
         program = engine.program
-        if program is None or program.why_not(plan) is None or program.why_never(settings.architecture, training) is not None:
+        if program is None or program.why_not(plan) is None:
+            continue
+        if program.why_never(settings.architecture, training, settings.cluster.software) is not None:
             continue
         pair = searched_pairs([engine], settings, programs=True)
         try:
@@ -368,7 +370,7 @@ def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
 def with_enough_documents(settings: Settings, plan: Plan, job: Job) -> Job:
     """The job of Megatron-LM's program, whose data has what its --split asks for. Raises InputError where not; beside our worker, which
     cuts anywhere in a text, a note says so of megatron_args.sh."""
-    if plan.engine != "megatron" or SCRIPT[plan.model.stack] != "pretrain_gpt.py":
+    if plan.engine != "megatron" or program_of(plan) != "pretrain_gpt.py":
         return job
     if settings.entry is not None:
         check_documents(job.arguments, plan.training.seq_length)

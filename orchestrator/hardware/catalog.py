@@ -12,6 +12,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from orchestrator.extensions import Extensible
 from orchestrator.hardware.spec import Gpu
 from orchestrator.units import GB, GIB, TB, TFLOPS
 
@@ -105,6 +106,9 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("A10", 22.2, 600 * GB, "8.6", PCIE_4, 0,
          "NVIDIA A10 datasheet; 23028 MiB less 1.3%", fp32=31.2, tf32=62.5, fp16=125.0, bf16=125.0),
     _gpu("A40", 44.4, 696 * GB, "8.6", PCIE_4, 0, "NVIDIA A40 datasheet; 46068 MiB, torch about 44.4 GiB", **_A40),
+    _gpu("RTX-A5000", 23.68, 768 * GB, "8.6", PCIE_4, 0,
+         "NVIDIA RTX A5000 datasheet (tensor 222.2 TFLOPS with sparsity); 24564 MiB less 1.3% (ECC is off as shipped)",
+         fp32=27.8, tf32=55.6, fp16=111.1, bf16=111.1),
     _gpu("RTX-A6000", 47.5, 768 * GB, "8.6", PCIE_4, 0,
          "NVIDIA GA102 whitepaper, RTX A6000; 49140 MiB less 1% (ECC is off as shipped)", **_A6000),
     _gpu("L4", 22.17, 300 * GB, "8.9", PCIE_4, 0, "NVIDIA L4 datasheet; 23034 MiB, torch about 22.17 GiB", **_L4),
@@ -117,8 +121,8 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("cpu", 4.0, 8 * GB, "0.0", 0, 0, "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
 )
 
-GPUS: Final = MappingProxyType({gpu.name: gpu for gpu in _ENTRIES})
-"""Catalog by name."""
+GPUS: Final = Extensible("orchestrator.gpus", Gpu, {gpu.name: gpu for gpu in _ENTRIES})
+"""Catalog by name; other packages' entry points are part of it."""
 
 DRIVER_NAMES: Final = MappingProxyType(
     {
@@ -148,6 +152,7 @@ DRIVER_NAMES: Final = MappingProxyType(
         "NVIDIA A10": "A10",
         "NVIDIA A30": "A30",
         "NVIDIA A40": "A40",
+        "NVIDIA RTX A5000": "RTX-A5000",
         "NVIDIA RTX A6000": "RTX-A6000",
         "NVIDIA RTX 6000 Ada Generation": "RTX-6000-Ada",
         "NVIDIA H100 NVL": "H100-NVL",
@@ -167,7 +172,7 @@ def by_driver_name(name: str) -> Gpu | None:
     for driver_name, catalog_name in DRIVER_NAMES.items():
         if _bare(driver_name) == wanted:
             return GPUS[catalog_name]
-    return None
+    return GPUS.get(wanted)  # another package's goes by the driver's own name
 
 
 def _bare(name: str) -> str:

@@ -134,7 +134,7 @@ def recomputed(stages: Sequence[Stage]) -> dict[str, int]:
 def choice(plan: Plan) -> str:
     """The axes that are used, ZeRO, recompute: one line without the engine. The micro-batch size is "mbs", as in the field's scripts;
     "recompute=full(3/80)": 3 of 80 layers."""
-    parts = line(OUTER_CHOICES, lambda choice: getattr(plan, choice.name))
+    parts = line(OUTER_CHOICES, [getattr(plan, choice.name) for choice in OUTER_CHOICES])
     counts = recomputed(plan.stages)
     total = sum(counts.values())
     for mode, count in counts.items():

@@ -23,7 +23,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.search.partition import Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage
-from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
+from orchestrator.strategy.megatron_layout import chunk_sizes, pieces, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
@@ -100,6 +100,7 @@ class Inner:
             self._alone = [Inner(costs, model, capabilities, leaf._replace(recompute=(mode,)), limit, layout) for mode in modes]
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
+        self._runs_between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._flights = [in_flight_by_chunk(candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
         partial = [mode for mode in modes if mode == "full" or self._by_layer]
         flights = [in_flight(candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
@@ -130,7 +131,8 @@ class Inner:
 
         `start`: transformer layers before its first chunk, which only matters with several kinds of layers.
         """
-        key = (sizes, p == 0, p == self.pp - 1, self._flights[p], 0 if self._one_kind else (start, p))
+        held = sizes if self._one_kind else self._pieces(p, start, sizes)
+        key = (held, p == 0, p == self.pp - 1, self._flights[p])
         found = self._ways.get(key)
         if found is None:
             made = [self._way(p, start, sizes, recompute) for recompute in self._recomputes(p, start, sizes)]
@@ -175,27 +177,35 @@ class Inner:
         cost = self.costs.stage(self.candidate, self._stage(p, start, sizes, recompute), p)
         return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, Made(sizes, recompute, cost))
 
-    def _stage(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Stage:
-        """The stage as the plan would have it; layer numbers are only right where they matter."""
-        mode, first_n = recompute
-        first, last = self.model.runs[0].layer.kind, self.model.runs[-1].layer.kind
-        spans: list[LayerSpan] = []
-        if not self._one_kind and self._fixed is not None:
-            return stages_of(self.model, self._fixed, self.pp, [recompute] * self.pp)[p]
-        if p == 0:
-            spans.append(LayerSpan(kind=first, first=0, count=1))
-        if not self._one_kind:
-            spans += stages_of(self.model, (start, *sizes, self.layers - start - sum(sizes)), 3, [recompute] * 3)[1].layers
-        else:
+    def _pieces(self, p: int, start: int, sizes: tuple[int, ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """What each chunk of the stage holds: runs of (kind of layer, count)."""
+        if self._one_kind:
             kind = self.model.runs[1].layer.kind
-            for chunk, size in enumerate(sizes):
-                inside = 0 if mode == "none" else min(first_n, size)
+            return tuple(((kind, size),) for size in sizes)
+        starts = [start] if self._fixed is None else [sum(self._fixed[: v * self.pp + p]) for v in range(self.vpp)]
+        return tuple(self._between(first, first + size) for first, size in zip(starts, sizes, strict=True))
+
+    def _between(self, start: int, end: int) -> tuple[tuple[str, int], ...]:
+        found = self._runs_between.get((start, end))
+        if found is None:
+            found = self._runs_between[start, end] = tuple((kind, count) for kind, _, count in pieces(self.model, start, end))
+        return found
+
+    def _stage(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Stage:
+        """The stage as the plan would have it, without the numbers of its layers, which no price asks for."""
+        mode, first_n = recompute
+        spans: list[LayerSpan] = []
+        if p == 0:
+            spans.append(LayerSpan(kind=self.model.runs[0].layer.kind, first=0, count=1))
+        for chunk, runs in enumerate(self._pieces(p, start, sizes)):
+            for kind, count in runs:
+                inside = 0 if mode == "none" else min(first_n, count)
                 if inside:
                     spans.append(LayerSpan(kind=kind, first=0, count=inside, recompute=mode, chunk=chunk))
-                if size > inside:
-                    spans.append(LayerSpan(kind=kind, first=0, count=size - inside, chunk=chunk))
+                if count > inside:
+                    spans.append(LayerSpan(kind=kind, first=0, count=count - inside, chunk=chunk))
         if p == self.pp - 1:
-            spans.append(LayerSpan(kind=last, first=0, count=1, chunk=self.vpp - 1))
+            spans.append(LayerSpan(kind=self.model.runs[-1].layer.kind, first=0, count=1, chunk=self.vpp - 1))
         return Stage(layers=tuple(spans))
 
     # ---- the splits

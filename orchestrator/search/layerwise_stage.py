@@ -30,7 +30,7 @@ FEW_LAYERS = 12
 MOST_LIMITS = 8
 """Values of the transient bytes that are solved; where more may be faster, the front is no longer complete."""
 MOST_POINTS = 240
-"""Of more, those with the least bounds are kept, and the front is no longer complete."""
+"""Of a stage that is alone (of others a quarter): of more, those with the least bounds are kept, and the front is no longer complete."""
 GAPS = (0.002, 0.01, 0.05, 0.25)
 """How far above the bound ways are looked for, one after the other: points grow with the gap."""
 MOST_SHARES = 6
@@ -88,6 +88,7 @@ class StageSolver:
         self.hides = (1 - prices.slowdown) * prices.hidden_share * whole
         overhead, _ = prices.overheads_s()
         self.m, self.alone = outer.num_microbatches, outer.pp == 1
+        self.most = MOST_POINTS if self.alone else MOST_POINTS // 4
         self.constant = self.m * overhead
         self.ahead = self.hides * overhead / 2
         """Seconds of reduction that hide behind the overhead of a backward pass."""
@@ -321,7 +322,7 @@ class StageSolver:
             another = i + 1 < len(self.layers) and kind != self.layers[i + 1]  # kind of layers follows
             points = {}
             for tp, found in reach.items():
-                points[tp], whole = _kept([*found.values()], dominance=another)
+                points[tp], whole = _kept([*found.values()], self.most, dominance=another)
                 complete = complete and whole
         ends = [point for some in points.values() for point in some if point[0][0] + slack * point[0][1] <= self.room]
         if self.alone:  # only the best is wanted
@@ -349,15 +350,15 @@ def _tidy(layers: Sequence[tuple[str, Way]]) -> list[tuple[str, Way, int]]:
     return tidy
 
 
-def _kept(points: list[_Point], *, dominance: bool) -> tuple[list[_Point], bool]:
-    """(at most `MOST_POINTS`, those with the least bounds, and with `dominance` none that another one covers; whether that is all)."""
+def _kept(points: list[_Point], most: int, *, dominance: bool) -> tuple[list[_Point], bool]:
+    """(at most `most`, those with the least bounds, and with `dominance` none that another one covers; whether that is all)."""
     points.sort(key=lambda point: point[1])
     if not dominance:
-        return points[:MOST_POINTS], len(points) <= MOST_POINTS
+        return points[:most], len(points) <= most
     kept: list[_Point] = []
     for point in points:
         if not any(all(map(le, other[0], point[0])) for other in kept):
-            if len(kept) == MOST_POINTS:
+            if len(kept) == most:
                 return kept, False
             kept.append(point)
     return kept, True

@@ -61,11 +61,11 @@ class Choice(Value, frozen=True, kw_only=True):
         >>> Choice(doc="", name="tp", short="tp", default=1).says(4), Choice(doc="", name="tp", short="tp", default=1).says(1)
         ('tp=4', '')
         """
+        if value == self.default and not self.always_said:
+            return ""
         for known, word in self.words:
             if value == known:
                 return word
-        if value == self.default and not self.always_said:
-            return ""
         return self.short if value is True else f"{self.short}={shown(value)}"
 
 
@@ -79,7 +79,7 @@ def shown(value: object) -> str:
         return ""
     if isinstance(value, tuple):
         return "-".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if value is True or value is False else str(value)
 
 
 def declared(*structs: tuple[str, type[msgspec.Struct]]) -> tuple[Choice, ...]:
@@ -115,6 +115,6 @@ def getter(paths: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
     return get
 
 
-def line(choices: Sequence[Choice], value_of: Callable[[Choice], Any]) -> list[str]:
-    """What there is to say of each."""
-    return [word for word in (choice.says(value_of(choice)) for choice in choices) if word]
+def line(choices: Sequence[Choice], values: Iterable[Any]) -> list[str]:
+    """What there is to say of each choice with its value."""
+    return [word for choice, value in zip(choices, values, strict=True) if (word := choice.says(value))]

@@ -181,13 +181,15 @@ class Candidate(Value, frozen=True, kw_only=True):
         ...           num_microbatches=8).label()
         'megatron tp=2 pp=2 dp=4 zero_stage=1 mbs=1'
         """
-        return " ".join([self.engine, *line(OUTER_CHOICES, lambda choice: choice.of(self))])
+        return " ".join([self.engine, *line(OUTER_CHOICES, OUTER_VALUES(self))])
 
 
 CHOICES: Final = declared(("strategy.mesh.", Mesh), ("strategy.", Strategy), ("", Candidate))
 """Everything that can be chosen, but for which layers a stage has."""
 OUTER_CHOICES: Final = tuple(choice for choice in CHOICES if choice.name != "recompute")
 """Those that are the same for all layers, and so fields of a plan by these names."""
+OUTER_VALUES: Final = getter(choice.path for choice in OUTER_CHOICES)
+"""A candidate's values of `OUTER_CHOICES`, in their order."""
 PINNED_ONLY: Final = tuple(choice for choice in CHOICES if not choice.searched and not choice.fixed_with)
 """Options of the engines that the search takes as they are pinned."""
 ENGINE_OPTIONS: Final = tuple(choice.name for choice in PINNED_ONLY)
@@ -225,4 +227,4 @@ def said_options(value: Options) -> list[str]:
     >>> said_options(Strategy(mesh=Mesh(), cuda_graph_impl="local", overlap_param_gather=False))
     ['overlap_param_gather=false', 'cuda_graph_impl=local']
     """
-    return line(PINNED_ONLY, lambda choice: getattr(value, choice.name))
+    return line(PINNED_ONLY, [getattr(value, choice.name) for choice in PINNED_ONLY])

@@ -34,7 +34,7 @@ def apply() -> None:
 
 def _devices() -> None:
     """`device=torch.cuda.current_device()` in 30 places: tensor_parallel/mappings.py:91, distributed/param_and_grad_buffer.py:783."""
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda device=None: None
 
 
@@ -60,8 +60,8 @@ def _factories() -> None:
 def _moves() -> None:
     """`.cuda()` and `.to("cuda")` of tensors and modules: optimizer/optimizer.py:375,380, tensor_parallel/data.py:84,
     dist_checkpointing."""
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,return-value]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self
     move = torch.Tensor.to
 
     @functools.wraps(move)
@@ -72,7 +72,7 @@ def _moves() -> None:
             kwargs["device"] = "cpu"
         return move(self, *args, **kwargs)
 
-    torch.Tensor.to = to  # type: ignore[method-assign]
+    torch.Tensor.to = to
 
 
 class _Stream:
@@ -91,16 +91,16 @@ class _Stream:
 def _streams() -> None:
     """torch.cuda streams around asynchronous copies and collectives: distributed/param_and_grad_buffer.py:417-422,
     dist_checkpointing/strategies/filesystem_async.py."""
-    torch.cuda.Stream = torch.cuda.Event = _Stream  # type: ignore[misc,assignment]
-    torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()  # type: ignore[assignment,return-value]
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment,return-value]
+    torch.cuda.Stream = torch.cuda.Event = _Stream
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
 
 
 def _generators() -> None:
     """Dropout and recompute fork CUDA generator states (tensor_parallel/random.py:41-111,150-280): here the CPU generator's."""
     from megatron.core.tensor_parallel import random
 
-    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    torch.cuda.manual_seed = torch.manual_seed
     torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
     torch.cuda.set_rng_state = lambda new_state, device="cuda": torch.set_rng_state(new_state)
     random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
@@ -119,7 +119,7 @@ def _tensor_types() -> None:
             return "torch.cuda." + answer.removeprefix("torch.")
         return answer
 
-    torch.Tensor.type = type_  # type: ignore[method-assign]
+    torch.Tensor.type = type_
 
 
 def _norms() -> None:
@@ -132,11 +132,11 @@ def _norms() -> None:
     from megatron.core.transformer import torch_norm, transformer_block
 
     class TaggedNorm:
-        def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> torch.nn.Module:  # type: ignore[misc]
+        def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> torch.nn.Module:
             kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
             norm = kind(hidden_size, eps=eps)
             for parameter in norm.parameters():
-                parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+                parameter.sequence_parallel = config.sequence_parallel
             return norm
 
     original = torch_norm.WrappedTorchNorm

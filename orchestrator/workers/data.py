@@ -359,6 +359,7 @@ class Masking:
         chosen = rng.choice(self.window, size=self.count, replace=False) + 1
         kinds = rng.random(self.count)
         ids = labels.copy()
+        assert self.specials.mask is not None  # the constructor refuses a tokenizer without one
         ids[chosen[kinds < 0.8]] = self.specials.mask
         replaced = chosen[(kinds >= 0.8) & (kinds < 0.9)]
         ids[replaced] = rng.integers(0, self.vocab, size=len(replaced))

@@ -48,7 +48,8 @@ def set_log_level(plan: Plan) -> None:
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """As megatron-core groups them (optimizer/__init__.py:69): biases and norms (one dimension) don't decay. A partitioned parameter's own
     shape is flat."""
-    decayed, free = [], []
+    decayed: list[torch.nn.Parameter] = []
+    free: list[torch.nn.Parameter] = []
     for parameter in model.parameters():
         (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
     return [{"params": decayed}, {"params": free, "weight_decay": 0.0}]

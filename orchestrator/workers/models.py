@@ -168,7 +168,7 @@ def _t5(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bo
 
 def _t5_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     tokens, decoder_tokens = batch["tokens"], batch["decoder_tokens"]
-    size, length, decoder_length = *tokens.shape, decoder_tokens.shape[1]
+    (size, length), decoder_length = tokens.shape, decoder_tokens.shape[1]
     # True is hidden. Nothing of the encoder is padding; what pads the decoder stands behind all that is predicted.
     seen = torch.zeros((size, 1, length, length), dtype=torch.bool, device=tokens.device)
     causal = torch.ones((decoder_length, decoder_length), dtype=torch.bool, device=tokens.device).triu(1).expand(size, 1, -1, -1)

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -126,7 +127,7 @@ def gather(plan: Plan, out: Path, store: dist.Store, rank: int, requires: Mappin
         store.wait(["token"], timedelta(seconds=TIMEOUT_S))
         expected = store.get("token").decode()
         token = _read_token(path, expected) if expected else ""
-    facts = {}
+    facts: dict[str, Any] = {}
     if not plan.cluster.is_cpu:
         names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         facts["gpus"] = names

@@ -21,6 +21,7 @@ MARKETING_GB = {
     "B200": 192,
     "GB200": 192,
     "TITAN-RTX": 24,
+    "RTX-A5000": 24,
 }
 BIGGEST_BINARY = {"H200": 141 * GB, "B200": 192 * GB}
 """Where the marketing figure counts decimal bytes; elsewhere it is GiB."""

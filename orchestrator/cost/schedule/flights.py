@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import takewhile
 from operator import le
 
 from orchestrator.cost.schedule.names import SCHEDULES, of_chunks
@@ -45,10 +46,13 @@ def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, 
 @lru_cache(maxsize=8192)
 def _corners(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int) -> tuple[tuple[int, ...], ...]:
     """The peaks of the order, each a forward pass that a backward one follows, without those between two others on a line."""
+    order = SCHEDULES[schedule].order(pp, stage, num_microbatches, vpp)
+    if vpp == 1:  # never more than when the first backward pass begins: from then on each one goes before a forward pass
+        return ((sum(step.action == "forward" for step in takewhile(lambda step: step.action != "backward", order)),),)
     counts = [0] * vpp
     peaks: list[tuple[int, ...]] = []
     rising = False
-    for action, _, chunk in SCHEDULES[schedule].order(pp, stage, num_microbatches, vpp):
+    for action, _, chunk in order:
         if action == "forward":
             counts[chunk] += 1
             rising = True
