@@ -254,7 +254,10 @@ class StageSolver:
                 continue
             solved += 1
             solver = parts.get((low, high), self)
+            before = solver.steps
             found, whole = solver.fastest(top)
+            if solver is not self:
+                self.steps += solver.steps - before
             if not whole:
                 left = min(left, solver.least)
             ways = uncovered([*ways, *found])
@@ -318,14 +321,14 @@ class StageSolver:
                     ]
                     self.steps += len(some) * len(onwards)
                     for (nbytes, transient, *seconds), spent, trace, name in some:
-                        for cost, own, more, high, added, way in onwards:
+                        for cost, own, more, high, shift, way in onwards:
                             priced = spent + cost
                             if priced + rest > most:
                                 break
                             now, largest = name + own, high if high > transient else transient
                             total = nbytes + more
                             if total + slack * largest <= leave and now not in here:
-                                here[now] = (total, largest, *map(add, seconds, added)), priced, (trace, way), now
+                                here[now] = (total, largest, *map(add, seconds, shift)), priced, (trace, way), now
             another = i + 1 < len(self.layers) and kind != self.layers[i + 1]  # kind of layers follows
             points = {}
             for tp, found in reach.items():
@@ -335,7 +338,7 @@ class StageSolver:
         if self.alone:  # only the best is wanted
             ends = sorted(ends, key=lambda point: max(point[0][2], point[0][3] - self.ahead))[:1]
         else:
-            ends, _ = _kept([(numbers[2:], *rest) for numbers, *rest in ends], len(ends), dominance=True)
+            ends, _ = _kept([(numbers[2:], priced, trace, name) for numbers, priced, trace, name in ends], len(ends), dominance=True)
         made = [self._made(trace) for _, _, trace, _ in ends]
         return uncovered([cost for cost in made if self.seconds(cost) < upper]), complete
 
