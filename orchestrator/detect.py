@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -20,8 +21,8 @@ MIB: Final = 2**20
 
 class Machine(Value, frozen=True, kw_only=True):
     """`gpu_name`: what the driver calls the GPUs; None where there are none or several types. `gpu_types`: all that it calls them.
-    `catalog_name`: what the catalog calls them; None: not in it. `slurm_nodes`: of the allocation that
-    this process is in; 0 outside. `missing`: modules that some engine needs and that are not installed."""
+    `catalog_name`: what the catalog calls them; None: not in it. `slurm_nodes`: of the allocation that this process is in; 0 outside.
+    `megatron_core`: its version; "": not installed. `missing`: modules that some engine needs and that are not installed."""
 
     num_gpus: int = 0
     gpu_name: str | None = None
@@ -35,6 +36,7 @@ class Machine(Value, frozen=True, kw_only=True):
     transformer_engine: bool = False
     flash_attention: bool = False
     apex: bool = False
+    megatron_core: str = ""
     missing: tuple[str, ...] = ()
 
 
@@ -58,6 +60,7 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
         transformer_engine=_installed("transformer_engine"),
         flash_attention=_installed("flash_attn"),
         apex=_installed("apex"),
+        megatron_core=_version("megatron-core"),
         missing=tuple(name for name in _wanted() if not _installed(name)),
     )
 
@@ -99,6 +102,14 @@ def _nvidia_smi(*arguments: str) -> list[str]:
 def _wanted() -> list[str]:
     """The modules that any engine needs, each once, in the engines' order."""
     return list(dict.fromkeys(module for engine in ENGINES.values() for module in engine.requirements.modules))
+
+
+def _version(distribution: str) -> str:
+    """Of an installed distribution, without a build's own suffix; "" where there is none."""
+    try:
+        return importlib.metadata.version(distribution).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _installed(name: str) -> bool:

@@ -32,8 +32,8 @@ class Program(Value, frozen=True, kw_only=True):
     """The file of the run folder that holds its arguments."""
     capabilities: Callable[[Software], Capabilities]
     """The plans that these can say."""
-    why_never: Callable[[Architecture, Training], str | None]
-    """Why they can say no plan for this model and training; None: they can."""
+    why_never: Callable[[Architecture, Training, Software], str | None]
+    """Why they can say no plan for this model and training with this software; None: they can."""
     why_not: Callable[[Plan], str | None]
     """Why they can't say this plan; None: they can."""
     beside: Callable[[Job, Plan, Plan], Job]

@@ -1,6 +1,6 @@
-"""A plan as the argument list of Megatron-LM's own programs (tag core_v0.16.1), for use by hand.
+"""A plan as the argument list of Megatron-LM's own programs, for use by hand, of the release that the plan is for (megatron_versions.py).
 
-Flags are those of the parser's dump in the tables of facts (megatron_0.16.1_all_flags.csv); a test compares every emitted one with it.
+A test compares every emitted flag with what each release's parser has.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import shlex
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
+from orchestrator.engines.megatron_versions import RELEASES, release_of
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
     chunk_lengths,
     ddp_fields,
+    expert_parallel_fields,
     fp8_fields,
     hierarchical_sizes,
     implementation,
@@ -21,6 +23,7 @@ from orchestrator.engines.transformer_config import (
     recompute_fields,
     vocab_divisor,
 )
+from orchestrator.hardware.spec import Software
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
@@ -30,65 +33,73 @@ from orchestrator.units import format_bytes, format_seconds
 Flag = tuple[str, ...]
 """A flag and its values."""
 
-SCRIPT: Final = {"decoder": "pretrain_gpt.py", "encoder": "pretrain_bert.py", "encoder_decoder": "pretrain_t5.py"}
-
 T5_EXTRA_IDS: Final = 100
 """Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
 
 ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {"gelu": (), "swiglu": (("--swiglu",),), "relu": ()}
 """Activations by flag. geglu can't be said; relu can't either, but GELU in its place has the same shapes and cost, and a note says so."""
 
-MEGATRON_LM: Final = "Megatron-LM, tag core_v0.16.1"
-
 ROPE_SCALING_FACTOR: Final = 8.0
 """GPTModel's default (models/gpt/gpt_model.py:105): gpt_builders.py gives it no --rope-scaling-factor."""
 
 
+def megatron_lm(software: Software) -> str:
+    """What the arguments are for, with the release's tag."""
+    return f"Megatron-LM, tag {release_of(software.megatron_core).tag}"
+
+
+def program_of(plan: Plan) -> str | None:
+    """The program of the planned release that trains such a model; None: it has none."""
+    return release_of(plan.cluster.software.megatron_core).programs.get(plan.model.stack)
+
+
 def why_not(plan: Plan) -> str | None:
     """Why Megatron's command line can't say this plan; None: it can."""
+    said = megatron_lm(plan.cluster.software)
     if plan.engine != "megatron":
-        return f"{MEGATRON_LM} is engine=megatron, not {plan.engine}"
+        return f"{said} is engine=megatron, not {plan.engine}"
     if plan.zero_stage >= 2 and not plan.megatron_fsdp:
-        return f"{MEGATRON_LM} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
+        return f"{said} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
     if plan.zero_stage >= 1 and plan.training.optimizer != "adamw":
-        return f"{MEGATRON_LM}'s distributed optimizer takes Adam only"
-    reason = why_never(plan.model, plan.training)
+        return f"{said}'s distributed optimizer takes Adam only"
+    reason = why_never(plan.model, plan.training, plan.cluster.software)
     if reason is None and common_recompute(plan) is None:
-        return f"{MEGATRON_LM} has one recompute setting for all stages, and the plan's differ"
+        return f"{said} has one recompute setting for all stages, and the plan's differ"
     return reason
 
 
-def why_never(model: Architecture, training: Training) -> str | None:
-    """Why no plan for this model and training can be said; None: some can."""
+def why_never(model: Architecture, training: Training, software: Software) -> str | None:
+    """Why no plan for this model and training can be said to the release of this software; None: some can."""
+    said = megatron_lm(software)
     if model.activation not in ACTIVATION_FLAGS:
-        return f"{MEGATRON_LM} has no flag for activation={model.activation}"
+        return f"{said} has no flag for activation={model.activation}"
     if training.grad_accum_dtype != training.grad_reduce_dtype:
-        return f"{MEGATRON_LM} sums and reduces gradients in one type"
-    return _why_not_training(training) or _why_not_model(model)
+        return f"{said} sums and reduces gradients in one type"
+    return _why_not_training(training, said) or _why_not_model(model, software)
 
 
-def _why_not_training(training: Training) -> str | None:
+def _why_not_training(training: Training, said: str) -> str | None:
     if training.seed < 1:
-        return f"{MEGATRON_LM} takes no seed={training.seed} (training/initialize.py, _set_random_seed)"
+        return f"{said} takes no seed={training.seed} (training/initialize.py, _set_random_seed)"
     if training.warmup >= training.steps:
-        said = f"train.warmup={training.warmup} of train.steps={training.steps}"
-        return f"{MEGATRON_LM} ends the warm-up before the last step (core/optimizer_param_scheduler.py:157): {said}"
+        asked = f"train.warmup={training.warmup} of train.steps={training.steps}"
+        return f"{said} ends the warm-up before the last step (core/optimizer_param_scheduler.py:157): {asked}"
     return None
 
 
-def _why_not_model(model: Architecture) -> str | None:
-    untrained = [word for word in model.features() if word in megatron_parts.PLANNED]
-    if untrained:
-        return f"no arguments are written yet for {', '.join(untrained)}"
+def _why_not_model(model: Architecture, software: Software) -> str | None:
     """What the programs take on their command line and never give to the model: it would be another one, silently."""
-    script = SCRIPT[model.stack]
+    said, script = megatron_lm(software), release_of(software.megatron_core).programs.get(model.stack)
+    if script is None:
+        had = next(release for release in reversed(RELEASES) if model.stack in release.programs)
+        return f"{said} has no {had.programs[model.stack]} any more; {had.tag} has (cluster.software.megatron_core={had.version})"
     if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
-        return f"{script} of {MEGATRON_LM} scales rotary positions by {ROPE_SCALING_FACTOR:g}, not {model.rope_scaling_factor:g}"
+        return f"{script} of {said} scales rotary positions by {ROPE_SCALING_FACTOR:g}, not {model.rope_scaling_factor:g}"
     if model.stack == "encoder_decoder" and model.decoder_num_layers != model.num_layers:
-        said = f"{model.num_layers}, not {model.decoder_num_layers}"
-        return f"{script} of {MEGATRON_LM} builds as many decoder layers as encoder layers, {said}"
+        layers = f"{model.num_layers}, not {model.decoder_num_layers}"
+        return f"{script} of {said} builds as many decoder layers as encoder layers, {layers}"
     if model.stack == "encoder" and model.position_embedding != "learned_absolute":
-        return f"{script} of {MEGATRON_LM} has learned positions, not {model.position_embedding}"
+        return f"{script} of {said} has learned positions, not {model.position_embedding}"
     return None
 
 
@@ -147,6 +158,11 @@ def _parallel(plan: Plan) -> list[Flag]:
         ("--pipeline-model-parallel-size", str(plan.pp)),
         ("--context-parallel-size", str(plan.cp)),
     ]
+    if plan.model.experts:
+        flags += [("--expert-model-parallel-size", str(plan.ep)), ("--expert-tensor-parallel-size", str(plan.etp))]
+        flags += [("--moe-token-dispatcher-type", plan.moe_token_dispatcher_type)]
+        fields = expert_parallel_fields(plan)
+        flags += [("--" + name.replace("_", "-"),) for name in ("moe_grouped_gemm", "moe_permute_fusion") if fields[name]]
     if plan.sequence_parallel:
         flags += [("--sequence-parallel",)]
     parts = layout(plan)
@@ -341,14 +357,14 @@ def notes(plan: Plan) -> tuple[str, ...]:
         found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
     if plan.model.stack != "decoder":
         found.append(
-            f"{SCRIPT[plan.model.stack]} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
+            f"{program_of(plan)} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
         )
     if plan.model.stack == "encoder" and plan.model.num_token_types:
         found.append("megatron_args.sh trains without segment embeddings: pretrain_bert.py has them with its binary head alone.")
     if (plan.run.data is not None or plan.run.blend) and not reads_indexed_data(plan):
         found.append("megatron_args.sh uses mock data: Megatron reads only its own indexed format.")
     if plan.cluster.is_cpu:
-        found.append(f"{MEGATRON_LM} itself needs GPUs: here megatron_args.sh is for reading.")
+        found.append(f"{megatron_lm(plan.cluster.software)} itself needs GPUs: here megatron_args.sh is for reading.")
     return tuple(found)
 
 
@@ -375,11 +391,11 @@ def predicted_line(plan: Plan) -> list[str]:
 
 def megatron_args_sh(plan: Plan) -> str:
     """A bash array, every value quoted, to be sourced."""
-    script = SCRIPT[plan.model.stack]
+    script, said = program_of(plan), megatron_lm(plan.cluster.software)
     nodes, ranks = shape(plan)
     variables = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if one_connection(plan) else ""
     lines = [
-        f"# Arguments of {script} of {MEGATRON_LM}, for {plan.world_size} ranks. Source this file in bash, then for example:",
+        f"# Arguments of {script} of {said}, for {plan.world_size} ranks. Source this file in bash, then for example:",
         f'#   {variables}torchrun --nnodes {nodes} --nproc-per-node {ranks} {script} "${{MEGATRON_ARGS[@]}}"',
         *predicted_line(plan),
         *(f"# {note}" for note in notes(plan)),

@@ -8,6 +8,7 @@ from orchestrator.engines import passthrough
 from orchestrator.engines.hf_config import inexpressible
 from orchestrator.engines.hf_export import export_fields
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, why_not
+from orchestrator.engines.megatron_versions import release_of, unknown
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File
@@ -17,8 +18,10 @@ from orchestrator.plan import Plan
 
 def layers_versions(cluster: Cluster) -> dict[str, str]:
     """The distributions that megatron-core's layers run on."""
+    version = cluster.software.megatron_core
     fused = cluster.software.transformer_engine and not cluster.is_cpu
-    return {"megatron-core": cluster.software.megatron_core} | ({"transformer-engine": ""} if fused else {})
+    beside = (*release_of(version).modules, *(("transformer-engine",) if fused else ()))
+    return {"megatron-core": version} | dict.fromkeys(beside, "")
 
 
 def layers_fields(plan: Plan) -> dict[str, Any]:
@@ -30,10 +33,11 @@ def layers_fields(plan: Plan) -> dict[str, Any]:
 
 def arguments_file(plan: Plan) -> tuple[list[File], list[str]]:
     """megatron_args.sh where the plan can be said in arguments, and what a user should know of it."""
+    unsure = [said for said in (unknown(plan.cluster.software.megatron_core),) if said is not None]
     reason = why_not(plan)
     if reason is not None:
-        return [], [f"megatron_args.sh was not written: {reason}."]
-    return [File(path="megatron_args.sh", content=megatron_args_sh(plan))], [*notes(plan), *passthrough.notes(plan)]
+        return [], [*unsure, f"megatron_args.sh was not written: {reason}."]
+    return [File(path="megatron_args.sh", content=megatron_args_sh(plan))], [*unsure, *notes(plan), *passthrough.notes(plan)]
 
 
 def why_no_exchange(engine: str, a: Architecture, model_type: str | None) -> str | None:

@@ -1,8 +1,8 @@
 """What a user gives the engine directly: `megatron.<field or flag>=...` and `ds.<path>=...`.
 
-A name must be one that megatron-core 0.16.1, Megatron-LM's parser or DeepSpeed 0.19.8 knows (known.json; a test compares it with the
-installed engines), its text must be a value of that field's type, and where the plan decides the same thing it must say the same: the plan
-was priced and checked with its own value. The plan carries them in `extra`, so that it reproduces.
+A name must be one that the planned megatron-core, Megatron-LM's parser (megatron_versions.py) or DeepSpeed 0.19.8 knows (known.json; a
+test compares it with the installed engines), its text must be a value of that field's type, and where the plan decides the same thing it
+must say the same: the plan was priced and checked with its own value. The plan carries them in `extra`, so that it reproduces.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.resources import files
 from operator import attrgetter
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
+from orchestrator.engines.megatron_versions import RELEASES, by_name, content, names, release_of
 from orchestrator.engines.transformer_config import (
     TORCH_DTYPE,
     ddp_fields,
@@ -71,44 +72,37 @@ TYPES: Final = {short: name for name, short in SHORT_TYPES.items()} | {name: nam
 
 
 @cache
-def _known() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files("orchestrator.engines").joinpath("known.json").read_text())
-    return found
-
-
-def _by_name(kinds: dict[str, str]) -> dict[str, str]:
-    return {name: kind for kind, names in kinds.items() for name in names.split()}
+def fields(version: str | None = None) -> dict[str, dict[str, str]]:
+    """megatron-core's fields by section: name and kind. `version`: None for all that some release has."""
+    versions = [version] if version is not None else [release.version for release in RELEASES]
+    return {section: {name: kind for one in versions for name, kind in names(section, one).items()} for section in SECTIONS}
 
 
 @cache
-def fields() -> dict[str, dict[str, str]]:
-    """megatron-core's fields by section: name and kind."""
-    return {section: _by_name(_known()[section]) for section in SECTIONS}
-
-
-@cache
-def flags() -> dict[str, tuple[str, str]]:
-    """Megatron-LM's flags by destination: the flag and its kind ("true" and "false": without a value, and what it sets)."""
+def flags(version: str | None = None) -> dict[str, tuple[str, str]]:
+    """Megatron-LM's flags by destination: the flag and its kind ("true" and "false": without a value, and what it sets). `version`: None
+    for all that some release has."""
     found = {}
-    for name, kind in _by_name(_known()["flags"]).items():
-        destination, _, flag = name.partition("=")
-        found[destination] = (flag or "--" + destination.replace("_", "-"), kind)
+    for one in [version] if version is not None else [release.version for release in RELEASES]:
+        for name, kind in names("flags", one).items():
+            destination, _, flag = name.partition("=")
+            found[destination] = (flag or "--" + destination.replace("_", "-"), kind)
     return found
 
 
 @cache
 def paths() -> dict[str, str]:
     """DeepSpeed's declared keys by path, with their kinds."""
-    sections = {section: _by_name(kinds) for section, kinds in _known()["ds"].items()}
+    sections = {section: by_name(kinds) for section, kinds in content("known.json")["ds"].items()}
     return {f"{section}.{name}" if section else name: kind for section, names in sections.items() for name, kind in names.items()}
 
 
-def megatron_kind(name: str) -> str | None:
-    """The kind of a field, or of what its flag sets; None: unknown."""
+def megatron_kind(name: str, version: str | None = None) -> str | None:
+    """The kind of a field, or of what its flag sets; None: unknown. `version`: None for all that some release has."""
     for section in SECTIONS:
-        if name in fields()[section]:
-            return fields()[section][name]
-    kind = flags()[name][1] if name in flags() else None
+        if name in fields(version)[section]:
+            return fields(version)[section][name]
+    kind = flags(version)[name][1] if name in flags(version) else None
     return {"true": "bool", "false": "bool", "both": "bool", "list": "any"}.get(kind, kind) if kind else None
 
 
@@ -133,7 +127,8 @@ def read(group: str, name: str, value: Any) -> tuple[str, Any]:
     if known is None:
         everything = [*{n for s in SECTIONS for n in fields()[s]}, *flags()]
         close = nearest(canonical, everything)
-        raise InputError(key, value, f"is no field or flag of Megatron-core 0.16.1{f'; did you mean {group}.{close}?' if close else ''}")
+        of = " or ".join(release.version for release in RELEASES)
+        raise InputError(key, value, f"is no field or flag of Megatron-core {of}{f'; did you mean {group}.{close}?' if close else ''}")
     found = typed(key, known, value)
     return canonical, (not found if negated else found)
 
@@ -245,6 +240,19 @@ DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.pre
 
 
 
+EXPERT_FIELDS: Final = (
+    "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
+    "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
+    "moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias",
+    "moe_router_bias_update_rate",
+)  # fmt: skip
+"""TransformerConfig's fields that say what a model's experts are."""
+
+
+def _expert(name: str) -> Says:
+    return lambda plan: megatron_parts.config_fields(plan.model).get(name)
+
+
 DECIDED: Final[dict[str, tuple[str, Says]]] = {
     **{name: (name, attrgetter(name)) for name in ENGINE_OPTIONS},  # as Megatron calls them, but for what follows
     "tensor_model_parallel_size": ("tp", lambda plan: plan.tp),
@@ -343,7 +351,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "untie_embeddings_and_output_weights": ("model.tie_embeddings", lambda plan: not plan.model.tie_embeddings),
     "hidden_dropout": _model("hidden_dropout"),
     "attention_dropout": _model("attention_dropout"),
-    "num_moe_experts": ("model.feed_forward", lambda plan: None),
+    **{name: ("model.feed_forward", _expert(name)) for name in EXPERT_FIELDS},
     "vocab_size": _model("vocab_size"),
     "padded_vocab_size": ("model.vocab_size", padded_vocab_size),
     "make_vocab_size_divisible_by": ("model.make_vocab_size_divisible_by", vocab_divisor),
@@ -440,16 +448,23 @@ def check(plan: Plan) -> None:
 
 def _check_megatron(plan: Plan, name: str, value: Any) -> None:
     key = f"{MEGATRON}.{name}"
-    kind = megatron_kind(name)
-    if kind is None or name in FIELD_OF:
+    version = _version(plan)
+    kind = megatron_kind(name, version)
+    if megatron_kind(name) is None or name in FIELD_OF:
         canonical, _ = read(MEGATRON, name, _said(value))  # says what is near
         raise InputError(key, _said(value), f"is called {canonical} in a plan")
+    if kind is None:
+        has = [release.version for release in RELEASES if megatron_kind(name, release.version) is not None]
+        planned = f"Megatron-core {version}, which the plan is for (cluster.software.megatron_core)"
+        why = f"is no field or flag of {planned}; {', '.join(has)} has it"
+        raise InputError(key, _said(value), why)
     _check_type(key, kind, value)
     if name in DECIDED:
         _agree(key, value, DECIDED[name], plan)
     if name in NEEDS and value and (lacking := NEEDS[name](plan)):
         raise InputError(key, _said(value), f"is refused by Megatron: it needs {lacking}")
-    only_elsewhere = not any(name in fields()[section] for section in sections_of(plan)) and any(name in fields()[s] for s in SECTIONS)
+    known = fields(version)
+    only_elsewhere = not any(name in known[section] for section in sections_of(plan)) and any(name in known[s] for s in SECTIONS)
     if only_elsewhere and plan.engine != "megatron":
         why = f"is of Megatron's data parallelism or optimizer, and engine={plan.engine} has DeepSpeed's; {DS}.* reaches those"
         raise InputError(key, _said(value), why)
@@ -492,6 +507,11 @@ def _said(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------------ applying
 
 
+def _version(plan: Plan) -> str:
+    """Of the release that the plan is made for."""
+    return release_of(plan.cluster.software.megatron_core).version
+
+
 def sections_of(plan: Plan) -> tuple[str, ...]:
     """The sections of engine.json that this plan's worker has."""
     return SECTIONS if plan.engine == "megatron" else SECTIONS[:1]
@@ -502,7 +522,7 @@ def with_megatron(engine: dict[str, Any], plan: Plan) -> dict[str, Any]:
     extra = plan.extra.get(MEGATRON, {})
     changed = dict(engine)
     for section in sections_of(plan):
-        more = {name: value for name, value in extra.items() if name in fields()[section]}
+        more = {name: value for name, value in extra.items() if name in fields(_version(plan))[section]}
         if section == "ddp" and "fp8_param" in extra:  # one flag sets both (arguments.py:1331)
             more["fp8_param_gather"] = extra["fp8_param"]
         if more:
@@ -522,9 +542,9 @@ def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str,
     changed = {flag[0]: flag for flag in found}
     for name, value in plan.extra.get(MEGATRON, {}).items():
         destination = _destination(plan, name)
-        if destination not in flags() or name in DECIDED:
+        if destination not in flags(_version(plan)) or name in DECIDED:
             continue
-        flag, kind = flags()[destination]
+        flag, kind = flags(_version(plan))[destination]
         if kind in ("true", "false"):
             wanted = value is (kind == "true")
             changed = changed | {flag: (flag,)} if wanted else {key: rest for key, rest in changed.items() if key != flag}
@@ -563,8 +583,8 @@ def with_ds(config: dict[str, Any], plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan) -> tuple[str, ...]:
     """Which of the user's names reach one of the worker and the argument list alone."""
     extra = plan.extra.get(MEGATRON, {})
-    by_hand = [name for name in extra if not any(name in fields()[section] for section in SECTIONS)]
-    worker = [name for name in extra if _destination(plan, name) not in flags()]
+    by_hand = [name for name in extra if not any(name in fields(_version(plan))[section] for section in SECTIONS)]
+    worker = [name for name in extra if _destination(plan, name) not in flags(_version(plan))]
     found = []
     if by_hand:
         found.append(f"megatron_args.sh alone has {', '.join(by_hand)}: flags of Megatron-LM's programs, no fields that our worker sets.")

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
+from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
@@ -100,22 +101,30 @@ def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> 
     return cluster_from(tree, short, name, num_gpus, gpus_per_node)
 
 
+SOFTWARE: Final = Software()
 _CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "mixed")
 _LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source")
 _GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source", "pcie", "nvlink")
 
 
 def cluster_from(
-    tree: Tree, name: str, where: str, num_gpus: int, gpus_per_node: int | None = None, mixed: str | None = None
+    tree: Tree,
+    name: str,
+    where: str,
+    num_gpus: int,
+    gpus_per_node: int | None = None,
+    mixed: str | None = None,
+    software: Software = SOFTWARE,
 ) -> Cluster:
-    """A cluster from its YAML's content; `where` names the file in messages. `mixed`: over the YAML's own. Raises InputError."""
+    """A cluster from its YAML's content; `where` names the file in messages. `mixed`: over the YAML's own. `software`: the engines'
+    versions where the YAML says none. Raises InputError."""
     _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where)
     node = gpus_per_node or _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
     mixed = mixed or parse(Key(name=f"{where}: mixed", type=Mixed, help=""), tree.get("mixed", "refuse"))
     gpu = _gpus(tree["gpu"], where, mixed)
     host_bandwidth = _rate(f"{where}: host_bandwidth", tree["host_bandwidth"], gpu)
     host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
-    software = _software(tree.get("software"), where, gpu)
+    software = _software(tree.get("software"), where, gpu, software)
     levels = _levels(tree["levels"], where, num_gpus, node, gpu)
     if num_gpus > node and num_gpus % node:
         raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}; gpus_per_node=N says how many a node has")
@@ -233,10 +242,10 @@ def _capability(key: str, raw: Any, peaks: Mapping[str, Any]) -> str:
     return str(raw)
 
 
-def _software(raw: Any, where: str, gpu: Gpu) -> Software:
-    """What the YAML says, else all that the GPU can have."""
+def _software(raw: Any, where: str, gpu: Gpu, base: Software) -> Software:
+    """What the YAML says, else the versions of `base` and all that the GPU can have."""
     fused = gpu.has_fused_attention
-    base = Software(transformer_engine=fused, flash_attention=fused)
+    base = msgspec.structs.replace(base, transformer_engine=fused, flash_attention=fused)
     if raw is None:
         return base
     if not isinstance(raw, dict):
@@ -244,7 +253,12 @@ def _software(raw: Any, where: str, gpu: Gpu) -> Software:
     _check_keys(raw, Software.__struct_fields__, (), f"{where}: software")
     kinds = {name: bool if isinstance(getattr(Software(), name), bool) else str for name in Software.__struct_fields__}
     given = {name: parse(Key(name=f"{where}: software.{name}", type=kinds[name], help=""), value) for name, value in raw.items()}
-    return msgspec.structs.replace(base, **given)
+    found = msgspec.structs.replace(base, **given)
+    try:
+        number(found.megatron_core)
+    except InputError as error:
+        raise InputError(f"{where}: software.megatron_core", found.megatron_core, error.why) from None
+    return found
 
 
 def _check_keys(tree: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, by_driver_name
@@ -34,14 +36,19 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
         )
     if isinstance(raw, dict):
-        cluster = cluster_from(raw, "cluster", "cluster", gpus, node, mixed)
+        cluster = cluster_from(raw, "cluster", "cluster", gpus, node, mixed, installed(machine))
         why = "written out in the recipe"
     else:
         name = str(parse(KEYS["cluster"], raw))
         short, tree = read_named("cluster", name, "clusters")
-        cluster = cluster_from(tree, short, name, gpus, node, mixed)
+        cluster = cluster_from(tree, short, name, gpus, node, mixed, installed(machine))
         why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
     return cluster, f"cluster {cluster.name}, {counted(cluster)}: {why}"
+
+
+def installed(machine: Machine) -> Software:
+    """The engines' versions that are planned for where a cluster says none: those of this machine, else the first that we know."""
+    return Software(megatron_core=machine.megatron_core) if machine.megatron_core else Software()
 
 
 def _types(machine: Machine) -> tuple[str, ...]:
@@ -93,7 +100,8 @@ def _cluster_here(gpu: Gpu, num_gpus: int, machine: Machine, mixed: bool) -> Clu
         levels=(Level(name=name, size=machine.num_gpus, bandwidth=bandwidth, latency=latency, source="nvidia-smi, NVIDIA datasheets"),),
         host_bandwidth=gpu.pcie,
         host_memory=machine.host_memory // machine.num_gpus,
-        software=Software(
+        software=msgspec.structs.replace(
+            installed(machine),
             transformer_engine=machine.transformer_engine and gpu.has_fused_attention,
             flash_attention=machine.flash_attention and gpu.has_fused_attention,
             apex=machine.apex,

@@ -17,6 +17,7 @@ FIRST_COLUMNS = (
 """The columns of the first version, in their order for ever; every choice that was declared since then follows them."""
 COLUMNS = (*FIRST_COLUMNS, *(choice.name for choice in CHOICES if choice.name not in FIRST_COLUMNS))
 
+_NAMES = tuple(choice.name for choice in CHOICES)
 _values = getter(choice.path for choice in CHOICES)
 
 
@@ -35,14 +36,13 @@ class Outcome(Protocol):
 
 def _row(outcome: Outcome) -> list[object]:
     candidate = outcome.candidate
-    fields: dict[str, object] = {choice.name: shown(value) for choice, value in zip(CHOICES, _values(candidate), strict=True)} | {
-        "engine": candidate.engine,
-        "num_microbatches": candidate.num_microbatches,
-        "step_time_s": "" if outcome.step_time_s is None else repr(float(outcome.step_time_s)),
-        "peak_memory_bytes": "" if outcome.peak_memory_bytes is None else round(outcome.peak_memory_bytes),
-        "reason": outcome.reason or "",
-    }
-    return [fields[column] for column in COLUMNS]
+    said = dict(zip(_NAMES, map(shown, _values(candidate)), strict=True))
+    said["engine"] = candidate.engine
+    said["num_microbatches"] = str(candidate.num_microbatches)
+    said["step_time_s"] = "" if outcome.step_time_s is None else repr(float(outcome.step_time_s))
+    said["peak_memory_bytes"] = "" if outcome.peak_memory_bytes is None else str(round(outcome.peak_memory_bytes))
+    said["reason"] = outcome.reason or ""
+    return [said[column] for column in COLUMNS]
 
 
 def candidates_csv(outcomes: Iterable[Outcome]) -> str:

@@ -79,7 +79,7 @@ def shown(value: object) -> str:
         return ""
     if isinstance(value, tuple):
         return "-".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if value is True or value is False else str(value)
 
 
 def declared(*structs: tuple[str, type[msgspec.Struct]]) -> tuple[Choice, ...]:

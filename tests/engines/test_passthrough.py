@@ -14,12 +14,14 @@ from msgspec.structs import replace
 from orchestrator.engines import ENGINES, passthrough
 from orchestrator.engines.ds_config import ds_config
 from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.engines.megatron_versions import RELEASES, Release
 from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, from_json, to_json
 
-FLAGS = Path(__file__).parent / "megatron_flags.csv"
+FLAGS = {"0.16.1": "megatron_flags.csv", "0.19.2": "megatron_flags_0.19.csv"}
+"""What the parser of each release's tag takes (tests/megatron_lm/flags.py)."""
 
 
 def with_values(plan: Plan, **groups: dict[str, Any]) -> Plan:
@@ -63,8 +65,8 @@ def test_a_text_becomes_a_value_of_the_fields_type(group: str, name: str, text: 
 @pytest.mark.parametrize(
     ("group", "name", "text", "message"),
     [
-        ("megatron", "init_methodstd", "1", "megatron.init_methodstd=1: is no field or flag of Megatron-core 0.16.1; did you mean "
-         "megatron.init_method_std?"),
+        ("megatron", "init_methodstd", "1", "megatron.init_methodstd=1: is no field or flag of Megatron-core 0.16.1 or 0.19.2; did you "
+         "mean megatron.init_method_std?"),
         ("megatron", "init_method", "zeros", "is no field or flag"),
         ("megatron", "init_method_std", "much", "megatron.init_method_std=much: is not a finite number"),
         ("megatron", "bias_dropout_fusion", "1", "is neither; choose one of true, false"),
@@ -265,11 +267,15 @@ def test_a_plan_reproduces_its_own_values() -> None:
 # ---------------------------------------------------------------------------------------------------------- the known names
 
 
-def test_the_known_flags_are_those_of_megatrons_parser() -> None:
-    with FLAGS.open() as file:
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
+def test_the_known_flags_are_those_of_megatrons_parser(release: Release) -> None:
+    with (Path(__file__).parent / FLAGS[release.version]).open() as file:
         rows = {flag: row for row in csv.DictReader(file) for flag in row["flag"].split("|")}
-    assert len(passthrough.flags()) > 600
-    for flag, kind in passthrough.flags().values():
+    known = passthrough.flags(release.version)
+    assert len(known) > 600
+    lacking = {flag for flag in rows if flag not in {flag for flag, _ in known.values()} and "--no-" not in flag}
+    assert len(lacking) < 40, lacking  # aliases, and what is only there to be refused
+    for flag, kind in known.values():
         assert rows[flag]["nargs"] == "0" if kind in ("true", "false", "both") else rows[flag]["nargs"] != "0", flag
         if kind in ("int", "float"):
             assert rows[flag]["type"] == kind, flag
@@ -278,8 +284,9 @@ def test_the_known_flags_are_those_of_megatrons_parser() -> None:
 @pytest.mark.engines
 def test_the_known_fields_are_those_of_the_installed_engines() -> None:
     import known_names
+    import megatron.core
 
-    assert known_names.megatron() == passthrough.fields()
+    assert known_names.megatron() == passthrough.fields(megatron.core.__version__)
     found = {f"{section}.{name}": kind for section, names in known_names.deepspeed_sections().items() for name, kind in names.items()}
     assert found == {path: kind for path, kind in passthrough.paths().items() if "." in path}
 

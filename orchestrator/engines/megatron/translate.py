@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.engines import megatron_layers, megatron_parts
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
-from orchestrator.engines.megatron_args import SCRIPT
+from orchestrator.engines.megatron_args import program_of
 from orchestrator.engines.megatron_layers import arguments_file, layers_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
@@ -31,7 +31,9 @@ def without_worker(plan: Plan) -> str:
     lacking = [name for name, used in (("Megatron-FSDP", plan.megatron_fsdp), (f"cp={plan.cp} in Megatron", plan.cp > 1)) if used]
     if not lacking:
         return ""
-    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program has: entry=PATH/{SCRIPT[plan.model.stack]}"
+    script = program_of(plan)
+    there = f"has: entry=PATH/{script}" if script else f"of Megatron-core {plan.cluster.software.megatron_core} is not there any more"
+    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program {there}"
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

@@ -1,0 +1,120 @@
+"""The releases of Megatron-core and Megatron-LM that plans are made for, and all in which they differ, as data.
+
+`RELEASES` says what each has; known.json has the fields and flags of the first, and known_<release>.json what a later one has otherwise:
+"gone", "new" (with those whose values changed) and "defaults" (the first's and its own). tests/megatron_lm/flags.py writes the flags of a
+checkout's parser, tests/engines/known_names.py the fields of the installed classes; tests compare both with these files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from orchestrator.errors import InputError
+from orchestrator.values import Value
+
+NUMBER: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[a-z.+].*)?\Z")
+"""0.16.1, 0.19.0rc0, 0.19.2+local."""
+
+
+class Release(Value, frozen=True, kw_only=True):
+    """`version`: of the megatron-core that plans are checked with; `also`: others of the same release that ran the same checks. `tag`: of
+    Megatron-LM's programs. `names`: the file of what differs from the first release; None: the first. `programs`: by kind of model.
+    `modules`: what megatron.core imports at its start, beside torch, by the name of its distribution."""
+
+    version: str
+    also: tuple[str, ...] = ()
+    tag: str
+    names: str | None = None
+    programs: dict[str, str]
+    modules: tuple[str, ...] = ()
+
+
+RELEASES: Final = (
+    Release(
+        version="0.16.1",
+        tag="core_v0.16.1",
+        programs={"decoder": "pretrain_gpt.py", "encoder": "pretrain_bert.py", "encoder_decoder": "pretrain_t5.py"},
+    ),
+    Release(
+        version="0.19.2",
+        also=("0.19.0",),
+        tag="core_v0.19.0",
+        names="known_0.19.json",
+        programs={"decoder": "pretrain_gpt.py"},  # the others left with 0.18
+        modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
+    ),
+)
+"""From old to new."""
+
+
+def number(version: str) -> tuple[int, int, int]:
+    """(major, minor, patch). Raises InputError for a text that is no version.
+
+    >>> number("0.19.2"), number("0.18"), number("0.19.0rc0")
+    ((0, 19, 2), (0, 18, 0), (0, 19, 0))
+    """
+    found = NUMBER.match(version)
+    if found is None:
+        raise InputError("software.megatron_core", version, "is no version, as in 0.16.1")
+    major, minor, patch = found.groups()
+    return int(major), int(minor), int(patch or 0)
+
+
+def release_of(version: str) -> Release:
+    """The release that has this version, or the nearest.
+
+    >>> [release_of(version).version for version in ("0.16.0", "0.17.1", "0.18.2", "0.19.1", "1.0.0")]
+    ['0.16.1', '0.16.1', '0.19.2', '0.19.2', '0.19.2']
+    """
+    return min(RELEASES, key=lambda release: abs(_place(release.version) - _place(version)))
+
+
+def _place(version: str) -> int:
+    """On a line on which any minor number is further than all patches, and any major number than all minor ones."""
+    major, minor, patch = number(version)
+    return (major * 1000 + minor) * 1000 + patch
+
+
+def unknown(version: str) -> str | None:
+    """What to say of a version that no release has; None: one has it.
+
+    >>> unknown("0.19.2") is None, unknown("0.18.2")
+    (True, 'Megatron-core 0.18.2 is not known here (0.16.1, 0.19.0, 0.19.2 are): planned by what 0.19.2 has.')
+    """
+    known = [name for release in RELEASES for name in (*release.also, release.version)]
+    if version.partition("+")[0] in known:
+        return None
+    return f"Megatron-core {version} is not known here ({', '.join(known)} are): planned by what {release_of(version).version} has."
+
+
+def by_name(kinds: dict[str, str]) -> dict[str, str]:
+    """Kinds by name of a table of names by kind.
+
+    >>> by_name({"int": "pp tp", "bool": "fp16"})
+    {'pp': 'int', 'tp': 'int', 'fp16': 'bool'}
+    """
+    return {name: kind for kind, names in kinds.items() for name in names.split()}
+
+
+@cache
+def content(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files("orchestrator.engines").joinpath(name).read_text())
+    return found
+
+
+@cache
+def names(section: str, version: str) -> dict[str, str]:
+    """Fields of a class ("transformer_config", "ddp", "optimizer") or flags ("flags": destination, or destination=flag) with their kinds,
+    as this release has them."""
+    release = release_of(version)
+    found = by_name(content("known.json")[section])
+    if release.names is None:
+        return found
+    differs = content(release.names)
+    new = by_name(differs["new"][section])
+    replaced = {*differs["gone"][section].split(), *(name.partition("=")[0] for name in new)}
+    return {name: kind for name, kind in found.items() if name.partition("=")[0] not in replaced} | new
