@@ -262,12 +262,16 @@ class Tree:
                 yield _with_mesh(candidate, "ep", degree)
 
     def _etp(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Whole experts, or each divided as attention is; that alone where every rank has some of all of them (ep=1)."""
+        """Whole experts; each divided as attention is where every rank has some of all of them (ep=1), and elsewhere only where ep can't
+        be so much larger: that divides the same bytes and sends less. A pin takes any."""
         if self.pins.etp is None and not (self.experts and "etp" in self.capabilities.axes):
             yield candidate
             return
         mesh = candidate.mesh
-        for degree in self.pins.among("etp", (mesh.tp,) if mesh.ep == 1 else tuple({1: None, mesh.tp: None})):
+        offered: tuple[int, ...] = (mesh.tp,) if mesh.ep == 1 else (1,)
+        if mesh.ep > 1 and any(part.num_experts % (mesh.ep * mesh.tp) for part in self.situation.model.architecture.experts):
+            offered = (1, mesh.tp)
+        for degree in self.pins.among("etp", offered):
             if degree in self._degrees["etp"] and (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
                 yield _with_mesh(candidate, "etp", degree)
 

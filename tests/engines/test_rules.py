@@ -17,8 +17,9 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
+from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import PP_BEFORE_DP
-from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
+from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS, Tree
 
 
 def situation(
@@ -282,3 +283,18 @@ def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_tha
     job = ENGINES[M].translate(make_plan(M, biased))
     assert job.without_worker == "plan only: our worker does not train routers with a bias"
     assert [file.path for file in job.files] == []
+
+
+def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> None:
+    """Six experts on eight GPUs: ep of 1 and 2; whole ones, but with ep=1 as attention is, and with ep=2 too: 4 and 8 don't divide 6."""
+    capabilities = ENGINES[M].capabilities(Software())
+
+    def degrees(given: Situation, pins: Pins) -> set[tuple[int, ...]]:
+        meshes = (leaf.candidate.mesh for leaf in Tree(capabilities, given, pins).leaves(lambda cut: None))
+        return {(mesh.tp, mesh.ep, mesh.etp) for mesh in meshes}
+
+    alike = {(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 1, 8)}
+    whole = {(1, 2, 1), (2, 2, 1), (4, 2, 1), (8, 2, 1)}
+    assert degrees(situation(MIXTURE), Pins(pp=1)) == alike | whole | {(2, 2, 2), (4, 2, 4)}
+    assert degrees(situation(MIXTURE), Pins(pp=1, ep=2, etp=4)) == {(tp, 2, 4) for tp in (1, 2, 4, 8)}
+    assert {(ep, etp) for _, ep, etp in degrees(situation(LLAMA), Pins())} == {(1, 1)}
