@@ -359,7 +359,7 @@ def proof(plan: Plan, at_least_s: float | None) -> str:
     if plan.predicted is None or at_least_s is None:
         return "Not proven: the search was ended early"
     gap = 1 - at_least_s / plan.predicted.step_time_s
-    space = "legal plans that fit (interleaved: chunks as even as they go)" if plan.pp > 1 else "legal plans that fit"
+    space = "legal plans that fit (interleaved: chunks as even and groups as small as they go)" if plan.pp > 1 else "legal plans that fit"
     if gap <= NOISE:
         return f"Proven the fastest of all {space}"
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster"
