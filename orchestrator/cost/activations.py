@@ -58,6 +58,9 @@ def activations(
         )
         if precision == "fp8":
             nbytes += _quantised(layer, strategy, calibration.fp8_saved_bytes - itemsize, calibration.fp8_saved_bytes % itemsize, without)
+        if mesh.etp > 1 and "mlp" not in without:  # the tokens of all ranks that share an expert (token_dispatcher.py:700)
+            gathered_tokens = sum(op.tokens * op.k for op in layer.ops if isinstance(op, Gemm) and op.experts and op.split == "column")
+            nbytes += (mesh.etp - 1) * gathered_tokens * itemsize / (mesh.tp * mesh.cp)
         return micro_batch_size * nbytes
 
     everything = saved()

@@ -96,7 +96,8 @@ def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[flo
     if op.pad_to and op.split == "column":
         n = float(padded(op.n, op.pad_to, mesh.tp))
     if op.experts:
-        m /= mesh.tp  # every rank sends its share of the tokens; balanced, it gets as many back
+        m *= mesh.etp / mesh.tp  # every rank sends its share of the tokens; balanced, it gets as many back, and those of its etp group
+        k, n = (k, n / mesh.etp) if op.split == "column" else (k / mesh.etp, n)
     elif op.split == "column":
         n /= mesh.tp
     elif op.split == "row":

@@ -80,9 +80,11 @@ class PassPrices:
             launch[item.when] += item.count * c.collective_launch_s
             if times == 2:
                 passes["backward"] += exposed + slowed
-        for item in () if repeated is None else self._dense_traffic(repeated, strategy, micro_batch_size):
+        for item in () if repeated is None else self._part_traffic(repeated, strategy, micro_batch_size):
             if item.repeats_with_recompute:
                 exposed, slowed = network.exposed(network.seconds(item), item, forward.attention)
+                if item.axis == ep.AXIS:
+                    exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
                 causes[item.axis] += exposed
                 causes["overlap"] += slowed
                 passes["backward"] += exposed + slowed
@@ -104,15 +106,18 @@ class PassPrices:
         yield from tp.traffic(*size)
         yield from cp.traffic(*size, kind=self._workload.traits.context_parallel, domain=self._network.domain)
 
-    def _traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
-        """All that the layer's passes wait for."""
-        itemsize = self._workload.itemsize
+    def _part_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
+        """That, and of experts."""
         yield from self._dense_traffic(layer, strategy, micro_batch_size)
-        if self._workload.traits.gathers_few_query_groups:
-            yield from tp.query_groups(layer, strategy, micro_batch_size, itemsize)
         for op in layer.ops:
             if isinstance(op, Dispatch):
-                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, itemsize)
+                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
+
+    def _traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
+        """All that the layer's passes wait for."""
+        if self._workload.traits.gathers_few_query_groups:
+            yield from tp.query_groups(layer, strategy, micro_batch_size, self._workload.itemsize)
+        yield from self._part_traffic(layer, strategy, micro_batch_size)
 
 
 def pass_key(layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from orchestrator.model.spec import Attention, Dispatch, Enter, Exit, LayerSpec
+from orchestrator.model.spec import Attention, Enter, Exit, LayerSpec
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 
 DROPPED: dict[str, tuple[str, ...]] = {
@@ -45,7 +45,7 @@ def again(layer: LayerSpec, mode: Recompute, *, fused_norms: bool) -> LayerSpec 
     if "layernorm" in modules:
         where |= {i for i, name in enumerate(names) if name in NORMS}
     inside = [i for i, name in enumerate(names) if name.startswith(MLP)]
-    if "mlp" in modules and inside and not any(isinstance(op, Dispatch) for op in layer.ops):
+    if "mlp" in modules and inside:  # of experts too, with their exchange of tokens (Megatron's module "moe")
         first, last = inside[0], inside[-1]
         first -= first > 0 and isinstance(layer.ops[first - 1], Enter)
         last += last + 1 < len(layer.ops) and isinstance(layer.ops[last + 1], Exit)

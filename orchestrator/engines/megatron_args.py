@@ -14,6 +14,7 @@ from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
     chunk_lengths,
     ddp_fields,
+    expert_parallel_fields,
     fp8_fields,
     hierarchical_sizes,
     implementation,
@@ -157,6 +158,11 @@ def _parallel(plan: Plan) -> list[Flag]:
         ("--pipeline-model-parallel-size", str(plan.pp)),
         ("--context-parallel-size", str(plan.cp)),
     ]
+    if plan.model.experts:
+        flags += [("--expert-model-parallel-size", str(plan.ep)), ("--expert-tensor-parallel-size", str(plan.etp))]
+        flags += [("--moe-token-dispatcher-type", plan.moe_token_dispatcher_type)]
+        fields = expert_parallel_fields(plan)
+        flags += [("--" + name.replace("_", "-"),) for name in ("moe_grouped_gemm", "moe_permute_fusion") if fields[name]]
     if plan.sequence_parallel:
         flags += [("--sequence-parallel",)]
     parts = layout(plan)

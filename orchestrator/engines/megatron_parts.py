@@ -7,18 +7,20 @@ from typing import Any, Final
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
 
 TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm")
 """Each with a test of parity against one process (tests/workers)."""
 
+EXPERTS: Final = ("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias")
+"""The same, of megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group."""
+
+SIGMOID_BALANCE: Final = "seq_aux_loss"
+"""DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
+
 PLANNED: Final = {
-    "experts": "our worker does not train experts yet, which Megatron-core has",
-    "shared_experts": "our worker does not train shared experts yet, which Megatron-core has",
-    "shared_expert_gate": "our worker does not train shared experts yet, which Megatron-core has",
-    "sigmoid_router": "our worker does not train experts yet, which Megatron-core has",
-    "grouped_router": "our worker does not train experts yet, which Megatron-core has",
-    "expert_bias": "our worker does not train experts yet, which Megatron-core has",
-    "router_bias": "our worker does not train experts yet, which Megatron-core has",
+    "router_bias": "our worker does not train routers with a bias",
+    "expert_mlp_bias": "our worker does not train experts with biases",
     "latent_attention": "our worker does not train latent attention yet, which Megatron-core has",
     "mtp": "our worker does not train heads of multi-token prediction yet, which Megatron-core has",
     "window": "our worker does not set attention windows yet, which Megatron-core has",
@@ -57,9 +59,55 @@ def config_fields(a: Architecture) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if any(attention.qk_norm == "head" for attention in _attentions(a)):
         fields["qk_layernorm"] = True
+    if a.experts:
+        fields |= _expert_fields(a, a.experts[0])
     return fields
 
 
+def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
+    """Of the router, the experts and which layers have them (transformer/transformer_config.py:534-640). A softmax over the chosen experts'
+    logits alone is what a softmax over all, made to sum to one, is."""
+    has = [int(isinstance(layer.feed_forward, Experts)) for layer in a.each_layer()]
+    sigmoid = experts.score == "sigmoid"
+    fields: dict[str, Any] = {
+        "num_moe_experts": experts.num_experts,
+        "moe_router_topk": experts.topk,
+        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        "moe_layer_freq": 1 if all(has) else has,
+        "moe_router_score_function": experts.score,
+        "moe_router_pre_softmax": sigmoid or not experts.normalized,
+        # The router in fp32: scores of many experts lie near each other.
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": experts.aux_loss_coeff,
+    }
+    if experts.aux_loss_coeff:
+        fields["moe_router_load_balancing_type"] = SIGMOID_BALANCE if sigmoid else "aux_loss"
+    if experts.shared_ffn_hidden_size:
+        fields["moe_shared_expert_intermediate_size"] = experts.shared_ffn_hidden_size
+        if experts.shared_gate:
+            fields["moe_shared_expert_gate"] = True
+    if experts.scaling != 1.0:
+        fields["moe_router_topk_scaling_factor"] = experts.scaling
+    if experts.groups is not None:
+        fields |= {"moe_router_num_groups": experts.groups, "moe_router_group_topk": experts.group_topk}
+    if experts.expert_bias:
+        fields |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": experts.bias_update_rate}
+    return fields
+
+
+FLAG_OF: Final = {"num_moe_experts": "num-experts"}
+"""Fields whose flag has another name."""
+
+
 def flags(a: Architecture) -> list[tuple[str, ...]]:
-    """The same for Megatron-LM's programs."""
-    return [("--qk-layernorm",)] if "qk_layernorm" in config_fields(a) else []
+    """The same for Megatron-LM's programs, whose flags are called as the fields are."""
+    found: list[tuple[str, ...]] = []
+    for field, value in config_fields(a).items():
+        flag = "--" + FLAG_OF.get(field, field.replace("_", "-"))
+        if value is True:
+            found.append((flag,))
+        elif value is not False:
+            # The list of a pattern is a Python expression there (arguments.py, moe_freq_type).
+            found.append((flag, str(value)))
+    return found

@@ -15,6 +15,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Final
 
+from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron_versions import RELEASES, by_name, content, names, release_of
 from orchestrator.engines.transformer_config import (
     TORCH_DTYPE,
@@ -240,6 +241,19 @@ DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.pre
 
 
 
+EXPERT_FIELDS: Final = (
+    "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
+    "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
+    "moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias",
+    "moe_router_bias_update_rate",
+)  # fmt: skip
+"""TransformerConfig's fields that say what a model's experts are."""
+
+
+def _expert(name: str) -> Says:
+    return lambda plan: megatron_parts.config_fields(plan.model).get(name)
+
+
 DECIDED: Final[dict[str, tuple[str, Says]]] = {
     **{name: (name, attrgetter(name)) for name in ENGINE_OPTIONS},  # as Megatron calls them, but for what follows
     "tensor_model_parallel_size": ("tp", lambda plan: plan.tp),
@@ -342,7 +356,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "untie_embeddings_and_output_weights": ("model.tie_embeddings", lambda plan: not plan.model.tie_embeddings),
     "hidden_dropout": _model("hidden_dropout"),
     "attention_dropout": _model("attention_dropout"),
-    "num_moe_experts": ("model.feed_forward", lambda plan: None),
+    **{name: ("model.feed_forward", _expert(name)) for name in EXPERT_FIELDS},
     "vocab_size": _model("vocab_size"),
     "padded_vocab_size": ("model.vocab_size", padded_vocab_size),
     "make_vocab_size_divisible_by": ("model.make_vocab_size_divisible_by", vocab_divisor),

@@ -122,7 +122,7 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     if used <= {"none"} or plan.schedule == "deepspeed_1f1b":
         return off  # DeepSpeed's pipeline has a list of its layers (ds_pipeline.py)
     if len(used) == 1 and (modules := RECOMPUTE_MODULES.get(*used)) is not None:
-        return off | {"recompute_granularity": "selective", "recompute_modules": list(modules)}
+        return off | {"recompute_granularity": "selective", "recompute_modules": recompute_modules(plan.model, modules)}
     blocks = [_full_block(modes) for modes in chunks]
     wanted = max((block for block in blocks if block is not None), default=0)
     if None in blocks or any(block != min(wanted, len(modes)) for block, modes in zip(blocks, chunks, strict=True)):
@@ -132,6 +132,11 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
             "megatron-core recomputes the first N layers of every chunk in full, or the same modules in all of a stage, nothing else",
         )
     return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
+
+
+def recompute_modules(model: Architecture, modules: Sequence[str]) -> list[str]:
+    """megatron-core calls the feed-forward "moe" in layers with experts (transformer_layer.py:394, moe/moe_layer.py)."""
+    return [*modules, "moe"] if model.experts and "mlp" in modules else list(modules)
 
 
 def common_fields(plan: Plan) -> dict[str, Any]:
@@ -192,7 +197,20 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         fields["tp_comm_overlap"] = True
     if plan.cuda_graph_impl != "none":
         fields["cuda_graph_impl"] = plan.cuda_graph_impl
-    return fields | megatron_parts.config_fields(model) | fp8_fields(plan)
+    return fields | megatron_parts.config_fields(model) | expert_parallel_fields(plan) | fp8_fields(plan)
+
+
+def expert_parallel_fields(plan: Plan) -> dict[str, Any]:
+    """How experts are divided and computed; empty in a dense model. Products of all experts at once are Transformer Engine's."""
+    if not plan.model.experts:
+        return {}
+    te = implementation(plan) == "transformer_engine"
+    return {
+        "expert_tensor_parallel_size": plan.etp,
+        "moe_token_dispatcher_type": plan.moe_token_dispatcher_type,
+        "moe_grouped_gemm": te,
+        "moe_permute_fusion": te,
+    }
 
 
 def hierarchical_sizes(plan: Plan) -> list[int] | None:

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from orchestrator.model.parts import FeedForward, Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.values import Value
 
@@ -141,6 +142,12 @@ class Architecture(Value, frozen=True, kw_only=True):
     def kinds_of_layers(self) -> list[Layer]:
         """The different layers, in order of first appearance."""
         return list(dict.fromkeys(layer for layer, _ in self.layer_runs()))
+
+    @property
+    def experts(self) -> tuple[Experts, ...]:
+        """The different ones of its layers; none in a dense model."""
+        found = (layer.feed_forward for layer in self.kinds_of_layers())
+        return tuple(dict.fromkeys(part for part in found if isinstance(part, Experts)))
 
     def features(self) -> tuple[str, ...]:
         """What an engine must have to compute this model, as words that capabilities use: of the stack, the layers and the ends."""

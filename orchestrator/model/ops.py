@@ -130,7 +130,7 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
     saves: tuple[Saved, ...] = ()
     experts: int = 0
     """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
-    experts are divided by ep and never by tp (etp = 1)."""
+    experts are divided by ep, and "column" and "row" by etp in place of tp."""
 
 
 class Attention(Value, frozen=True, kw_only=True, tag="attention"):

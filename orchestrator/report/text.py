@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, said_options
@@ -351,18 +352,36 @@ def close_engines(plan: Plan, others: Sequence[Plan]) -> list[str]:
     return found
 
 
-def proof(plan: Plan, at_least_s: float | None) -> str:
-    """What is known of the best plan of the space: the legal plans of the engines asked, under the pins and the memory limit.
+def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]) -> str:
+    """What is known of the best plan of the space that was searched, which the sentence names: plans of these engines under the pins and
+    the memory limit, and what of theirs only a pin takes.
 
     `at_least_s`: seconds that none of them undercuts; None: not known.
     """
     if plan.predicted is None or at_least_s is None:
         return "Not proven: the search was ended early"
     gap = 1 - at_least_s / plan.predicted.step_time_s
-    space = "legal plans that fit (interleaved: chunks as even and groups as small as they go)" if plan.pp > 1 else "legal plans that fit"
+    names = [capabilities.engine for capabilities in searched]
+    engines = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    even = " (interleaved: chunks as even and groups as small as they go)" if plan.pp > 1 else ""
+    space = f"plans of {engines} that were searched and fit{even}"
+    axes = [f"{capabilities.engine}'s {axis}" for capabilities in searched for axis in capabilities.pinned_axes]
+    pinned = [*axes, *(option for capabilities in searched for option in capabilities.pinned_options)]
+    beside = f"; only with a pin: {', '.join(dict.fromkeys(pinned))}" if pinned else ""
     if gap <= NOISE:
-        return f"Proven the fastest of all {space}"
-    return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster"
+        return f"Proven the fastest of the {space}{beside}"
+    return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster{beside}"
+
+
+def beyond_text(plan: Plan, question: str, other: Plan) -> str:
+    """A faster plan outside of the space that was searched, and what it needs."""
+    if plan.predicted is None or other.predicted is None:
+        raise ValueError("the plan has no prediction")
+    faster = 1 - other.predicted.step_time_s / plan.predicted.step_time_s
+    return (
+        f"Outside of what was searched: pin.{question} takes {format_seconds(other.predicted.step_time_s)} (-{_percent(faster)}): "
+        f"{choice(other)}, which our worker does not train; entry=.../pretrain_gpt.py starts the engine's own program with it"
+    )
 
 
 def unasked_text(plan: Plan, key: str, other: Prediction, limit: MemoryLimit) -> str:

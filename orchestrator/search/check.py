@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
-from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import PLANNER, rules_of, unsuited
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER
@@ -45,8 +45,8 @@ def check_plan(
     _check_stages(plan, model, capabilities)
     for index, stage in enumerate(plan.stages):
         _check_recompute(f"stages[{index}].layers", stage, model, capabilities, plan.schedule)
-    if capabilities.recompute_varies == "never":
-        _check_same_recompute(plan, model)
+    if capabilities.recompute_varies in ("never", "job"):
+        _check_same_recompute(plan, model, capabilities.recompute_varies == "never")
     if limit is not None and calibration is not None:
         price = CostModel(model, plan.training, plan.cluster, traits, calibration).price(plan.candidate, plan.stages)
         most = limit.of(calibration.memory_margin)
@@ -183,10 +183,16 @@ def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: C
         j = next(j for j, span in inside if span.recompute != inside[0][1].recompute)
         why = "one stage either recomputes the same modules of all its layers or its first layers fully (--recompute-method block)"
         raise InputError(f"{where}[{j}].recompute", stage.layers[j].recompute, why)
+    _check_first_layers(where, (((span.chunk, span.kind), j, span) for j, span in inside), "a stage")
+
+
+def _check_first_layers(where: str, spans: Iterable[tuple[object, int, LayerSpan]], of: str) -> None:
+    """What is recomputed in full must be the first layers of each chunk, as many in all (--recompute-num-layers). `spans`: with the chunk
+    that they are in and their index in `where`."""
     prefixes = []
-    for _, group in groupby(inside, key=lambda item: (item[1].chunk, item[1].kind)):
+    for _, group in groupby(spans, key=lambda item: item[0]):
         full = size = 0
-        for j, span in group:
+        for _, j, span in group:
             if span.recompute == "full":
                 if full != size:
                     raise InputError(f"{where}[{j}].recompute", "full", "the layers that are recomputed must be the chunk's first")
@@ -196,12 +202,16 @@ def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: C
     most = max((full for full, _ in prefixes), default=0)
     for full, size in prefixes:
         if full != min(most, size):
-            why = f"recomputes {full} layers of a chunk and {most} of another: the number is one for a stage (--recompute-num-layers)"
+            why = f"recomputes {full} layers of a chunk and {most} of another: the number is one for {of} (--recompute-num-layers)"
             raise InputError(where, None, why)
 
 
-def _check_same_recompute(plan: Plan, model: ModelSpec) -> None:
+def _check_same_recompute(plan: Plan, model: ModelSpec, whole: bool) -> None:
+    """One mode for all layers; unless `whole`, also the first so many of every chunk in full."""
     fixed = {run.layer.kind for run in model.runs if not run.layer.recomputable}
-    modes = {span.recompute for stage in plan.stages for span in stage.layers if span.kind not in fixed}
-    if len(modes) > 1:
+    inside = [(index, j, span) for index, stage in enumerate(plan.stages) for j, span in enumerate(stage.layers) if span.kind not in fixed]
+    modes = {span.recompute for *_, span in inside}
+    if not whole and modes == {"none", "full"}:
+        _check_first_layers("stages", (((index, span.chunk, span.kind), j, span) for index, j, span in inside), "all stages")
+    elif len(modes) > 1:
         raise InputError("stages", None, f"{plan.engine} recomputes all layers in the same way, not {' and '.join(sorted(modes))}")

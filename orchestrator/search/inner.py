@@ -4,7 +4,8 @@ The ways to compute a stage are the recompute choices that fit the memory and th
 synchronisation and optimizer time; search/partition.py puts stages together. So what is returned is the optimum of the simulated score over
 
 * every contiguous split of the layers over the stages (embedding in the first, head in the last, no other stage empty), and
-* every recompute choice of every stage that the engine has (a pinned mode is that of all layers),
+* every recompute choice of every stage that the engine has (a pinned mode is that of all layers; of one that has a single choice for all
+  stages each is searched alone, the number of layers from the fewest that fit),
 
 for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread over its chunks as evenly as they go (`spread`); unless
 `left`, the least that a partition may take which was left out, is below it.
@@ -20,7 +21,7 @@ from orchestrator.cost.capacity import Capacity
 from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.cost.schedule import in_flight, in_flight_by_chunk
 from orchestrator.model.spec import ModelSpec
-from orchestrator.search.partition import Best, Partitions, Pipeline, Steps, Way, through
+from orchestrator.search.partition import ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.megatron_layout import chunk_sizes, pieces, stages_of, transformer_layers
@@ -51,8 +52,9 @@ class Answer(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a way of a stage is made of: layers of each chunk, and of these the first so many in this mode."""
+    """What a way of a stage is made of: layers before it, layers of each chunk, and of these the first so many in this mode."""
 
+    start: int
     sizes: tuple[int, ...]
     recompute: tuple[Recompute, int]
     cost: StageCost
@@ -77,6 +79,19 @@ def beats(a: Way, b: Way) -> bool:
     return a.exposed_s <= b.exposed_s and a.optimizer_s <= b.optimizer_s and all(all(map(le, x, y)) for x, y in pairs)
 
 
+def alone_modes(modes: tuple[Recompute, ...], varies: str) -> list[tuple[Recompute, ...]]:
+    """The modes in groups, of which a plan has one: where they may differ, all; never: each alone; in a job, layers that are recomputed in
+    full have others beside them that aren't.
+
+    >>> alone_modes(("none", "selective", "full"), "job")
+    [('none', 'full'), ('selective',)]
+    """
+    if varies in ("stage", "layer"):
+        return [modes]
+    beside = tuple(mode for mode in modes if varies == "job" and mode in ("none", "full"))
+    return [*filter(None, [beside]), *((mode,) for mode in modes if mode not in beside)]
+
+
 class Inner:
     """The inner search of one outer choice."""
 
@@ -96,10 +111,13 @@ class Inner:
         self._by_layer = capabilities.each_layer_recomputes_alone(candidate.schedule)
         self._alone: list[Inner] = []
         """Of an engine that computes all layers in the same mode: a search for each."""
-        if capabilities.recompute_varies == "never" and len(modes) > 1:
-            self._alone = [Inner(costs, model, capabilities, leaf._replace(recompute=(mode,)), limit, layout) for mode in modes]
+        together = alone_modes(modes, capabilities.recompute_varies)
+        if len(together) > 1:
+            self._alone = [Inner(costs, model, capabilities, leaf._replace(recompute=some), limit, layout) for some in together]
+        self._one_count = capabilities.recompute_varies == "job" and len(together) == 1 < len(modes)
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
+        self._more: dict[tuple[object, ...], Way] = {}
         self._runs_between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         group = candidate.microbatch_group_size_per_vp_stage
         self._flights = [in_flight_by_chunk(candidate.schedule, self.pp, p, m, self.vpp, group) for p in range(self.pp)]
@@ -176,7 +194,7 @@ class Inner:
 
     def _way(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Way:
         cost = self.costs.stage(self.candidate, self._stage(p, start, sizes, recompute), p)
-        return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, Made(sizes, recompute, cost))
+        return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, Made(start, sizes, recompute, cost))
 
     def _pieces(self, p: int, start: int, sizes: tuple[int, ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
         """What each chunk of the stage holds: runs of (kind of layer, count)."""
@@ -281,7 +299,7 @@ class Inner:
         if self._fixed is None:  # the even split, whose time narrows what a stage may hold
             steps, end = self._fixed_steps(self.even_sizes()), self.pp
             if steps is not None:
-                even = self._walk(Partitions(self.pipeline, steps, end), INFINITE)
+                even, _ = self._best(steps, end, None, INFINITE)
                 if even is not None and even.seconds <= threshold:
                     best = even
             self.left = INFINITE
@@ -289,17 +307,70 @@ class Inner:
         else:
             steps, end = self._fixed_steps(self._fixed), self.pp
         if steps is not None:
-            walk = Partitions(self.pipeline, steps, end)
-            walk.best = best
-            best = self._walk(walk, upper, further, even)
-            bound = walk.bound
+            best, bound = self._best(steps, end, best, upper, further, even)
         if best is not None:
             return Answer(self._solution(best), None, best.seconds)
         if steps is None and (self._fixed is not None or upper == INFINITE):
             return Answer(None, self.need(self.even_sizes()), INFINITE)
         return Answer(None, None, bound)
 
-    def _walk(self, walk: Partitions, upper: float, further: int = 0, near: Best | None = None) -> Best | None:
+    def _best(
+        self, steps: Steps, end: int, best: Best | None, upper: float, further: int = 0, near: Best | None = None
+    ) -> tuple[Best | None, float]:
+        """The best of these partitions and `best`, and seconds that none undercuts. Where all stages recompute the same number of layers:
+        for each number from the least with which one fits, until no larger one can be faster."""
+        if not self._one_count:
+            walk = Partitions(self.pipeline, steps, end)
+            return self._walk(walk, best, upper, further, near), walk.bound
+        left, bound, n = INFINITE, INFINITE, self._least_count(steps, end)
+        most = max(max(way.made.sizes) for row in steps for onwards in row.values() for _, ways in onwards for way in ways)
+        while True:
+            at_least = [
+                {state: [(after, [self._with(p, way, n) for way in ways]) for after, ways in onwards] for state, onwards in row.items()}
+                for p, row in enumerate(steps)
+            ]
+            least = Partitions(self.pipeline, at_least, end).bound  # of this number and larger ones
+            bound = min(bound, least)
+            if least > upper * (1 + ROUNDING) or (best is not None and least * (1 - ROUNDING) >= best.seconds):
+                break
+            kept: Steps = [
+                {state: [(after, [way for way in ways if way.made.recompute[1] <= n]) for after, ways in onwards]
+                 for state, onwards in row.items()}
+                for row in at_least
+            ]  # fmt: skip
+            fitting = through(kept, end)
+            if fitting is not None:
+                best = self._walk(Partitions(self.pipeline, fitting, end), best, upper, further, near)
+                left = min(left, self.left)
+            if n >= most:
+                break
+            n += 1
+        self.left = left
+        return best, bound
+
+    def _least_count(self, steps: Steps, end: int) -> int:
+        """The least number of layers that, recomputed in each chunk, lets a partition fit."""
+        least = {end: 0}
+        for row in reversed(steps):
+            least = {
+                state: min(max(least[after], way.made.recompute[1]) for after, ways in onwards for way in ways)
+                for state, onwards in row.items()
+            }
+        return min(least.values())
+
+    def _with(self, p: int, way: Way, n: int) -> Way:
+        """The way with at least n layers of each chunk recomputed."""
+        made = way.made
+        n = min(n, max(made.sizes))
+        if made.recompute[1] >= n:
+            return way
+        key = (p, made.start, made.sizes, n)
+        if key not in self._more:
+            self._more[key] = self._way(p, made.start, made.sizes, ("full", n))
+        return self._more[key]
+
+    def _walk(self, walk: Partitions, best: Best | None, upper: float, further: int = 0, near: Best | None = None) -> Best | None:
+        walk.best = best
         found = walk.search(upper, further or MOST_SIMULATED * self.pipeline.passes, sharply=further > 0, near=near)
         self.simulated, self.spent, self.left = self.simulated + walk.simulated, self.spent + walk.spent, walk.left
         return found

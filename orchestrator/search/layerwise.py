@@ -35,6 +35,10 @@ MOST_ROUNDS = 12
 """Times that the stages of the split with the least bound are solved and the bound is looked for anew."""
 MOST_SOLVED = 150
 """Stages that are solved for one outer choice; of more, only splits of those that were met are compared."""
+MOST_STEPS, FEW_STEPS = 400_000, 40_000
+"""That solving those may take (half a second), and where the outer choice's quick plan is not `NEAR` the best plan."""
+NEAR = 1.03
+"""How much slower a quick plan may be that is worth a long look: it became at most 1.2% faster in the 32 cells of the Galvatron paper."""
 MOST_PASSES = 100_000
 """Simulated for the splits of one outer choice, or what takes as long."""
 LATER = (1.0, 1.02, 1.04)
@@ -118,6 +122,10 @@ class Splits:
         self._places: list[_Place] = []
         self._fronts: dict[tuple[object, ...], tuple[float, Front]] = {}
         """Of stages that were solved: the seconds that were asked for, and the ways."""
+        self.quick = INFINITE
+        """Seconds of the plan that `search` found."""
+        self.steps = 0
+        """Of the stages that were solved."""
 
     def _least(self, kind: str, of: object) -> float:
         return min((of(way) for way in self.prices.ways(kind, self.outer)), default=INFINITE)  # type: ignore[operator]
@@ -151,7 +159,9 @@ class Splits:
         key = self._key(p, start, end)
         asked, front = self._fronts.get(key, (INFINITE, None))
         if front is None or (not front.complete and upper < asked * (1 - CLOSE)):
-            found = self._solver(p, start, end).front(upper - self.once)
+            solver = self._solver(p, start, end)
+            found = solver.front(upper - self.once)
+            self.steps += solver.steps
             front = found if front is None else found._replace(least_s=max(found.least_s, front.least_s))
             self._fronts[key] = upper, front
         return front
@@ -228,12 +238,13 @@ class Splits:
         """The best below `upper` over all splits whose stages are not too slow alone; raises the bound where nothing was left out."""
         edges = sorted(self._edges(upper), key=lambda edge: self._lead(edge[0], edge[1]) + self.known(*edge))
         steps: Steps = [{} for _ in range(self.pp)]
+        most = self.steps + (MOST_STEPS if self.quick <= upper * NEAR else FEW_STEPS)
         solved, complete = 0, True
         for edge in edges:
             p, start, end = edge
             new = self._key(*edge) not in self._fronts
             solved += new
-            if new and solved > MOST_SOLVED:
+            if new and (solved > MOST_SOLVED or self.steps >= most):
                 complete = False
                 continue
             front = self.front(*edge, upper)
@@ -388,8 +399,10 @@ def layerwise(
             found = splits.search(each * batch) if turn == 1 else splits.finish(each * batch)
         if found is not None:
             best, each = (found, splits.outer, batch), found.seconds / batch
+            splits.quick = found.seconds
         if turn + 1 < (len(LATER) if splits.pp > 1 else 2) and splits.least / batch < each:
-            heappush(queue, (splits.least / batch * LATER[turn + 1], place, turn + 1, batch, splits))
+            when = splits.least if splits.quick == INFINITE else max(splits.least, splits.quick / LATER[-1])
+            heappush(queue, (when / batch * LATER[turn + 1], place, turn + 1, batch, splits))
         else:
             least = min(least, splits.least / batch)
     if best is None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from copy import copy
 from heapq import heappop, heappush
 from itertools import groupby
-from operator import le
+from operator import add, itemgetter, le
 from typing import NamedTuple
 
 from orchestrator.cost.layerwise import Outer, Prices, Way, stage_price
@@ -105,6 +105,8 @@ class StageSolver:
             max((min(way.transient_bytes for way in prices.ways(kind, outer)) for kind in kinds), default=0.0) if self.legal else 0.0
         )
         self.cap = room - prices.slack * self.least_transient
+        self.steps = 0
+        """That were taken from a point to one behind the next layer."""
         self.price, self.share, self.least = 0.0, 0.0, INFINITE
         """Of a byte, and of the second sum, where the bound is largest; and that bound."""
 
@@ -252,7 +254,10 @@ class StageSolver:
                 continue
             solved += 1
             solver = parts.get((low, high), self)
+            before = solver.steps
             found, whole = solver.fastest(top)
+            if solver is not self:
+                self.steps += solver.steps - before
             if not whole:
                 left = min(left, solver.least)
             ways = uncovered([*ways, *found])
@@ -294,31 +299,36 @@ class StageSolver:
             if i == 0 or kind != self.layers[i - 1]:
                 digits: dict[object, int] = {}
             for tp, options in self.options[kind].items():
-                rest = rests[i + 1][tp]
+                rest, leave = rests[i + 1][tp], room - leanest[i + 1]
                 costs = []
                 for option in options:
                     way = option.way
                     added = self._compared(way.forward_s, way.backward_s, way.sync_s, way.optimizer_s)
                     if id(option) not in digits:
                         digits[id(option)], digit = digit, digit * (len(self.layers) + 1)
-                    costs.append((mean(option.sums, self.share) + self.price * option.nbytes, option, added, digits[id(option)]))
+                    costs.append((mean(option.sums, self.share) + self.price * option.nbytes, digits[id(option)], option, added))
+                costs.sort(key=itemgetter(0))
+                here = reach.setdefault(tp, {})
                 for before, some in points.items():
                     f, b = self.switch[kind][before, tp]
                     change, changed = mean(self.sums(f, b, 0.0, 0.0), self.share), self._compared(f, b, 0.0, 0.0)
                     if before != tp and (before, tp) not in digits:
                         digits[before, tp], digit = digit, digit * (len(self.layers) + 1)
-                    here, turn = reach.setdefault(tp, {}), digits.get((before, tp), 0)
-                    for numbers, spent, trace, name in some:
-                        nbytes, transient, *seconds = numbers
-                        for cost, option, added, own in costs:
-                            now = name + own + turn
-                            if now in here:
-                                continue
-                            priced = spent + change + cost
-                            total, largest = nbytes + option.nbytes, max(transient, option.way.transient_bytes)
-                            if priced + rest <= most and total + slack * largest + leanest[i + 1] <= room:
-                                sums = map(sum, zip(seconds, changed, added, strict=True))
-                                here[now] = (total, largest, *sums), priced, (trace, option.way), now
+                    turn = digits.get((before, tp), 0)
+                    onwards = [
+                        (cost + change, own + turn, o.nbytes, o.way.transient_bytes, [*map(add, changed, added)], o.way)
+                        for cost, own, o, added in costs
+                    ]
+                    self.steps += len(some) * len(onwards)
+                    for (nbytes, transient, *seconds), spent, trace, name in some:
+                        for cost, own, more, high, shift, way in onwards:
+                            priced = spent + cost
+                            if priced + rest > most:
+                                break
+                            now, largest = name + own, high if high > transient else transient
+                            total = nbytes + more
+                            if total + slack * largest <= leave and now not in here:
+                                here[now] = (total, largest, *map(add, seconds, shift)), priced, (trace, way), now
             another = i + 1 < len(self.layers) and kind != self.layers[i + 1]  # kind of layers follows
             points = {}
             for tp, found in reach.items():
@@ -327,6 +337,8 @@ class StageSolver:
         ends = [point for some in points.values() for point in some if point[0][0] + slack * point[0][1] <= self.room]
         if self.alone:  # only the best is wanted
             ends = sorted(ends, key=lambda point: max(point[0][2], point[0][3] - self.ahead))[:1]
+        else:
+            ends, _ = _kept([(numbers[2:], priced, trace, name) for numbers, priced, trace, name in ends], len(ends), dominance=True)
         made = [self._made(trace) for _, _, trace, _ in ends]
         return uncovered([cost for cost in made if self.seconds(cost) < upper]), complete
 

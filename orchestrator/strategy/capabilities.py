@@ -52,7 +52,9 @@ class Capabilities(Value, frozen=True, kw_only=True):
     recompute: tuple[Recompute, ...]
     pinned_recompute: tuple[Recompute, ...] = ()
     """Those of them that only a pin takes: what they drop is less than any prediction of memory is good for."""
-    recompute_varies: Literal["never", "stage", "layer"]
+    recompute_varies: Literal["never", "job", "stage", "layer"]
+    """Where modes may differ: nowhere; in one way for the whole job (the same first so many layers of every chunk in full, the others not:
+    Megatron's --recompute-num-layers); from stage to stage, in full also within one; from layer to layer."""
     recompute_by_layer: tuple[str, ...] = ()
     """Schedules under which each layer has a mode of its own, where otherwise a stage has one."""
     uneven_stages: bool

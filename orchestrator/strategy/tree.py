@@ -222,7 +222,7 @@ class Tree:
         return choice.always_said or choice.of(candidate) != choice.default
 
     def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
-        offered = axis in self.capabilities.axes or (axis == "etp" and "ep" in self.capabilities.axes)
+        offered = axis in self.capabilities.axes
         if axis in ("ep", "etp") and not self.experts:
             offered = False
         allowed = []
@@ -287,11 +287,13 @@ class Tree:
                 yield _with_mesh(candidate, "ep", degree)
 
     def _etp(self, candidate: Candidate) -> Iterator[Candidate]:
-        if candidate.mesh.ep == 1 and self.pins.etp is None:
+        """Whole experts, or each divided as attention is; that alone where every rank has some of all of them (ep=1)."""
+        if self.pins.etp is None and not (self.experts and "etp" in self.capabilities.axes):
             yield candidate
             return
-        for degree in self._degrees["etp"]:
-            if (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
+        mesh = candidate.mesh
+        for degree in self.pins.among("etp", (mesh.tp,) if mesh.ep == 1 else tuple({1: None, mesh.tp: None})):
+            if degree in self._degrees["etp"] and (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
                 yield _with_mesh(candidate, "etp", degree)
 
     def _dp(self, candidate: Candidate) -> Iterator[Candidate]:

@@ -28,6 +28,8 @@ def apply() -> None:
     _applied = True
     for shim in (_devices, _factories, _moves, _streams, _generators, _tensor_types, _norms, _checkpoint_without_output, _result_queue):
         shim()
+    for shim in (_router_product, _token_counts, _uneven_pieces):
+        shim()
 
 
 def _devices() -> None:
@@ -77,6 +79,10 @@ class _Stream:
     """A stream or event where everything has happened already."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> _Stream:
+        """transformer/moe/token_dispatcher.py:895 waits for the event that it is answered."""
+        return event or _Stream()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
@@ -171,3 +177,66 @@ def _result_queue() -> None:
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     filesystem_async._get_write_results_queue = queue.Queue
+
+
+def _router_product() -> None:
+    """transformer/moe/moe_utils.py:1192 asks for Transformer Engine's product by a name that is bound only where that is installed."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def _token_counts() -> None:
+    """transformer/moe/token_dispatcher.py:866 makes lists of the counts of tokens that it moves off a GPU; here they stay tensors, and
+    tensor_parallel/mappings.py:444 hands them to a collective that wants integers."""
+    import torch.distributed as dist
+
+    exchange = dist.all_to_all_single
+
+    def integers(counts: Any) -> list[int] | None:
+        return None if counts is None else [int(count) for count in counts]
+
+    @functools.wraps(exchange)
+    def all_to_all_single(
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        return exchange(output, input, integers(output_split_sizes), integers(input_split_sizes), group, async_op)
+
+    dist.all_to_all_single = all_to_all_single
+
+
+def _uneven_pieces() -> None:
+    """Expert tensor parallelism gathers and scatters pieces of different lengths (tensor_parallel/mappings.py:150,188), as NCCL can and
+    gloo can't: here pieces are broadcast, and sums are made whole before they are cut."""
+    import torch.distributed as dist
+
+    even_gather, even_scatter = dist.all_gather, dist.reduce_scatter
+
+    @functools.wraps(even_gather)
+    def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+        if len({piece.shape for piece in tensor_list}) == 1:
+            return even_gather(tensor_list, tensor, group=group, async_op=async_op)
+        for rank, piece in zip(dist.get_process_group_ranks(group), tensor_list, strict=True):
+            if rank == dist.get_rank():
+                piece.copy_(tensor)
+            dist.broadcast(piece, rank, group=group)
+        return None
+
+    @functools.wraps(even_scatter)
+    def reduce_scatter(
+        output: torch.Tensor, input_list: list[torch.Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if len({piece.shape for piece in input_list}) == 1:
+            return even_scatter(output, input_list, op=op, group=group, async_op=async_op)
+        whole = torch.cat([piece.contiguous() for piece in input_list])
+        dist.all_reduce(whole, op=op, group=group)
+        output.copy_(torch.split(whole, [len(piece) for piece in input_list])[dist.get_rank(group)])
+        return None
+
+    dist.all_gather, dist.reduce_scatter = all_gather, reduce_scatter

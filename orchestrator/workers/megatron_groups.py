@@ -29,6 +29,7 @@ def initialise(plan: Plan) -> Groups:
         virtual_pipeline_model_parallel_size=plan.vpp if plan.vpp > 1 else None,
         context_parallel_size=plan.cp,
         expert_model_parallel_size=plan.ep,
+        expert_tensor_parallel_size=plan.etp if plan.model.experts else None,
         num_distributed_optimizer_instances=plan.optimizer_instances,
         order="-".join(plan.rank_order),
         create_gloo_process_groups=False,

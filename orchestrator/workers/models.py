@@ -106,7 +106,10 @@ def mask_padding(output_layer: torch.nn.Module, vocab_size: int) -> None:
 def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
-    if engine["module"]["implementation"] == "transformer_engine":
+    te = engine["module"]["implementation"] == "transformer_engine"
+    if config.num_moe_experts:
+        spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, te, normalization=config.normalization, vp_stage=vp_stage)
+    elif te:
         spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     else:
         spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)

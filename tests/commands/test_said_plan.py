@@ -10,7 +10,7 @@ import pytest
 from orchestrator import detect, recipe, run
 from orchestrator.cost import calibration
 from orchestrator.engines import ENGINES
-from orchestrator.engines.megatron_args import megatron_args_sh, why_not
+from orchestrator.engines.megatron_args import common_recompute, megatron_args_sh, why_not
 from orchestrator.plan import Plan
 from orchestrator.recipe import Settings
 from orchestrator.search.planner import reprice
@@ -61,6 +61,16 @@ def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_wit
     slower = 100 * (seconds(said) / seconds(of_worker.plan) - 1)
     (note,) = [note for note in job.notes if "megatron_args.sh" in note]
     assert f"{format_seconds(seconds(said))} a step (+{slower:.1f}%)" in note
+
+
+def test_the_first_layers_of_every_chunk_are_recomputed_where_that_is_fastest_with_one_setting() -> None:
+    words = ("recipe=llama3_8b", "gpus=8", "memory.limit_gib=40")
+    told = run.searched_plan(settings_of(*words, "entry=pretrain_gpt.py")).plan
+    setting = common_recompute(told)
+    assert setting is not None
+    assert (setting["recompute_method"], setting["recompute_num_layers"]) == ("block", 1)
+    for mode in ("none", "full"):
+        assert seconds(told) < seconds(run.searched_plan(settings_of(*words, "entry=pretrain_gpt.py", f"pin.recompute={mode}")).plan)
 
 
 @pytest.mark.parametrize("words", [CASE, ("recipe=llama3_8b", "gpus=16"), ("recipe=gpt_tiny", "gpus=4"), ("recipe=t5_large", "gpus=16")])

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
+from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
@@ -42,7 +43,10 @@ def refusals(engine: str, given: Situation, **choices: Any) -> dict[str, str]:
 
 BOTH = ("megatron", "megatron_deepspeed")
 M, D = "megatron", "megatron_deepspeed"
-MIXTURE = replace(LLAMA, feed_forward=Experts(num_experts=6, topk=2, ffn_hidden_size=32))
+SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
+MIXTURE = replace(LLAMA, feed_forward=SIX)
+UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
+TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
 WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
 GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
 
@@ -78,8 +82,13 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("rank_order", M, situation(), {"order": ("dp", "tp", "cp", "ep", "pp")}, "dp-tp-cp-ep-pp"),
     ("experts", M, situation(), {"ep": 2}, "ep=2: a dense model has no experts"),
     ("experts", M, situation(MIXTURE), {"ep": 4}, "ep=4 does not divide num_experts=6"),
-    ("experts_whole", M, situation(MIXTURE), {"ep": 2, "etp": 2}, "etp=2: experts are priced whole"),
-    ("experts_fold", M, situation(MIXTURE), {"ep": 2, "pp": 8, "dp": 1}, "ep=2 does not divide tp*cp*dp=1"),
+    ("experts_etp", M, situation(), {"ep": 2, "etp": 2}, "etp=2: a dense model has no experts"),
+    ("experts_etp", M, situation(MIXTURE), {"ep": 2, "etp": 64}, "etp=64 does not divide the experts' ffn_hidden_size=32"),
+    ("experts_ep1", M, situation(MIXTURE), {"tp": 2, "etp": 1, "dp": 4}, "ep=1 with etp=1 and tp=2"),
+    ("expert_kinds", M, situation(UNNORMALIZED), {}, "sigmoid scores that are not made to sum to one"),
+    ("expert_kinds", M, situation(TWO_MIXTURES), {}, "2 kinds of experts in one model"),
+    ("dispatcher", M, situation(MIXTURE), {"moe_token_dispatcher_type": "flex", "dp": 8}, "tp*ep=1"),
+    ("experts_fold", M, situation(MIXTURE), {"ep": 2, "pp": 8, "dp": 1}, "ep*etp=2 does not divide tp*cp*dp=1"),
     ("experts_sp", M, situation(MIXTURE), {"ep": 2, "tp": 2, "dp": 4}, "experts with tensor parallelism train with sequence_parallel"),
     ("expert_order", M, situation(), {"pp": 2, "cp": 2, "dp": 2, "order": PP_BEFORE_DP}, "expert_dp=4 is not dp=2"),
     ("axis_ep", D, situation(), {"ep": 2}, "has no ep"),
@@ -276,9 +285,10 @@ def test_an_engine_names_the_part_that_it_lacks() -> None:
 
 def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_that_would_be_another_model() -> None:
     capabilities = ENGINES[M].capabilities(Software())
-    assert unsuited(capabilities, situation(MIXTURE)) is None
-    assert plan_only(capabilities, MIXTURE)
-    assert not plan_only(capabilities, LLAMA)
-    job = ENGINES[M].translate(make_plan(M, MIXTURE))
-    assert job.without_worker == "plan only: our worker does not train experts yet, which Megatron-core has"
+    biased = replace(MIXTURE, feed_forward=replace(SIX, router_bias=True))
+    assert unsuited(capabilities, situation(biased)) is None
+    assert plan_only(capabilities, biased)
+    assert not plan_only(capabilities, MIXTURE)
+    job = ENGINES[M].translate(make_plan(M, biased))
+    assert job.without_worker == "plan only: our worker does not train routers with a bias"
     assert [file.path for file in job.files] == []

@@ -126,6 +126,8 @@ def recomputes(
 
     if capabilities.recompute_varies == "never" or len(modes) == 1:
         yield from (((mode, 0 if mode == "none" else layers),) * pp for mode in modes)
+    elif capabilities.recompute_varies == "job":
+        yield from ((choice,) * pp for choice in of_stage(max(sizes)))
     else:
         yield from product(*(of_stage(max(sizes[p::pp])) for p in range(pp)))
 

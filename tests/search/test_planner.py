@@ -15,7 +15,7 @@ from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.search.partition import Partitions, Way
 from orchestrator.search.planner import SearchResult, check_plan, reprice, search
 from orchestrator.strategy.capabilities import Capabilities
-from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
+from orchestrator.strategy.megatron_layout import layout_string, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RANK_ORDER
 from orchestrator.units import GB, GIB, MIB
@@ -84,6 +84,40 @@ def with_modules(seed: int) -> Instance:
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed in MODULE_SEEDS else pytest.mark.full) for seed in range(300)])
 def test_the_score_is_the_oracles_where_modules_are_recomputed(seed: int) -> None:
     assert agrees(with_modules(seed))
+
+
+def with_one_setting(seed: int, varies: str = "job") -> Instance:
+    """An instance with several stages where memory is short, whose engine has one recompute setting for all of them (Megatron's command
+    line: --recompute-num-layers)."""
+    instance = Instance(seed)
+    while instance.capabilities.engine != "megatron" or instance.cluster.num_gpus < 3:
+        instance = Instance(instance.seed + 1000)
+    modes = MODULES if seed % 3 == 0 else ("none", "full")
+    changes = {"recompute": modes, "recompute_varies": varies, "axes": ("pp", "vpp", "dp") if seed % 2 else ("pp", "dp")}
+    instance.capabilities = replace(instance.capabilities, **changes)
+    instance.limit = replace(instance.limit, limit=int(instance.limit.limit * (0.7 + seed % 5 / 10)))
+    return instance
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 40 else pytest.mark.full) for seed in range(300)])
+def test_the_score_is_the_oracles_with_one_recompute_setting_for_all_stages(seed: int) -> None:
+    assert agrees(with_one_setting(seed))
+
+
+def test_one_setting_for_all_stages_is_between_all_layers_and_each_stage_its_own() -> None:
+    """In seconds; and some plan recomputes the first layers alone, faster than all of them."""
+    gained = lost = 0
+    for seed in range(60):
+        never, job, stage = (planned(with_one_setting(seed, varies)) for varies in ("never", "job", "stage"))
+        if never is None or job is None or stage is None:
+            assert never is job is stage is None
+            continue
+        assert seconds(stage.plan) <= seconds(job.plan) * (1 + 1e-9)
+        assert seconds(job.plan) <= seconds(never.plan) * (1 + 1e-9)
+        gained += seconds(job.plan) < seconds(never.plan) * (1 - 1e-6)
+        lost += seconds(stage.plan) < seconds(job.plan) * (1 - 1e-6)
+    assert gained
+    assert lost
 
 
 def test_modules_are_recomputed_where_memory_is_short() -> None:
@@ -467,6 +501,24 @@ def test_recompute_beyond_the_engine_is_refused() -> None:
     check_plan(one_stage, [(megatron_like(), TRAITS)])
     with pytest.raises(InputError, match="same way"):
         check_plan(one_stage, [(megatron_like(recompute_varies="never"), TRAITS)])
+
+
+def first_layers(*counts: int) -> Plan:
+    """A plan of two stages of four layers, the first so many of each recomputed in full."""
+    plan = tiny_plan(layout="Et*4|t*4L", recompute="full")
+    return replace(plan, stages=stages_of(gpt(8, hidden=256, seq=128, vocab=1024), (4, 4), 2, [("full", count) for count in counts]))
+
+
+def test_one_setting_for_the_job_is_the_same_first_layers_of_every_chunk() -> None:
+    for_job = [(megatron_like(recompute_varies="job"), TRAITS)]
+    same = first_layers(2, 2)
+    check_plan(same, for_job)
+    other = first_layers(2, 1)
+    check_plan(other, [(megatron_like(), TRAITS)])
+    with pytest.raises(InputError, match="recomputes 1 layers of a chunk and 2 of another: the number is one for all stages"):
+        check_plan(other, for_job)
+    with pytest.raises(InputError, match="same way"):
+        check_plan(same, [(megatron_like(recompute_varies="never"), TRAITS)])
 
 
 def test_uneven_stages_are_refused_where_the_engine_has_none() -> None:

@@ -139,9 +139,11 @@ def gradients(trainer: Any) -> list[Piece]:
     if isinstance(trainer, megatron.MegatronTrainer):
         if trainer.plan.zero_stage:
             for chunk in trainer.chunks:
-                for buffer in chunk.buffers:
+                dense = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
+                experts = parallel_state.get_expert_data_parallel_group()
+                buffers = [(buffer, dense) for buffer in chunk.buffers] + [(buffer, experts) for buffer in chunk.expert_parallel_buffers]
+                for buffer, group in buffers:
                     for bucket in buffer.buckets:
-                        group = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
                         shards = bucket.grad_data.chunk(group.size())
                         mine = shards[group.rank()].clone()
                         dist.all_gather(list(shards), mine, group=group)
@@ -168,10 +170,10 @@ def pieces(trainer: Any, value: Any) -> list[Piece]:
                 state = chunk.sharded_state_dict()
                 for base in nested_values(state):
                     if isinstance(base, ShardedBase) and isinstance(getattr(base, "data", None), torch.Tensor):
-                        base.data = parameters[id(base.data)].float()
+                        base.data = parameters[id(base.data)].float() if id(base.data) in parameters else None  # a buffer
                 apply_factories(state)
                 for shard in nested_values(state):
-                    if isinstance(shard, ShardedTensor):
+                    if isinstance(shard, ShardedTensor) and shard.data is not None:
                         found.append((shard.key, tuple(shard.global_shape), tuple(shard.global_offset), shard.data.clone().numpy()))
     return found
 

@@ -7,7 +7,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
+from orchestrator.model.architecture import Run
 from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
@@ -51,6 +53,29 @@ LLAMA = Architecture(
     tie_embeddings=False,
 )
 QWEN3 = replace(LLAMA, family="qwen3", name="qwen3_test", kv_channels=12, mixer=GroupedQueryAttention(qk_norm="head"))
+MIXTRAL = replace(LLAMA, family="mixtral", name="mixtral_test", feed_forward=Experts(num_experts=4, topk=2, ffn_hidden_size=40))
+QWEN3_MOE = replace(
+    QWEN3,
+    family="qwen3_moe",
+    name="qwen3_moe_test",
+    mixer=GroupedQueryAttention(qk_norm="head"),
+    feed_forward=Experts(num_experts=8, topk=3, ffn_hidden_size=24, normalized=True),
+)
+DEEPSEEK_LIKE = replace(
+    LLAMA,
+    family="deepseek",
+    name="deepseek_like_test",
+    pattern=(
+        Run(layers=1),
+        Run(
+            layers=3,
+            feed_forward=Experts(
+                num_experts=8, topk=4, ffn_hidden_size=24, shared_ffn_hidden_size=40, score="sigmoid", scaling=2.5, groups=4, group_topk=2,
+                expert_bias=True, bias_update_rate=0.01, aux_loss_coeff=0.01,
+            ),
+        ),
+    ),
+)  # fmt: skip
 BERT = Architecture(
     family="bert",
     name="bert_test",
@@ -74,6 +99,7 @@ T5 = Architecture(
     max_position_embeddings=32,
 )
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
+EXPERT_MODELS = {model.family: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE)}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:
@@ -114,6 +140,8 @@ def make_plan(
     pp: int = 1,
     dp: int = 1,
     vpp: int = 1,
+    ep: int = 1,
+    etp: int = 1,
     zero_stage: Any = 0,
     sequence_parallel: bool = False,
     micro_batch_size: int = 1,
@@ -150,8 +178,8 @@ def make_plan(
         vpp=vpp,
         microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
         cp=1,
-        ep=1,
-        etp=1,
+        ep=ep,
+        etp=etp,
         dp=dp,
         zero_stage=zero_stage,
         sequence_parallel=sequence_parallel,

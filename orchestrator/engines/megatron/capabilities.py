@@ -30,9 +30,9 @@ def capabilities(software: Software) -> Capabilities:
     """
     return Capabilities(
         engine=NAME,
-        parts=megatron_parts.TRAINED,
+        parts=(*megatron_parts.TRAINED, *megatron_parts.EXPERTS),
         planned_parts=megatron_parts.PLANNED,
-        axes=("pp", "vpp", "tp", "ep", "dp"),
+        axes=("pp", "vpp", "tp", "ep", "etp", "dp"),
         pinned_axes=("cp",),
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),

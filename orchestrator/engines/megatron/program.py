@@ -21,7 +21,7 @@ ARGUMENTS: Final = "megatron_args.sh"
 def sayable(software: Software) -> Capabilities:
     """What megatron-core runs, with one recompute setting for all stages (megatron/training/arguments.py, --recompute-*), of models whose
     arguments we write."""
-    return replace(capabilities(software), recompute_varies="never", planned_parts={})
+    return replace(capabilities(software), recompute_varies="job", planned_parts={})
 
 
 def beside(job: Job, plan: Plan, other: Plan) -> Job:

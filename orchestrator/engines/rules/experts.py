@@ -22,14 +22,35 @@ def experts(candidate: Candidate, situation: Situation) -> str | None:
     return next((why for count in counts if (why := divides(ep, "ep", count, "num_experts"))), None)
 
 
-def experts_whole(candidate: Candidate, situation: Situation) -> str | None:
-    etp = candidate.mesh.etp
-    return None if etp == 1 else f"etp={etp}: experts are priced whole, with etp=1"
+def expert_widths(candidate: Candidate, situation: Situation) -> str | None:
+    a, etp = situation.model.architecture, candidate.mesh.etp
+    if not a.experts and etp > 1:
+        return f"etp={etp}: a dense model has no experts"
+    return next((why for part in a.experts if (why := divides(etp, "etp", part.ffn_hidden_size, "the experts' ffn_hidden_size"))), None)
+
+
+def experts_together(candidate: Candidate, situation: Situation) -> str | None:
+    mesh = candidate.mesh
+    if not situation.model.architecture.experts or mesh.ep > 1 or mesh.etp == mesh.tp:
+        return None
+    return f"ep=1 with etp={mesh.etp} and tp={mesh.tp}: experts' gradients are then reduced as those of other layers, silently wrong"
 
 
 def experts_fold(candidate: Candidate, _: Situation) -> str | None:
     mesh = candidate.mesh
-    return divides(mesh.ep, "ep", mesh.tp * mesh.cp * mesh.dp, "tp*cp*dp")
+    return divides(mesh.ep * mesh.etp, "ep*etp", mesh.tp * mesh.cp * mesh.dp, "tp*cp*dp")
+
+
+def expert_kinds(_: Candidate, situation: Situation) -> str | None:
+    a = situation.model.architecture
+    if len(a.experts) > 1:
+        return f"{len(a.experts)} kinds of experts in one model: megatron-core has one"
+    for part in a.experts:
+        if part.score == "sigmoid" and not part.normalized and part.topk > 1:
+            return "sigmoid scores that are not made to sum to one: megatron-core's always are"
+        if part.score == "softmax" and part.normalized and part.topk == 1:
+            return "topk=1 with scores made to sum to one: the router would learn nothing"
+    return None
 
 
 def experts_sequence(candidate: Candidate, situation: Situation) -> str | None:
@@ -41,7 +62,9 @@ def experts_sequence(candidate: Candidate, situation: Situation) -> str | None:
 def expert_rules() -> tuple[Rule, ...]:
     return (
         rule("experts", "ep_basic: megatron/training/arguments.py:1025; core/transformer/moe/moe_layer.py:103", experts, "ep"),
-        rule("experts_whole", "ours: no price of a divided expert", experts_whole, "etp"),
-        rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", experts_fold, "tp", "cp", "ep", "dp"),
+        rule("expert_kinds", "core/transformer/moe/moe_utils.py: topk_routing_with_score_function", expert_kinds, "model"),
+        rule("experts_etp", "core/tensor_parallel/layers.py:842,1166", expert_widths, "etp"),
+        rule("experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", experts_together, "tp", "ep", "etp"),
+        rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", experts_fold, "tp", "cp", "ep", "etp", "dp"),
         rule("experts_sp", "core/transformer/moe/moe_layer.py:380", experts_sequence, "tp", "sequence_parallel"),
     )

@@ -54,9 +54,16 @@ def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
 
 def dispatcher(candidate: Candidate, situation: Situation) -> str | None:
     kind = candidate.strategy.moe_token_dispatcher_type
-    if kind == "alltoall" or "experts" in situation.model.architecture.features():
+    if kind == "alltoall":
         return None
-    return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
+    if not situation.model.architecture.experts:
+        return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
+    mesh = candidate.mesh
+    if kind == "flex" and situation.cluster.is_cpu:
+        return "moe_token_dispatcher_type=flex needs DeepEP's kernels, on GPUs"
+    if kind == "flex" and mesh.tp * mesh.ep == 1:
+        return "moe_token_dispatcher_type=flex: tp*ep=1, where it has nothing to exchange (core/transformer/moe/token_dispatcher.py:1346)"
+    return None
 
 
 def megatron_fsdp(candidate: Candidate, situation: Situation) -> str | None:
@@ -95,7 +102,14 @@ def option_rules() -> tuple[Rule, ...]:
         ),
         rule("cuda_graphs", "core/transformer/transformer_config.py:1780-1829", cuda_graphs, "cuda_graph_impl", "recompute"),
         rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", cp_kind, "cp_comm_type", "tp", "cp"),
-        rule("dispatcher", "moe_disp: core/transformer/transformer_config.py:1063-1095", dispatcher, "moe_token_dispatcher_type"),
+        rule(
+            "dispatcher",
+            "moe_disp: core/transformer/transformer_config.py:1063-1095",
+            dispatcher,
+            "moe_token_dispatcher_type",
+            "tp",
+            "ep",
+        ),
         rule(
             "fp32_accumulation",
             "core/distributed/param_and_grad_buffer.py:158-165",

@@ -23,6 +23,8 @@ ABOVE_ZERO = (
     "make_vocab_size_divisible_by",
 )
 NOT_NEGATIVE = ("decoder_num_layers", "num_token_types", "mtp_num_layers")
+MAY_BE_ZERO = ("shared_ffn_hidden_size", "aux_loss_coeff")
+"""Of parts: 0 is none."""
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 
@@ -76,7 +78,7 @@ def _check_layers(a: Architecture) -> None:
             for field in part.__struct_fields__:
                 value = getattr(part, field)
                 number = isinstance(value, int | float) and not isinstance(value, bool)
-                if number and (value < 0 or (value == 0 and field != "shared_ffn_hidden_size")):
+                if number and (value < 0 or (value == 0 and field not in MAY_BE_ZERO)):
                     raise InputError(f"model.{part.__struct_config__.tag}.{field}", value, "must be above 0")
         if isinstance(layer.feed_forward, Experts):
             _check_experts(layer.feed_forward)

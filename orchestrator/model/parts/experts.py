@@ -19,7 +19,7 @@ PERMUTED_MOVED: Final = 2 * (READ + WRITE)
 
 
 class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind", omit_defaults=True):
-    """Activation and biases are the architecture's. Experts are divided by ep, never by tp (etp = 1), as in NVIDIA's published recipes."""
+    """Activation and biases are the architecture's. Experts are divided by ep, and each of them by etp."""
 
     num_experts: int
     topk: int
@@ -42,6 +42,11 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     expert_bias: bool = False
     """Scores are corrected by a bias for each expert that balances their load; it is chosen with, not trained (DeepSeek-V3), and no
     parameter here: checkpoints store it beside."""
+    bias_update_rate: float = 1e-3
+    """By what that bias moves in a step (DeepSeek-V3, section 4.2)."""
+    aux_loss_coeff: float = 0.0
+    """Of the loss that balances the experts' load (Switch Transformers, section 2.2): over a micro-batch where scores are a softmax, over a
+    sequence where they are sigmoids (DeepSeek-V3, section 2.1.2)."""
     router_bias: bool = False
     """The router's linear has a bias that is trained (GPT-OSS)."""
 
@@ -59,6 +64,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ("grouped_router", self.groups is not None),
             ("expert_bias", self.expert_bias),
             ("router_bias", self.router_bias),
+            ("expert_mlp_bias", a.add_bias_linear),
         )
         yield from (word for word, used in words if used)
 
@@ -86,9 +92,9 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             Gemm(name="mlp.router", tokens=tokens, k=h, n=experts),
             Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp"),
             Dispatch(elements=tokens * h, topk=self.topk),
-            Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, experts=experts, saves=(kept,)),
+            Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, split="column", experts=experts, saves=(kept,)),
             Pointwise(name="mlp.experts.activation", elements=routed * f, moved=moved, shard="tp", saves=(act_input,)),
-            Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, experts=experts, saves=(product,)),
+            Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, split="row", experts=experts, saves=(product,)),
         ]
         if self.shared_ffn_hidden_size:
             s = self.shared_ffn_hidden_size

@@ -19,24 +19,20 @@ def traffic(elements: float, topk: int, strategy: Strategy, micro_batch_size: in
 
     "allgather": every rank gets all tokens of the group, and the sums are scattered back (token_dispatcher.py:196). "flex" (DeepEP): a
     token travels once to each rank that has any of its experts, of which ep (1 - (1 - 1/ep)^topk) are different where routing is even.
+
+    Ranks that share an expert (etp) gather each other's tokens before its first product and scatter the sums behind its second, in place
+    of sending them where ep is 1 (token_dispatcher.py:700).
     """
     mesh, kind = strategy.mesh, strategy.moe_token_dispatcher_type
-    if mesh.ep == 1:
+    if mesh.ep * mesh.etp == 1:
         return
     local = elements * itemsize * micro_batch_size / (mesh.tp * mesh.cp)
     if kind == "allgather":
-        operations: tuple[tuple[When, Operation], ...]
-        operations = (("forward", "all_gather"), ("forward", "reduce_scatter"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
-        for when, operation in operations:
-            yield Traffic(
-                axis=AXIS,
-                operation=operation,
-                nbytes=local * mesh.ep,
-                size=mesh.ep,
-                stride=mesh.etp,
-                when=when,
-                repeats_with_recompute=when == "forward",
-            )
+        yield from _gathered(local, mesh.ep * mesh.etp, 1)
+        return
+    if mesh.etp > 1:
+        yield from _gathered(local * topk, mesh.etp, 1)
+    if mesh.ep == 1:
         return
     nbytes = local * (topk if kind == "alltoall" else mesh.ep * (1 - (1 - 1 / mesh.ep) ** topk))
     for when in ("forward", "backward"):
@@ -48,5 +44,21 @@ def traffic(elements: float, topk: int, strategy: Strategy, micro_batch_size: in
             stride=mesh.etp,
             when=when,
             count=2,
+            repeats_with_recompute=when == "forward",
+        )
+
+
+def _gathered(local: float, size: int, stride: int) -> Iterator[Traffic]:
+    """`local` bytes of each of `size` ranks gathered by all of them, and as many sums scattered; in backward the other way round."""
+    operations: tuple[tuple[When, Operation], ...]
+    operations = (("forward", "all_gather"), ("forward", "reduce_scatter"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
+    for when, operation in operations:
+        yield Traffic(
+            axis=AXIS,
+            operation=operation,
+            nbytes=local * size,
+            size=size,
+            stride=stride,
+            when=when,
             repeats_with_recompute=when == "forward",
         )
