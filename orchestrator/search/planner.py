@@ -7,13 +7,14 @@
 3. Whatever is left when the head's bound is above the k-th best time found is slower: its bound says by how much at least.
 4. The winner and the alternatives are priced again by `CostModel.price`, the one scoring function.
 
-Bounds never decide a tie: a choice is only dropped where its bound is above the threshold, or equal and later in declared order.
+Bounds never decide a tie: a choice is only dropped where its bound is above the threshold, or no lower and later in declared order. What
+is faster by rounding only is a tie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heapify, heappop, heappush, heappushpop
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -205,12 +206,11 @@ def search(
     if progress is not None:
         progress(len(choices), len(choices), best.score)
     least = _finish(best, unfinished, late)
-    ranked = best.ranked()
-    if not ranked:
+    if not best.ranked:
         missing = [outcome for _, outcome in sorted(outcomes.items())]
         raise no_plan(model, training, cluster, engines, pins, limit, costs, [outcome for _, outcome in cut], missing)
     plans: list[Plan] = []
-    for solution, choice in ranked:
+    for solution, choice in best.ranked:
         name = calibrations[choice.engine].name
         prediction = costs[choice.engine].price(solution.candidate, solution.stages)
         plans.append(_plan(solution, prediction, model, training, cluster, run or RunSettings(), name))
@@ -270,60 +270,53 @@ def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]], late: Callable[
             best.further += inner.spent - before
             best.simulated += inner.simulated - simulated
             if answer.solution is not None and answer.solution.step_time_s < best.score:
-                best.replace(answer.solution, choice)
+                best.add(answer.solution, choice)
         least = min(least, inner.left)
     return best.score if least >= best.score * (1 - ROUNDING) else least
 
 
 class _Best:
-    """The best solutions so far, one for each outer choice; the k-th is what the others must beat."""
+    """The best solutions so far, one for each outer choice, best first; the k-th is what the others must beat.
+
+    Those that differ by rounding from the fastest are a tie, which goes to the declared order; so on behind them.
+    """
 
     def __init__(self, k: int) -> None:
         self.k = max(1, k)
         self.simulated = self.further = 0
-        self._heap: list[tuple[float, int, Solution, Choice]] = []  # worst first
+        self.ranked: list[tuple[Solution, Choice]] = []
 
     @property
     def score(self) -> float | None:
         """Seconds of the best."""
-        return -max(self._heap)[0] if self._heap else None
+        return self.ranked[0][0].step_time_s if self.ranked else None
 
     @property
     def threshold(self) -> float:
-        """Seconds of the k-th best; infinite while there are fewer."""
-        return -self._heap[0][0] if len(self._heap) == self.k else float("inf")
+        """Seconds that the next must not be above: rounding more than the k-th best; infinite while there are fewer."""
+        return self.ranked[-1][0].step_time_s * (1 + ROUNDING) if len(self.ranked) == self.k else float("inf")
 
     def excludes(self, bound: float, order: int) -> bool:
         """Whether a choice with this lower bound and place can't be among the k best any more."""
-        if len(self._heap) < self.k:
+        if len(self.ranked) < self.k:
             return False
-        worst, last, *_ = self._heap[0]
-        slack = -worst * (1 + ROUNDING)
-        return bound > slack or (bound == -worst and order > -last)
+        worst, last = self.ranked[-1]
+        return bound > self.threshold or (bound >= worst.step_time_s and order > last.order)
 
     def add(self, solution: Solution, choice: Choice) -> None:
-        item = (-solution.step_time_s, -choice.order, solution, choice)
-        if len(self._heap) < self.k:
-            heappush(self._heap, item)
-        else:
-            heappushpop(self._heap, item)
-
-    def replace(self, solution: Solution, choice: Choice) -> None:
-        """`add` for a choice that may be among the best already."""
-        self._heap = [item for item in self._heap if item[3].order != choice.order]
-        heapify(self._heap)
-        self.add(solution, choice)
-
-    def ranked(self) -> list[tuple[Solution, Choice]]:
-        """Fastest first.
-
-        Ties go to the declared order.
-        """
-        return [(solution, choice) for _, _, solution, choice in sorted(self._heap, key=lambda item: (-item[0], -item[1]))]
+        """With this solution in place of another one of the same choice."""
+        others = [item for item in self.ranked if item[1].order != choice.order]
+        rest = sorted([*others, (solution, choice)], key=lambda item: (item[0].step_time_s, item[1].order))
+        self.ranked = []
+        while rest and len(self.ranked) < self.k:
+            tie = [item for item in rest if item[0].step_time_s <= rest[0][0].step_time_s * (1 + ROUNDING)]
+            self.ranked += sorted(tie, key=lambda item: item[1].order)
+            rest = rest[len(tie) :]
+        del self.ranked[self.k :]
 
 
 def _percent(bound: float, top: float) -> str:
-    return f"{100 * (bound / top - 1):.1f}%"
+    return f"{100 * max(0.0, bound / top - 1):.1f}%"
 
 
 def _plan(

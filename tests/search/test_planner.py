@@ -17,7 +17,7 @@ from orchestrator.search.planner import SearchResult, check_plan, reprice, searc
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER
 from orchestrator.units import GB, GIB, MIB
 
 SOME, QUICK, FULL = range(60), range(300), range(300, 2000)
@@ -355,6 +355,26 @@ def test_auto_takes_the_faster_engine_and_ties_go_to_the_first() -> None:
     twins = [(megatron_like(engine="a"), TRAITS), (megatron_like(engine="b"), TRAITS)]
     assert some_plan(engines=twins).plan.engine == "a"
     assert some_plan(engines=twins[::-1]).plan.engine == "b"
+
+
+@pytest.mark.parametrize("top_k", [1, 5])
+@pytest.mark.parametrize(("faster_by", "taken"), [(1e-12, "a"), (1e-6, "b")])
+def test_what_is_faster_by_rounding_only_is_a_tie(faster_by: float, taken: str, top_k: int) -> None:
+    twins = [(megatron_like(engine="a"), TRAITS), (megatron_like(engine="b"), TRAITS)]
+    once = seconds(some_plan(engines=twins).plan)
+    longer = replace(CALIBRATION, step_overhead_s=CALIBRATION.step_overhead_s + once * faster_by)
+    found = some_plan(engines=twins, calibration=[longer, CALIBRATION], top_k=top_k)
+    assert found.proven
+    assert found.plan.engine == taken
+    assert all("-0.0%" not in (outcome.reason or "") for outcome in found.outcomes)
+
+
+def test_choices_that_cost_the_same_keep_the_default_rank_order() -> None:
+    """On one node all links are alike: both orders take as long, whichever is looked at first."""
+    orders = (RANK_ORDER, PP_BEFORE_DP)
+    pins = Pins(pp=2, dp=4)
+    assert some_plan(megatron_like(rank_orders=orders), pins=pins).plan.rank_order == RANK_ORDER
+    assert some_plan(megatron_like(rank_orders=orders[::-1]), pins=pins).plan.rank_order == PP_BEFORE_DP
 
 
 # ---- no plan
