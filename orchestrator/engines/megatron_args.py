@@ -359,7 +359,9 @@ def notes(plan: Plan) -> tuple[str, ...]:
         found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
     if plan.model.stack != "decoder":
         found.append(
-            f"{program_of(plan)} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
+            f"{program_of(plan)} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary, "
+            "and --legacy-tokenizer, without which BertWordPieceLowerCase fetches its vocabulary from the Hugging Face Hub in place of "
+            "the file's."
         )
     if plan.model.stack == "encoder" and plan.model.num_token_types:
         found.append("megatron_args.sh trains without segment embeddings: pretrain_bert.py has them with its binary head alone.")
