@@ -118,6 +118,16 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("chunks", M, situation(), {"vpp": 2}, "vpp=2 needs a pipeline"),
     ("axis_vpp", D, situation(), {"pp": 2, "dp": 4, "vpp": 2, "num_microbatches": 16, "zero_stage": 1}, "has no vpp"),
     ("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 2, "micro_batch_size": 16}, "pp=4 does not divide"),
+    (
+        *("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 3}),
+        "microbatch_group_size_per_vp_stage=3 with pp=4 and num_microbatches=8: it must be pp to num_microbatches",
+    ),
+    (
+        *("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 5}),
+        "the last group has 3 micro-batches, fewer than pp",
+    ),
+    ("microbatch_groups", M, situation(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "needs vpp above 1"),
+    ("microbatch_groups", D, situation(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "has no groups of micro-batches"),
     ("zero_stage", M, situation(), {"zero_stage": 2}, "megatron has zero_stage 0, 1"),
     ("zero_stage", M, situation(), {"zero_stage": 3}, "megatron has zero_stage 0, 1"),
     ("zero_shard_size", M, situation(), {"zero_shard_size": 4}, "zero_shard_size=4"),
