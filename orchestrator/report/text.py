@@ -163,6 +163,8 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     if plan.rank_order != RANK_ORDER:
         features.append(f"ranks in order {'-'.join(plan.rank_order)}")
     features += said_options(plan)
+    if plan.microbatch_group_size_per_vp_stage is not None:
+        features.append(f"groups of {plan.microbatch_group_size_per_vp_stage} micro-batches")
     micro = f"dp {plan.dp} x {plan.num_microbatches} micro-batches of {plan.micro_batch_size}"
     pipeline = f", {plan.schedule} pipeline" if plan.pp > 1 else ""
     dtypes = f"gradients reduced in {training.grad_reduce_dtype}"
