@@ -171,6 +171,8 @@ def _parallel(plan: Plan) -> list[Flag]:
         flags += [("--pipeline-model-parallel-layout", parts)]
     elif plan.vpp > 1:
         flags += [("--num-virtual-stages-per-pipeline-rank", str(plan.vpp))]
+    if plan.microbatch_group_size_per_vp_stage is not None:
+        flags += [("--microbatch-group-size-per-virtual-pipeline-stage", str(plan.microbatch_group_size_per_vp_stage))]
     if plan.cp > 1:
         flags += [("--cp-comm-type", plan.cp_comm_type)]
     sizes = hierarchical_sizes(plan)
@@ -357,7 +359,9 @@ def notes(plan: Plan) -> tuple[str, ...]:
         found.append("megatron_args.sh trains with GELU, not relu: the command line has no flag for relu. Our worker's config says relu.")
     if plan.model.stack != "decoder":
         found.append(
-            f"{program_of(plan)} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary."
+            f"{program_of(plan)} has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary, "
+            "and --legacy-tokenizer, without which BertWordPieceLowerCase fetches its vocabulary from the Hugging Face Hub in place of "
+            "the file's."
         )
     if plan.model.stack == "encoder" and plan.model.num_token_types:
         found.append("megatron_args.sh trains without segment embeddings: pretrain_bert.py has them with its binary head alone.")

@@ -1,6 +1,6 @@
 # Arguments of pretrain_bert.py of Megatron-LM, tag core_v0.16.1, for 8 ranks. Source this file in bash, then for example:
 #   torchrun --nnodes 1 --nproc-per-node 8 pretrain_bert.py "${MEGATRON_ARGS[@]}"
-# pretrain_bert.py has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary.
+# pretrain_bert.py has no mock data: add --data-path and --vocab-file of an indexed corpus and its vocabulary, and --legacy-tokenizer, without which BertWordPieceLowerCase fetches its vocabulary from the Hugging Face Hub in place of the file's.
 # megatron_args.sh trains without segment embeddings: pretrain_bert.py has them with its binary head alone.
 MEGATRON_ARGS=(
   --num-layers '8'
