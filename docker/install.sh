@@ -7,7 +7,9 @@ extras=${2:-engines}
 python=${PYTHON:-python3}
 
 torch_version() { "$python" -c 'import importlib.metadata as m; print(m.version("torch"))'; }
+triton_version() { "$python" -c 'import triton; print(triton.__version__)' 2>/dev/null || true; }
 before=$(torch_version)
+triton=$(triton_version)
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
 # What came with the image is held where it is: pip would replace a torch of NVIDIA's by the registry's.
@@ -18,6 +20,10 @@ trap 'rm -f "$constraints"' EXIT
 after=$(torch_version)
 if [[ "$before" != "$after" ]]; then
   echo "install.sh: torch was $before and is $after now" >&2
+  exit 1
+fi
+if [[ -n "$triton" && "$triton" != "$(triton_version)" ]]; then
+  echo "install.sh: triton was $triton and is $(triton_version) now" >&2
   exit 1
 fi
 echo "install.sh: torch $after is as it was"

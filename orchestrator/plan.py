@@ -105,6 +105,7 @@ class Plan(Options, frozen=True, kw_only=True):
     tp: int
     pp: int
     vpp: int
+    microbatch_group_size_per_vp_stage: int | None = None
     cp: int
     ep: int
     etp: int
@@ -158,6 +159,7 @@ class Plan(Options, frozen=True, kw_only=True):
             micro_batch_size=self.micro_batch_size,
             num_microbatches=self.num_microbatches,
             vpp=self.vpp,
+            microbatch_group_size_per_vp_stage=self.microbatch_group_size_per_vp_stage,
             schedule=self.schedule,
         )
 

@@ -63,7 +63,8 @@ def memory_floor(costs: CostModel, candidate: Candidate) -> float:
     stages = candidate.mesh.pp
     fixed = sum(costs.fixed_bytes(candidate).values())
     slack = 1 + costs.calibration.allocator_slack
-    flights = [fewest_in_flight(candidate.schedule, stages, i, candidate.num_microbatches, candidate.vpp) for i in range(stages)]
+    shape = candidate.num_microbatches, candidate.vpp, candidate.microbatch_group_size_per_vp_stage
+    flights = [fewest_in_flight(candidate.schedule, stages, i, *shape) for i in range(stages)]
     mean = floor = 0.0
     for kind, count in costs.workload.counts.items():
         modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
@@ -173,8 +174,9 @@ class Floors:
         if seconds_per_byte <= 0.0:
             return 0.0
         further = []
+        group = candidate.microbatch_group_size_per_vp_stage
         for stage in range(pp):
-            flight = in_flight(candidate.schedule, pp, stage, candidate.num_microbatches, vpp) / vpp
+            flight = in_flight(candidate.schedule, pp, stage, candidate.num_microbatches, vpp, group) / vpp
             here = room - (ends[0] if stage == 0 else 0.0) - (ends[1] if stage == pp - 1 else 0.0)
             if vpp > 1:  # chunks differ by a layer, and so do the layers of each that are recomputed
                 here += slack * flight * (2 * vpp - 1) * plain.saved_bytes

@@ -54,7 +54,14 @@ def bucket_bytes(workload: Workload, candidate: Candidate, states: StateBytes, p
 
 def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: float) -> float:
     """Bytes of what stage `index` keeps of its borders for `flight` micro-batches, where its schedule keeps any: its input and its
-    output, of which the first stage has no input and the last no output."""
+    output, of which the first stage has no input and the last no output.
+
+    Of groups of N > pp micro-batches, N - pp more wait where they come around: activations on the first stage, gradients on the last
+    (fwd_recv_buffer_size, core/pipeline_parallel/schedules.py:1391).
+    """
+    group, pp = candidate.microbatch_group_size_per_vp_stage, candidate.mesh.pp
+    if group is not None:
+        return (group - pp) * boundary_bytes if index in (0, pp - 1) else 0.0
     if not of_chunks(candidate.schedule, candidate.vpp).keeps_borders:
         return 0.0
     return flight * ((index < candidate.mesh.pp - 1) + (index > 0)) * boundary_bytes
@@ -73,7 +80,7 @@ class StageMemory:
         self.fixed = fixed
         self.fixed_bytes = sum(fixed.values())
         m, pp = candidate.num_microbatches, candidate.mesh.pp
-        self.flights = in_flight_by_chunk(candidate.schedule, pp, index, m, candidate.vpp)
+        self.flights = in_flight_by_chunk(candidate.schedule, pp, index, m, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
         """Micro-batches in flight by chunk, at each time when saved bytes may peak."""
         self.borders = borders_kept(candidate, index, max(map(sum, self.flights)), boundary_bytes)
         self.slack = workload.calibration.allocator_slack

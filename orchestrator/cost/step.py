@@ -26,7 +26,8 @@ def step_seconds(candidate: Candidate, costs: Sequence[StageCost], hops: float |
     through; the update begins when all are, and lasts as long as the slowest one's."""
     forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
-    ends = schedule.finish_times(candidate.schedule, forward, backward, hops, candidate.num_microbatches, candidate.vpp)
+    group = candidate.microbatch_group_size_per_vp_stage
+    ends = schedule.finish_times(candidate.schedule, forward, backward, hops, candidate.num_microbatches, candidate.vpp, group)
     finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
     return finished + max(cost.optimizer_s for cost in costs) + once_s
 

@@ -171,6 +171,8 @@ def _parallel(plan: Plan) -> list[Flag]:
         flags += [("--pipeline-model-parallel-layout", parts)]
     elif plan.vpp > 1:
         flags += [("--num-virtual-stages-per-pipeline-rank", str(plan.vpp))]
+    if plan.microbatch_group_size_per_vp_stage is not None:
+        flags += [("--microbatch-group-size-per-virtual-pipeline-stage", str(plan.microbatch_group_size_per_vp_stage))]
     if plan.cp > 1:
         flags += [("--cp-comm-type", plan.cp_comm_type)]
     sizes = hierarchical_sizes(plan)

@@ -41,7 +41,7 @@ RELEASES: Final = (
     ),
     Release(
         version="0.19.2",
-        also=("0.19.0",),
+        also=("0.19.0", "0.19.1"),  # the tag says 0.19.1 of itself
         tag="core_v0.19.0",
         names="known_0.19.json",
         programs={"decoder": "pretrain_gpt.py"},  # the others left with 0.18
@@ -83,7 +83,7 @@ def unknown(version: str) -> str | None:
     """What to say of a version that no release has; None: one has it.
 
     >>> unknown("0.19.2") is None, unknown("0.18.2")
-    (True, 'Megatron-core 0.18.2 is not known here (0.16.1, 0.19.0, 0.19.2 are): planned by what 0.19.2 has.')
+    (True, 'Megatron-core 0.18.2 is not known here (0.16.1, 0.19.0, 0.19.1, 0.19.2 are): planned by what 0.19.2 has.')
     """
     known = [name for release in RELEASES for name in (*release.also, release.version)]
     if version.partition("+")[0] in known:

@@ -44,6 +44,7 @@ FLAG_OF: Final = {
     "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
     "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
     "reduce_scatter_with_fp32_accumulation": "ddp_reduce_scatter_with_fp32_accumulation",
+    "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
     "num_moe_experts": "num_experts",
     "fp8_param": "fp8_param_gather",
 }
@@ -260,6 +261,10 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "virtual_pipeline_model_parallel_size": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
     "num_virtual_stages_per_pipeline_rank": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
     "num_layers_per_virtual_pipeline_stage": ("vpp", lambda plan: None),
+    "microbatch_group_size_per_vp_stage": (
+        "microbatch_group_size_per_vp_stage",
+        lambda plan: plan.microbatch_group_size_per_vp_stage or plan.pp,
+    ),
     "overlap_p2p_comm": ("vpp", lambda plan: plan.vpp > 1),
     "batch_p2p_comm": ("vpp", lambda plan: plan.vpp == 1),
     "context_parallel_size": ("cp", lambda plan: plan.cp),

@@ -186,6 +186,8 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         "use_cpu_initialization": on_cpu,
         "transformer_impl": implementation(plan),
     }
+    if plan.microbatch_group_size_per_vp_stage is not None:
+        fields["microbatch_group_size_per_vp_stage"] = plan.microbatch_group_size_per_vp_stage
     if plan.cp > 1:
         fields["cp_comm_type"] = plan.cp_comm_type
     sizes = hierarchical_sizes(plan)

@@ -363,7 +363,8 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     gap = 1 - at_least_s / plan.predicted.step_time_s
     names = [capabilities.engine for capabilities in searched]
     engines = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    space = f"plans of {engines} that were searched and fit{' (interleaved: chunks as even as they go)' if plan.pp > 1 else ''}"
+    even = " (interleaved: chunks as even and groups as small as they go)" if plan.pp > 1 else ""
+    space = f"plans of {engines} that were searched and fit{even}"
     axes = [f"{capabilities.engine}'s {axis}" for capabilities in searched for axis in capabilities.pinned_axes]
     pinned = [*axes, *(option for capabilities in searched for option in capabilities.pinned_options)]
     beside = f"; only with a pin: {', '.join(dict.fromkeys(pinned))}" if pinned else ""

@@ -119,12 +119,13 @@ class Inner:
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
         self._runs_between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
-        self._flights = [in_flight_by_chunk(candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
+        group = candidate.microbatch_group_size_per_vp_stage
+        self._flights = [in_flight_by_chunk(candidate.schedule, self.pp, p, m, self.vpp, group) for p in range(self.pp)]
         partial = [mode for mode in modes if mode == "full" or self._by_layer]
-        flights = [in_flight(candidate.schedule, self.pp, p, m, self.vpp) for p in range(self.pp)]
+        flights = [in_flight(candidate.schedule, self.pp, p, m, self.vpp, group) for p in range(self.pp)]
         self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self.usable, flights)
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
-        self.pipeline = Pipeline(candidate.schedule, self.pp, m, self.vpp, hops, costs.once_seconds(candidate), self._score)
+        self.pipeline = Pipeline(candidate.schedule, self.pp, m, self.vpp, group, hops, costs.once_seconds(candidate), self._score)
 
     def _score(self, ways: Sequence[Way]) -> float:
         return self.costs.score_stages(self.candidate, [way.made.cost for way in ways])[0]

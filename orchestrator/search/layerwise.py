@@ -271,7 +271,7 @@ class Splits:
     def _pipeline(self) -> Pipeline:
         hops = [self.back / 2] * self.pp
         return Pipeline(
-            "1f1b", self.pp, self.m, 1, hops, self.once, lambda ways: plan_price(self.prices, self.outer, [w.made for w in ways])
+            "1f1b", self.pp, self.m, 1, None, hops, self.once, lambda ways: plan_price(self.prices, self.outer, [w.made for w in ways])
         )
 
     @staticmethod

@@ -63,6 +63,7 @@ class Pipeline(NamedTuple):
     pp: int
     m: int
     vpp: int
+    group: int | None
     hops: Sequence[float]
     once_s: float
     score: Callable[[Sequence[Way]], float]
@@ -70,7 +71,7 @@ class Pipeline(NamedTuple):
     @property
     def passes(self) -> int:
         """That simulating a partition takes: after a few rounds a schedule has become periodic."""
-        return 2 * self.pp * self.vpp * min(self.m, 4 * self.pp)
+        return 2 * self.pp * self.vpp * min(self.m, 4 * (self.group or self.pp))
 
 
 class Best(NamedTuple):
@@ -296,7 +297,7 @@ class Partitions:
         each in turn answers best what the other plays (the double oracle: McMahan, Gordon and Blum, ICML 2003). Partitions that come up
         are simulated: they are good ones, and are returned."""
         pipeline = self.pipeline
-        graph = graph_of(pipeline.schedule, self.pp, self.m, pipeline.vpp)
+        graph = graph_of(pipeline.schedule, self.pp, self.m, pipeline.vpp, pipeline.group)
         evenly = [float(self.m)] * (self.pp * pipeline.vpp)
         chosen = self._along(CriticalPath(evenly, evenly, 0.0, [0.0] * self.pp))[1]
         fixed = self.updates[0][self.start] + pipeline.once_s

@@ -59,6 +59,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     """Schedules under which each layer has a mode of its own, where otherwise a stage has one."""
     uneven_stages: bool
     schedules: tuple[str, ...]
+    microbatch_groups: bool = False
+    """Whether interleaving may take more than pp micro-batches through a chunk at a time."""
     offload_optimizer: bool
     options: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
     """The values that it has of further searched options, by name, in the order in which ties are kept; without an entry: the default."""

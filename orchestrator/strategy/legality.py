@@ -24,7 +24,8 @@ NOT_ON_CPUS: Final = ("fp16", "fp8")
 
 OF_THEIR_OWN: Final = (
     *AXES,
-    *("rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "offload_optimizer", "recompute"),
+    *("rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "microbatch_group_size_per_vp_stage"),
+    *("offload_optimizer", "recompute"),
 )
 """Choices with a rule of their own below; the values of any other that is searched stand in `Capabilities.options`."""
 
@@ -229,10 +230,19 @@ def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, situation: 
             return f"schedule={name} needs pp above 1"
         return None
 
+    def groups(candidate: Candidate, _: Situation) -> str | None:
+        group, vpp = candidate.microbatch_group_size_per_vp_stage, candidate.vpp
+        if group is None:
+            return None
+        if not capabilities.microbatch_groups:
+            return f"microbatch_group_size_per_vp_stage={group}: {engine} has no groups of micro-batches"
+        return f"microbatch_group_size_per_vp_stage={group} needs vpp above 1" if vpp == 1 else None
+
     return (
         rule("stages", stages, "model", "pp"),
         rule("chunks", chunks, "model", "pp", "vpp"),
         rule("schedule", schedule, "pp", "vpp", "schedule"),
+        rule("microbatch_groups", groups, "vpp", "microbatch_group_size_per_vp_stage"),
     )
 
 

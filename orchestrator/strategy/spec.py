@@ -159,6 +159,17 @@ class Candidate(Value, frozen=True, kw_only=True):
     vpp: Annotated[
         int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")
     ] = 1
+    microbatch_group_size_per_vp_stage: Annotated[
+        int | None,
+        Choice(
+            doc="micro-batches that interleaving takes through a chunk before the next chunk's turn; unset: pp (megatron)",
+            unit="micro-batches",
+            searched=True,
+            short="microbatch_group",
+            in_layer_price=False,
+            after="vpp",
+        ),
+    ] = None
     schedule: Annotated[
         Schedule,
         Choice(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -25,10 +26,12 @@ from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_ORDER,
 from orchestrator.values import Value
 
 INNER = "recompute"
+MOST_GROUP_SIZES = 2
+"""Of interleaving's groups, where pp micro-batches don't fill them: the smallest hold least, and the next may end sooner."""
 
 OWN_LEVELS = (
     *("pp", "tp", "cp", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "vpp"),
-    "offload_optimizer",
+    *("microbatch_group_size_per_vp_stage", "offload_optimizer"),
 )
 """Levels whose values depend on what is decided above them, each with a function of its own; from the root down."""
 LEVELS = (*OWN_LEVELS, *(choice.name for choice in CHOICES if choice.searched and choice.name not in (*OWN_LEVELS, INNER)), INNER)
@@ -101,6 +104,28 @@ def vpp_degrees(layers: int, pp: int, *, uneven: bool) -> tuple[int, ...]:
     return tuple(sorted(v for v in whole if pp * v <= layers + 2))
 
 
+def fills_groups(num_microbatches: int, pp: int, size: int) -> bool:
+    """Whether Megatron's interleaving runs so many micro-batches over a pipeline in groups of `size`: a last, smaller group must still
+    fill the pipeline (core/pipeline_parallel/schedules.py:995-1015).
+
+    >>> [size for size in range(1, 21) if fills_groups(20, 8, size)]
+    [10, 11, 12, 20]
+    """
+    return pp <= size <= num_microbatches and (num_microbatches % size == 0 or num_microbatches % size >= pp)
+
+
+def group_sizes(pp: int, num_microbatches: int) -> tuple[int | None, ...]:
+    """The sizes of interleaving's groups that are worth a look; None: pp. Larger groups hold more activations.
+
+    >>> group_sizes(8, 16), group_sizes(8, 20), group_sizes(8, 4)
+    ((None,), (10, 11), (None,))
+    """
+    if num_microbatches % pp == 0 or num_microbatches < pp:
+        return (None,)
+    legal = (size for size in range(pp + 1, num_microbatches + 1) if fills_groups(num_microbatches, pp, size))
+    return tuple(islice(legal, MOST_GROUP_SIZES))
+
+
 def level_of(rule: Rule) -> int:
     """The level at which the rule can be judged: -1 before any choice; the last level for a field that the tree does not know."""
     deepest = -1
@@ -147,7 +172,7 @@ class Tree:
                 self._at[level_of(rule) + 1].append(rule)
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
             *(self._pp, self._tp, self._cp, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage, self._zero_shard_size),
-            *(self._sequence_parallel, self._micro_batch_size, self._vpp, self._offload_optimizer),
+            *(self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group, self._offload_optimizer),
         )
         others = LEVELS[len(own) : LEVELS.index(INNER)]
         self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (*own, *(partial(self._option, name) for name in others))
@@ -262,12 +287,16 @@ class Tree:
                 yield _with_mesh(candidate, "ep", degree)
 
     def _etp(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Whole experts, or each divided as attention is; that alone where every rank has some of all of them (ep=1)."""
+        """Whole experts; each divided as attention is where every rank has some of all of them (ep=1), and elsewhere only where ep can't
+        be so much larger: that divides the same bytes and sends less. A pin takes any."""
         if self.pins.etp is None and not (self.experts and "etp" in self.capabilities.axes):
             yield candidate
             return
         mesh = candidate.mesh
-        for degree in self.pins.among("etp", (mesh.tp,) if mesh.ep == 1 else tuple({1: None, mesh.tp: None})):
+        offered: tuple[int, ...] = (mesh.tp,) if mesh.ep == 1 else (1,)
+        if mesh.ep > 1 and any(part.num_experts % (mesh.ep * mesh.tp) for part in self.situation.model.architecture.experts):
+            offered = (1, mesh.tp)
+        for degree in self.pins.among("etp", offered):
             if degree in self._degrees["etp"] and (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
                 yield _with_mesh(candidate, "etp", degree)
 
@@ -327,6 +356,14 @@ class Tree:
         for vpp in self.pins.among("vpp", degrees):
             for schedule in self.pins.among("schedule", ["interleaved"] if vpp > 1 else flat if pp > 1 else flat[:1]):
                 yield replace(candidate, vpp=vpp, schedule=schedule)
+
+    def _microbatch_group(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Groups of pp micro-batches; where the engine has others and they don't fill those, the smallest that they fill."""
+        offered: tuple[int | None, ...] = (None,)
+        if candidate.vpp > 1 and self.capabilities.microbatch_groups:
+            offered = group_sizes(candidate.mesh.pp, candidate.num_microbatches)
+        for size in self.pins.among("microbatch_group_size_per_vp_stage", offered):
+            yield candidate if size is None else replace(candidate, microbatch_group_size_per_vp_stage=size)
 
     def _offload_optimizer(self, candidate: Candidate) -> Iterator[Candidate]:
         for choice in self.pins.among("offload", (False, True) if self.capabilities.offload_optimizer else (False,)):

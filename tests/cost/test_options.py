@@ -183,3 +183,24 @@ def test_gradients_summed_in_fp32_are_exchanged_and_held_twice() -> None:
     peaks = [model.score(one, split)[1] for one in (plain, exchanged)]
     parameters = sum(run.count * run.layer.local_parameters(1, with_tied=False) for run in model.model.runs)
     assert peaks[1] - peaks[0] == pytest.approx(parameters * 4, rel=0.04), "in fp32, and the allocator's share"
+
+
+def test_larger_groups_of_micro_batches_hold_more_and_share_the_layers_prices() -> None:
+    """N - pp more micro-batches in flight in each chunk but the last, and as many tensors that wait where micro-batches come around."""
+    shared = cost_model(model=replace(gpt(), num_layers=8))
+    found = []
+    for group in (None, 4, 6):
+        one = replace(candidate(pp=4, vpp=2, num_microbatches=12), microbatch_group_size_per_vp_stage=group)
+        split = stages(shared.model, [1] * 8, vpp=2)
+        costs = [shared.stage(one, stage, index) for index, stage in enumerate(split)]
+        alone = cost_model(model=replace(gpt(), num_layers=8))
+        assert shared.score(one, split) == alone.score(one, split)
+        found.append([cost.peak_bytes for cost in costs])
+    assert found[0] == found[1]
+    slack = 1 + shared.calibration.allocator_slack
+    saved = shared.layer(one, "decoder", "none").saved_bytes
+    waiting = shared.boundary_bytes(one)
+    more = [(after - before) / slack for before, after in zip(found[1], found[2], strict=True)]
+    assert more[1] == pytest.approx(2 * saved) == pytest.approx(more[2])
+    assert more[3] >= 2 * saved + 2 * waiting * (1 - 1e-9)
+    assert more[0] >= 2 * waiting

@@ -33,6 +33,10 @@ BASE = Candidate(
 )
 
 
+PIPELINES = ("pp", "vpp", "microbatch_group_size_per_vp_stage", "schedule")
+"""Choices that mean nothing to one stage (tests/cost/test_options.py has groups of micro-batches)."""
+
+
 def others(choice: Choice) -> list[Any]:
     """Some values that the choice may have besides the base's."""
     if typing.get_origin(choice.type) is typing.Literal:
@@ -73,7 +77,7 @@ def stages(candidate: Candidate) -> tuple[Stage, ...]:
     return (Stage(layers=tuple(spans)),)
 
 
-@pytest.mark.parametrize("choice", [c for c in CHOICES if c.name not in ("pp", "vpp", "schedule")], ids=lambda choice: choice.name)
+@pytest.mark.parametrize("choice", [c for c in CHOICES if c.name not in PIPELINES], ids=lambda choice: choice.name)
 def test_what_is_kept_from_one_candidate_changes_no_price_of_another(choice: Choice) -> None:
     """A choice that is left out of the key (`in_layer_price`) though a layer's price depends on it would be priced as the first one was."""
     for traits in (MEGATRON, DEEPSPEED):

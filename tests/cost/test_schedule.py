@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cost.schedule import fewest_in_flight, finish_times, in_flight, in_flight_by_chunk, simulate, timeline
-from orchestrator.cost.schedule.names import SCHEDULES
+from orchestrator.cost.schedule.names import SCHEDULES, of_chunks
 from orchestrator.cost.schedule.periods import drift, shift
 
 Pass = tuple[str, int, int]
@@ -26,22 +26,33 @@ def order_1f1b(rank: int, m: int, pp: int, vpp: int) -> list[Pass]:
     return passes + [("B", k, 0) for k in range(m - warm_up, m)]
 
 
-def order_interleaved(rank: int, m: int, pp: int, vpp: int) -> list[Pass]:
-    """schedules.py:745-798, micro-batch groups of pp."""
-    total, period = m * vpp, pp * vpp
-    forward: list[Pass] = [("F", k // period * pp + k % pp, k % period // pp) for k in range(total)]
-    backward: list[Pass] = [("B", k // period * pp + k % pp, vpp - 1 - k % period // pp) for k in range(total)]
-    warm_up = min(total, 2 * (pp - rank - 1) + (vpp - 1) * pp)
+def order_interleaved(rank: int, m: int, pp: int, vpp: int, group: int | None = None) -> list[Pass]:
+    """schedules.py:745-798, micro-batch groups of pp or of `group`; k-th pass by arithmetic, where Megatron makes a table."""
+    size = group or pp
+    total, period = m * vpp, size * vpp
+
+    def virtual(k: int) -> tuple[int, int]:
+        first = k // period * size
+        here = min(size, m - first)  # the last group has what is left
+        return first + k % period % here, k % period // here
+
+    forward: list[Pass] = [("F", *virtual(k)) for k in range(total)]
+    backward: list[Pass] = [("B", n, vpp - 1 - chunk) for n, chunk in map(virtual, range(total))]
+    warm_up = min(total, 2 * (pp - rank - 1) + (vpp - 1) * size)
     passes = forward[:warm_up]
     for k in range(total - warm_up):
         passes += [forward[warm_up + k], backward[k]]
     return passes + backward[total - warm_up :]
 
 
-def walk(schedule: str, f: list[float], b: list[float], hops: list[float], m: int, vpp: int) -> list[float]:
+def walk(
+    schedule: str, f: list[float], b: list[float], hops: list[float], m: int, vpp: int, group: int | None = None
+) -> list[float]:
     """Every rank runs its list in order; a pass waits for what it needs. Nothing is assumed of the schedule."""
     pp, last = len(f) // vpp, len(f) - 1
-    lists = [(order_interleaved if schedule == "interleaved" else order_1f1b)(rank, m, pp, vpp) for rank in range(pp)]
+    lists = [
+        order_interleaved(rank, m, pp, vpp, group) if schedule == "interleaved" else order_1f1b(rank, m, pp, vpp) for rank in range(pp)
+    ]
     ends: dict[tuple[str, int, int], float] = {}
     clock, position = [0.0] * pp, [0] * pp
     left = sum(len(passes) for passes in lists)
@@ -87,6 +98,110 @@ def test_both_schedules_equal_the_walk_of_the_ranks_own_lists(
     expected = walk(*pipeline)
     assert finish_times(*pipeline, jump=False) == pytest.approx(expected, rel=1e-12)
     assert finish_times(*pipeline) == pytest.approx(expected, rel=1e-9)
+
+
+Grouped = tuple[str, list[float], list[float], list[float], int, int, int]
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> Grouped:
+    """Pipelines in groups of more than pp micro-batches, the last of which may be smaller; few values or many, few groups or many."""
+    pp, vpp = draw(st.integers(2, 5)), draw(st.integers(2, 3))
+    group = pp + draw(st.integers(0, pp + 2))
+    last = draw(st.sampled_from([0, *range(pp, group)]))
+    m = group * draw(st.one_of(st.integers(1, 4), st.integers(5, 40))) + last
+    rng = random.Random(draw(st.integers(0, 10**6)))
+    few = draw(st.booleans())
+
+    def times(values: list[float]) -> list[float]:
+        return [rng.choice(values) if few else rng.uniform(min(values), max(values)) for _ in range(pp * vpp)]
+
+    forward, hops = times([1.0, 1.0, 1.001, 1.03, 1.5, 4.0]), times([0.0, 0.0, 0.01, 0.4, 2.0])
+    return "interleaved", forward, [2 * t for t in times([1.0, 1.0, 1.001, 1.5, 4.0])], hops, m, vpp, group
+
+
+@given(grouped())
+@settings(deadline=None, max_examples=250)
+def test_groups_of_micro_batches_equal_the_walk_of_the_ranks_own_lists(pipeline: Grouped) -> None:
+    expected = walk(*pipeline)
+    assert finish_times(*pipeline, jump=False) == pytest.approx(expected, rel=1e-12)
+    assert finish_times(*pipeline) == pytest.approx(expected, rel=1e-9)
+    lanes = timeline(*pipeline)
+    assert [lane[-1].end_s for lane in lanes] == pytest.approx(expected, rel=1e-9)
+
+
+def test_groups_of_pp_micro_batches_are_the_default() -> None:
+    rng = random.Random(3)
+    f, b, hops = ([rng.uniform(1, 2) for _ in range(12)] for _ in range(3))
+    assert finish_times("interleaved", f, b, hops, 40, 3, 4) == finish_times("interleaved", f, b, hops, 40, 3)
+
+
+def test_ten_million_micro_batches_in_groups_are_jumped_over() -> None:
+    """As with groups of pp: (m + (p-1)/v) (f + b). The last group has 4 of 7."""
+    m, pp, vpp = 10_000_000 - 10_000_000 % 7 + 4, 4, 2
+    step = simulate("interleaved", [0.5] * 8, [1.0] * 8, 0.0, m, vpp, 7)
+    assert step == pytest.approx((m + (pp - 1) / vpp) * 3.0, rel=1e-9)
+
+
+def test_larger_groups_hide_transfers_and_hold_more() -> None:
+    """A micro-batch comes around to its next chunk N - pp passes before its turn."""
+    steps = [simulate("interleaved", [1.0] * 8, [2.0] * 8, 0.3, 24, 2, group) for group in (4, 6)]
+    assert steps[1] < steps[0]
+    assert in_flight("interleaved", 4, 0, 24, 2, 6) == in_flight("interleaved", 4, 0, 24, 2, 4) + 2
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "m", "group"), [(2, 2, 5, 3), (4, 2, 6, 6), (4, 2, 22, 6), (3, 3, 18, 5), (4, 3, 50, 7), (2, 2, 41, 3)]
+)
+def test_in_flight_counts_in_groups_equal_the_ranks_own_lists(pp: int, vpp: int, m: int, group: int) -> None:
+    rng = random.Random(m)
+    for rank in range(pp):
+        weight = [rng.random() for _ in range(vpp)]
+        held, peaks = [0] * vpp, list[list[int]]()
+        for name, _, chunk in order_interleaved(rank, m, pp, vpp, group):
+            held[chunk] += 1 if name == "F" else -1
+            peaks.append(held[:])
+        found = in_flight_by_chunk("interleaved", pp, rank, m, vpp, group)
+        assert {tuple(peak) for peak in peaks} >= set(found)
+        heaviest = max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks)
+        assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in found) == pytest.approx(heaviest)
+        assert in_flight("interleaved", pp, rank, m, vpp, group) == max(map(sum, peaks))
+        warm_up = 2 * (pp - rank - 1) + (vpp - 1) * group
+        assert max(map(sum, peaks)) == min(m * vpp, warm_up + 1)
+
+
+@pytest.mark.engines
+def test_an_order_in_groups_is_megatrons_own_schedule_table() -> None:
+    """megatron-core's get_schedule_table and its number of warm-up passes, over every group that it takes."""
+    from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
+
+    class Stage:
+        """What get_pp_rank_microbatches asks of a communicator."""
+
+        def __init__(self, pp: int, rank: int, vpp: int) -> None:
+            self.pp_group, self.pp, self.rank_, self.virtual_pipeline_model_parallel_size = self, pp, rank, vpp
+
+        def size(self) -> int:
+            return self.pp
+
+        def rank(self) -> int:
+            return self.rank_
+
+    seen = 0
+    for pp, vpp, m in itertools.product((2, 3, 4), (2, 3), range(2, 15)):
+        for group in range(pp, m + 1):
+            if of_chunks("interleaved", vpp, group).why_not(pp, m, vpp) is not None:
+                continue
+            seen += 1
+            table = get_schedule_table(m, vpp, group)
+            for rank in range(pp):
+                passes = list(of_chunks("interleaved", vpp, group).order(pp, rank, m, vpp))
+                assert [(n, chunk) for action, n, chunk in passes if action == "forward"] == table
+                assert [(n, vpp - 1 - chunk) for action, n, chunk in passes if action == "backward"] == table
+                warm_up = get_pp_rank_microbatches(m, vpp, group, p2p_communicator=Stage(pp, rank, vpp))[2]
+                first = next(index for index, one in enumerate(passes) if one.action == "backward")
+                assert first == min(m * vpp, warm_up + 1)
+    assert seen > 100
 
 
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 1, 1), (4, 1, 3), (6, 1, 20), (2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 24)])
@@ -248,7 +363,7 @@ def test_more_micro_batches_than_repeat_hold_no_more(schedule: str) -> None:
     for pp in (2, 3, 5):
         vpp = 3 if SCHEDULES[schedule].has_chunks else 1
         for stage in range(pp):
-            enough = in_flight_by_chunk(schedule, pp, stage, SCHEDULES[schedule].repeats_from(pp), vpp)
+            enough = in_flight_by_chunk(schedule, pp, stage, SCHEDULES[schedule].telling(pp, pp * 9), vpp)
             lists = [list(SCHEDULES[schedule].order(pp, stage, pp * 9, vpp))]
             held, most = [0] * vpp, 0
             for action, _, chunk in lists[0]:
@@ -261,5 +376,12 @@ def test_more_micro_batches_than_repeat_hold_no_more(schedule: str) -> None:
 def test_interleaving_needs_whole_groups() -> None:
     with pytest.raises(ValueError, match="num_microbatches=6 is not a multiple of pp=4"):
         simulate("interleaved", [1.0] * 8, [1.0] * 8, 0.0, 6, 2)
+    with pytest.raises(ValueError, match="leaves 3 to the last group of 7, fewer than pp=4"):
+        simulate("interleaved", [1.0] * 8, [1.0] * 8, 0.0, 10, 2, 7)
+    for size in (3, 11):
+        with pytest.raises(ValueError, match=f"groups of {size} micro-batches are not of pp=4 to num_microbatches=10"):
+            simulate("interleaved", [1.0] * 8, [1.0] * 8, 0.0, 10, 2, size)
+    with pytest.raises(ValueError, match="schedule=1f1b with vpp=1 has no groups"):
+        simulate("1f1b", [1.0] * 4, [1.0] * 4, 0.0, 10, 1, 5)
     with pytest.raises(ValueError, match="choose one of"):
         simulate("gpipe", [1.0] * 2, [1.0] * 2, 0.0, 6)

@@ -151,8 +151,8 @@ def begin(*_: Any) -> None:
     raise ReachedError
 
 
-def interleaved_refuses(pp: int, num_microbatches: int) -> bool:
-    """Whether megatron-core's interleaved schedule refuses this number of micro-batches before its first forward pass."""
+def interleaved_refuses(pp: int, num_microbatches: int, group: int | None) -> bool:
+    """Whether megatron-core's interleaved schedule refuses so many micro-batches in groups of so many before its first forward pass."""
     dist.init_process_group("fake", rank=0, world_size=pp, store=FakeStore())
     zeros = torch.zeros
     torch.zeros = lambda *args, **more: zeros(*args, **more | {"device": "cpu"})
@@ -165,6 +165,7 @@ def interleaved_refuses(pp: int, num_microbatches: int) -> bool:
             pipeline_model_parallel_size=pp,
             virtual_pipeline_model_parallel_size=2,
             pipeline_dtype=torch.float32,
+            microbatch_group_size_per_vp_stage=group,
             overlap_p2p_comm=True,
             batch_p2p_comm=False,
         )

@@ -44,6 +44,9 @@ MEGATRON: dict[str, Plan] = {
     "gpt_sgd": make_plan(zero_stage=0, training=training_for(GPT, **SGD), software=BARE),
     "gpt_lone_embedding": make_plan(world=4, pp=4, sizes=[0, 4, 4, 0]),
     "gpt_uneven_vpp": make_plan(world=8, pp=2, vpp=3, tp=2, sizes=[1, 2, 1, 1, 2, 1], recompute=[("full", 1), ("full", 2)]),
+    "gpt_vpp_groups": replace(
+        make_plan(world=4, pp=4, vpp=2, training=training_for(GPT, global_batch_size=10)), microbatch_group_size_per_vp_stage=6
+    ),
     "llama_groups_beyond_tp": make_plan(model=LLAMA, tp=8, sequence_parallel=True),
     "bert_pipeline": make_plan(model=BERT, tp=2, pp=2, sequence_parallel=True),
     "bert_uneven": make_plan(model=BERT, pp=4, sizes=[1, 3, 3, 1]),

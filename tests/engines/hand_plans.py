@@ -179,6 +179,7 @@ def situation_of(plan: Plan) -> Situation:
 def candidate(engine: str = "megatron", *, micro_batch_size: int = 1, num_microbatches: int = 8, vpp: int = 1, **fields: Any) -> Candidate:
     """A candidate from names of mesh and strategy fields together, and its schedule."""
     schedule = fields.pop("schedule", "interleaved" if vpp > 1 else "1f1b")
+    group = fields.pop("microbatch_group_size_per_vp_stage", None)
     mesh = Mesh(**{name: fields.pop(name) for name in ("tp", "cp", "dp", "pp", "ep", "etp", "order") if name in fields})
     return Candidate(
         engine=engine,
@@ -186,5 +187,6 @@ def candidate(engine: str = "megatron", *, micro_batch_size: int = 1, num_microb
         micro_batch_size=micro_batch_size,
         num_microbatches=num_microbatches,
         vpp=vpp,
+        microbatch_group_size_per_vp_stage=group,
         schedule=schedule,
     )

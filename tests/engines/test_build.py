@@ -22,7 +22,7 @@ from orchestrator.engines.ds_config import by_hand
 from orchestrator.engines.transformer_config import engine_fields, layer_counts
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, from_json
-from orchestrator.strategy.legality import broken_rule
+from orchestrator.strategy.legality import broken_rule, rules_of
 from orchestrator.strategy.tree import divisors
 
 pytestmark = pytest.mark.engines
@@ -121,7 +121,7 @@ def illegal_plans() -> dict[str, tuple[Plan, str]]:
 
 RANDOM = random_legal_plans()
 ILLEGAL = illegal_plans()
-INTERLEAVED = [(pp, microbatches) for pp in (2, 3, 4) for microbatches in range(1, 10)]
+INTERLEAVED = [(pp, m, group) for pp in (2, 3, 4) for m in range(1, 10) for group in (None, *(range(1, m + 2) if m in (6, 9) else ()))]
 
 
 @cache
@@ -129,7 +129,7 @@ def answers() -> dict[str, Any]:
     """All plans judged in one process."""
     cases = {name: as_case(plan) for name, plan in (ALL | RANDOM).items()}
     cases |= {f"illegal {name}": unchecked_case(plan) for name, (plan, _) in ILLEGAL.items()}
-    cases |= {f"interleaved {pp} {microbatches}": {"pp": pp, "num_microbatches": microbatches} for pp, microbatches in INTERLEAVED}
+    cases |= {f"interleaved {pp} {m} {group}": {"pp": pp, "num_microbatches": m, "group": group} for pp, m, group in INTERLEAVED}
     zero0 = as_case(make_plan("megatron_deepspeed", zero_stage=0))
     zero0["by_hand"]["data_types"] = {"grad_accum_dtype": "fp32"}
     cases["illegal sums at stage 0"] = zero0
@@ -247,21 +247,22 @@ def test_deepspeed_refuses_fp32_sums_at_stage_0_as_our_rule_does() -> None:
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_megatron_refuses_our_rules_refuse_before(name: str) -> None:
     plan, rule = ILLEGAL[name]
-    rules = {rule.id: rule for rule in ENGINES["megatron"].capabilities(plan.cluster.software).rules}
+    rules = {rule.id: rule for rule in rules_of(ENGINES["megatron"].capabilities(plan.cluster.software), situation_of(plan))}
     assert rules[rule].check(plan.candidate, situation_of(plan)) is not None
     if rule != "vpp_M":  # Megatron sees that only in the first step
         assert "error" in answers()[f"illegal {name}"]
 
 
-@pytest.mark.parametrize(("pp", "microbatches"), INTERLEAVED)
-def test_the_interleaved_schedule_refuses_what_our_rule_refuses(pp: int, microbatches: int) -> None:
+@pytest.mark.parametrize(("pp", "microbatches", "group"), INTERLEAVED)
+def test_the_interleaved_schedule_refuses_what_our_rule_refuses(pp: int, microbatches: int, group: int | None) -> None:
     """Rule vpp_M against the schedule itself."""
     plan = make_plan(
         world=pp, pp=pp, vpp=2, sizes=[1] * (2 * pp - 1) + [9 - 2 * pp], training=training_for(GPT, global_batch_size=microbatches)
     )
+    plan = replace(plan, microbatch_group_size_per_vp_stage=group)
     rules = {rule.id: rule for rule in ENGINES["megatron"].capabilities(BARE).rules}
     refused = rules["vpp_M"].check(plan.candidate, situation_of(plan)) is not None
-    assert refused == answers()[f"interleaved {pp} {microbatches}"]
+    assert refused == answers()[f"interleaved {pp} {microbatches} {group}"]
 
 
 def test_a_random_plan_is_not_one_shape() -> None:

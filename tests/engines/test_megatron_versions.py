@@ -49,7 +49,7 @@ def test_a_version_that_no_release_has_is_said_in_one_line(engine: str) -> None:
     plan = make_plan(engine, tp=2)
     job = ENGINES[engine].translate(of_version(plan, "0.18.2"))
     (said,) = (note for note in job.notes if "is not known here" in note)
-    assert said == "Megatron-core 0.18.2 is not known here (0.16.1, 0.19.0, 0.19.2 are): planned by what 0.19.2 has."
+    assert said == "Megatron-core 0.18.2 is not known here (0.16.1, 0.19.0, 0.19.1, 0.19.2 are): planned by what 0.19.2 has."
     assert json.loads(next(file.content for file in job.files if file.path == "engine.json"))["requires"]["megatron-core"] == "0.18.2"
     for known in (OLD, "0.19.0", NEW, "0.19.2+local"):
         assert not any("is not known here" in note for note in ENGINES[engine].translate(of_version(plan, known)).notes)

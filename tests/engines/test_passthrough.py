@@ -102,6 +102,7 @@ CONTRADICTIONS = [
     ("megatron", "lr", "1.0", "training.lr"),
     ("megatron", "hidden_size", "128", "model.hidden_size, for which it would be 64"),
     ("megatron", "overlap_p2p_comm", "true", "vpp"),
+    ("megatron", "microbatch_group_size_per_vp_stage", "3", "microbatch_group_size_per_vp_stage, for which it would be 1"),
     ("megatron", "fp8", "hybrid", "training.precision"),
     ("megatron", "fp8_recipe", "mxfp8", "training.fp8_recipe"),
     ("megatron", "use_precision_aware_optimizer", "true", "training.precision_aware_optimizer"),

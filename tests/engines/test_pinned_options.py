@@ -53,6 +53,7 @@ def test_nothing_of_it_is_chosen_unasked() -> None:
         ({"zero_shard_size": 8}, lambda plan: plan.zero_stage == 1 and plan.dp > 8),
         ({"cp": 2, "cp_comm_type": "a2a"}, lambda plan: plan.tp * 2 <= 8),
         ({"reduce_scatter_with_fp32_accumulation": True}, lambda plan: plan.zero_stage == 1 and plan.zero_shard_size is None),
+        ({"microbatch_group_size_per_vp_stage": 5}, lambda plan: plan.vpp > 1 and plan.pp <= 5),
         ({"overlap_grad_reduce": False}, lambda plan: not plan.strategy.overlap_grad_reduce),
         ({"recompute": "mlp"}, lambda plan: {span.recompute for _, span in plan.spans() if span.kind == "decoder"} == {"mlp"}),
     ],

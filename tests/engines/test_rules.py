@@ -17,8 +17,9 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
+from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import PP_BEFORE_DP
-from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
+from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS, Tree
 
 
 def situation(
@@ -117,6 +118,16 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("chunks", M, situation(), {"vpp": 2}, "vpp=2 needs a pipeline"),
     ("axis_vpp", D, situation(), {"pp": 2, "dp": 4, "vpp": 2, "num_microbatches": 16, "zero_stage": 1}, "has no vpp"),
     ("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 2, "micro_batch_size": 16}, "pp=4 does not divide"),
+    (
+        *("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 3}),
+        "microbatch_group_size_per_vp_stage=3 with pp=4 and num_microbatches=8: it must be pp to num_microbatches",
+    ),
+    (
+        *("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 5}),
+        "the last group has 3 micro-batches, fewer than pp",
+    ),
+    ("microbatch_groups", M, situation(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "needs vpp above 1"),
+    ("microbatch_groups", D, situation(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "has no groups of micro-batches"),
     ("zero_stage", M, situation(), {"zero_stage": 2}, "megatron has zero_stage 0, 1"),
     ("zero_stage", M, situation(), {"zero_stage": 3}, "megatron has zero_stage 0, 1"),
     ("zero_shard_size", M, situation(), {"zero_shard_size": 4}, "zero_shard_size=4"),
@@ -282,3 +293,18 @@ def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_tha
     job = ENGINES[M].translate(make_plan(M, biased))
     assert job.without_worker == "plan only: our worker does not train routers with a bias"
     assert [file.path for file in job.files] == []
+
+
+def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> None:
+    """Six experts on eight GPUs: ep of 1 and 2; whole ones, but with ep=1 as attention is, and with ep=2 too: 4 and 8 don't divide 6."""
+    capabilities = ENGINES[M].capabilities(Software())
+
+    def degrees(given: Situation, pins: Pins) -> set[tuple[int, ...]]:
+        meshes = (leaf.candidate.mesh for leaf in Tree(capabilities, given, pins).leaves(lambda cut: None))
+        return {(mesh.tp, mesh.ep, mesh.etp) for mesh in meshes}
+
+    alike = {(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 1, 8)}
+    whole = {(1, 2, 1), (2, 2, 1), (4, 2, 1), (8, 2, 1)}
+    assert degrees(situation(MIXTURE), Pins(pp=1)) == alike | whole | {(2, 2, 2), (4, 2, 4)}
+    assert degrees(situation(MIXTURE), Pins(pp=1, ep=2, etp=4)) == {(tp, 2, 4) for tp in (1, 2, 4, 8)}
+    assert {(ep, etp) for _, ep, etp in degrees(situation(LLAMA), Pins())} == {(1, 1)}

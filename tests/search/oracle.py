@@ -47,7 +47,8 @@ def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[
             for schedule in capabilities.schedules:
                 if (vpp > 1) != (schedule == "interleaved"):
                     continue
-                for recompute in capabilities.recompute:
+                m = batch // (dp * size)
+                for group, recompute in product(groups(capabilities, pp, vpp, m), capabilities.recompute):
                     candidate = Candidate(
                         engine=capabilities.engine,
                         strategy=Strategy(
@@ -60,12 +61,21 @@ def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[
                             grad_reduce_dtype=situation.training.grad_reduce_dtype,
                         ),
                         micro_batch_size=size,
-                        num_microbatches=batch // (dp * size),
+                        num_microbatches=m,
                         vpp=vpp,
+                        microbatch_group_size_per_vp_stage=group,
                         schedule=schedule,  # type: ignore[arg-type]
                     )
                     if all(rule.check(candidate, situation) is None for rule in rules):
                         yield candidate
+
+
+def groups(capabilities: Capabilities, pp: int, vpp: int, m: int) -> list[int | None]:
+    """Sizes of interleaving's groups: pp, and where pp does not divide the micro-batches the two smallest that leave no part group which
+    is smaller than the pipeline."""
+    if vpp == 1 or not capabilities.microbatch_groups or m % pp == 0:
+        return [None]
+    return [None, *[size for size in range(pp, m + 1) if m % size == 0 or m % size >= pp][:2]]
 
 
 def compositions(total: int, least: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -139,6 +139,36 @@ def test_the_further_axes_are_taken_where_they_pay() -> None:
     assert any(plan.zero_shard_size is not None for plan in plans)
 
 
+def with_groups(seed: int) -> Instance:
+    """An instance with one kind of batch that few pipelines divide, whose engine has groups of micro-batches."""
+    instance = Instance(seed)
+    instance.capabilities = replace(instance.capabilities, microbatch_groups=True)
+    instance.training = replace(instance.training, global_batch_size=instance.training.global_batch_size * 3 + seed % 2)
+    return instance
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed % 8 == 0 else pytest.mark.full) for seed in range(200)])
+def test_the_score_is_the_oracles_with_groups_of_micro_batches(seed: int) -> None:
+    assert agrees(with_groups(seed))
+
+
+def test_groups_are_taken_where_a_pipeline_does_not_divide_the_micro_batches() -> None:
+    """What could not interleave does, and is faster for it."""
+    faster = 0
+    for seed in range(120):
+        given = with_groups(seed)
+        found = planned(given)
+        if found is None or found.plan.microbatch_group_size_per_vp_stage is None:
+            continue
+        assert found.plan.num_microbatches % found.plan.pp
+        check_plan(found.plan, given.engines)
+        given.capabilities = replace(given.capabilities, microbatch_groups=False)
+        without = planned(given)
+        assert without is None or seconds(found.plan) < seconds(without.plan)
+        faster += without is not None
+    assert faster >= 3
+
+
 def test_instances_are_worth_their_name() -> None:
     """Some have no plan, some need recompute, some a pipeline, some uneven stages, some virtual stages."""
     results = [planned(Instance(seed)) for seed in SOME]

@@ -12,13 +12,20 @@ def heads(candidate: Candidate, given: Situation) -> str | None:
 
 
 def interleaved_batches(candidate: Candidate, _: Situation) -> str | None:
-    if candidate.vpp > 1 and candidate.num_microbatches % candidate.mesh.pp:
-        return f"num_microbatches={candidate.num_microbatches} is not a multiple of pp={candidate.mesh.pp}"
+    pp, m = candidate.mesh.pp, candidate.num_microbatches
+    size = candidate.microbatch_group_size_per_vp_stage or pp
+    if candidate.vpp > 1 and (not pp <= size <= m or 0 < m % size < pp):
+        return f"num_microbatches={m} does not fill groups of {size} over pp={pp}"
     return None
 
 
 HEADS = Rule(id="heads_tp", engine_rule="transformer_config.py:924", check=heads, needs=("model", "tp"))
-INTERLEAVED = Rule(id="vpp_M", engine_rule="schedules.py:995", check=interleaved_batches, needs=("pp", "num_microbatches", "vpp"))
+INTERLEAVED = Rule(
+    id="vpp_M",
+    engine_rule="schedules.py:995",
+    check=interleaved_batches,
+    needs=("pp", "num_microbatches", "vpp", "microbatch_group_size_per_vp_stage"),
+)
 
 
 def megatron_like(**changes: object) -> Capabilities:

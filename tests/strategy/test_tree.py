@@ -81,6 +81,21 @@ def test_a_cut_names_only_what_was_decided() -> None:
     assert all("vpp=" in cut.choice for cut in chunks)
 
 
+def test_a_group_of_micro_batches_is_a_choice_only_where_pp_does_not_divide_them() -> None:
+    leaves, _ = grow(megatron_like(microbatch_groups=True), gpus=8, batch=20, layers=8)
+    found = {}
+    for leaf in leaves:
+        c = leaf.candidate
+        if c.vpp > 1:
+            found.setdefault((c.mesh.pp, c.num_microbatches), set()).add(c.microbatch_group_size_per_vp_stage)
+        else:
+            assert c.microbatch_group_size_per_vp_stage is None
+    assert found[2, 10] == {None}
+    assert found[2, 5] == {3, 5}
+    assert found[4, 10] == {5, 6}
+    assert found[4, 5] == {5}
+
+
 @pytest.mark.parametrize(
     ("pins", "kept"),
     [

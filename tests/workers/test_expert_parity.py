@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_parity import Result, assert_equal, measure
+from msgspec.structs import replace
+from test_parity import TOLERANCE, Result, assert_equal, measure
 from worker_plans import DEEPSEEK_LIKE, EXPERT_MODELS, MIXTRAL, QWEN3_MOE, make_plan
 from worker_pool import Pool
 
-from orchestrator.plan import Plan
+from orchestrator.model.families import describe
+from orchestrator.plan import Plan, to_json
 
 pytestmark = pytest.mark.engines
 
@@ -38,7 +40,7 @@ def plan_of(model: Any, **fields: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def expert_references(pool: Pool, corpus: str) -> dict[str, Result]:
-    """One process, micro-batches of one sample and of two."""
+    """One process, one micro-batch of the whole batch."""
     return {name: measure(pool, corpus, plan_of(model, micro_batch_size=8)) for name, model in EXPERT_MODELS.items()}
 
 
@@ -49,3 +51,24 @@ def test_experts_over_ranks_compute_what_one_process_computes(
     model, fields = CASES[case]
     plan = plan_of(model, **fields)
     assert_equal(measure(pool, corpus, plan), expert_references[model.family], model.vocab_size)
+
+
+def test_a_micro_batchs_balance_is_that_of_one_process_with_as_many_samples(pool: Pool, corpus: str) -> None:
+    """The loss of Switch Transformers is a product of means over a micro-batch: as many samples give the same training under any layout,
+    and more of them another one, on one process too."""
+    model = replace(MIXTRAL, feed_forward=replace(MIXTRAL.feed_forward, aux_loss_coeff=0.5))
+    one = measure(pool, corpus, plan_of(model, micro_batch_size=2))
+    assert_equal(measure(pool, corpus, plan_of(model, dp=2, ep=2, micro_batch_size=2)), one, model.vocab_size)
+    assert_equal(measure(pool, corpus, plan_of(model, **SP, etp=2, micro_batch_size=2)), one, model.vocab_size)
+    whole = measure(pool, corpus, plan_of(model, micro_batch_size=8))
+    assert abs(whole["norms"][0] / one["norms"][0] - 1) > 10 * TOLERANCE
+
+
+def test_a_model_of_experts_is_cut_into_the_parameters_that_are_priced(pool: Pool) -> None:
+    """Of the first of tp=2 dp=2 ep=2 etp=2: half of an attention, half of each of the two experts that it has of four."""
+    plan = plan_of(MIXTRAL, **SP, dp=2, ep=2, etp=2)
+    spec = describe(MIXTRAL, 32)
+    layers = [run.layer for run in spec.runs for _ in range(run.count)]
+    expert = sum(w.local_numel(1) for layer in layers for w in layer.weights if w.kind == "expert")
+    dense = sum(w.local_numel(2) for layer in layers for w in layer.weights if w.kind != "expert")
+    assert pool.run("count_parameters", 4, to_json(plan)) == [dense + expert // 4] * 4

@@ -32,6 +32,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "megatron gpt dp2 mbs2": (GPT, {"dp": 2, "micro_batch_size": 2}),
     "megatron gpt pp2 vpp2 tied": (GPT, {"pp": 2, "vpp": 2}),
     "megatron gpt pp2 vpp3 embedding and head alone": (GPT, {"pp": 2, "vpp": 3, "split": [[0, 1, 1], [1, 1, 0]], "micro_batch_size": 2}),
+    "megatron gpt pp3 vpp2 in groups of 5 micro-batches and 3": (
+        GPT,
+        {"pp": 3, "vpp": 2, "split": [[0, 1], [1, 1], [1, 0]], "microbatch_group_size_per_vp_stage": 5},
+    ),
     "megatron gpt pp3 uneven recompute by stage": (GPT, {"pp": 3, "split": [[1], [2], [1]], "recompute": ["none", 1, "selective"]}),
     "megatron gpt all": (
         GPT,

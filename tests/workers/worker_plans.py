@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from orchestrator.detect import machine
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.parts.attention import GroupedQueryAttention
@@ -23,7 +24,9 @@ CPU = Cluster(
     levels=(Level(name="loopback", size=8, bandwidth=1e9, latency=2e-4),),
     host_bandwidth=3e9,
     host_memory=2**32,
-    software=Software(transformer_engine=False, flash_attention=False, apex=False),
+    software=Software(
+        megatron_core=machine({}).megatron_core or Software().megatron_core, transformer_engine=False, flash_attention=False, apex=False
+    ),
 )
 
 GPT = Architecture(
@@ -149,6 +152,7 @@ def make_plan(
     recompute: list[Any] | None = None,
     offload_optimizer: bool = False,
     zero_shard_size: int | None = None,
+    microbatch_group_size_per_vp_stage: int | None = None,
     rank_order: tuple[str, ...] = RANK_ORDER,
     run: RunSettings | None = None,
     pipeline_schedule: Any = None,
@@ -175,6 +179,7 @@ def make_plan(
         tp=tp,
         pp=pp,
         vpp=vpp,
+        microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
         cp=1,
         ep=ep,
         etp=etp,

@@ -133,16 +133,16 @@ class _Making:
 
 
 @lru_cache(maxsize=8)
-def graph_of(schedule: str, pp: int, m: int, vpp: int) -> Graph:
-    """The passes of m micro-batches as the engine orders them (cost/schedule.py)."""
-    return _deepspeed(pp, m) if named(schedule).blocks else _unblocked(schedule, pp, m, vpp)
+def graph_of(schedule: str, pp: int, m: int, vpp: int, group: int | None = None) -> Graph:
+    """The passes of m micro-batches as the engine orders them (cost/schedule/order.py)."""
+    return _deepspeed(pp, m) if named(schedule).blocks else _unblocked(schedule, pp, m, vpp, group)
 
 
-def _unblocked(schedule: str, pp: int, m: int, vpp: int) -> Graph:
+def _unblocked(schedule: str, pp: int, m: int, vpp: int, group: int | None) -> Graph:
     """Of a schedule whose transfers block nobody: a pass waits for the one before on its stage, and for the neighbour's and a transfer."""
     n, total = pp * vpp, m * vpp
     made = _Making()
-    orders = (of_chunks(schedule, vpp).order(pp, stage, m, vpp) for stage in range(pp))
+    orders = (of_chunks(schedule, vpp, group).order(pp, stage, m, vpp) for stage in range(pp))
     lines = [
         [(one.action == "backward", one.chunk * pp + stage, one.microbatch) for one in order if one.action in ("forward", "backward")]
         for stage, order in enumerate(orders)

@@ -49,8 +49,8 @@ class DeepSpeed1F1B(Schedule):
                     yield Pass("backward", n)
             before = n
 
-    def repeats_from(self, pp: int) -> int:
-        return pp
+    def telling(self, pp: int, num_microbatches: int) -> int:
+        return min(num_microbatches, pp)
 
     def finish_times(
         self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], num_microbatches: int, pp: int, *, jump: bool

@@ -6,21 +6,26 @@ from functools import lru_cache
 from itertools import takewhile
 from operator import le
 
-from orchestrator.cost.schedule.names import SCHEDULES, of_chunks
+from orchestrator.cost.schedule.names import of_chunks
 
 
-def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> int:
+def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> int:
     """The most micro-batches whose saved activations a stage holds at once; with `vpp` > 1 counted in chunks of the stage.
 
-    1F1B: min(m, pp-stage), DeepSpeed's as well. Interleaved: min(m vpp, 2(pp-stage-1) + (vpp-1)pp + 1).
+    1F1B: min(m, pp-stage), DeepSpeed's as well. Interleaved in groups of N micro-batches (`group`; None: pp):
+    min(m vpp, 2(pp-stage-1) + (vpp-1)N + 1).
 
     >>> [in_flight("1f1b", 4, stage, 8) for stage in range(4)], in_flight("interleaved", 4, 0, 8, 2), in_flight("deepspeed_1f1b", 4, 3, 8)
     ([4, 3, 2, 1], 11, 1)
+    >>> in_flight("interleaved", 4, 0, 12, 2, 6)
+    13
     """
-    return max(map(sum, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp)))
+    return max(map(sum, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)))
 
 
-def in_flight_by_chunk(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> tuple[tuple[int, ...], ...]:
+def in_flight_by_chunk(
+    schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None
+) -> tuple[tuple[int, ...], ...]:
     """Every combination of micro-batches in flight by chunk that no other combination covers: the stage's saved bytes peak in one of
     them, whatever the chunks weigh.
 
@@ -29,24 +34,26 @@ def in_flight_by_chunk(schedule: str, pp: int, stage: int, num_microbatches: int
     >>> in_flight_by_chunk("interleaved", 2, 0, 4, 2)
     ((3, 2), (4, 1))
     """
-    kind = of_chunks(schedule, vpp)
-    return _corners(kind.name, pp, stage, min(num_microbatches, kind.repeats_from(pp)), vpp)
+    kind = of_chunks(schedule, vpp, group)
+    return _corners(kind.name, pp, stage, kind.telling(pp, num_microbatches), vpp, group)
 
 
 @lru_cache(maxsize=4096)
-def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> int:
+def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> int:
     """Micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many, wherever it is.
 
     >>> fewest_in_flight("1f1b", 4, 1, 8), fewest_in_flight("interleaved", 2, 0, 4, 2)
     (3, 2)
     """
-    return max(map(min, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp)))
+    return max(map(min, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)))
 
 
 @lru_cache(maxsize=8192)
-def _corners(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+def _corners(
+    schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int, group: int | None
+) -> tuple[tuple[int, ...], ...]:
     """The peaks of the order, each a forward pass that a backward one follows, without those between two others on a line."""
-    order = SCHEDULES[schedule].order(pp, stage, num_microbatches, vpp)
+    order = of_chunks(schedule, vpp, group).order(pp, stage, num_microbatches, vpp)
     if vpp == 1:  # never more than when the first backward pass begins: from then on each one goes before a forward pass
         return ((sum(step.action == "forward" for step in takewhile(lambda step: step.action != "backward", order)),),)
     counts = [0] * vpp

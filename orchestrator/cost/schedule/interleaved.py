@@ -1,5 +1,8 @@
-"""Interleaved 1F1B: Megatron's `forward_backward_pipelining_with_interleaving` with a micro-batch group of pp (schedules.py:773; arXiv
-2104.04473, section 2.2.2): 2(pp - stage - 1) + (vpp - 1) pp chunk forwards of warm-up, then one forward, one backward."""
+"""Interleaved 1F1B: Megatron's `forward_backward_pipelining_with_interleaving` (schedules.py:828; arXiv 2104.04473, section 2.2.2).
+
+Groups of N micro-batches (--microbatch-group-size-per-virtual-pipeline-stage; pp by default) go through one chunk after the other. Warm-up
+is 2(pp - stage - 1) + (vpp - 1) N chunk forwards, then one forward, one backward. The last group has what is left, pp at least.
+"""
 
 from __future__ import annotations
 
@@ -10,89 +13,125 @@ from operator import sub
 from orchestrator.cost.schedule.order import Pass, Schedule
 from orchestrator.cost.schedule.periods import drift, shift
 
+FULL_GROUPS = 3
+"""That show all of an order: a warm-up is less than vpp + 1 of the vpp rounds of N passes that each group takes."""
+
 
 class Interleaved(Schedule):
-    """Megatron's, with vpp chunks a stage."""
+    """Megatron's, with vpp chunks a stage. `group`: micro-batches of a group; None: pp."""
 
     name = "interleaved"
     has_chunks = True
 
+    def __init__(self, group: int | None = None) -> None:
+        self.group = group
+
     def why_not(self, pp: int, num_microbatches: int, vpp: int) -> str | None:
-        if num_microbatches % pp:
+        last = num_microbatches % (self.group or pp)
+        if self.group is not None and not pp <= self.group <= num_microbatches:
+            return f"interleaved: groups of {self.group} micro-batches are not of pp={pp} to num_microbatches={num_microbatches}"
+        if self.group is not None and 0 < last < pp:
+            return f"interleaved: num_microbatches={num_microbatches} leaves {last} to the last group of {self.group}, fewer than pp={pp}"
+        if self.group is None and last:
             return f"interleaved: num_microbatches={num_microbatches} is not a multiple of pp={pp}"
         return super().why_not(pp, num_microbatches, vpp)
 
     def order(self, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> Iterator[Pass]:
-        """Groups of pp micro-batches go through one chunk after the other, forward from the first and backward from the last.
+        """Each group goes forward through the chunks from the first on, and backward from the last (get_schedule_table, schedules.py:798).
 
         >>> [f"{action[0]}{n}{'ab'[chunk]}" for action, n, chunk in Interleaved().order(2, 1, 2, 2)]
         ['f0a', 'f1a', 'f0b', 'b0b', 'f1b', 'b1b', 'b0a', 'b1a']
+        >>> [f"{action[0]}{n}{'ab'[chunk]}" for action, n, chunk in Interleaved(3).order(2, 1, 5, 2)][:9]
+        ['f0a', 'f1a', 'f2a', 'f0b', 'b0b', 'f1b', 'b1b', 'f2b', 'b2b']
         """
-        period, total = pp * vpp, num_microbatches * vpp
-        warm_up = min(total, 2 * (pp - stage - 1) + (vpp - 1) * pp)
-        for k in range(total + warm_up):
-            if k < total:
-                yield Pass("forward", k // period * pp + k % pp, k % period // pp)
+        group = self.group or pp
+        table = [
+            (n, chunk)
+            for first in range(0, num_microbatches, group)
+            for chunk in range(vpp)
+            for n in range(first, min(first + group, num_microbatches))
+        ]
+        warm_up = min(len(table), 2 * (pp - stage - 1) + (vpp - 1) * group)
+        for k in range(len(table) + warm_up):
+            if k < len(table):
+                yield Pass("forward", *table[k])
             if k >= warm_up:
-                back = k - warm_up
-                yield Pass("backward", back // period * pp + back % pp, vpp - 1 - back % period // pp)
+                n, chunk = table[k - warm_up]
+                yield Pass("backward", n, vpp - 1 - chunk)
 
-    def repeats_from(self, pp: int) -> int:
-        return 3 * pp  # a warm-up of less than (vpp + 1) pp passes, and a period of vpp pp
+    def telling(self, pp: int, num_microbatches: int) -> int:
+        full, last = divmod(num_microbatches, self.group or pp)
+        return min(full, FULL_GROUPS) * (self.group or pp) + last
 
     def finish_times(
         self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], num_microbatches: int, pp: int, *, jump: bool
     ) -> list[float]:
-        """Slot t: rank r runs chunk forward t - r, then chunk backward t - first(r), first(r) = (pp-1-r) + (pp-1) + (vpp-1)pp. With
-        Megatron's warm-up of 2(pp-1-r) + (vpp-1)pp every pass then needs only its own rank and the slot before of a neighbour."""
-        m, vpp = num_microbatches, len(forward) // pp
-        period, total = pp * vpp, m * vpp
-        never = float("-inf")
-        forward_index, backward_index = _slot_indices(pp, vpp)
-        incoming = [never, *hops[:-1]]  # transfer into virtual stage i
-        outgoing = [*hops[:-1], never]  # transfer of a gradient into virtual stage i
-        f_cost = [[forward[i] for i in row] for row in forward_index]
-        f_hop = [[incoming[i] for i in row] for row in forward_index]
-        b_cost = [[backward[i] for i in row] for row in backward_index]
-        b_hop = [[outgoing[i] for i in row] for row in backward_index]
-        full = 2 * (pp - 1) + (vpp - 1) * pp  # first(0): from this slot on all ranks run both passes
+        """Slot t: rank r runs chunk forward t - r, then chunk backward t - first(r), first(r) = (pp-1-r) + (pp-1) + (vpp-1)N. With
+        Megatron's warm-up of 2(pp-1-r) + (vpp-1)N every pass then needs only its own rank and the slot before of a neighbour; where a
+        micro-batch comes around to its next chunk, the slot N - pp further back."""
+        m, vpp, group = num_microbatches, len(forward) // pp, self.group or pp
+        period, total = group * vpp, m * vpp
+        body = m // group * period  # passes of the groups that are full
+        rows = _Rows(forward, backward, hops, pp, group)
+        last_rows = _Rows(forward, backward, hops, pp, m % group) if body < total else None
+        full = 2 * (pp - 1) + (vpp - 1) * group  # first(0): from this slot on all ranks run both passes
+        late = group - pp
+        around: tuple[list[float], list[float]] = ([], [])  # ends of the last rank's forward passes, and of the first's backward ones
         f_end, b_end = [0.0] * pp, [0.0] * pp
         history: dict[int, list[float]] = {}
         margins: list[float] = []  # by how much a rank waits for itself rather than for a transfer, in every pass of a period
         blocks: list[tuple[list[float], list[float]]] = []  # (state, margins) at the ends of the latest periods
         slot, end, skipped = 0, total, 0.0
         while slot < end + full:
-            phase = slot % period
-            watched = jump and full <= slot < end
+            f_cost, f_hop = rows.forward(slot)
+            waited = late
+            if last_rows is not None and slot >= body:
+                many = slot - body + 1  # ranks that have come to the last group
+                costs, transfers = last_rows.forward(slot - body)
+                f_cost, f_hop = costs[:many] + f_cost[many:], transfers[:many] + f_hop[many:]
+                waited = last_rows.group - pp
+            watched = jump and full <= slot < body
             # The ranks that have a forward, and a backward, in this slot: both ranges are contiguous. The others stay where they are.
             low, high = max(0, slot - end + 1), min(pp, slot + 1)
-            came = [time + hop for time, hop in zip([f_end[-1], *f_end[:-1]], f_hop[phase], strict=True)]
+            from_last = f_end[-1] if not late else around[0][-1 - waited] if slot > waited else 0.0
+            came = [time + hop for time, hop in zip([from_last, *f_end[:-1]], f_hop, strict=True)]
             if watched:
                 margins.extend(map(sub, b_end, came))
-            rows = zip(b_end[low:high], came[low:high], f_cost[phase][low:high], strict=True)
+            passes = zip(b_end[low:high], came[low:high], f_cost[low:high], strict=True)
             f_end = b_end[:]
-            f_end[low:high] = [(own if own > other else other) + cost for own, other, cost in rows]
+            f_end[low:high] = [(own if own > other else other) + cost for own, other, cost in passes]
             low, high = max(0, full - slot), min(pp, full - slot + end)
             if low < high:
-                came = [time + hop for time, hop in zip([*b_end[1:], b_end[0]], b_hop[phase], strict=True)]
+                b_cost, b_hop = rows.backward(slot - full)
+                waited = late
+                if last_rows is not None and slot - full + pp > body:
+                    many = max(0, body + full - slot)  # ranks that have not come to the last group
+                    costs, transfers = last_rows.backward(slot - full - body)
+                    b_cost, b_hop = b_cost[:many] + costs[many:], b_hop[:many] + transfers[many:]
+                    waited = last_rows.group - pp
+                from_first = b_end[0] if not late else around[1][-1 - waited]
+                came = [time + hop for time, hop in zip([*b_end[1:], from_first], b_hop, strict=True)]
                 if watched:
                     margins.extend(map(sub, f_end, came))
-                rows = zip(f_end[low:high], came[low:high], b_cost[phase][low:high], strict=True)
+                passes = zip(f_end[low:high], came[low:high], b_cost[low:high], strict=True)
                 b_end = f_end[:]
-                b_end[low:high] = [(own if own > other else other) + cost for own, other, cost in rows]
+                b_end[low:high] = [(own if own > other else other) + cost for own, other, cost in passes]
             else:
                 b_end = f_end[:]
+            if late:
+                around[0].append(f_end[-1])
+                around[1].append(b_end[0])
             if watched:
-                state = f_end + b_end
+                state = f_end + b_end + around[0][-1 - late : -1] + around[1][-1 - late : -1]
                 for back in range(period, pp * period + 1, period):
                     old = history.get(slot - back)
                     if old is None:
                         break
                     moved = shift(state, old)
                     if moved is not None:
-                        periods = (end - 1 - slot) // back
+                        periods = (body - 1 - slot) // back
                         skipped += periods * moved
-                        end -= periods * back
+                        end, body = end - periods * back, body - periods * back
                         jump = False
                         break
                 history[slot] = state
@@ -100,22 +139,45 @@ class Interleaved(Schedule):
                     blocks.append((state, margins))
                     margins = []
                     periods, steps = drift(blocks)
-                    periods = min(periods, (end - 1 - slot) // period) if jump else 0
+                    periods = min(periods, (body - 1 - slot) // period) if jump else 0
                     if periods > 0:
                         state = [time + periods * step for time, step in zip(state, steps, strict=True)]
-                        f_end, b_end = state[:pp], state[pp:]
-                        end -= periods * period
+                        f_end, b_end = state[:pp], state[pp : 2 * pp]
+                        if late:
+                            around = ([*state[2 * pp : 2 * pp + late], f_end[-1]], [*state[2 * pp + late :], b_end[0]])
+                        end, body = end - periods * period, body - periods * period
                         history.clear()
                         blocks.clear()
             slot += 1
         return [time + skipped for time in b_end]
 
 
+class _Rows:
+    """By slot what a pass of each rank takes, and the transfer that it waits for, in groups of so many micro-batches."""
+
+    def __init__(self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], pp: int, group: int) -> None:
+        never = float("-inf")
+        incoming = [never, *hops[:-1]]  # transfer into virtual stage i
+        outgoing = [*hops[:-1], never]  # transfer of a gradient into virtual stage i
+        self.group, self.period = group, group * (len(forward) // pp)
+        forward_index, backward_index = _slot_indices(pp, len(forward) // pp, group)
+        self._forward = [([forward[i] for i in row], [incoming[i] for i in row]) for row in forward_index]
+        self._backward = [([backward[i] for i in row], [outgoing[i] for i in row]) for row in backward_index]
+
+    def forward(self, slot: int) -> tuple[list[float], list[float]]:
+        """(seconds, transfers) where rank r runs forward `slot - r` of these groups."""
+        return self._forward[slot % self.period]
+
+    def backward(self, slot: int) -> tuple[list[float], list[float]]:
+        """(seconds, transfers) where rank r runs backward `slot + r` of these groups."""
+        return self._backward[slot % self.period]
+
+
 @lru_cache(maxsize=64)
-def _slot_indices(pp: int, vpp: int) -> tuple[list[list[int]], list[list[int]]]:
-    """For each slot of a period (pp * vpp slots) the virtual stages whose forward, and whose backward, the ranks run in it."""
-    period = pp * vpp
-    forward = [[(slot - rank) % period // pp * pp + rank for rank in range(pp)] for slot in range(period)]
-    first = [(pp - 1 - rank) + (pp - 1) + (vpp - 1) * pp for rank in range(pp)]
-    backward = [[(vpp - 1 - (slot - first[rank]) % period // pp) * pp + rank for rank in range(pp)] for slot in range(period)]
+def _slot_indices(pp: int, vpp: int, group: int) -> tuple[list[list[int]], list[list[int]]]:
+    """For each slot of a period (group * vpp slots) the virtual stages whose forward (`slot - rank`), and whose backward (`slot + rank`),
+    the ranks run."""
+    period = group * vpp
+    forward = [[(slot - rank) % period // group * pp + rank for rank in range(pp)] for slot in range(period)]
+    backward = [[(vpp - 1 - (slot + rank) % period // group) * pp + rank for rank in range(pp)] for slot in range(period)]
     return forward, backward

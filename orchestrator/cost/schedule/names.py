@@ -20,6 +20,11 @@ def named(name: str) -> Schedule:
     return schedule
 
 
-def of_chunks(name: str, vpp: int) -> Schedule:
-    """The schedule of a pipeline with so many chunks a stage: interleaving a single one is 1F1B. Raises ValueError as `named`."""
+def of_chunks(name: str, vpp: int, group: int | None = None) -> Schedule:
+    """The schedule of a pipeline with so many chunks a stage: interleaving a single one is 1F1B. `group`: micro-batches of interleaving's
+    groups, if not pp. Raises ValueError as `named`, and for groups of a schedule that has none."""
+    if group is not None:
+        if name != Interleaved.name or vpp == 1:
+            raise ValueError(f"schedule={name} with vpp={vpp} has no groups of micro-batches")
+        return Interleaved(group)
     return named(OneFOneB.name if name == Interleaved.name and vpp == 1 else name)

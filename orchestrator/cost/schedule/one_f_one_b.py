@@ -33,8 +33,8 @@ class OneFOneB(Schedule):
     def order(self, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> Iterator[Pass]:
         return passes(pp, stage, num_microbatches)
 
-    def repeats_from(self, pp: int) -> int:
-        return pp
+    def telling(self, pp: int, num_microbatches: int) -> int:
+        return min(num_microbatches, pp)
 
     def finish_times(
         self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], num_microbatches: int, pp: int, *, jump: bool

@@ -46,8 +46,8 @@ class Schedule(ABC):
         """Everything that this stage does in a step, in its order."""
 
     @abstractmethod
-    def repeats_from(self, pp: int) -> int:
-        """Micro-batches that show every state of a stage's order: with more of them it only repeats itself."""
+    def telling(self, pp: int, num_microbatches: int) -> int:
+        """The fewest micro-batches known to show every state of a stage's order with `num_microbatches`, which else only repeats itself."""
 
     @abstractmethod
     def finish_times(

@@ -14,17 +14,18 @@ def simulate(
     p2p_s: float | Sequence[float],
     num_microbatches: int,
     vpp: int = 1,
+    group: int | None = None,
 ) -> float:
     """Seconds until the last stage is through. `forward_s`, `backward_s`: one micro-batch on each (virtual) stage, in the order in which
     the micro-batch meets them: index chunk * pp + stage. `p2p_s`: a transfer over one boundary, or one per boundary (the entry after a
-    chunk's last stage is the way back to stage 0).
+    chunk's last stage is the way back to stage 0). `group`: micro-batches that interleaving takes through a chunk at a time; None: pp.
 
     >>> simulate("1f1b", [1, 1], [2, 2], 0.0, 4)  # (m + p - 1) * (f + b)
     15.0
     >>> simulate("interleaved", [0.5] * 4, [1] * 4, 0.0, 4, 2)  # m + (p-1)/v stage times
     13.5
     """
-    return max(finish_times(schedule, forward_s, backward_s, p2p_s, num_microbatches, vpp))
+    return max(finish_times(schedule, forward_s, backward_s, p2p_s, num_microbatches, vpp, group))
 
 
 def finish_times(
@@ -34,6 +35,7 @@ def finish_times(
     p2p_s: float | Sequence[float],
     num_microbatches: int,
     vpp: int = 1,
+    group: int | None = None,
     *,
     jump: bool = True,
 ) -> list[float]:
@@ -43,7 +45,7 @@ def finish_times(
     if virtual % vpp or len(backward_s) != virtual:
         raise ValueError(f"{virtual} forward and {len(backward_s)} backward times for vpp={vpp}")
     pp = virtual // vpp
-    kind = of_chunks(schedule, vpp)
+    kind = of_chunks(schedule, vpp, group)
     why = kind.why_not(pp, num_microbatches, vpp)
     if why is not None and (pp > 1 or num_microbatches < 1):
         raise ValueError(why)

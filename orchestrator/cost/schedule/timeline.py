@@ -30,7 +30,13 @@ PEERS: dict[Action, tuple[int, Action]] = {
 
 
 def timeline(
-    schedule: str, forward_s: Sequence[float], backward_s: Sequence[float], hops_s: Sequence[float], num_microbatches: int, vpp: int = 1
+    schedule: str,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    hops_s: Sequence[float],
+    num_microbatches: int,
+    vpp: int = 1,
+    group: int | None = None,
 ) -> list[list[Slot]]:
     """What each stage does when. Arguments as `simulate` takes them, transfers by virtual boundary.
 
@@ -40,7 +46,7 @@ def timeline(
     >>> [(slot.action, slot.begin_s, slot.end_s) for slot in timeline("1f1b", [1, 1], [2, 2], [0.5, 0.5], 1)[0]]
     [('forward', 0.0, 1.0), ('backward', 5.0, 7.0)]
     """
-    kind = of_chunks(schedule, vpp)
+    kind = of_chunks(schedule, vpp, group)
     pp = len(forward_s) // vpp
     last = len(forward_s) - 1
     orders = [list(kind.order(pp, stage, num_microbatches, vpp)) for stage in range(pp)]

@@ -42,6 +42,7 @@ def capabilities(software: Software) -> Capabilities:
         recompute_varies="stage",
         uneven_stages=True,
         schedules=("1f1b", "interleaved"),
+        microbatch_groups=True,
         offload_optimizer=False,
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from orchestrator.engines.rules.rule import divides, rule
 from orchestrator.strategy.capabilities import Rule, Situation
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.tree import fills_groups
 
 
 def t5_pipeline(candidate: Candidate, situation: Situation) -> str | None:
@@ -36,16 +39,25 @@ def deepspeed_pipeline_zero(candidate: Candidate, situation: Situation) -> str |
 
 
 def vpp_microbatches(candidate: Candidate, _: Situation) -> str | None:
-    if candidate.vpp == 1:
+    pp, m, group = candidate.mesh.pp, candidate.num_microbatches, candidate.microbatch_group_size_per_vp_stage
+    if candidate.vpp == 1 or fills_groups(m, pp, group or pp):
         return None
-    return divides(candidate.mesh.pp, "pp", candidate.num_microbatches, "num_microbatches")
+    if group is None:
+        return divides(pp, "pp", m, "num_microbatches")
+    given = f"microbatch_group_size_per_vp_stage={group} with pp={pp} and num_microbatches={m}"
+    if not pp <= group <= m:
+        return f"{given}: it must be pp to num_microbatches"
+    return f"{given}: the last group has {m % group} micro-batches, fewer than pp"
+
+
+INTERLEAVING: Final = ("pp", "num_microbatches", "vpp", "microbatch_group_size_per_vp_stage")
 
 
 def megatron_pipeline_rules() -> tuple[Rule, ...]:
     """Those of megatron-core's pipelines."""
     return (
         rule("t5_pp", "t5_pp: pretrain_t5.py:108", t5_pipeline, "pp"),
-        rule("vpp_M", "vpp_M: core/pipeline_parallel/schedules.py:995-1015", vpp_microbatches, "pp", "vpp", "num_microbatches"),
+        rule("vpp_M", "vpp_M: core/pipeline_parallel/schedules.py:995-1015", vpp_microbatches, *INTERLEAVING),
     )
 
 
