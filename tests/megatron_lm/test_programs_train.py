@@ -103,7 +103,11 @@ def assert_same_rows(found: list[dict[str, Any]], expected: list[dict[str, Any]]
     assert [row["step"] for row in found] == [row["step"] for row in expected]
     for row, ours in zip(found, expected, strict=True):
         assert row["loss"] == pytest.approx(ours["loss"], abs=1e-5), (row, ours)
-        assert row["lr"] == pytest.approx(ours["lr"], rel=1e-6), (row, ours)
+        resumed = row is found[0] and row["step"] > 1
+        if resumed:
+            assert row["lr"] is None, "Megatron prints a step's rate in the line of the step before, which is another folder's"
+        else:
+            assert row["lr"] == pytest.approx(ours["lr"], rel=1e-6), (row, ours)
         assert row["grad_norm"] == pytest.approx(ours["grad_norm"], abs=6e-4), (row, ours)
 
 

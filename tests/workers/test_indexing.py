@@ -63,6 +63,20 @@ def test_a_separator_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     assert indexing.index([str(path)], tmp_path / "out", None, workers=1, cut="blank_lines")[0] == 4
 
 
+@pytest.mark.parametrize(
+    ("word", "count"), [("documents=file", 1), ("documents=blank_lines", 4), ("documents=lines", 6), ("separator=<end>", 2)]
+)
+def test_the_command_cuts_a_text_as_it_is_asked(word: str, count: int, tmp_path: Path) -> None:
+    from orchestrator.recipe.documents import sequence_lengths
+
+    (tmp_path / "in.txt").write_text(TEXT)
+    asked = front.arguments([f"input={tmp_path / 'in.txt'}", f"out={tmp_path / 'out'}", "workers=1", word])
+    assert run_here([sys.executable, "-m", front.WORKER, *asked]) == 0
+    lengths = sequence_lengths(str(tmp_path / "out"))
+    assert lengths is not None
+    assert len(lengths) == count
+
+
 def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("whole file\n" * 300)
     out = tmp_path / "deep" / "corpus"
