@@ -85,11 +85,11 @@ def test_a_users_value_is_refused_where_the_planned_version_has_no_such_name(nam
 
 
 def test_a_value_that_only_a_later_version_takes_is_refused_before() -> None:
-    value = dict([passthrough.read("megatron", "moe_router_score_function", "sqrtsoftplus")])
-    plan = replace(make_plan("megatron", tp=2), extra={"megatron": value})
-    assert "sqrtsoftplus" in files_of(of_version(plan, NEW))["engine.json"]
+    name = "moe_router_score_function"
+    kinds = {version: passthrough.megatron_kind(name, version) for version in (OLD, NEW)}
+    assert passthrough.typed(f"megatron.{name}", kinds[NEW], "sqrtsoftplus") == "sqrtsoftplus"
     with pytest.raises(InputError, match="choose one of softmax, sigmoid"):
-        files_of(of_version(plan, OLD))
+        passthrough.typed(f"megatron.{name}", kinds[OLD], "sqrtsoftplus")
 
 
 def test_a_program_that_left_is_not_written_for() -> None:
