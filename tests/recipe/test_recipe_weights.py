@@ -139,3 +139,6 @@ def test_engines_say_why_they_exchange_no_weights() -> None:
     t5 = load("recipe=t5_tiny").architecture
     assert "tied" in str(ENGINES["deepspeed"].why_no_exchange(replace(t5, tie_embeddings=False), None))
     assert "another function" in str(ENGINES["megatron"].why_no_exchange(t5, None))
+    experts = load("recipe=mixtral_tiny").architecture
+    for engine in ENGINES.values():
+        assert "experts" in str(engine.why_no_exchange(experts, None)), engine.name

@@ -27,6 +27,8 @@ def translate(plan: Plan) -> Job:
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
     """As `Engine` asks."""
+    if architecture.experts:
+        return "engine=deepspeed trains no experts"
     if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:
         # configuration_t5.py:83: a head of its own would be left out, silently.
         return "tie_embeddings=false: transformers 5 builds every T5 with its head tied to the embedding"
