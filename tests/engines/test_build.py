@@ -107,14 +107,14 @@ def illegal_plans() -> dict[str, tuple[Plan, str]]:
     grouped = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
     vpp = make_plan(model=replace(GPT, num_layers=6), pp=2, vpp=3, training=training_for(GPT, global_batch_size=12))
     return {
-        "world": (replace(make_plan(world=8, tp=4), world_size=10, cluster=replace(four.cluster, num_gpus=10)), "world_div"),
+        "world": (replace(make_plan(world=8, tp=4), world_size=10, cluster=replace(four.cluster, num_gpus=10)), "mesh"),
         "heads": (make_plan(world=12, tp=3, training=training_for(GPT, global_batch_size=48)), "heads_tp"),
         "groups": (make_plan(model=grouped, world=8, tp=4), "groups_tp"),
         "ffn": (make_plan(model=replace(GPT, ffn_hidden_size=250), tp=4), "ffn_tp"),
-        "sp without tp": (make_plan(sequence_parallel=True), "sp_needs_tp"),
-        "batch": (replace(make_plan(), global_batch_size=100, training=training_for(GPT, global_batch_size=100)), "gbs_div"),
+        "sp without tp": (make_plan(sequence_parallel=True), "sequence_parallel"),
+        "batch": (replace(make_plan(), global_batch_size=100, training=training_for(GPT, global_batch_size=100)), "batch"),
         "cp without transformer engine": (make_plan(cp=2, software=BARE), "cp_te"),
-        "vpp without pp": (replace(make_plan(), vpp=2, schedule="interleaved"), "vpp_needs_pp"),
+        "vpp without pp": (replace(make_plan(), vpp=2, schedule="interleaved"), "chunks"),
         "micro-batches of an interleaved schedule": (replace(vpp, num_microbatches=3), "vpp_M"),
     }
 
