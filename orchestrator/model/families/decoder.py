@@ -66,6 +66,8 @@ def decoder(config: HfConfig, family: str, name: str, **more: Any) -> Architectu
 def pattern_of(layers: Sequence[Layer]) -> tuple[Run, ...]:
     """The shortest pattern that gives these layers when it is repeated.
 
+    >>> from orchestrator.model.parts.attention import GroupedQueryAttention
+    >>> from orchestrator.model.parts.mlp import Mlp
     >>> local, full = (Layer(mixer=GroupedQueryAttention(window=window), feed_forward=Mlp()) for window in (128, None))
     >>> [run.layers for run in pattern_of([local, local, full, local, local, full, local])]
     [2, 1]
