@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 HEADER: Final = b"MMIDIDX\x00\x00"
 """Then the version and the code of the type, and how many sequences and documents there are (core/datasets/indexed_dataset.py)."""
@@ -30,6 +31,8 @@ def sequence_lengths(prefix: str) -> npt.NDArray[np.int32] | None:
             if file.read(len(HEADER)) != HEADER:
                 return None
             _, _, sequences, _ = FIELDS.unpack(file.read(FIELDS.size))
+            import numpy as np  # 57 ms, which most plans need not wait for
+
             return np.fromfile(file, dtype=np.int32, count=sequences)
     except (OSError, struct.error):
         return None
@@ -93,6 +96,6 @@ def _check(prefix: str, shares: Sequence[float], said: str, seq_length: int) -> 
         have = f"has {len(lengths)} document{'s' if len(lengths) != 1 else ''}"
         if first >= last:
             raise InputError("data", prefix, f"{have}; {by} gets none. {CUT}; or give data.valid=PATH, or shares that fit")
-        tokens = int(lengths[first:last].sum(dtype=np.int64))
+        tokens = int(lengths[first:last].sum(dtype="int64"))
         if tokens <= seq_length:
             raise InputError("data", prefix, f"{have}; {by} gets {tokens} tokens, less than the {seq_length + 1} of one sample")
