@@ -17,7 +17,7 @@ DROPPED: dict[str, tuple[str, ...]] = {
 NORMS = ("input_layernorm", "pre_mlp_layernorm")
 """The norms that "layernorm" is about (transformer_layer.py:382-436); the one before cross-attention is not."""
 MLP = "mlp."
-"""How the MLP's operations are called (model/families/blocks.py)."""
+"""How the MLP's operations are called (model/parts/mlp.py)."""
 
 
 def dropped(mode: Recompute, *, fused_norms: bool) -> tuple[str, ...]:
