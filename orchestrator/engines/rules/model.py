@@ -6,39 +6,40 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 
 
-def positions(_: Candidate, situation: Situation) -> str | None:
-    available = situation.model.architecture.max_position_embeddings
-    for name, length in sequence_lengths(situation).items():
+def positions(_: Candidate, workload: Workload) -> str | None:
+    available = workload.model.architecture.max_position_embeddings
+    for name, length in sequence_lengths(workload).items():
         if length > available:
             return f"{name}={length} is above max_position_embeddings={available}"
     return None
 
 
-def head_width(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def head_width(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     if a.kv_channels is not None:
         return None
     return divides(a.num_attention_heads, "num_attention_heads", a.hidden_size, "hidden_size")
 
 
-def head_groups(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def head_groups(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     return divides(a.query_groups, "num_query_groups", a.num_attention_heads, "num_attention_heads")
 
 
-def no_query_groups(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def no_query_groups(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     if a.stack == "decoder" or a.query_groups == a.num_attention_heads:
         return None
     return f"num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"
 
 
-def position_kind(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def position_kind(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     kinds = {
         "decoder": ("learned_absolute", "rope", "none"),
         "encoder": ("learned_absolute", "rope"),
@@ -61,9 +62,9 @@ def _rotary_base(a: Architecture) -> str | None:
     return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
 
 
-def relative_attention(_: Candidate, situation: Situation) -> str | None:
-    cluster = situation.cluster
-    if situation.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
+def relative_attention(_: Candidate, workload: Workload) -> str | None:
+    cluster = workload.cluster
+    if workload.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
         return None
     return "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"
 
