@@ -28,8 +28,8 @@ from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
-from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
-from orchestrator.engines.megatron_args import megatron_flags, program_of, why_not
+from orchestrator.engines.engine import Entry
+from orchestrator.engines.entry import engine_of_entry, entry_job
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
@@ -224,7 +224,7 @@ def said_plan(
     training = settings.training
     for engine, constants in zip(engines, calibrations, strict=True):
         program = engine.program
-        if program is None or program.why_not(plan) is None:
+        if program is None or (engine.name == plan.engine and program.why_not(plan) is None):
             continue
         if program.why_never(settings.architecture, training, settings.cluster.software) is not None:
             continue
@@ -368,25 +368,26 @@ def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
     if said is not None and (program := ENGINES[said.engine].program) is not None:
         job = program.beside(job, plan, said)
     if settings.entry is not None:
-        job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
-                        render.exit_minutes(settings.slurm.time), settings.entry_launcher)  # fmt: skip
+        entry = Entry(program=settings.entry, arguments=settings.entry_args, without=settings.entry_without,
+                      launcher=settings.entry_launcher, exit_minutes=render.exit_minutes(settings.slurm.time))  # fmt: skip
+        job = entry_job(ENGINES, plan, job, entry)
         job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
     return render.with_environment(with_enough_documents(settings, plan, job), settings.env)
 
 
 def with_enough_documents(settings: Settings, plan: Plan, job: Job) -> Job:
-    """The job of Megatron-LM's program, whose data has what its --split asks for. Raises InputError where not; beside our worker, which
-    cuts anywhere in a text, a note says so of megatron_args.sh."""
-    if plan.engine != "megatron" or program_of(plan) != "pretrain_gpt.py":
+    """The job of an engine's own program that divides its data by whole documents, of which there are enough. Raises InputError where not;
+    beside our worker, which cuts anywhere in a text, a note says so of the file with the program's arguments."""
+    program = ENGINES[plan.engine].program
+    arguments = None if program is None else program.of_documents(plan)
+    if program is None or arguments is None:
         return job
-    if settings.entry is not None:
-        check_documents(job.arguments, plan.training.seq_length)
-        return job
-    flags = megatron_flags(plan) if why_not(plan) is None else ()
     try:
-        check_documents([word for flag in flags for word in flag], plan.training.seq_length)
+        check_documents(arguments if settings.entry is None else job.arguments, plan.training.seq_length)
     except InputError as error:
-        return msgspec.structs.replace(job, notes=(*job.notes, f"megatron_args.sh can't be started: {error}"))
+        if settings.entry is not None:
+            raise
+        return msgspec.structs.replace(job, notes=(*job.notes, f"{program.arguments} can't be started: {error}"))
     return job
 
 
@@ -475,13 +476,15 @@ def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
 
 
 def asked_engines(settings: Settings) -> list[Engine]:
-    """Those that engine= leaves, or the one of plan=."""
+    """Those that engine= leaves, or the one of plan=. Raises InputError where it lacks what some of the user's keys are for."""
     name = settings.engine if settings.plan is None else settings.plan.engine
     if settings.entry is not None and name == "auto":
-        name = ENGINE_OF_ENTRY
+        name = engine_of_entry(ENGINES)
     if name != "auto":
+        if name in ENGINES and not passthrough.reaches(ENGINES[name].passes, settings.extra):
+            passthrough.check_reached(name, settings.extra, {other: engine.passes for other, engine in ENGINES.items()})
         return [ENGINES[name]] if name in ENGINES else []
-    return [engine for engine in ENGINES.values() if passthrough.reaches(engine.name, settings.extra)]
+    return [engine for engine in ENGINES.values() if passthrough.reaches(engine.passes, settings.extra)]
 
 
 def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:

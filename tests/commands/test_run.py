@@ -191,7 +191,7 @@ def test_planning_imports_no_engine_and_is_quick(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- where it starts
 
 READY = Machine(host_memory=16 * GIB)
-NO_TORCH = Machine(missing=("torch", "megatron"))
+NO_TORCH = Machine(missing=("torch", "megatron.core"))
 H100 = Machine(num_gpus=8, gpu_name="NVIDIA H100 80GB HBM3", catalog_name="H100-SXM-80GB", nvlink=True, host_memory=2**40)
 IN_SLURM = Machine(slurm_job="1", slurm_nodes=2)
 CPU = ("recipe=gpt_tiny", "gpus=4")
@@ -208,7 +208,7 @@ def start(machine: Machine, *words: str) -> run.Start:
         (READY, CPU, "local", ""),
         (READY, (*CPU, "launch=none"), "none", "launch=none"),
         (READY, (*CPU, "launch=local"), "local", ""),
-        (NO_TORCH, CPU, "none", "torch, megatron are not installed"),
+        (NO_TORCH, CPU, "none", "torch, megatron.core are not installed"),
         (READY, TWO_NODES, "none", "the plan needs 16 x H100-SXM-80GB, and this machine has no GPU"),
         (H100, ("recipe=llama2_7b", "gpus=8"), "local", ""),
         (H100, ("recipe=llama2_7b", "gpus=4"), "local", ""),
@@ -234,7 +234,7 @@ def test_where_a_job_is_started(machine: Machine, words: tuple[str, ...], how: s
     [
         (READY, TWO_NODES, "this machine has no GPU"),
         (H100, TWO_NODES, "this machine has 8"),
-        (NO_TORCH, CPU, "torch, megatron are not installed"),
+        (NO_TORCH, CPU, "torch, megatron.core are not installed"),
     ],
 )
 def test_launch_local_where_it_can_not_is_an_error(machine: Machine, words: tuple[str, ...], why: str) -> None:

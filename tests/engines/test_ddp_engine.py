@@ -66,7 +66,7 @@ def test_an_engine_of_another_package_is_a_choice_and_is_searched(site: Path, tm
         ("pin.tp=2", "ddp has no tp"),
         ("pin.zero_stage=1", "ddp has zero_stage 0"),
         ("train.precision=bf16", "ddp has no precision bf16; it has fp32"),
-        ("ds.steps_per_print=1", "does not reach engine=ddp"),
+        ("ds.steps_per_print=1", "does not reach engine=ddp; choose one of megatron_deepspeed, deepspeed"),
         ("model.export_to=there", "neither loads nor writes checkpoints"),
     ],
 )

@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "finish": {"launch", "report"},
     "run": PURE | {"recipe", "detect", "launch"},
     "data": {"recipe"},
+    "versions": {"detect"},
 }
 ENGINE_PACKAGES = {"torch", "megatron", "deepspeed", "transformers"}
 
