@@ -85,7 +85,7 @@ def run(words: Sequence[str]) -> int:
     if settings.engine == LAYERWISE:
         return layerwise_run(settings, out)
     start = choose_start(settings, machine)
-    found = saved_plan(settings) if settings.plan else searched_plan(settings)
+    found = saved_plan(settings) if settings.plan else searched_plan(settings, machine if start.how == "local" else None)
     job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
@@ -140,6 +140,18 @@ def training_first(engines: Sequence[Engine], settings: Settings) -> list[Engine
     return able or list(engines)
 
 
+def ready_first(engines: Sequence[Engine], machine: detect.Machine) -> list[Engine]:
+    """Without the engines whose packages this machine lacks, where another has all; says which and why."""
+    lacks = {engine.name: lacks_packages(engine, machine) for engine in engines}
+    ready = [engine for engine in engines if lacks[engine.name] is None]
+    if not ready:
+        return list(engines)
+    for name, why in lacks.items():
+        if why is not None:
+            print(f"engine={name} is left out: {why}; launch=none plans for it too", flush=True)
+    return ready
+
+
 def searched_pairs(engines: Sequence[Engine], settings: Settings, *, programs: bool) -> list[tuple[Capabilities, Traits]]:
     """What a search moves in: what the engines' workers run or, with `programs`, what their own programs can be told."""
     software = settings.cluster.software
@@ -163,9 +175,12 @@ def without_gc() -> Iterator[None]:
         gc.enable()
 
 
-def searched_plan(settings: Settings) -> Found:
-    """The fastest plan of all engines that may be used. Raises NoPlanError."""
+def searched_plan(settings: Settings, machine: detect.Machine | None = None) -> Found:
+    """The fastest plan of all engines that may be used. `machine`: where it is to start; None: elsewhere, or not at all. Raises
+    NoPlanError."""
     engines = training_first(exchanging(asked_engines(settings), settings), settings)
+    if machine is not None:
+        engines = ready_first(engines, machine)
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)

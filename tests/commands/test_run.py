@@ -252,6 +252,54 @@ def test_an_image_with_launch_local_is_refused_with_the_choices(folder: Path, ca
     assert line in " ".join(capsys.readouterr().out.split())
 
 
+NO_DEEPSPEED = Machine(host_memory=16 * GIB, missing=("deepspeed",))
+LEFT_OUT = "is left out: deepspeed is not installed (pip install -e '.[engines]'); launch=none plans for it too"
+
+
+def test_engines_that_can_not_start_here_are_not_searched_for_a_start_here(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the best plan is another engine's, none would start."""
+    started: list[Plan] = []
+    monkeypatch.setattr(run.detect, "machine", lambda: NO_DEEPSPEED)
+    monkeypatch.setattr(run, "follow", lambda start, settings, plan, job, out: started.append(plan) or 0)
+    for words in ((), ("launch=local",)):
+        assert run.main((*TINY, *words, f"out=o{len(words)}")) == 0
+        said = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
+        assert said == [f"engine=megatron_deepspeed {LEFT_OUT}", f"engine=deepspeed {LEFT_OUT}"]
+        with (folder / f"o{len(words)}" / "candidates.csv").open(newline="") as file:
+            assert {row["engine"] for row in csv.DictReader(file)} == {"megatron"}
+    assert [plan.engine for plan in started] == ["megatron", "megatron"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (NO_DEEPSPEED, ("launch=none",)),
+        (NO_DEEPSPEED, ("cluster=dgx_h100",)),
+        (Machine(missing=("torch", "megatron.core", "deepspeed", "transformers")), ()),
+    ],
+)
+def test_a_plan_that_starts_elsewhere_may_be_any_engines(
+    folder: Path, machine: Machine, words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.detect, "machine", lambda: machine)
+    assert run.main((*TINY, *words, "out=o")) == 0
+    said = capsys.readouterr().out
+    assert "left out" not in said
+    assert "Not started: " in said
+    with (folder / "o" / "candidates.csv").open(newline="") as file:
+        assert {row["engine"] for row in csv.DictReader(file)} == set(ENGINES)
+
+
+def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.detect, "machine", lambda: NO_DEEPSPEED)
+    assert run.main((*TINY, "engine=deepspeed", "launch=local", "out=o")) == 2
+    assert "launch=local: deepspeed is not installed" in capsys.readouterr().err
+
+
 # -------------------------------------------------------------------------------------------------------------- for real
 
 
