@@ -104,8 +104,10 @@ def test_deepspeed_needs_no_megatron(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize(("engine", "without"), [("megatron", "megatron"), ("ddp", "transformers"), ("megatron_deepspeed", "deepspeed")])
+@pytest.mark.parametrize(
+    ("engine", "without"), [("megatron", "megatron.core"), ("ddp", "transformers"), ("megatron_deepspeed", "deepspeed")]
+)
 def test_what_the_chosen_engine_lacks_is_said_before_a_search(site: Path, engine: str, without: str) -> None:
-    done = run(site, without, "recipe=gpt_tiny", "gpus=2", f"engine={engine}", "launch=local")
+    done = run(site, without.partition(".")[0], "recipe=gpt_tiny", "gpus=2", f"engine={engine}", "launch=local")
     assert done.returncode
     assert f"launch=local: {without} is not installed" in done.stderr
