@@ -75,8 +75,15 @@ class RunSettings(Value, frozen=True, kw_only=True):
     tokenizer: str | None = None
     """A folder with a Hugging Face tokenizer; None: bytes."""
     save_every: int = 0
+    """Steps between checkpoints; 0: none."""
+    keep_last: int = 0
+    """How many of the newest checkpoints are kept; 0: all."""
+    keep_every: int = 0
+    """Checkpoints of steps that this divides are kept for ever, beside the newest; 0: none."""
     resume: str | None = None
     """A run folder or checkpoint folder to continue from."""
+    change: tuple[str, ...] = ()
+    """Settings that differ from the checkpoint's on purpose."""
     init_from: str | None = None
     """A local Hugging Face checkpoint to take the first weights from; None: drawn from the seed."""
     export_to: str | None = None

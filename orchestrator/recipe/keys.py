@@ -119,6 +119,7 @@ def _keys() -> dict[str, Key]:
         Key(name="data.tokenizer", type=str, help="the same as tokenizer"),
         Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
         Key(name="plan", type=str, help="a plan.json to check, price and start in place of a search"),
+        Key(name="resume", type=str, help="the same as train.resume"),
         Key(name="profile", type=dict, help="measured layers in place of the analytic model (a mapping in a recipe; engine=layerwise)"),
         Key(name="model.hf_config", type=str, help="config.json of a Hugging Face model of a family we know"),
         Key(name="model.init_from", type=str, help="folder of a Hugging Face checkpoint to begin with", default="weights of the seed"),
@@ -151,7 +152,10 @@ def _keys() -> dict[str, Key]:
         Key(name="train.eval_steps", type=int, help="global batches of an evaluation, at most", default="10", low=1, high=10**9),
         Key(name="train.save_every", type=int, help="steps between checkpoints; 0: none", default="0", low=0, high=10**12),
         Key(name="train.step_timeout_s", type=float, help="seconds after which a part of a step has hung; 0: never", default="1800", low=0),
-        Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from"),
+        Key(name="train.keep_last", type=int, help="newest checkpoints to keep; 0: all", default="0", low=0, high=10**9),
+        Key(name="train.keep_every", type=int, help="keep those of every so many steps beside them", default="0", low=0, high=10**12),
+        Key(name="train.resume", type=str | None, help="run or checkpoint folder to continue from; alone it brings its run's recipe"),
+        Key(name="train.change", type=str | None, help="settings that shall differ from the checkpoint's: lr,steps"),
     ]
     keys += [_pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)]
     keys += [

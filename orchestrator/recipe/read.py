@@ -73,7 +73,7 @@ def check_key(name: str, value: Any) -> None:
 
 PATHS: Final = (
     *("recipe", "cluster", "plan", "calibration", "entry", "data", "data.train", "data.valid", "tokenizer", "data.tokenizer"),
-    *("model.hf_config", "model.init_from", "model.export_to", "train.resume"),
+    *("model.hf_config", "model.init_from", "model.export_to", "train.resume", "resume"),
 )
 """Keys whose value is, or may be, a path."""
 ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,24 +21,12 @@ from orchestrator.strategy.spec import CHOICES
 
 FREE_WITH_PLAN: Final = (
     *("recipe", "name", "plan", "calibration", "out", "launch", "data", "tokenizer", "model.init_from", "model.export_to"),
-    *(f"train.{name}" for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")),
+    *("train.save_every", "train.keep_last", "train.keep_every", "train.eval_every", "train.eval_steps", "train.step_timeout_s"),
+    *("train.resume", "train.change"),
 )
 
 FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry", "data", "wandb", *passthrough.GROUPS)
 """Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
-
-
-def engine_of_checkpoint(resume: str | None) -> str | None:
-    """Which engine wrote the checkpoint (its marker is written by workers/checkpoint.py); no other engine reads it. Raises InputError."""
-    if resume is None or not Path(resume).is_dir():
-        return None  # _run says what is wrong
-    for marker in (Path(resume) / "checkpoints" / "latest.json", Path(resume) / "latest.json"):
-        if marker.is_file():
-            try:
-                return str(json.loads(read_text(marker))["layout"]["engine"])
-            except (ValueError, KeyError, TypeError):
-                raise InputError("train.resume", shown(resume), f"{marker} is not a checkpoint's marker") from None
-    raise InputError("train.resume", shown(resume), "holds no finished checkpoint (checkpoints/latest.json)")
 
 
 def saved_plan(merged: Flat) -> Plan | None:

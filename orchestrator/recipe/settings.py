@@ -36,7 +36,18 @@ from orchestrator.recipe.model import (
 )
 from orchestrator.recipe.profiles import FAMILY, read_profile, stand_in
 from orchestrator.recipe.read import read_arguments
-from orchestrator.recipe.saved import check_agreement, engine_of_checkpoint, saved_plan
+from orchestrator.recipe.resuming import (
+    CHANGE,
+    RESUME,
+    Checkpoint,
+    change_of,
+    check_changes,
+    checkpoint_of,
+    names_a_model,
+    recipe_of,
+    with_long_form,
+)
+from orchestrator.recipe.saved import check_agreement, saved_plan
 from orchestrator.recipe.sources import data_settings, existing_folder
 from orchestrator.recipe.starting import container_options, slurm_options
 from orchestrator.recipe.weights import weight_settings, with_config
@@ -69,6 +80,8 @@ class Settings(Value, frozen=True, kw_only=True):
     calibration: str | None
     """What calibration= says; None: the folder in ORCHESTRATOR_CALIBRATIONS, then what is shipped, then datasheets."""
     run: RunSettings
+    continues: Checkpoint | None = None
+    """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
     budget_s: float | None
     open_batch: bool
@@ -86,17 +99,23 @@ class Settings(Value, frozen=True, kw_only=True):
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
     """Settings of a command line on this machine. `engines`: the names that `engine=` may have besides auto. Raises InputError."""
     given = flatten(read_arguments(words), "")
-    label, layers = recipe_layers(given)
+    given = with_long_form(given)
+    continued = checkpoint_of(value_of(given, RESUME, None))
+    if continued is not None and not names_a_model(given):
+        label, layers = None, [recipe_of(continued, given)]
+    else:
+        label, layers = recipe_layers(given)
     merged = with_config(merge([*layers, given]))
     label = value_of(merged, "name", label)
     engine = str(value_of(merged, "engine", "auto"))
     if engine not in ("auto", *engines):
         raise InputError("engine", shown(engine), "is not known", ["auto", *engines])
     plan = saved_plan(merged)
-    saved = engine_of_checkpoint(value_of(merged, "train.resume", None))
-    if saved is not None and engine not in ("auto", saved):
-        raise InputError("engine", engine, f"can't continue from train.resume={merged['train.resume']}, which engine={saved} wrote")
-    engine = saved or engine
+    continued = checkpoint_of(value_of(merged, RESUME, None if plan is None else plan.run.resume))
+    if continued is not None:
+        if engine not in ("auto", continued.engine):
+            raise InputError("engine", engine, f"can't continue from train.resume={merged[RESUME]}, which engine={continued.engine} wrote")
+        engine = continued.engine
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)
@@ -125,6 +144,8 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         why = f"cluster {cluster.name}, {counted(cluster)}: the plan's"
         run = _run(merged, plan.run, architecture)
         plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
+    if continued is not None:
+        check_changes(continued, architecture, training, run)
     return Settings(
         recipe=label,
         architecture=architecture,
@@ -141,6 +162,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         limit=limit_of(merged, cluster),
         calibration=_calibration(merged),
         run=run,
+        continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         budget_s=value_of(merged, "search.budget_s", None),
         open_batch=_open_batch(merged, engine),
@@ -207,7 +229,17 @@ def _entry(flat: Flat) -> str | None:
 
 def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSettings:
     """Data, tokenizer, weights and resume must be there: a job that dies for them at its first step is found out here."""
-    resume = value_of(merged, "train.resume", base.resume)
+    resume = value_of(merged, RESUME, base.resume)
+    change = change_of(value_of(merged, CHANGE, None)) if CHANGE in merged else base.change
+    if change and resume is None:
+        raise InputError(CHANGE, ",".join(change), f"is for a run that continues another: {RESUME}=RUN")
+    save_every = value_of(merged, "train.save_every", base.save_every)
+    keep = {name: value_of(merged, f"train.{name}", getattr(base, name)) for name in ("keep_last", "keep_every")}
+    for name, value in keep.items():
+        if value and not save_every:
+            raise InputError(f"train.{name}", value, "keeps of the checkpoints that train.save_every= writes, and that is 0")
+    if keep["keep_every"] and not keep["keep_last"]:
+        raise InputError("train.keep_every", keep["keep_every"], "is beside train.keep_last=N; without that all are kept")
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
@@ -215,9 +247,11 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         base,
         **data_settings(merged, base),
         **weight_settings(merged, base, architecture),
-        save_every=value_of(merged, "train.save_every", base.save_every),
+        save_every=save_every,
+        **keep,
         step_timeout_s=value_of(merged, "train.step_timeout_s", base.step_timeout_s),
-        resume=None if resume is None else existing_folder("train.resume", resume),
+        resume=None if resume is None else existing_folder(RESUME, resume),
+        change=change,
         wandb=wandb,
     )
 
