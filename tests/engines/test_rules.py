@@ -48,6 +48,8 @@ SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
+LATENT = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+LATENT_LLAMA = replace(LLAMA, mixer=LATENT)
 WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
 GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
 
@@ -75,6 +77,9 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("position_embedding", M, workload(replace(GPT, position_embedding="relative")), {}, "relative"),
     ("position_embedding", D, workload(replace(BERT, position_embedding="rope", rotary_base=50000)), {}, "core's bert has 10000"),
     ("position_embedding", M, workload(replace(T5, position_embedding="rope", rope_scaling_factor=8.0)), {}, "t5 has none"),
+    ("latent_sp", M, workload(LATENT_LLAMA), {"tp": 2, "dp": 4}, "tp=2 without sequence_parallel: nothing sums"),
+    ("latent_rope", M, workload(replace(LATENT_LLAMA, position_embedding="none")), {}, "rotary positions of its own"),
+    ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
     ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
     ("one_gradient_buffer", M, workload(grad_reduce_dtype="bf16"), {}, "one buffer"),
@@ -276,9 +281,8 @@ def test_traits_know_every_stage_that_the_engine_offers(engine: str) -> None:
 
 
 def test_an_engine_names_the_part_that_it_lacks() -> None:
-    latent = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
     experts = Experts(num_experts=8, topk=2, ffn_hidden_size=32, score="sigmoid")
-    given = replace(workload(LLAMA), model=describe(replace(LLAMA, mixer=latent, feed_forward=experts), 64))
+    given = replace(workload(LLAMA), model=describe(replace(LATENT_LLAMA, feed_forward=experts), 64))
     why = unsuited(ENGINES[D].capabilities(Software()), given)
     assert (why or "").startswith(f"{D} has no latent_attention and no experts and no sigmoid_router; of parts of models it has attention")
     assert unsuited(ENGINES[D].capabilities(Software()), workload(LLAMA)) is None
