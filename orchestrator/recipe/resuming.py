@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.errors import InputError, nearest
+from orchestrator.key import shown
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings, Source, from_json
-from orchestrator.recipe.keys import OPEN_GROUPS, shown
+from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS
 from orchestrator.recipe.layers import Flat, flatten
-from orchestrator.recipe.read import read_text, read_yaml
-from orchestrator.recipe.saved import FREE_GROUPS, FREE_WITH_PLAN
+from orchestrator.recipe.read import read_yaml
+from orchestrator.recipe.saved import FREE
+from orchestrator.recipe.sources import read_text
 from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
 from orchestrator.values import Value
 
@@ -81,7 +83,7 @@ def with_long_form(given: Flat) -> Flat:
     if SHORT not in given:
         return given
     if RESUME in given:
-        raise InputError(RESUME, shown(given[RESUME]), f"{SHORT}={shown(given[SHORT])} is given too, which is its short form")
+        raise InputError(RESUME, shown(given[RESUME].text), f"{SHORT}={shown(given[SHORT].text)} is given too, which is its short form")
     return {RESUME if name == SHORT else name: value for name, value in given.items()}
 
 
@@ -99,8 +101,7 @@ def recipe_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Flat:
         why = f"has no {CONFIG} that says what is trained; name it: recipe=, or model.* keys"
         raise InputError(RESUME, shown(str(checkpoint.run)), why)
     keys = {name: value for name, value in flatten(read_yaml(path), str(path)).items() if name not in NOT_TAKEN_OVER}
-    free = (*FREE_WITH_PLAN, CHANGE)
-    if any(name not in free and name.partition(".")[0] not in (*FREE_GROUPS, *OPEN_GROUPS) for name in given):
+    if any(name.partition(".")[0] not in FREE and KEYS[name].owner not in FREE_WITH_PLAN for name in given):
         keys.pop("plan", None)
     return keys
 
@@ -222,11 +223,11 @@ def choices() -> tuple[str, ...]:
     return (*(name for name in Training.__struct_fields__ if name not in fixed), "dropout", *DATA_CHOICES)
 
 
-def change_of(text: str | None) -> tuple[str, ...]:
-    """The names in train.change=lr,steps. Raises InputError."""
-    names = tuple(word.strip().removeprefix("train.") for word in (text or "").split(",") if word.strip())
-    for name in names:
+def check_names(change: tuple[str, ...], resume: str | None) -> None:
+    """Raises InputError for a name that train.change= can't have, and for one without a checkpoint."""
+    if change and resume is None:
+        raise InputError(CHANGE, ",".join(change), f"is for a run that continues another: {RESUME}=RUN")
+    for name in change:
         if name not in choices():
             close = nearest(name, choices())
             raise InputError(CHANGE, name, f"can't be changed on the way{f'; did you mean {close}?' if close else ''}", choices())
-    return names

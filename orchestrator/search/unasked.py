@@ -6,12 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.search.check import check_plan, spec_of
-from orchestrator.strategy.capabilities import Capabilities, Traits
+from orchestrator.search.check import check_plan, workload_of
+from orchestrator.search.question import PlannedEngine
 from orchestrator.strategy.layout import Prediction
 from orchestrator.values import Value
 
@@ -32,7 +30,7 @@ class Unasked(Value, frozen=True, kw_only=True):
     predicted: Prediction
 
 
-def unasked(plan: Plan, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> tuple[Unasked, ...]:
+def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
     """The choices that the plan's engine can take as it is, and that make this plan faster or smaller."""
     found = []
     now = plan.predicted
@@ -43,10 +41,10 @@ def unasked(plan: Plan, capabilities: Capabilities, traits: Traits, calibration:
         if other == plan:
             continue
         try:
-            check_plan(other, [(capabilities, traits)])
+            check_plan(other, [(engine.capabilities, engine.traits)])
         except InputError:
             continue
-        price = CostModel(spec_of(other), training, plan.cluster, traits, calibration).price(other.candidate, other.stages)
+        price = engine.costs(workload_of(other)).price(other.candidate, other.stages)
         faster = price.step_time_s < now.step_time_s * (1 - WORTH_S)
         smaller = price.peak_memory_bytes < now.peak_memory_bytes * (1 - WORTH_BYTES) and price.step_time_s <= now.step_time_s
         if faster or smaller:
