@@ -111,7 +111,6 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ("recompute_fused_norm", D, situation(LLAMA), {"recompute": "layernorm+mlp"}, "norms are part of the linears"),
     ("recompute_flash", M, situation(LLAMA), {"recompute": "core_attn+mlp"}, "take mlp"),
     ("cp_te", M, situation(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
-    ("cp_te", M, situation(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on GPUs"),
     ("cp_seq", M, situation(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),
     ("cp_family", M, situation(BERT), {"cp": 2, "dp": 4}, "bert"),
     ("axis_cp", D, situation(), {"cp": 2, "dp": 4}, "has no cp"),
@@ -143,6 +142,7 @@ CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
     ),
     ("cp_comm", M, situation(LLAMA), {"cp": 8, "dp": 1, "cp_comm_type": "a2a"}, "8 ranks do not divide num_query_groups/tp=4"),
     ("cp_comm", M, situation(), {"cp_comm_type": "all_gather"}, "needs cp above 1"),
+    ("cp_comm", M, situation(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on a CPU"),
     ("cp_comm", M, situation(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
     ("dispatcher", M, situation(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
     (

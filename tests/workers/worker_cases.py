@@ -70,8 +70,9 @@ def make_batches(trainer: Any, cache: str) -> data.Batches:
     return data.Batches(plan, tokens, specials, trainer.groups.rank("dp"))
 
 
-def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, Any]:
-    """Losses and gradient norms of all steps, gradients of the first (before clipping), weights before it where wanted."""
+def parity(plan_json: str, cache: str, with_weights: bool = False, masked: bool = False) -> dict[str, Any]:
+    """Losses and gradient norms of all steps, gradients of the first (before clipping), weights before it where wanted. `masked`: with
+    losses on some tokens only, of which every part of a sequence has another number."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
     batches = make_batches(trainer, cache)
@@ -80,6 +81,8 @@ def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, 
         found["weights"] = pieces(trainer, lambda parameter: parameter.detach())
     for step in range(plan.training.steps):
         microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+        for batch in microbatches if masked else ():
+            batch["loss_mask"] = (batch["tokens"] % 3 == 0).float()
         local = trainer.forward_backward(microbatches)
         if step == 0:
             found["gradients"] = gradients(trainer)
