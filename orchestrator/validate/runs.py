@@ -25,6 +25,20 @@ class Unusable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertsRun:
+    """How the experts of a run were computed, beside what a strategy says; None: the source is silent."""
+
+    overlaps: bool | None = None
+    """Whether their traffic ran beside the passes of another micro-batch."""
+    graph: Literal["none", "routers", "whole"] | None = None
+    """What of a layer was replayed as CUDA graphs: nothing, all up to the dispatch, or the whole iteration."""
+    balanced: bool | None = None
+    """Whether routing was forced to be even, or made so by dropping and padding."""
+    capacity: bool = False
+    """Whether an expert takes no more than a share of the tokens that is known beforehand."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A measured run as the cost model prices it.
 
@@ -50,6 +64,7 @@ class Run:
     memory_of: MemoryOf = "max"
     memory_kind: MemoryKind = "process"
     fits: bool | None = None
+    experts: ExpertsRun = ExpertsRun()
     illegal: str = ""
     """Why the engine can't run this at all, by its own rules; empty: it can."""
 
