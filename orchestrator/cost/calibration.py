@@ -102,8 +102,10 @@ class Calibration(Value, frozen=True, kw_only=True):
     grouped_launch_s: float = 9 * US
     """Host seconds to launch one expert's product: Transformer Engine's grouped linear starts one cuBLAS call an expert (nvte_multi_stream_
     cublas_gemm). On B200 36 of 36 shapes with little work took 8.6 to 11 us an expert (SimuMax, configs/system/b200_bf16_ceperm.json)."""
-    expert_layer_floor_s: float = 0.0
-    """The same for a layer of experts: its router, permutations and grouped products are many launches, and some wait for the device."""
+    expert_sync_s: float = 0.0
+    """Seconds of a layer of experts, forward and backward, in which the device waits for the host: after each dispatch the host must know
+    how many tokens every expert got before it can launch the next kernels (mcore moe/token_dispatcher.py:672, maybe_dtoh_and_synchronize),
+    and by then has nothing queued. Not where a whole iteration is one CUDA graph, nor where experts take a fixed number of tokens."""
     expert_efficiency: float = 1.0
     """Share of what one product of the same shape reaches, for the experts' grouped ones."""
     ep_overlap: float = 0.0

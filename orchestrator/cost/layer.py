@@ -147,11 +147,8 @@ class LayerPrices:
             passes[item.when] += exposed + slowed
             launch[item.when] += c.collective_launch_s
         if layer.recomputable:
-            floor = c.layer_floor_s
-            if c.expert_layer_floor_s and any(isinstance(op, Dispatch) for op in layer.ops):
-                floor = max(floor, c.expert_layer_floor_s)
-            launch["forward"] = max(launch["forward"], FORWARD_SHARE * floor)
-            launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
+            launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
+            launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
         if recompute == "full":
             launch["backward"] += launch["forward"]
         if layer.recomputable and strategy.cuda_graph_impl != "none":
@@ -160,6 +157,11 @@ class LayerPrices:
             if seconds_launched > passes[when]:
                 causes["overhead"] += seconds_launched - passes[when]
                 passes[when] = seconds_launched
+        if c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops):
+            waits = {"forward": FORWARD_SHARE * c.expert_sync_s, "backward": (1 - FORWARD_SHARE) * c.expert_sync_s}
+            for when, seconds_waited in waits.items():
+                causes["overhead"] += seconds_waited
+                passes[when] += seconds_waited
         return passes["forward"], passes["backward"], causes
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:

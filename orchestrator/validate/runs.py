@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
@@ -36,6 +39,18 @@ class ExpertsRun:
     """Whether routing was forced to be even, or made so by dropping and padding."""
     capacity: bool = False
     """Whether an expert takes no more than a share of the tokens that is known beforehand."""
+
+    def constants(self, calibration: Calibration) -> Calibration:
+        """Those of this run: its host waits for the dispatch unless all is replayed or the experts' shares are known; traffic hides only
+        where the source says that it was made to."""
+        changes: dict[str, float] = {}
+        if self.graph == "whole" or self.capacity:
+            changes["expert_sync_s"] = 0.0
+        if self.graph == "whole":
+            changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s"), 0.0)
+        if not self.overlaps:
+            changes["ep_overlap"] = 0.0
+        return replace(calibration, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)

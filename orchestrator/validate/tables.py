@@ -107,7 +107,7 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
     if settings is None:
         return row
     said = {**row, "recompute": row.get("recompute") or settings["recompute_effective"]}
-    kind = settings.get("dispatcher", "").replace("unset", "")
+    kind = settings.get("dispatcher", "").replace("unset", "alltoall")
     dispatcher = settings.get("flex_backend", "") if kind == "flex" else kind
     graph = ": ".join(text for text in (settings.get("cuda_graph", ""), settings.get("cuda_graph_scope", "")) if text)
     more = {
@@ -206,7 +206,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         grad_reduce_dtype=reduce_dtype,
         overlap_grad_reduce="every overlap off" not in notes,
         overlap_param_gather="every overlap off" not in notes,
-        moe_token_dispatcher_type=dispatcher_of(row),
+        moe_token_dispatcher_type=dispatcher_of(row, engine),
         cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else "p2p",
     )
     if dp * tp * cp % (ep * etp):
@@ -376,9 +376,13 @@ DISPATCHERS: Final[tuple[tuple[str, Dispatcher], ...]] = (
 """How a source calls what it is in Megatron's words; all else is its default."""
 
 
-def dispatcher_of(row: dict[str, str]) -> Dispatcher:
-    """How tokens reach their experts."""
+def dispatcher_of(row: dict[str, str], engine: MeasuredEngine) -> Dispatcher:
+    """How tokens reach their experts. Dropped ones by all-to-all: Megatron drops with no other dispatcher than that and allgather."""
     text = row.get("dispatcher", "").lower()
+    if not row.get("num_experts") or (not text and "drop" in row.get("model_name", "")):
+        return "alltoall"
+    if not text:
+        return engine.dispatcher
     return next((kind for word, kind in DISPATCHERS if word in text), "alltoall")
 
 
@@ -389,7 +393,8 @@ def experts_of(row: dict[str, str]) -> ExpertsRun:
         overlaps=None if not overlap else overlap.startswith(("1", "yes")),
         graph="whole" if "full_iteration" in graph else "routers" if "moe_router" in graph else "none" if graph == "none" else None,
         balanced=None if not row.get("routing") else "real" not in row["routing"],
-        capacity=bool(row.get("capacity_factor")) or any(word in row.get("routing", "") for word in ("capacity", "drop,")),
+        capacity=bool(row.get("capacity_factor")) or any(word in row.get("routing", "") for word in ("capacity", "drop,"))
+        or "tokendrop" in row.get("model_name", ""),
     )
 
 
