@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from orchestrator.cost.network import Network
 from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
-from orchestrator.cost.workload import Workload
+from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, LayerSpec
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
@@ -60,7 +60,7 @@ class LayerCost(Value, frozen=True, kw_only=True):
 class LayerPrices:
     """Layers of one workload over one network."""
 
-    def __init__(self, workload: Workload, network: Network) -> None:
+    def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
         self.passes = PassPrices(workload, network)
         self.replicas = ReplicaPrices(workload, network)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from orchestrator.cost.network import Network
 from orchestrator.cost.states import States, state_bytes, states
-from orchestrator.cost.workload import Workload
+from orchestrator.cost.workload import EngineWorkload
 from orchestrator.errors import InputError
 from orchestrator.model.spec import LayerSpec
 from orchestrator.strategy.axes import dp
@@ -43,7 +43,7 @@ class Replica(NamedTuple):
 class ReplicaPrices:
     """For one workload and network."""
 
-    def __init__(self, workload: Workload, network: Network) -> None:
+    def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
         self._state_bytes: dict[int, StateBytes] = {}
         self._counted: dict[tuple[str, int, bool], int] = {}

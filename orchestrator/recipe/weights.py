@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from orchestrator.errors import InputError
+from orchestrator.key import shown
 from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import RunSettings
-from orchestrator.recipe.keys import KEYS, parse, shown
-from orchestrator.recipe.read import read_text
-from orchestrator.recipe.sources import existing_folder
+from orchestrator.recipe.layers import Flat, Given, value_of
+from orchestrator.recipe.sources import existing_folder, read_text
 
 FROM: Final = "model.init_from"
 TO: Final = "model.export_to"
@@ -30,19 +29,19 @@ UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""
 
 
-def with_config(merged: Mapping[str, Any]) -> dict[str, Any]:
+def with_config(merged: Flat) -> Flat:
     """The keys; the checkpoint's own config.json is the model where nothing else says one."""
-    if FROM not in merged or any(name in merged for name in ("model.hf_config", "model.family")):
+    if value_of(merged, FROM, None) is None or any(name in merged for name in ("model.hf_config", "model.family")):
         return dict(merged)
-    folder = existing_folder(FROM, parse(KEYS[FROM], merged[FROM]))
+    folder = existing_folder(FROM, merged[FROM].value)
     _config(Path(folder))  # what is wrong with it is said under the key that was given
-    return {**merged, "model.hf_config": str(Path(folder) / CONFIG)}
+    config = str(Path(folder) / CONFIG)
+    return {**merged, "model.hf_config": Given(config, config)}
 
 
-def weight_settings(merged: Mapping[str, Any], base: RunSettings, architecture: Architecture) -> dict[str, Any]:
+def weight_settings(merged: Flat, base: RunSettings, architecture: Architecture) -> dict[str, Any]:
     """RunSettings' fields of weights; what is not given stays as in `base`. Raises InputError."""
-    init_from = parse(KEYS[FROM], merged[FROM]) if FROM in merged else base.init_from
-    export_to = parse(KEYS[TO], merged[TO]) if TO in merged else base.export_to
+    init_from, export_to = value_of(merged, FROM, base.init_from), value_of(merged, TO, base.export_to)
     if init_from is not None:
         init_from = existing_folder(FROM, init_from)
         _check_checkpoint(Path(init_from), architecture)

@@ -15,13 +15,13 @@ from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.search.planner import Engines, search
 from orchestrator.search.refuse import RELAX, Refused, at_its_leanest
-from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.legality import unsuited
 from orchestrator.strategy.megatron_layout import transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import ZeroStage
 from orchestrator.strategy.tree import Outcome, Tree, divisors
+from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
 NOISE = 1e-6
@@ -127,16 +127,16 @@ def data_parallelism_alone(
     calibrations: Sequence[Calibration],
 ) -> tuple[DataParallel, ...]:
     """What every ZeRO stage of every engine that has the model would need on a GPU without tensor, pipeline or context parallelism."""
-    situation = Situation(model=model, training=training, cluster=cluster)
+    workload = Workload(model=model, training=training, cluster=cluster)
     rows = []
     for (capabilities, traits), calibration in zip(engines, calibrations, strict=True):
-        if unsuited(capabilities, situation) is not None:
+        if unsuited(capabilities, workload) is not None:
             continue
         costs = CostModel(model, training, cluster, traits, calibration)
         for stage in capabilities.zero_stages:
             cuts: list[Outcome] = []
             pins = Pins(tp=1, pp=1, cp=1, zero_stage=stage, micro_batch_size=1, offload=False)
-            leaf = next(Tree(capabilities, situation, pins).leaves(cuts.append), None)
+            leaf = next(Tree(capabilities, workload, pins).leaves(cuts.append), None)
             if leaf is not None:
                 least = at_its_leanest(costs, model, leaf.candidate, [transformer_layers(model)])
                 rows.append(DataParallel(engine=capabilities.engine, zero_stage=stage, least=least))

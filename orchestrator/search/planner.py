@@ -29,12 +29,13 @@ from orchestrator.plan import Plan, Reason, RunSettings, chosen
 from orchestrator.search.check import check_plan, spec_of
 from orchestrator.search.inner import Inner, Solution
 from orchestrator.search.refuse import no_plan
-from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
+from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RECOMPUTE_ORDER
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
@@ -113,7 +114,7 @@ def search(
     """
     calibrations = [calibration] * len(engines) if isinstance(calibration, Calibration) else list(calibration)
     started = clock() if clock else 0.0
-    situation = Situation(model=model, training=training, cluster=cluster)
+    workload = Workload(model=model, training=training, cluster=cluster)
     costs = [CostModel(model, training, cluster, traits, c) for (_, traits), c in zip(engines, calibrations, strict=True)]
     limits = [limit.of(c.memory_margin) for c in calibrations]
     outcomes: dict[int, Outcome] = {}
@@ -121,7 +122,7 @@ def search(
     choices: list[Choice] = []
     order = 0
     for index, (capabilities, _) in enumerate(engines):
-        tree = Tree(capabilities, situation, pins, prunings)
+        tree = Tree(capabilities, workload, pins, prunings)
         cuts: list[Outcome] = []
         for leaf in tree.leaves(cuts.append):
             cut += [(order, outcome) for outcome in cuts]

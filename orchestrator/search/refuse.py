@@ -13,12 +13,13 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search.inner import Inner
-from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import CHOICES, Candidate
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
@@ -86,10 +87,10 @@ def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
 
 
 def _leaves(model: ModelSpec, training: Training, cluster: Cluster, engines: Engines, pins: Pins) -> list[tuple[int, Leaf]]:
-    situation = Situation(model=model, training=training, cluster=cluster)
+    workload = Workload(model=model, training=training, cluster=cluster)
     found = []
     for index, (capabilities, _) in enumerate(engines):
-        found += [(index, leaf) for leaf in Tree(capabilities, situation, pins).leaves(lambda _: None)]
+        found += [(index, leaf) for leaf in Tree(capabilities, workload, pins).leaves(lambda _: None)]
     return found
 
 

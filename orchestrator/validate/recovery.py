@@ -15,9 +15,10 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.search.planner import search
-from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.workload import Workload
 from orchestrator.validate.pricing import Choose
 from orchestrator.validate.runs import Run
 
@@ -70,9 +71,9 @@ def recover(run: Run, choose: Choose) -> Recovered:
     capabilities = megatrons_own(engine.capabilities(cluster.software))
     traits = run.engine.traits
     calibration = choose(run)
-    situation = Situation(model=run.model, training=run.training, cluster=cluster)
+    workload = Workload(model=run.model, training=run.training, cluster=cluster)
     candidate = replace(run.candidate, engine=ENGINE)
-    broken = broken_rule(capabilities, candidate, situation)
+    broken = broken_rule(capabilities, candidate, workload)
     model = CostModel(run.model, run.training, cluster, traits, calibration)
     published = model.price(candidate, run.stages)
     limit = MemoryLimit(limit=cluster.gpu.memory, reserve=None)  # what a plan of ours keeps free by default

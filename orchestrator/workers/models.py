@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
@@ -54,11 +54,12 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
         why = "the plan counts on Transformer Engine, which is not installed here: install it, or plan with it set to false"
         raise InputError("cluster.software.transformer_engine", "true", why)
     fields = engine["transformer_config"] | engine["per_stage"][stage] | more
-    fields = with_types(TransformerConfig, fields)
+    kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
+    fields = with_types(kind, fields)
     fields["activation_func"] = TANH_GELU if fields["activation_func"] == "gelu_tanh" else getattr(F, fields["activation_func"])
     # perform_initialization stays on, though weights.py fills the weights afterwards: without it parameters lack `tensor_model_parallel`
     # (tensor_parallel/layers.py:160-215), and every gradient norm with tp > 1 is silently too small.
-    return TransformerConfig(**fields)
+    return kind(**fields)
 
 
 def frees_sent_outputs(plan: Plan, device: torch.device) -> bool:
@@ -107,12 +108,19 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
     te = engine["module"]["implementation"] == "transformer_engine"
+    latent = config.multi_latent_attention
     if config.num_moe_experts:
         spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, te, normalization=config.normalization, vp_stage=vp_stage)
     elif te:
-        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, multi_latent_attention=latent)
     else:
-        spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
+        spec = gpt_layer_specs.get_gpt_layer_local_spec(
+            normalization=config.normalization, qk_layernorm=config.qk_layernorm, multi_latent_attention=latent
+        )
+    if latent and not te:
+        from orchestrator.workers.latent_attention import complete
+
+        spec = complete(spec)
     return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, **engine["model"])
 
 

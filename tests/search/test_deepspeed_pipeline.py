@@ -16,9 +16,10 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import LayerSpan, Stage
 from orchestrator.search.planner import check_plan, search
-from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
+from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import Candidate, Recompute
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB
 
 OURS = "deepspeed_1f1b"
@@ -35,7 +36,7 @@ AMPLE = MemoryLimit(limit=80 * GIB, reserve=0)
 def engine(seed: int, asked: tuple[str, ...] = FLAT) -> Capabilities:
     """With both pipelines, plans only with the schedules that are asked for."""
 
-    def other(candidate: Candidate, _: Situation) -> str | None:
+    def other(candidate: Candidate, _: Workload) -> str | None:
         return None if candidate.schedule in asked else "not asked for"
 
     return deepspeed_like(

@@ -21,8 +21,9 @@ from orchestrator.model.spec import LayerRun, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search.partition import Partitions, Way
 from orchestrator.search.planner import SearchResult, search
-from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, KIB
 
 QUICK, ALL = (1, 6, 20, 22), range(50)
@@ -88,7 +89,7 @@ def optimum(m: Medium, result: SearchResult) -> tuple[float, float]:
     assert result.plan.predicted is not None
     ours = result.plan.predicted.step_time_s
     costs = CostModel(m.model, m.training, m.cluster, m.traits, m.calibration)
-    given = Situation(model=m.model, training=m.training, cluster=m.cluster)
+    given = Workload(model=m.model, training=m.training, cluster=m.cluster)
     best = bound = math.inf
     seen = False
     for candidate, modes in outer_choices(m.capabilities, given):

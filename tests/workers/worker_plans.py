@@ -11,6 +11,7 @@ from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
@@ -79,6 +80,9 @@ DEEPSEEK_LIKE = replace(
         ),
     ),
 )  # fmt: skip
+LATENT = LatentAttention(q_lora_rank=16, kv_lora_rank=8, qk_head_dim=10, qk_rope_head_dim=4, v_head_dim=6)
+DEEPSEEK = replace(DEEPSEEK_LIKE, name="deepseek_test", mixer=LATENT)
+LATENT_DENSE = replace(LLAMA, name="latent_test", num_query_groups=None, mixer=replace(LATENT, q_lora_rank=None))
 BERT = Architecture(
     family="bert",
     name="bert_test",
@@ -102,7 +106,7 @@ T5 = Architecture(
     max_position_embeddings=32,
 )
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
-EXPERT_MODELS = {model.family: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE)}
+EXPERT_MODELS = {model.name: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE)}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:

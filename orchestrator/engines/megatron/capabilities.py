@@ -30,7 +30,7 @@ def capabilities(software: Software) -> Capabilities:
     """
     return Capabilities(
         engine=NAME,
-        parts=(*megatron_parts.TRAINED, *megatron_parts.EXPERTS),
+        parts=(*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP),
         planned_parts=megatron_parts.PLANNED,
         axes=("pp", "vpp", "tp", "ep", "etp", "dp"),
         pinned_axes=("cp",),
