@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
@@ -122,6 +122,13 @@ def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[flo
     return m, k, n
 
 
+QUANTISED_BYTES: Final = 2.0 + 1.0 + 1.0
+"""Moved for each element that an experts' FP8 product takes: it is read in 16 bits and written twice, along its rows and along its columns,
+since forward and the weight's gradient sum over different dimensions (Transformer Engine, common/cast and common/transpose). Experts are
+narrow, so that this takes as long as half of a product; of other linears it is a part of `Calibration.fp8_efficiency`, much of it fused
+with the norm or activation before (pytorch/module/layernorm_linear.py)."""
+
+
 def layer_seconds(
     layer: LayerSpec,
     strategy: Strategy,
@@ -157,6 +164,9 @@ def layer_seconds(
                 forward = gemm_seconds(m, k, n, op_rates, c)
                 to_weight = gemm_seconds(m, k, n, op_rates, c, more_bytes=accumulate)
             f_gemm += forward
+            if precision == "fp8" and op.experts:
+                f_memory += QUANTISED_BYTES * m * k / memory
+                b_memory += QUANTISED_BYTES * m * n / memory
             if traits.fp32_gradient_fusion:
                 b_gemm += forward + to_weight
             else:

@@ -322,6 +322,8 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
     text = row.get("precision", "").lower()
     if "fp4" in text:
         raise SkipError("NVFP4 is not priced")
+    if "_fp4.sh" in row.get("notes", ""):
+        raise SkipError("the table says FP8, the run's own configuration NVFP4")
     if "fp8" in text or "float8" in text:
         return "fp8", "fp8"
     if "bf16" in text or "bfloat16" in text:
