@@ -10,7 +10,7 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 
-TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm")
+TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
 """Each with a test of parity against one process (tests/workers)."""
 
 OWN_LOOP: Final = (
@@ -28,7 +28,6 @@ PLANNED: Final = {
     "expert_mlp_bias": "our worker does not train experts with biases",
     "window": "our worker does not set attention windows yet, which Megatron-core has",
     "sinks": "our worker does not set attention sinks yet, which Megatron-core has",
-    "partial_rotary": "our worker rotates whole heads; Megatron-core has --rotary-percent",
     "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
     "clamped_swiglu": "our worker does not set GPT-OSS's clamped activation yet, which Megatron-core has",

@@ -254,7 +254,7 @@ def model_fields(plan: Plan) -> dict[str, Any]:
         "parallel_output": True,
     }
     if model.position_embedding == "rope":
-        fields["rotary_percent"] = 1.0
+        fields["rotary_percent"] = model.rotary_percent
         if model.stack == "decoder":
             fields["rotary_base"] = model.rotary_base
             fields["rope_scaling"] = model.rope_scaling_factor is not None

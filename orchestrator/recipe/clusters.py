@@ -27,7 +27,8 @@ from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
-from orchestrator.recipe.keys import MAX_GPUS, Key, Mixed, parse, shown
+from orchestrator.key import Key, parse, shown
+from orchestrator.recipe.keys import MAX_GPUS, Mixed
 from orchestrator.recipe.read import Tree, read_yaml
 from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, US
 

@@ -8,25 +8,20 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
+from orchestrator.key import check_range, shown
 from orchestrator.model import families
 from orchestrator.plan import Plan
 from orchestrator.recipe.clusters import check_cluster
-from orchestrator.recipe.keys import KEYS, check_range, parse, shown
-from orchestrator.recipe.layers import Flat, value_of
+from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS, OPEN_GROUPS
+from orchestrator.recipe.layers import Flat, Given, value_of
 from orchestrator.recipe.model import architecture_of, check_precision
-from orchestrator.recipe.read import read_text
+from orchestrator.recipe.sources import read_text
 from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
 from orchestrator.strategy.spec import CHOICES
 
-FREE_WITH_PLAN: Final = (
-    *("recipe", "name", "plan", "calibration", "out", "launch", "data", "tokenizer", "model.init_from", "model.export_to"),
-    *(f"train.{name}" for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")),
-)
-
-FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry", "data", "wandb", *passthrough.GROUPS)
-"""Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
+FREE: Final = ("recipe", "name", "plan", "memory", "search", "data", *OPEN_GROUPS)
+"""Keys and groups that a saved plan leaves open, beside those of `keys.FREE_WITH_PLAN`; every other one must agree with it."""
 
 
 def engine_of_checkpoint(resume: str | None) -> str | None:
@@ -80,20 +75,19 @@ def _check_values(plan: Plan) -> None:
 
 def check_agreement(merged: Flat, plan: Plan) -> None:
     """Keys given beside plan= must say what the plan says. Raises InputError naming the first that doesn't."""
-    for name, text in merged.items():
+    for name, (asked, text) in merged.items():
         group, _, short = name.partition(".")
-        if name in FREE_WITH_PLAN or group in FREE_GROUPS or name == "engine":
+        if group in FREE or KEYS[name].owner in FREE_WITH_PLAN:
             continue
         if name == "cluster":
             there: Any = plan.cluster.name
-            asked = text["name"] if isinstance(text, dict) else Path(str(text)).stem
-            if there == "here" and not isinstance(text, dict):
+            if there == "here" and not isinstance(asked, dict):
                 continue
+            asked = asked["name"] if isinstance(asked, dict) else Path(str(asked)).stem
         elif name == "model.hf_config":
             _check_config(merged, plan)
             continue
         else:
-            asked = parse(KEYS[name], text)
             there = _in_plan(group, short or name, plan)
             if there is Ellipsis:
                 raise InputError(name, shown(text), "is for a search, and plan= takes its place; leave one of them out")
@@ -105,7 +99,7 @@ def _check_config(merged: Flat, plan: Plan) -> None:
     """Raises InputError naming the first field in which the Hugging Face config is of another model than the plan's; fields that other
     keys give are theirs to check."""
     path = value_of(merged, "model.hf_config", None)
-    theirs = architecture_of({"model.hf_config": path}, plan.model.name)
+    theirs = architecture_of({"model.hf_config": Given(path, path)}, plan.model.name)
     free = {*FREE_FIELDS, *(("max_position_embeddings",) if plan.model.position_embedding in UNLIMITED else ())}
     for name in theirs.__struct_fields__:
         here, there = getattr(theirs, name), getattr(plan.model, name)

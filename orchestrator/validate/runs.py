@@ -10,6 +10,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 
 MemoryKind = Literal["allocated", "reserved", "process"]
@@ -52,6 +53,11 @@ class Run:
     fits: bool | None = None
     illegal: str = ""
     """Why the engine can't run this at all, by its own rules; empty: it can."""
+
+    @property
+    def workload(self) -> Workload:
+        """What was trained where."""
+        return Workload(model=self.model, training=self.training, cluster=self.cluster)
 
     @property
     def num_gpus(self) -> int:

@@ -159,7 +159,7 @@ def test_cfg_prints_a_recipe_and_writes_nothing(folder: Path, capsys: pytest.Cap
     assert run.main(("recipe=t5_large", "gpus=16", "train.lr=0.5", "--cfg")) == 0
     printed = capsys.readouterr().out
     (folder / "printed.yaml").write_text(printed)
-    assert flatten(read_yaml(folder / "printed.yaml"), "")["train.lr"] == "0.5"
+    assert flatten(read_yaml(folder / "printed.yaml"), "")["train.lr"].value == 0.5
     assert [path.name for path in folder.iterdir()] == ["printed.yaml"]
 
 
