@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -41,11 +41,13 @@ from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, beyond, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
+from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
@@ -74,6 +76,9 @@ def run(words: Sequence[str]) -> int:
     """The way through the house."""
     if "--version" in words:
         print(orchestrator.__version__)
+        return 0
+    if "--schema" in words:
+        print(json.dumps(recipe.recipe_schema(), indent=1))
         return 0
     machine = detect.machine()
     settings = recipe.load([word for word in words if word != "--cfg"], machine, [*ENGINES, LAYERWISE])
@@ -166,41 +171,29 @@ def without_gc() -> Iterator[None]:
 def searched_plan(settings: Settings) -> Found:
     """The fastest plan of all engines that may be used. Raises NoPlanError."""
     engines = training_first(exchanging(asked_engines(settings), settings), settings)
-    training = settings.training
-    model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
+    workload = workload_of(settings)
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
     calibrations = [calibration.priced(settings.cluster, traits, file) for (_, traits), file in zip(pairs, files, strict=True)]
+    planned = [PlannedEngine(capabilities=c, traits=t, calibration=k) for (c, t), k in zip(pairs, calibrations, strict=True)]
+    asked = SearchSettings(pins=settings.pins, limit=settings.limit, top_k=SHOWN_ALTERNATIVES)
     with without_gc():
         with SearchProgress() as progress:
-            result = search(
-                model,
-                training,
-                settings.cluster,
-                pairs,
-                settings.pins,
-                settings.limit,
-                calibrations,
-                run=settings.run,
-                clock=time.monotonic,
-                progress=progress.show,
-                budget_s=settings.budget_s,
-                top_k=SHOWN_ALTERNATIVES,
-            )
+            result = search(workload, planned, asked, progress=progress.show, stop=out_of_time(settings))
         if not result.complete:
             print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
-        index = [capabilities.engine for capabilities, _ in pairs].index(result.plan.engine)
-        plan = msgspec.structs.replace(result.plan, extra=settings.extra, prices=kept_prices(files[index]))
-        said = None if settings.entry is not None else said_plan(plan, model, engines, settings, calibrations)
+        index = [engine.name for engine in planned].index(result.plan.engine)
+        plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(files[index]))
+        said = None if settings.entry is not None else said_plan(plan, workload, engines, settings, calibrations)
 
         def why_not(questions: Pins) -> tuple[Explanation, ...]:
-            return explain(questions, model, training, settings.cluster, pairs, settings.pins, settings.limit, calibrations)
+            return explain(questions, workload, planned, asked)
 
         explained = why_not(settings.explain)
         inside = narrower_tp(plan) if settings.pins.tp is None else None
         narrower = why_not(Pins(tp=inside)) if inside is not None else ()
-        further = beyond(plan, pairs, why_not)
-        alone = data_parallelism_alone(model, training, settings.cluster, pairs, calibrations) if divided(plan) else ()
+        further = beyond(plan, planned, why_not)
+        alone = data_parallelism_alone(workload, planned) if divided(plan) else ()
     return Found(
         plan=plan,
         alternatives=result.alternatives,
@@ -210,7 +203,7 @@ def searched_plan(settings: Settings) -> Found:
         narrower=narrower,
         beyond=further,
         searched=tuple(capabilities for capabilities, _ in pairs),
-        unasked=unasked(plan, *pairs[index], calibrations[index]),
+        unasked=unasked(plan, planned[index]),
         alone=alone,
         said=said,
         limit=settings.limit.of(calibrations[index].memory_margin),
@@ -218,26 +211,39 @@ def searched_plan(settings: Settings) -> Found:
 
 
 def said_plan(
-    plan: Plan, model: ModelSpec, engines: Sequence[Engine], settings: Settings, calibrations: Sequence[calibration.Calibration]
+    plan: Plan, workload: Workload, engines: Sequence[Engine], settings: Settings, calibrations: Sequence[calibration.Calibration]
 ) -> Plan | None:
     """The fastest plan that an engine's own program can be told, where it can't be told this one; None: it can, or none."""
-    training = settings.training
+    asked = SearchSettings(pins=settings.pins, limit=settings.limit, top_k=1)
     for engine, constants in zip(engines, calibrations, strict=True):
         program = engine.program
         if program is None or program.why_not(plan) is None:
             continue
-        if program.why_never(settings.architecture, training, settings.cluster.software) is not None:
+        if program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
             continue
-        pair = searched_pairs([engine], settings, programs=True)
+        ((capabilities, traits),) = searched_pairs([engine], settings, programs=True)
+        told = PlannedEngine(capabilities=capabilities, traits=traits, calibration=constants)
         try:
-            found = search(model, training, settings.cluster, pair, settings.pins, settings.limit, constants, run=settings.run,
-                           clock=time.monotonic, budget_s=settings.budget_s, top_k=1).plan  # fmt: skip
+            found = search(workload, [told], asked, stop=out_of_time(settings)).plan
         except NoPlanError:
             continue
-        found = msgspec.structs.replace(found, extra=plan.extra)
+        found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
         if program.why_not(found) is None:
             return found
     return None
+
+
+def workload_of(settings: Settings) -> Workload:
+    """What is to be planned for."""
+    training = settings.training
+    model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
+    return Workload(model=model, training=training, cluster=settings.cluster)
+
+
+def out_of_time(settings: Settings) -> Callable[[], bool]:
+    """Whether search.budget_s have passed since this was called."""
+    budget_s, started = settings.budget_s, time.monotonic()
+    return lambda: budget_s is not None and time.monotonic() - started > budget_s
 
 
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
@@ -282,9 +288,10 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     training, cluster, profile = settings.training, settings.cluster, settings.profile
     if profile is not None and settings.architecture.family == "profile":
         model = ModelSpec(architecture=settings.architecture, seq_length=training.seq_length, runs=())
+        workload = Workload(model=model, training=training, cluster=cluster)
         best = None
     else:
-        model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
+        workload = workload_of(settings)
         try:
             best = searched_plan(msgspec.structs.replace(settings, engine="auto", profile=None)).plan
         except NoPlanError as error:
@@ -294,7 +301,7 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     traits = msgspec.structs.replace(TRAITS, flash_attention=software.flash_attention or software.transformer_engine)
     # The constants of the engine it is compared with, so that the difference is the plan's.
     constants = calibration.calibrated(cluster, traits if best is None else ENGINES[best.engine].traits(software))
-    costs = CostModel(model, training, cluster, traits, constants)
+    costs = CostModel(workload, traits, constants)
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)

@@ -344,6 +344,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "max_position_embeddings": _model("max_position_embeddings"),
     "position_embedding_type": _model("position_embedding"),
     "rotary_base": _model("rotary_base"),
+    "rotary_percent": _model("rotary_percent"),
     "use_rope_scaling": ("model.rope_scaling_factor", lambda plan: plan.model.rope_scaling_factor is not None),
     "rope_scaling_factor": _model("rope_scaling_factor"),
     "normalization": _model("normalization"),

@@ -26,9 +26,10 @@ KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)
 """Keys of plan.json that a rule may be about."""
 
 
-def spec_of(plan: Plan) -> ModelSpec:
-    """The plan's model at the plan's sequence lengths."""
-    return describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+def workload_of(plan: Plan) -> Workload:
+    """What the plan is for."""
+    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 
 def check_plan(
@@ -39,9 +40,9 @@ def check_plan(
     if plan.engine not in known:
         raise InputError("engine", plan.engine, "is not known here", list(known))
     capabilities, traits = known[plan.engine]
-    model = spec_of(plan)
+    workload = workload_of(plan)
+    model = workload.model
     _check_numbers(plan)
-    workload = Workload(model=model, training=plan.training, cluster=plan.cluster)
     _check_rules(plan, capabilities, workload)
     _check_stages(plan, model, capabilities)
     for index, stage in enumerate(plan.stages):
@@ -49,7 +50,7 @@ def check_plan(
     if capabilities.recompute_varies in ("never", "job"):
         _check_same_recompute(plan, model, capabilities.recompute_varies == "never")
     if limit is not None and calibration is not None:
-        price = CostModel(model, plan.training, plan.cluster, traits, calibration).price(plan.candidate, plan.stages)
+        price = CostModel(workload, traits, calibration).price(plan.candidate, plan.stages)
         most = limit.of(calibration.memory_margin)
         if price.peak_memory_bytes > most.usable:
             need, have, kept = (format_bytes(nbytes) for nbytes in (price.peak_memory_bytes, most.usable, most.limit - most.usable))

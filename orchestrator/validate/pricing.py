@@ -58,7 +58,7 @@ class Pricer:
         key = (id(run.model), id(run.training), id(run.cluster), engine.name, calibration)
         if key not in self._models:
             self._kept.append(run)
-            self._models[key] = engine.cost(run.model, run.training, run.cluster, engine.traits, calibration)
+            self._models[key] = engine.cost(run.workload, engine.traits, calibration)
         return self._models[key]
 
     def _of_experts(self, run: Run, calibration: Calibration) -> Calibration:

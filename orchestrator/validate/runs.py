@@ -13,6 +13,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 
 MemoryKind = Literal["allocated", "reserved", "process"]
@@ -82,6 +83,11 @@ class Run:
     experts: ExpertsRun = ExpertsRun()
     illegal: str = ""
     """Why the engine can't run this at all, by its own rules; empty: it can."""
+
+    @property
+    def workload(self) -> Workload:
+        """What was trained where."""
+        return Workload(model=self.model, training=self.training, cluster=self.cluster)
 
     @property
     def num_gpus(self) -> int:

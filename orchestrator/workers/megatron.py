@@ -54,7 +54,11 @@ class MegatronTrainer:
         hf_weights.first_weights(chunks, config, plan)
         self.places = weights.places(chunks) if plan.run.export_to else []
         if config.bf16 or config.fp16:
+            biases = weights.routers_with_bias(chunks)
             chunks = [Float16Module(config, chunk) for chunk in chunks]
+            for router, bias in biases:
+                # It stays fp32 (router.py, _maintain_float32_expert_bias), and was rounded here.
+                router.expert_bias = bias
         # The loop looks at loss and norm, agreed by all ranks; this check would raise on some and leave the others waiting.
         ddp = DistributedDataParallelConfig(**engine["ddp"] | {"check_for_nan_in_grad": False})
         # Only the first chunk's gradients are cut into buckets: those of the others are ready before it, and overlap as a whole.
@@ -123,7 +127,7 @@ class MegatronTrainer:
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         """Everything a checkpoint holds, each tensor with its global place."""
-        state: dict[str, Any] = {f"model{index}": _bare(chunk).sharded_state_dict() for index, chunk in enumerate(self.chunks)}
+        state: dict[str, Any] = {f"model{index}": weights.sharded_state(_bare(chunk)) for index, chunk in enumerate(self.chunks)}
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True
@@ -163,7 +167,8 @@ class MegatronTrainer:
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
         self._gather_weights()
-        hf_weights.export(self.places, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
+        found = [*self.places, *weights.balances([_bare(chunk) for chunk in self.chunks])]
+        hf_weights.export(found, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
 
     def _gather_weights(self) -> None:
         """Where the last update's weights are gathered lazily, in the next forward pass: now."""

@@ -206,8 +206,9 @@ def test_torchs_own_operations_are_never_faster_than_fused_ones(model: Architect
     spec, training, cluster = describe(model, 64, plan.training.decoder_seq_length), plan.training, plan.cluster
     traits = ENGINES[DS].traits(cluster.software)
     fused = replace(traits, layers="megatron", unfused_attention=(), logits_bytes=8.0)
+    workload = Workload(model=spec, training=training, cluster=cluster)
     mine, other = (
-        CostModel(spec, training, cluster, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
+        CostModel(workload, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
     )
     # But for the few ids that pad Megatron's vocabulary.
     assert mine.step_time_s >= 0.999 * other.step_time_s
