@@ -127,7 +127,7 @@ class MegatronTrainer:
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         """Everything a checkpoint holds, each tensor with its global place."""
-        state: dict[str, Any] = {f"model{index}": _bare(chunk).sharded_state_dict() for index, chunk in enumerate(self.chunks)}
+        state: dict[str, Any] = {f"model{index}": weights.sharded_state(_bare(chunk)) for index, chunk in enumerate(self.chunks)}
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True

@@ -79,6 +79,8 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("position_embedding", M, workload(replace(T5, position_embedding="rope", rope_scaling_factor=8.0)), {}, "t5 has none"),
     ("latent_sp", M, workload(LATENT_LLAMA), {"tp": 2, "dp": 4}, "tp=2 without sequence_parallel: nothing sums"),
     ("latent_rope", M, workload(replace(LATENT_LLAMA, position_embedding="none")), {}, "rotary positions of its own"),
+    ("mtp_positions", M, workload(replace(GPT, mtp_num_layers=1)), {}, "with rope and none"),
+    ("mtp_tied", M, workload(replace(LLAMA, mtp_num_layers=1, tie_embeddings=True)), {"pp": 2, "dp": 4}, "the table twice"),
     ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
     ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),

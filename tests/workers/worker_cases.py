@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor,
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, megatron_groups, models
+from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, megatron_groups, models, weights
 from orchestrator.workers import deepspeed as hugging_face_worker
 from orchestrator.workers import groups as groups_room
 from orchestrator.workers.schedule import learning_rate
@@ -170,7 +170,7 @@ def pieces(trainer: Any, value: Any) -> list[Piece]:
         parameters = {id(p): value(p) for chunk in chunks for p in chunk.parameters()}
         with whole:
             for chunk in chunks:
-                state = chunk.sharded_state_dict()
+                state = weights.sharded_state(chunk)
                 for base in nested_values(state):
                     if isinstance(base, ShardedBase) and isinstance(getattr(base, "data", None), torch.Tensor):
                         base.data = parameters[id(base.data)].float() if id(base.data) in parameters else None  # a buffer

@@ -82,6 +82,8 @@ DEEPSEEK_LIKE = replace(
 )  # fmt: skip
 LATENT = LatentAttention(q_lora_rank=16, kv_lora_rank=8, qk_head_dim=10, qk_rope_head_dim=4, v_head_dim=6)
 DEEPSEEK = replace(DEEPSEEK_LIKE, name="deepseek_test", mixer=LATENT)
+PREDICTING = replace(DEEPSEEK, name="predicting_test", mtp_num_layers=1)
+PREDICTING_TWICE = replace(LLAMA, name="predicting_twice_test", mtp_num_layers=2)
 LATENT_DENSE = replace(LLAMA, name="latent_test", num_query_groups=None, mixer=replace(LATENT, q_lora_rank=None))
 BERT = Architecture(
     family="bert",
@@ -106,7 +108,7 @@ T5 = Architecture(
     max_position_embeddings=32,
 )
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
-EXPERT_MODELS = {model.name: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE)}
+EXPERT_MODELS = {model.name: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE)}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:
