@@ -77,6 +77,9 @@ def run(words: Sequence[str]) -> int:
     if "--version" in words:
         print(orchestrator.__version__)
         return 0
+    if "--schema" in words:
+        print(json.dumps(recipe.recipe_schema(), indent=1))
+        return 0
     machine = detect.machine()
     settings = recipe.load([word for word in words if word != "--cfg"], machine, [*ENGINES, LAYERWISE])
     if "--cfg" in words:

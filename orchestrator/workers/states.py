@@ -56,7 +56,7 @@ def load(engine: Any, places: Sequence[Place], plan: Plan, folder: Path, step: i
         for kind in (WEIGHT, *MOMENTS):
             value = torch.zeros(tuple(getattr(parameter, "ds_shape", parameter.shape)))
             for place in found:
-                place.of(value).copy_(parts.read(kind, place.key, place.layer, place.offset, place.shape))
+                place.of(value).copy_(parts.read(kind, place.key, place.index, place.offset, place.shape))
             _set(engine, parameter, kind, value, plan)
 
 
