@@ -29,7 +29,7 @@ from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import asked_engines, found_plan, searched_plan, the_job, workload_of
-from orchestrator.recipe import Settings
+from orchestrator.recipe import Settings, resuming
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
@@ -60,12 +60,16 @@ def run(words: Sequence[str]) -> int:
         print(recipe.resolved_yaml(settings), end="")
         return 0
     print(settings.why_cluster, flush=True)
+    if settings.continues is not None:
+        print(resuming.said(settings.continues), flush=True)
     out = new_folder(settings)
     if settings.engine == LAYERWISE:
         return layerwise_run(settings, out)
     start = choose_start(settings, machine)
     with SearchProgress() as progress:
         found = found_plan(settings, progress.show)
+    if settings.continues is not None:
+        check_route(settings.continues, found.plan)
     job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
@@ -77,6 +81,18 @@ def run(words: Sequence[str]) -> int:
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
+
+
+def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
+    """Says how the checkpoint is read into the plan's layout. Raises InputError where the engine can't."""
+    if checkpoint.plan is None:
+        return
+    why = ENGINES[plan.engine].why_no_resume(checkpoint.plan, plan)
+    if why is not None:
+        raise InputError(resuming.RESUME, checkpoint.folder, why)
+    changes = resuming.layout_changes(checkpoint.plan, plan)
+    how = f"{changes}: weights and the optimizer's states are read into the new layout" if changes else "the same layout"
+    print(f"From the checkpoint to this plan: {how}")
 
 
 def layerwise_run(settings: Settings, out: Path) -> int:
