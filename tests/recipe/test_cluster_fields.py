@@ -71,7 +71,7 @@ def test_a_resolved_configuration_has_the_field_and_a_recipe_may_say_it(tmp_path
     ],
 )
 def test_what_can_not_be_said_is_refused(word: str, said: str) -> None:
-    with pytest.raises(InputError, match=".") as refused:
+    with pytest.raises(InputError) as refused:
         settings(*BASE, word)
     assert said in str(refused.value)
 
