@@ -9,7 +9,7 @@ from typing import NamedTuple
 from orchestrator.cost.schedule import in_flight_by_chunk
 from orchestrator.cost.schedule.names import of_chunks
 from orchestrator.cost.stage import StageSums
-from orchestrator.cost.workload import Workload
+from orchestrator.cost.workload import EngineWorkload
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import Candidate
@@ -27,7 +27,7 @@ class Phase(NamedTuple):
     transient: float
 
 
-def fixed_bytes(workload: Workload, candidate: Candidate, boundary_bytes: float) -> dict[str, float]:
+def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: float) -> dict[str, float]:
     """What every rank has whatever its layers: context, communicators, workspaces, the pipeline's buffers."""
     c, mesh = workload.calibration, candidate.mesh
     group = dp.group(candidate.strategy)[0]
@@ -41,7 +41,7 @@ def fixed_bytes(workload: Workload, candidate: Candidate, boundary_bytes: float)
     return {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
 
 
-def bucket_bytes(workload: Workload, candidate: Candidate, states: StateBytes, parameters: int) -> float:
+def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBytes, parameters: int) -> float:
     """Reduction buckets, and at stage 3 the weights that prefetching keeps beside the current layer; never more than there is."""
     b = workload.traits
     if candidate.mesh.dp * candidate.mesh.cp == 1 or not (b.bucket_elements or b.live_parameter_elements):
@@ -73,7 +73,7 @@ class StageMemory:
     __slots__ = ("_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flights", "slack")
 
     def __init__(
-        self, workload: Workload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
+        self, workload: EngineWorkload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
     ) -> None:
         self._workload, self._states = workload, states
         self.candidate = candidate

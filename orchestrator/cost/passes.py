@@ -10,7 +10,7 @@ from orchestrator.cost.activations import Activations, activations
 from orchestrator.cost.compute import layer_seconds
 from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
-from orchestrator.cost.workload import Workload
+from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, LayerSpec
 from orchestrator.strategy.axes import cp, ep, tp
 from orchestrator.strategy.axes.traffic import Traffic
@@ -38,7 +38,7 @@ class Passes(NamedTuple):
 class PassPrices:
     """Keeps what was priced once."""
 
-    def __init__(self, workload: Workload, network: Network) -> None:
+    def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
         self._known: dict[tuple[object, ...], Passes] = {}
 
@@ -111,7 +111,8 @@ class PassPrices:
         yield from self._dense_traffic(layer, strategy, micro_batch_size)
         for op in layer.ops:
             if isinstance(op, Dispatch):
-                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
+                together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
+                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize, together=together)
 
     def _traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
         """All that the layer's passes wait for."""

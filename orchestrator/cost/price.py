@@ -16,15 +16,13 @@ from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.network import Network
 from orchestrator.cost.stage import StageCost, StageSums, exposed_seconds
 from orchestrator.cost.step import StepPrice, once_seconds, prediction, step_seconds
-from orchestrator.cost.workload import workload
+from orchestrator.cost.workload import engine_workload
 from orchestrator.hardware.collectives import COLLECTIVES, Link
-from orchestrator.hardware.spec import Cluster
-from orchestrator.model.spec import ModelSpec
-from orchestrator.model.training import Training
 from orchestrator.strategy.axes import pp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Recompute, Strategy
+from orchestrator.strategy.workload import Workload
 
 __all__ = ["CostModel", "LayerCost", "StageCost", "StageMemory", "StageSums"]
 """The public interface: the model, and the values that it answers with."""
@@ -43,16 +41,18 @@ class _Setting:
 
 
 class CostModel:
-    """Prices candidates for one model, training, cluster and engine. Pure: the caches only save time."""
+    """Prices candidates for one workload and engine. `modes`: the recompute modes that bounds reckon with; a search leaves out what none
+    of its choices may use. Pure: the caches only save time."""
 
-    def __init__(self, model: ModelSpec, training: Training, cluster: Cluster, traits: Traits, calibration: Calibration) -> None:
-        w = self.workload = workload(model, training, cluster, traits, calibration)
+    def __init__(
+        self, workload: Workload, traits: Traits, calibration: Calibration, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER
+    ) -> None:
+        w = self.workload = engine_workload(workload, traits, calibration)
         self.model, self.training, self.cluster, self.traits, self.calibration = w.model, w.training, w.cluster, w.traits, w.calibration
         self.kinds, self.itemsize = w.kinds, w.itemsize
         self.network = Network(w.cluster, w.calibration, w.traits)
         self._layers = LayerPrices(w, self.network)
-        self.modes: tuple[Recompute, ...] = RECOMPUTE_ORDER
-        """The recompute modes that bounds reckon with: a search leaves out what none of its choices may use."""
+        self.modes = modes
         self._settings: dict[tuple[Strategy, int], _Setting] = {}
         self._setting = _Setting()
         self._current: Candidate | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from orchestrator.cost.network import Network
 from orchestrator.cost.states import States, state_bytes, states
-from orchestrator.cost.workload import Workload
+from orchestrator.cost.workload import EngineWorkload
 from orchestrator.errors import InputError
 from orchestrator.model.spec import LayerSpec
 from orchestrator.strategy.axes import dp
@@ -28,11 +28,22 @@ class Replica(NamedTuple):
     in_passes: tuple[tuple[Traffic, float], ...]
     """What travels in every micro-batch, with its seconds (ZeRO-2's reductions, ZeRO-3's gathers)."""
 
+    def beside(self, other: Replica) -> Replica:
+        """These weights and those of another group of the same rank."""
+        held = States(*(mine + its for mine, its in zip(self.held, other.held, strict=True)))
+        return Replica(
+            held,
+            self.sync_s + other.sync_s,
+            self.gather_s + other.gather_s,
+            self.optimizer_s + other.optimizer_s,
+            (*self.in_passes, *other.in_passes),
+        )
+
 
 class ReplicaPrices:
     """For one workload and network."""
 
-    def __init__(self, workload: Workload, network: Network) -> None:
+    def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
         self._state_bytes: dict[int, StateBytes] = {}
         self._counted: dict[tuple[str, int, bool], int] = {}

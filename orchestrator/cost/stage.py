@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.cost.layer import LayerCost
-from orchestrator.cost.workload import Workload
+from orchestrator.cost.workload import EngineWorkload
 from orchestrator.strategy.spec import Candidate
 from orchestrator.values import Value
 
@@ -81,14 +81,14 @@ class StageSums:
         return twin
 
 
-def exposed_seconds(workload: Workload, candidate: Candidate, sums: StageSums) -> float:
+def exposed_seconds(workload: EngineWorkload, candidate: Candidate, sums: StageSums) -> float:
     """Gradient reduction and weight gathering that nothing hides, and what hiding the rest costs: once a step."""
     slowdown = workload.calibration.overlap_slowdown
     return exposed_of(workload, candidate, sums.sync_s, sums.gather_s, sum(sums.forward_s), sum(sums.backward_s), slowdown)
 
 
 def exposed_of(
-    workload: Workload, candidate: Candidate, sync_s: float, gather_s: float, forward_s: float, backward_s: float, slowdown: float
+    workload: EngineWorkload, candidate: Candidate, sync_s: float, gather_s: float, forward_s: float, backward_s: float, slowdown: float
 ) -> float:
     """`exposed_seconds` of a stage whose micro-batch takes `forward_s` and `backward_s`: the reduction hides beside the last backward
     passes, the gathering beside the first forward ones, each no longer than the share `overlap_efficiency` of them, and a hidden second

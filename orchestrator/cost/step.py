@@ -10,7 +10,7 @@ from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.network import Network
 from orchestrator.cost.replicas import ReplicaPrices
 from orchestrator.cost.stage import StageCost, StageSums
-from orchestrator.cost.workload import Workload
+from orchestrator.cost.workload import EngineWorkload
 from orchestrator.hardware.collectives import COLLECTIVES
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
@@ -32,7 +32,7 @@ def step_seconds(candidate: Candidate, costs: Sequence[StageCost], hops: float |
     return finished + max(cost.optimizer_s for cost in costs) + once_s
 
 
-def once_seconds(workload: Workload, network: Network, replicas: ReplicaPrices, candidate: Candidate) -> float:
+def once_seconds(workload: EngineWorkload, network: Network, replicas: ReplicaPrices, candidate: Candidate) -> float:
     """Per step and for all stages: the step's overhead, and the all-reduce of tied embeddings between first and last stage."""
     seconds = workload.calibration.step_overhead_s
     mesh = candidate.mesh
@@ -47,7 +47,7 @@ class StepPrice:
     """All that a step's itemisation reads: the stages with their costs, what crosses their borders, what comes once."""
 
     def __init__(
-        self, workload: Workload, candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float
+        self, workload: EngineWorkload, candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float
     ) -> None:
         self.workload, self.candidate, self.costs, self.hops, self.once_s = workload, candidate, costs, hops, once_s
         self.seconds = step_seconds(candidate, costs, hops, once_s)

@@ -1,4 +1,4 @@
-"""What is priced: a model as one engine computes it, its training, the cluster, how the engine behaves, and the constants."""
+"""What is priced: a workload as one engine computes it, how that engine behaves, and the constants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.spec import LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
 
-class Workload(Value, frozen=True, kw_only=True):
+class EngineWorkload(Value, frozen=True, kw_only=True):
     """The same for every candidate of an engine."""
 
     model: ModelSpec
@@ -38,8 +39,9 @@ class Workload(Value, frozen=True, kw_only=True):
     """Whether embedding and head share weights."""
 
 
-def workload(model: ModelSpec, training: Training, cluster: Cluster, traits: Traits, calibration: Calibration) -> Workload:
-    """The model with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
+def engine_workload(workload: Workload, traits: Traits, calibration: Calibration) -> EngineWorkload:
+    """The workload with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
+    model, training, cluster = workload.model, workload.training, workload.cluster
     if traits.layers == "hugging_face":
         model = hugging_face(model)
     if set(model.architecture.features()) & set(traits.unfused_attention):
@@ -50,7 +52,7 @@ def workload(model: ModelSpec, training: Training, cluster: Cluster, traits: Tra
     for run in model.runs:
         counts[run.layer.kind] = counts.get(run.layer.kind, 0) + run.count
     kinds = {run.layer.kind: run.layer for run in model.runs}
-    return Workload(
+    return EngineWorkload(
         model=model,
         training=training,
         cluster=cluster,

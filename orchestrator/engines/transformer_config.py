@@ -78,7 +78,7 @@ def is_even(plan: Plan) -> bool:
 
 def layout(plan: Plan) -> str | None:
     """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where the split is even."""
-    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages)
+    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages, plan.model.mtp_num_layers)
 
 
 def span_stack(model: Architecture, kind: str) -> str:
@@ -147,11 +147,12 @@ def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
     te = software.transformer_engine and not on_cpu
     apex = software.apex and not on_cpu
     dtype = TORCH_DTYPE[training.precision]
+    latent = megatron_parts.latent_attention(model) is not None
     fields: dict[str, Any] = {
         "num_layers": model.decoder_num_layers if model.stack == "encoder_decoder" else model.num_layers,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
-        "num_query_groups": model.query_groups,
+        "num_query_groups": model.num_attention_heads if latent else model.query_groups,
         "kv_channels": model.head_dim,
         "ffn_hidden_size": model.ffn_hidden_size,
         "normalization": model.normalization,
@@ -182,7 +183,8 @@ def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
         "bias_dropout_fusion": not on_cpu,
         "masked_softmax_fusion": apex,
         "persist_layer_norm": apex,
-        "apply_rope_fusion": te and model.position_embedding == "rope",
+        # Latent attention's fused rotation knows YaRN's frequencies alone (transformer_config.py:2068).
+        "apply_rope_fusion": te and model.position_embedding == "rope" and not latent,
         "attention_softmax_in_fp32": True,
         "use_cpu_initialization": on_cpu,
         "transformer_impl": implementation(plan),
@@ -253,7 +255,7 @@ def model_fields(plan: Plan) -> dict[str, Any]:
         "parallel_output": True,
     }
     if model.position_embedding == "rope":
-        fields["rotary_percent"] = 1.0
+        fields["rotary_percent"] = model.rotary_percent
         if model.stack == "decoder":
             fields["rotary_base"] = model.rotary_base
             fields["rope_scaling"] = model.rope_scaling_factor is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,13 @@ import yaml
 from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
-from orchestrator.recipe.keys import KEYS, OPEN_GROUPS, shown
+from orchestrator.key import shown
+from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS
+from orchestrator.recipe.sources import read_text
 
 Tree = dict[str, Any]
 """Nested keys; the leaves are strings, None, or (in YAML) lists."""
 
-MAX_FILE_BYTES: Final = 1_000_000
-"""A recipe is a page of text; anything larger is the wrong file."""
 MAX_DEPTH: Final = 8
 """Of YAML nesting; ours needs four."""
 
@@ -35,14 +34,14 @@ def read_arguments(words: Sequence[str]) -> Tree:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            hint = nearest(name, ["--help", "--cfg", "--version"]) if name.startswith("-") else None
+            hint = nearest(name, ["--help", "--cfg", "--schema", "--version"]) if name.startswith("-") else None
             raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
         check_key(name, value)
         if name in seen:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
         seen[name] = value
         _no_interpolation(name, value)
-        if name.rpartition(".")[0] in KEYS:  # launch.wait beside launch: no tree has both
+        if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             beside[name] = value
         else:
             OmegaConf.update(tree, name, value)
@@ -51,7 +50,13 @@ def read_arguments(words: Sequence[str]) -> Tree:
     return typing.cast(Tree, plain | beside)
 
 
-GROUPS: Final = (*dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name), *OPEN_GROUPS)
+def parents(name: str) -> list[str]:
+    """
+    >>> parents("cluster.levels.nvlink.size")
+    ['cluster', 'cluster.levels', 'cluster.levels.nvlink']
+    """
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def check_key(name: str, value: Any) -> None:
@@ -69,26 +74,6 @@ def check_key(name: str, value: Any) -> None:
     members = [key for key in KEYS if key.startswith(f"{group}.")]
     choices = members or [key for key in KEYS if "." not in key] + [f"{name}.*" for name in GROUPS]
     raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else choices)
-
-
-PATHS: Final = (
-    *("recipe", "cluster", "plan", "calibration", "entry", "data", "data.train", "data.valid", "tokenizer", "data.tokenizer"),
-    *("model.hf_config", "model.init_from", "model.export_to", "train.resume"),
-)
-"""Keys whose value is, or may be, a path."""
-ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-
-
-def check_path(name: str, value: Any) -> None:
-    """Raises InputError for a path that can't even be looked for: too long, with a zero byte, in a folder that is closed to this user.
-    That nothing is there is said by who needs it."""
-    if not isinstance(value, str):
-        return
-    try:
-        Path(value).stat()
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) not in ABSENT:
-            raise InputError(name, shown(value), f"can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _no_interpolation(name: str, value: str) -> None:
@@ -120,20 +105,6 @@ def read_yaml(path: Path) -> Tree:
     if not isinstance(tree, dict):
         raise InputError(str(path), None, "is not a YAML mapping (key: value lines)")
     return tree
-
-
-def read_text(path: Path, limit: int | None = MAX_FILE_BYTES) -> str:
-    """The file's text. Raises InputError for one that is larger than `limit` bytes, unreadable, or no text."""
-    try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise InputError(str(path), None, "can't be read: is no regular file")
-        if limit is not None and path.exists() and path.stat().st_size > limit:
-            raise InputError(str(path), None, f"is larger than {limit} bytes; it can't be a recipe")
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(str(path), None, "is not a text file (UTF-8)") from None
-    except (OSError, ValueError) as error:
-        raise InputError(shown(str(path)), None, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _plain(node: yaml.Node, path: Path, where: str, depth: int) -> Any:

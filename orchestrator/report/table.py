@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from orchestrator.plan import Plan
 from orchestrator.report.text import ENDS
-from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import derived_rules, unsuited
 from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_ORDER, Candidate, Mesh, Strategy
+from orchestrator.strategy.workload import Workload
 
 HALF = 2
 """Ranks of an axis that is asked about."""
@@ -104,18 +105,18 @@ def candidate(engine: str, world: int, batch: int, fields: Mapping[str, Any]) ->
     return Candidate(engine=engine, strategy=strategy, micro_batch_size=1, num_microbatches=batch // left, **rest)
 
 
-def refusal(engine: Capabilities, axis: Axis, situations: Sequence[Situation]) -> tuple[str, str] | None:
-    """(rule, reason) why the engine does not take the axis; None: it does, with one of its choices in one of the situations."""
+def refusal(engine: Capabilities, axis: Axis, workloads: Sequence[Workload]) -> tuple[str, str] | None:
+    """(rule, reason) why the engine does not take the axis; None: it does, with one of its choices in one of the workloads."""
     first: tuple[str, str] | None = None
-    for situation in situations:
-        why = unsuited(engine, situation)
+    for workload in workloads:
+        why = unsuited(engine, workload)
         if why is not None:
             first = first or ("unsuited", why)
             continue
         for fields in axis.choices:
-            asked = candidate(engine.engine, situation.cluster.num_gpus, situation.training.global_batch_size, fields)
-            rules = (*engine.rules, *derived_rules(engine, situation))
-            broken = next(((rule.id, why) for rule in rules if (why := rule.check(asked, situation)) is not None), None)
+            asked = candidate(engine.engine, workload.cluster.num_gpus, workload.training.global_batch_size, fields)
+            rules = (*engine.rules, *derived_rules(engine, workload))
+            broken = next(((rule.id, why) for rule in rules if (why := rule.check(asked, workload)) is not None), None)
             if "pp" in engine.axes and asked.schedule not in engine.schedules:
                 broken = ("schedules", f"{engine.engine} has the schedules {', '.join(engine.schedules)}")
             if broken is None and not axis.has(engine):
@@ -126,8 +127,8 @@ def refusal(engine: Capabilities, axis: Axis, situations: Sequence[Situation]) -
     return first
 
 
-def markdown(engines: Sequence[Capabilities], given: Mapping[str, Sequence[Situation]], trained: Mapping[str, Plan]) -> str:
-    """A table for each engine, families across, and what its rules say. `given`: situations of each family to judge in, best first;
+def markdown(engines: Sequence[Capabilities], given: Mapping[str, Sequence[Workload]], trained: Mapping[str, Plan]) -> str:
+    """A table for each engine, families across, and what its rules say. `given`: workloads of each family to judge in, best first;
     `trained`: plans that a test compares with one process, by the test's name."""
     parts = []
     for engine in engines:
@@ -136,9 +137,9 @@ def markdown(engines: Sequence[Capabilities], given: Mapping[str, Sequence[Situa
         lines = [f"| {engine.engine} | {' | '.join(given)} |", "|---" * (len(given) + 1) + "|"]
         for axis in AXES:
             cells = []
-            for family, situations in given.items():
+            for family, workloads in given.items():
                 tests = sorted((name for name, plan in mine.items() if plan.model.family == family and axis.used(plan)), key=len)
-                refused = refusal(engine, axis, situations)
+                refused = refusal(engine, axis, workloads)
                 if tests:
                     cells.append(f"trains exactly (`{tests[0]}`)")
                 elif refused is None:

@@ -13,21 +13,23 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Capabilities, Rule, Situation, Traits
+from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import PLANNER, rules_of, unsuited
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RECOMPUTE_ORDER
 from orchestrator.strategy.tree import FIXED_WITH
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 
 KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)})
 """Keys of plan.json that a rule may be about."""
 
 
-def spec_of(plan: Plan) -> ModelSpec:
-    """The plan's model at the plan's sequence lengths."""
-    return describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+def workload_of(plan: Plan) -> Workload:
+    """What the plan is for."""
+    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 
 def check_plan(
@@ -38,17 +40,17 @@ def check_plan(
     if plan.engine not in known:
         raise InputError("engine", plan.engine, "is not known here", list(known))
     capabilities, traits = known[plan.engine]
-    model = spec_of(plan)
+    workload = workload_of(plan)
+    model = workload.model
     _check_numbers(plan)
-    situation = Situation(model=model, training=plan.training, cluster=plan.cluster)
-    _check_rules(plan, capabilities, situation)
+    _check_rules(plan, capabilities, workload)
     _check_stages(plan, model, capabilities)
     for index, stage in enumerate(plan.stages):
         _check_recompute(f"stages[{index}].layers", stage, model, capabilities, plan.schedule)
     if capabilities.recompute_varies in ("never", "job"):
         _check_same_recompute(plan, model, capabilities.recompute_varies == "never")
     if limit is not None and calibration is not None:
-        price = CostModel(model, plan.training, plan.cluster, traits, calibration).price(plan.candidate, plan.stages)
+        price = CostModel(workload, traits, calibration).price(plan.candidate, plan.stages)
         most = limit.of(calibration.memory_margin)
         if price.peak_memory_bytes > most.usable:
             need, have, kept = (format_bytes(nbytes) for nbytes in (price.peak_memory_bytes, most.usable, most.limit - most.usable))
@@ -77,17 +79,17 @@ def _check_numbers(plan: Plan) -> None:
         raise InputError("global_batch_size", plan.global_batch_size, why)
 
 
-def _check_rules(plan: Plan, capabilities: Capabilities, situation: Situation) -> None:
-    why = unsuited(capabilities, situation)
+def _check_rules(plan: Plan, capabilities: Capabilities, workload: Workload) -> None:
+    why = unsuited(capabilities, workload)
     if why is not None:
         raise InputError("engine", plan.engine, why)
     used = sorted({span.recompute for stage in plan.stages for span in stage.layers}, key=RECOMPUTE_ORDER.index)
     strategy = plan.strategy
     by_mode = [replace(plan.candidate, strategy=replace(strategy, recompute=mode)) for mode in used]
-    for rule in rules_of(capabilities, situation):
+    for rule in rules_of(capabilities, workload):
         about_modes = "recompute" in rule.needs
         for candidate in by_mode if about_modes else [plan.candidate]:
-            why = rule.check(candidate, situation)
+            why = rule.check(candidate, workload)
             if why is not None:
                 source = "" if rule.engine_rule == PLANNER else f" (rule {rule.id}: {rule.engine_rule})"
                 key = _key(rule)

@@ -7,19 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.hardware.spec import Cluster
-from orchestrator.model.spec import ModelSpec
-from orchestrator.model.training import Training
 from orchestrator.strategy.spec import Candidate, Recompute, ZeroStage
+from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
-
-
-class Situation(Value, frozen=True, kw_only=True):
-    """What is given: the rules judge a candidate in it."""
-
-    model: ModelSpec
-    training: Training
-    cluster: Cluster
 
 
 class Rule(Value, frozen=True, kw_only=True):
@@ -30,7 +20,7 @@ class Rule(Value, frozen=True, kw_only=True):
     id: str
     engine_rule: str
     """The engine's own rule: its id in the rule table, file and line."""
-    check: Callable[[Candidate, Situation], str | None]
+    check: Callable[[Candidate, Workload], str | None]
     needs: tuple[str, ...]
 
 

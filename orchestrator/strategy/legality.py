@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
+from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.megatron_layout import transformer_layers
 from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, Candidate, ZeroStage
+from orchestrator.strategy.workload import Workload
 
 PLANNER: Final = "planner"
 """The source of a rule for which the engine names none."""
@@ -29,7 +30,7 @@ OF_THEIR_OWN: Final = (
 )
 """Choices with a rule of their own below; the values of any other that is searched stand in `Capabilities.options`."""
 
-Check = Callable[[Candidate, Situation], str | None]
+Check = Callable[[Candidate, Workload], str | None]
 
 
 def stages_offered(capabilities: Capabilities, candidate: Candidate) -> tuple[ZeroStage, ...]:
@@ -51,10 +52,10 @@ def plan_only(capabilities: Capabilities, architecture: Architecture) -> bool:
     return bool(capabilities.planned_parts) and not capabilities.planned_parts.keys().isdisjoint(architecture.features())
 
 
-def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
+def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
     """Why this engine can't run this model and training at all, by its fields alone; None: it can."""
-    training = situation.training
-    lacking = lacking_parts(capabilities, situation.model.architecture)
+    training = workload.training
+    lacking = lacking_parts(capabilities, workload.model.architecture)
     if lacking:
         return f"{capabilities.engine} has no {' and no '.join(lacking)}; of parts of models it has {', '.join(capabilities.parts or ())}"
     given = (
@@ -67,21 +68,21 @@ def unsuited(capabilities: Capabilities, situation: Situation) -> str | None:
     return None
 
 
-def rules_of(capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
+def rules_of(capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:
     """All rules of an engine for this model, training and cluster: first those that follow, then its own."""
-    return (*derived_rules(capabilities, situation), *capabilities.rules)
+    return (*derived_rules(capabilities, workload), *capabilities.rules)
 
 
-def broken_rule(capabilities: Capabilities, candidate: Candidate, situation: Situation) -> tuple[Rule, str] | None:
+def broken_rule(capabilities: Capabilities, candidate: Candidate, workload: Workload) -> tuple[Rule, str] | None:
     """The first rule that the candidate breaks, with the reason; None: legal."""
-    for rule in rules_of(capabilities, situation):
-        why = rule.check(candidate, situation)
+    for rule in rules_of(capabilities, workload):
+        why = rule.check(candidate, workload)
         if why is not None:
             return rule, why
     return None
 
 
-def derived_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
+def derived_rules(capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:
     """The rules that follow from the fields of `capabilities`, and from arithmetic."""
 
     def rule(name: str, check: Check, *needs: str) -> Rule:
@@ -93,8 +94,8 @@ def derived_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
         rule("grad_dtype", gradient_dtype, "model"),
         rule("optimizer_dtypes", _optimizer_dtypes(capabilities), "model"),
         *(rule(f"axis_{name}", _axis(capabilities, name), name) for name in AXES),
-        *_arithmetic(rule, situation),
-        *_pipeline(rule, capabilities, situation),
+        *_arithmetic(rule, workload),
+        *_pipeline(rule, capabilities, workload),
         rule("rank_order", _rank_order(capabilities), "rank_order"),
         rule("megatron_fsdp", _fsdp(capabilities), "megatron_fsdp"),
         rule("options", _pinned_options(capabilities), *(choice.name for choice in PINNED_ONLY)),
@@ -114,19 +115,19 @@ def derived_rules(capabilities: Capabilities, situation: Situation) -> tuple[Rul
 # What is given.
 
 
-def precision_here(_: Candidate, situation: Situation) -> str | None:
+def precision_here(_: Candidate, workload: Workload) -> str | None:
     """Whether the hardware has the precision, whichever engine computes."""
-    wanted, gpu = situation.training.precision, situation.cluster.gpu
-    if situation.cluster.is_cpu:
+    wanted, gpu = workload.training.precision, workload.cluster.gpu
+    if workload.cluster.is_cpu:
         return f"{wanted} does not run on a CPU" if wanted in NOT_ON_CPUS else None
     if wanted == "bf16" and float(gpu.compute_capability) < MIN_BF16_COMPUTE_CAPABILITY:
         return f"{gpu.name} has compute capability {gpu.compute_capability}: bf16 needs {MIN_BF16_COMPUTE_CAPABILITY}; use fp16"
     return None
 
 
-def gradient_dtype(_: Candidate, situation: Situation) -> str | None:
+def gradient_dtype(_: Candidate, workload: Workload) -> str | None:
     """Gradients are summed and reduced in fp32 or in the type of the weights."""
-    training = situation.training
+    training = workload.training
     allowed = {"fp32", "bf16" if training.precision == "fp8" else training.precision}
     for name, dtype in (("grad_accum_dtype", training.grad_accum_dtype), ("grad_reduce_dtype", training.grad_reduce_dtype)):
         if dtype not in allowed:
@@ -135,8 +136,8 @@ def gradient_dtype(_: Candidate, situation: Situation) -> str | None:
 
 
 def _optimizer_dtypes(capabilities: Capabilities) -> Check:
-    def check(_: Candidate, situation: Situation) -> str | None:
-        training = situation.training
+    def check(_: Candidate, workload: Workload) -> str | None:
+        training = workload.training
         if training.precision_aware_optimizer:
             return None if capabilities.precision_aware_optimizer else f"{capabilities.engine} has no precision_aware_optimizer"
         for name, dtype in (("exp_avg_dtype", training.exp_avg_dtype), ("exp_avg_sq_dtype", training.exp_avg_sq_dtype)):
@@ -153,26 +154,26 @@ def _optimizer_dtypes(capabilities: Capabilities) -> Check:
 def _axis(capabilities: Capabilities, name: str) -> Check:
     offered = name in capabilities.axes or name in capabilities.pinned_axes
 
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)
         return None if degree == 1 or offered else f"{capabilities.engine} has no {name}"
 
     return check
 
 
-def _arithmetic(rule: Callable[..., Rule], situation: Situation) -> tuple[Rule, ...]:
+def _arithmetic(rule: Callable[..., Rule], workload: Workload) -> tuple[Rule, ...]:
     """The degrees multiply to the GPUs, the micro-batches to the global batch."""
-    world, batch = situation.cluster.num_gpus, situation.training.global_batch_size
+    world, batch = workload.cluster.num_gpus, workload.training.global_batch_size
 
-    def mesh(candidate: Candidate, _: Situation) -> str | None:
+    def mesh(candidate: Candidate, _: Workload) -> str | None:
         size = candidate.mesh.world_size
         return None if size == world else f"tp x pp x cp x dp = {size}, not the {world} GPUs"
 
-    def data_parallel(candidate: Candidate, _: Situation) -> str | None:
+    def data_parallel(candidate: Candidate, _: Workload) -> str | None:
         dp = candidate.mesh.dp
         return None if batch % dp == 0 else f"dp={dp} does not divide global_batch_size={batch}"
 
-    def batches(candidate: Candidate, _: Situation) -> str | None:
+    def batches(candidate: Candidate, _: Workload) -> str | None:
         mbs, m, dp = candidate.micro_batch_size, candidate.num_microbatches, candidate.mesh.dp
         if mbs * m * dp == batch:
             return None
@@ -190,27 +191,27 @@ def _arithmetic(rule: Callable[..., Rule], situation: Situation) -> tuple[Rule, 
 def _rank_order(capabilities: Capabilities) -> Check:
     known = " and ".join("-".join(order) for order in capabilities.rank_orders)
 
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         order = candidate.mesh.order
         return None if order in capabilities.rank_orders else f"rank order {'-'.join(order)}: {capabilities.engine} has {known}"
 
     return check
 
 
-def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, situation: Situation) -> tuple[Rule, ...]:
+def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:
     """Stages, virtual stages and schedules."""
-    layers = transformer_layers(situation.model)
+    layers = transformer_layers(workload.model)
     engine, schedules = capabilities.engine, capabilities.schedules
     flat = [name for name in schedules if name != "interleaved"]
 
-    def stages(candidate: Candidate, _: Situation) -> str | None:
+    def stages(candidate: Candidate, _: Workload) -> str | None:
         pp = candidate.mesh.pp
         if pp > 1 and not capabilities.uneven_stages and layers % pp:
             return f"{layers} layers do not split evenly over pp={pp}"
         most = layers + 2 if capabilities.uneven_stages else layers
         return None if pp <= most else f"pp={pp} stages for {layers} layers"
 
-    def chunks(candidate: Candidate, _: Situation) -> str | None:
+    def chunks(candidate: Candidate, _: Workload) -> str | None:
         pp, vpp = candidate.mesh.pp, candidate.vpp
         if vpp > 1 and "interleaved" not in schedules:
             return f"{engine} has no interleaved schedule"
@@ -220,7 +221,7 @@ def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, situation: 
             return f"{layers} layers do not split evenly over pp={pp} x vpp={vpp}"
         return None if pp * vpp <= layers + 2 else f"pp={pp} x vpp={vpp} chunks for {layers} layers"
 
-    def schedule(candidate: Candidate, _: Situation) -> str | None:
+    def schedule(candidate: Candidate, _: Workload) -> str | None:
         name, vpp = candidate.schedule, candidate.vpp
         if name not in schedules:
             return f"{engine} has the schedules {', '.join(schedules)}, not {name}"
@@ -230,7 +231,7 @@ def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, situation: 
             return f"schedule={name} needs pp above 1"
         return None
 
-    def groups(candidate: Candidate, _: Situation) -> str | None:
+    def groups(candidate: Candidate, _: Workload) -> str | None:
         group, vpp = candidate.microbatch_group_size_per_vp_stage, candidate.vpp
         if group is None:
             return None
@@ -250,7 +251,7 @@ def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, situation: 
 
 
 def _zero_stage(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         stage, offered = candidate.strategy.zero_stage, stages_offered(capabilities, candidate)
         if stage in offered:
             return None
@@ -265,7 +266,7 @@ def _zero_stage(capabilities: Capabilities) -> Check:
 
 
 def _fsdp(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         if candidate.strategy.megatron_fsdp and not capabilities.fsdp_zero_stages:
             return f"{capabilities.engine} has no Megatron-FSDP"
         return None
@@ -276,7 +277,7 @@ def _fsdp(capabilities: Capabilities) -> Check:
 def _zero_shard_size(capabilities: Capabilities) -> Check:
     stages = capabilities.zero_shard_stages
 
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         size, stage = candidate.strategy.zero_shard_size, candidate.strategy.zero_stage
         if size is None or stage in stages:
             return None
@@ -290,7 +291,7 @@ def _zero_shard_size(capabilities: Capabilities) -> Check:
 def _pinned_options(capabilities: Capabilities) -> Check:
     lacking = [choice for choice in PINNED_ONLY if choice.name not in capabilities.pinned_options]
 
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         strategy = candidate.strategy
         said = [choice for choice in lacking if getattr(strategy, choice.name) != choice.default]
         if not said:
@@ -304,7 +305,7 @@ def _pinned_options(capabilities: Capabilities) -> Check:
 def _searched_option(capabilities: Capabilities, name: str, default: object) -> Check:
     offered = capabilities.options.get(name, (default,))
 
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         value = getattr(candidate.strategy, name)
         return None if value in offered else f"{capabilities.engine} has {name} {', '.join(map(shown, offered))}"
 
@@ -312,7 +313,7 @@ def _searched_option(capabilities: Capabilities, name: str, default: object) -> 
 
 
 def _sequence_parallel(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         if not candidate.strategy.sequence_parallel:
             return None
         if not capabilities.sequence_parallel:
@@ -323,7 +324,7 @@ def _sequence_parallel(capabilities: Capabilities) -> Check:
 
 
 def _offload(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         if candidate.strategy.offload_optimizer and not capabilities.offload_optimizer:
             return f"{capabilities.engine} has no optimizer offload"
         return None
@@ -332,7 +333,7 @@ def _offload(capabilities: Capabilities) -> Check:
 
 
 def _recompute(capabilities: Capabilities) -> Check:
-    def check(candidate: Candidate, _: Situation) -> str | None:
+    def check(candidate: Candidate, _: Workload) -> str | None:
         mode = candidate.strategy.recompute
         return None if mode in capabilities.recompute else f"{capabilities.engine} has recompute {', '.join(capabilities.recompute)}"
 

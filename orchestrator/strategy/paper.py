@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations
 
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
 AXES = ("pp", "tp", "dp", "sdp")
@@ -94,7 +95,7 @@ def count(world: int, rules: tuple[PaperRule, ...] = PAPER_RULES, *, recompute: 
     return sum(1 for _ in paper_strategies(world, rules)) * (2 if recompute else 1)
 
 
-def _pp_outermost(candidate: Candidate, _: Situation) -> str | None:
+def _pp_outermost(candidate: Candidate, _: Workload) -> str | None:
     order = candidate.mesh.order
     inside = [axis for axis in order[order.index("pp") + 1 :] if candidate.mesh.degree(axis) > 1]
     if candidate.mesh.pp == 1 or not inside:

@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
+from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.legality import PLANNER, rules_of, stages_offered, unsuited
 from orchestrator.strategy.megatron_layout import expand, transformer_layers
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import CHOICES, ENGINE_OPTIONS, RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
 INNER = "recompute"
@@ -30,8 +31,8 @@ MOST_GROUP_SIZES = 2
 """Of interleaving's groups, where pp micro-batches don't fill them: the smallest hold least, and the next may end sooner."""
 
 OWN_LEVELS = (
-    *("pp", "tp", "cp", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "vpp"),
-    *("microbatch_group_size_per_vp_stage", "offload_optimizer"),
+    *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel"),
+    *("micro_batch_size", "vpp", "microbatch_group_size_per_vp_stage", "offload_optimizer"),
 )
 """Levels whose values depend on what is decided above them, each with a function of its own; from the root down."""
 LEVELS = (*OWN_LEVELS, *(choice.name for choice in CHOICES if choice.searched and choice.name not in (*OWN_LEVELS, INNER)), INNER)
@@ -155,13 +156,13 @@ def field(candidate: Candidate, name: str) -> str:
 class Tree:
     """The tree of one engine. `prunings` are further rules, such as the paper's (strategy/paper.py)."""
 
-    def __init__(self, capabilities: Capabilities, situation: Situation, pins: Pins, prunings: tuple[Rule, ...] = ()) -> None:
-        self.capabilities, self.situation, self.pins = capabilities, situation, pins
-        self.world = situation.cluster.num_gpus
-        self.layers = transformer_layers(situation.model)
-        self.experts = "experts" in situation.model.architecture.features()
+    def __init__(self, capabilities: Capabilities, workload: Workload, pins: Pins, prunings: tuple[Rule, ...] = ()) -> None:
+        self.capabilities, self.workload, self.pins = capabilities, workload, pins
+        self.world = workload.cluster.num_gpus
+        self.layers = transformer_layers(workload.model)
+        self.experts = "experts" in workload.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
-        self.rules = (*rules_of(capabilities, situation), *prunings)
+        self.rules = (*rules_of(capabilities, workload), *prunings)
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
         self._alone: dict[str, list[Rule]] = {}
         for rule in self.rules:
@@ -171,8 +172,9 @@ class Tree:
             else:
                 self._at[level_of(rule) + 1].append(rule)
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
-            *(self._pp, self._tp, self._cp, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage, self._zero_shard_size),
-            *(self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group, self._offload_optimizer),
+            *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage),
+            *(self._zero_shard_size, self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group),
+            self._offload_optimizer,
         )
         others = LEVELS[len(own) : LEVELS.index(INNER)]
         self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (*own, *(partial(self._option, name) for name in others))
@@ -184,8 +186,8 @@ class Tree:
         """
         root = Candidate(engine=self.capabilities.engine, strategy=Strategy(mesh=Mesh()), micro_batch_size=1, num_microbatches=1)
         pinned = {name: value for name, value in self.pins.given().items() if name in ENGINE_OPTIONS}
-        root = _with_strategy(root, grad_reduce_dtype=self.situation.training.grad_reduce_dtype, **pinned)
-        why = unsuited(self.capabilities, self.situation)
+        root = _with_strategy(root, grad_reduce_dtype=self.workload.training.grad_reduce_dtype, **pinned)
+        why = unsuited(self.capabilities, self.workload)
         if why is not None:
             cut(Outcome(choice=root.engine, candidate=root, decided=(), reason=why, rule="unsuited"))
             return
@@ -208,7 +210,7 @@ class Tree:
     def _broken(self, candidate: Candidate, depth: int, cut: Cut) -> bool:
         """Whether a rule that can be judged once `depth` levels are decided, and not before, forbids the branch."""
         for rule in self._at[depth]:
-            why = rule.check(candidate, self.situation)
+            why = rule.check(candidate, self.workload)
             if why is not None:
                 decided = tuple(name for name in LEVELS[:depth] if self._says_something(candidate, name))
                 cut(_illegal(candidate, decided, rule, why))
@@ -237,7 +239,7 @@ class Tree:
                 cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="layout"))
                 continue
             for rule in self._alone.get(axis, ()):
-                broken = rule.check(candidate, self.situation)
+                broken = rule.check(candidate, self.workload)
                 if broken is not None:
                     cut(_illegal(candidate, (axis,), rule, broken))
                     break
@@ -253,7 +255,7 @@ class Tree:
         for mode in self.pins.among("recompute", offered):
             candidate = _with_strategy(root, recompute=mode)
             for rule in self._alone.get("recompute", ()):
-                broken = rule.check(candidate, self.situation)
+                broken = rule.check(candidate, self.workload)
                 if broken is not None:
                     blocked.append(_illegal(candidate, ("recompute",), rule, broken))
                     break
@@ -281,6 +283,12 @@ class Tree:
             if self._left(candidate) % degree == 0:
                 yield _with_mesh(candidate, "cp", degree)
 
+    def _cp_comm_type(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Where nothing is exchanged the default, so that a choice is not tried twice."""
+        offered = self.capabilities.options.get("cp_comm_type", ("p2p",)) if candidate.mesh.cp > 1 else ("p2p",)
+        for kind in self.pins.among("cp_comm_type", offered):
+            yield _with_strategy(candidate, cp_comm_type=kind)
+
     def _ep(self, candidate: Candidate) -> Iterator[Candidate]:
         for degree in self._degrees["ep"]:
             if (self.world // candidate.mesh.pp) % degree == 0:
@@ -294,7 +302,7 @@ class Tree:
             return
         mesh = candidate.mesh
         offered: tuple[int, ...] = (mesh.tp,) if mesh.ep == 1 else (1,)
-        if mesh.ep > 1 and any(part.num_experts % (mesh.ep * mesh.tp) for part in self.situation.model.architecture.experts):
+        if mesh.ep > 1 and any(part.num_experts % (mesh.ep * mesh.tp) for part in self.workload.model.architecture.experts):
             offered = (1, mesh.tp)
         for degree in self.pins.among("etp", offered):
             if degree in self._degrees["etp"] and (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
@@ -321,7 +329,7 @@ class Tree:
 
     def _nearer(self, stride: int) -> bool:
         """Whether ranks so far apart share a domain of a level that does not hold all GPUs."""
-        return any(2 * stride <= level.size < self.world for level in self.situation.cluster.levels)
+        return any(2 * stride <= level.size < self.world for level in self.workload.cluster.levels)
 
     def _zero_stage(self, candidate: Candidate) -> Iterator[Candidate]:
         for stage in self.pins.among("zero_stage", stages_offered(self.capabilities, candidate)):
@@ -329,7 +337,7 @@ class Tree:
 
     def _zero_shard_size(self, candidate: Candidate) -> Iterator[Candidate]:
         """Without a second copy of ZeRO-3's weights; where the engine can keep one, also with one inside each inner network level."""
-        levels = self.situation.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
+        levels = self.workload.cluster.levels if self.capabilities.zero_shard_groups and candidate.strategy.zero_stage == 3 else ()
         inside = [size for size in dict.fromkeys(level.size for level in levels) if 1 < size < candidate.mesh.dp and self.world % size == 0]
         for size in self.pins.among("zero_shard_size", (None, *inside)):
             yield _with_strategy(candidate, zero_shard_size=size)
@@ -340,7 +348,7 @@ class Tree:
             yield _with_strategy(candidate, sequence_parallel=choice)
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
-        per_rank = self.situation.training.global_batch_size // candidate.mesh.dp
+        per_rank = self.workload.training.global_batch_size // candidate.mesh.dp
         for size in self.pins.among("micro_batch_size", divisors(per_rank)):
             yield replace(candidate, micro_batch_size=size, num_microbatches=per_rank // size)
 

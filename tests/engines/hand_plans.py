@@ -15,9 +15,9 @@ from orchestrator.model.families import describe
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.megatron_layout import stages_of, transformer_layers
 from orchestrator.strategy.spec import RANK_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, US
 
 BARE = Software(transformer_engine=False, flash_attention=False, apex=False)
@@ -173,9 +173,9 @@ def make_plan(
     )
 
 
-def situation_of(plan: Plan) -> Situation:
+def workload_of(plan: Plan) -> Workload:
     spec = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
-    return Situation(model=spec, training=plan.training, cluster=plan.cluster)
+    return Workload(model=spec, training=plan.training, cluster=plan.cluster)
 
 
 def candidate(engine: str = "megatron", *, micro_batch_size: int = 1, num_microbatches: int = 8, vpp: int = 1, **fields: Any) -> Candidate:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from covering_plans import ALL, DEEPSPEED
-from hand_plans import BARE, CPU, GPT, LLAMA, SMALL, engine_fields, make_plan, situation_of, training_for
+from hand_plans import BARE, CPU, GPT, LLAMA, SMALL, engine_fields, make_plan, training_for, workload_of
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
@@ -88,7 +88,7 @@ def random_legal_plans() -> dict[str, Plan]:
             recompute=[(mode, layers if mode == "selective" else rng.randint(1, layers)) for _ in range(pp)],  # type: ignore[misc]
         )
         plan = replace(plan, cluster=replace(plan.cluster, gpus_per_node=world))
-        if broken_rule(ENGINES[engine].capabilities(plan.cluster.software), plan.candidate, situation_of(plan)) is None:
+        if broken_rule(ENGINES[engine].capabilities(plan.cluster.software), plan.candidate, workload_of(plan)) is None:
             found[f"{len(found)}: {plan.candidate.label()} {model.family} {sizes}"] = plan
     return found
 
@@ -243,8 +243,8 @@ def test_deepspeed_refuses_fp32_sums_at_stage_0_as_our_rule_does() -> None:
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_megatron_refuses_our_rules_refuse_before(name: str) -> None:
     plan, rule = ILLEGAL[name]
-    rules = {rule.id: rule for rule in rules_of(ENGINES["megatron"].capabilities(plan.cluster.software), situation_of(plan))}
-    assert rules[rule].check(plan.candidate, situation_of(plan)) is not None
+    rules = {rule.id: rule for rule in rules_of(ENGINES["megatron"].capabilities(plan.cluster.software), workload_of(plan))}
+    assert rules[rule].check(plan.candidate, workload_of(plan)) is not None
     if rule != "vpp_M":  # Megatron sees that only in the first step
         assert "error" in answers()[f"illegal {name}"]
 
@@ -257,7 +257,7 @@ def test_the_interleaved_schedule_refuses_what_our_rule_refuses(pp: int, microba
     )
     plan = replace(plan, microbatch_group_size_per_vp_stage=group)
     rules = {rule.id: rule for rule in ENGINES["megatron"].capabilities(BARE).rules}
-    refused = rules["vpp_M"].check(plan.candidate, situation_of(plan)) is not None
+    refused = rules["vpp_M"].check(plan.candidate, workload_of(plan)) is not None
     assert refused == answers()[f"interleaved {pp} {microbatches} {group}"]
 
 

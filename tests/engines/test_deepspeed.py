@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_plans import BERT, GPT, LLAMA, LLAMA3_8B, T5, candidate, make_plan, situation_of, training_for
+from hand_plans import BERT, GPT, LLAMA, LLAMA3_8B, T5, candidate, make_plan, training_for, workload_of
 from msgspec.structs import replace
-from test_rules import GROUPED, WIDE, refusals, situation
+from test_rules import GROUPED, WIDE, refusals, workload
 from test_translate import GOLDEN, REGENERATE, file_of, job_of, listing, same
 
 from orchestrator.cost.calibration import datasheet
@@ -29,10 +29,10 @@ from orchestrator.model.spec import Architecture, Pointwise
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.axes import cp
-from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.legality import broken_rule, rules_of
 from orchestrator.strategy.spec import Mesh, Strategy
 from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
+from orchestrator.strategy.workload import Workload
 
 DS = "deepspeed"
 HF_T5 = T5
@@ -59,50 +59,50 @@ PLANS: dict[str, Plan] = {
 }
 
 NO_BIAS = replace(GPT, add_bias_linear=False)
-CASES: list[tuple[str, Situation, dict[str, Any], str]] = [
-    ("unsuited", situation(precision="fp8"), {}, "has no precision fp8"),
-    ("options", situation(), {"tp_comm_overlap": True}, "tp_comm_overlap=true: no option of engine=deepspeed"),
-    ("optimizer_dtypes", situation(exp_avg_dtype="bf16"), {}, "needs precision_aware_optimizer=true"),
-    ("precision_here", situation(gpu="cpu", precision="fp16"), {}, "CPU"),
-    ("seq_pos", situation(seq_length=256), {}, "seq_length=256 is above max_position_embeddings=128"),
-    ("hidden_heads", situation(replace(GPT, num_attention_heads=6)), {}, "num_attention_heads=6 does not divide hidden_size=64"),
-    ("head_groups", situation(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3"),
-    ("hf_architecture", situation(NO_BIAS), {}, "GPT2LMHeadModel have biases"),
-    ("hf_architecture", situation(replace(GPT, position_embedding="rope")), {}, "position_embedding=rope"),
-    ("hf_architecture", situation(replace(GPT, activation="swiglu")), {}, "activation=swiglu"),
-    ("hf_architecture", situation(replace(GPT, num_query_groups=2)), {}, "no grouped queries"),
-    ("hf_architecture", situation(replace(LLAMA, hidden_dropout=0.1)), {}, "attention dropout only"),
-    ("hf_architecture", situation(replace(T5, add_bias_linear=True)), {}, "no biases"),
-    ("grad_dtype", situation(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
-    ("rank_order", situation(), {"order": ("tp", "cp", "ep", "pp", "dp")}, "tp-cp-ep-pp-dp"),
-    ("axis_ep", situation(), {"ep": 2}, "has no ep"),
-    ("axis_pp", situation(), {"pp": 2, "dp": 4}, "deepspeed has no pp"),
-    ("schedule", situation(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "1f1b"}, "vpp=2 runs interleaved"),
-    ("sequence_parallel", situation(LLAMA), {"tp": 2, "dp": 4, "sequence_parallel": True}, "no sequence parallelism"),
-    ("autotp_family", situation(), {"tp": 2, "dp": 4}, "AutoTP refuses GPT-2"),
-    ("autotp_divides", situation(GROUPED), {"tp": 4, "dp": 2}, "tp=4 does not divide num_query_groups=6"),
-    ("autotp_divides", situation(replace(LLAMA, vocab_size=501)), {"tp": 2, "dp": 4}, "vocab_size=501"),
-    ("autotp_x", situation(LLAMA), {"tp": 2, "cp": 2, "dp": 2}, "place of the mpu"),
-    ("ulysses_family", situation(BERT), {"cp": 2, "dp": 4}, "BertForMaskedLM can't be run under DeepSpeed's Ulysses"),
-    ("ulysses", situation(WIDE), {"cp": 4, "dp": 2}, "cp=4 does not divide num_attention_heads=6"),
-    ("ulysses", situation(replace(LLAMA, num_query_groups=3, num_attention_heads=6)), {"cp": 2, "dp": 4}, "num_query_groups=3"),
-    ("ulysses_seq", situation(LLAMA, seq_length=63), {"cp": 2, "dp": 4}, "cp=2 does not divide seq_length=63"),
-    ("mesh", situation(LLAMA, world=10), {"tp": 4, "dp": 2}, "= 8, not the 10 GPUs"),
-    ("mesh", situation(world=16), {}, "not the 16 GPUs"),
-    ("batch", situation(), {"micro_batch_size": 3}, "micro_batch_size=3 x dp=8 does not divide"),
-    ("batch", situation(), {"num_microbatches": 4}, "is not global_batch_size=64"),
-    ("gad_mix", situation(), {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16"),
-    ("zero_shard_size", situation(), {"zero_shard_size": 4, "zero_stage": 2}, "deepspeed has it with zero_stage 3"),
-    ("hpz", situation(LLAMA), {"zero_shard_size": 4, "zero_stage": 3, "tp": 2, "dp": 4}, "silently wrong with tensor parallelism"),
-    ("hpz", situation(), {"zero_shard_size": 3, "zero_stage": 3}, "divide the 8 ranks"),
-    ("offload_needs", situation(), {"offload_optimizer": True}, "zero_stage 1"),
-    ("offload_ulysses", situation(LLAMA), {"offload_optimizer": True, "zero_stage": 2, "cp": 2, "dp": 4}, "under Ulysses"),
-    ("recompute", situation(), {"recompute": "selective"}, "deepspeed has recompute none, full"),
+CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
+    ("unsuited", workload(precision="fp8"), {}, "has no precision fp8"),
+    ("options", workload(), {"tp_comm_overlap": True}, "tp_comm_overlap=true: no option of engine=deepspeed"),
+    ("optimizer_dtypes", workload(exp_avg_dtype="bf16"), {}, "needs precision_aware_optimizer=true"),
+    ("precision_here", workload(gpu="cpu", precision="fp16"), {}, "CPU"),
+    ("seq_pos", workload(seq_length=256), {}, "seq_length=256 is above max_position_embeddings=128"),
+    ("hidden_heads", workload(replace(GPT, num_attention_heads=6)), {}, "num_attention_heads=6 does not divide hidden_size=64"),
+    ("head_groups", workload(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3"),
+    ("hf_architecture", workload(NO_BIAS), {}, "GPT2LMHeadModel have biases"),
+    ("hf_architecture", workload(replace(GPT, position_embedding="rope")), {}, "position_embedding=rope"),
+    ("hf_architecture", workload(replace(GPT, activation="swiglu")), {}, "activation=swiglu"),
+    ("hf_architecture", workload(replace(GPT, num_query_groups=2)), {}, "no grouped queries"),
+    ("hf_architecture", workload(replace(LLAMA, hidden_dropout=0.1)), {}, "attention dropout only"),
+    ("hf_architecture", workload(replace(T5, add_bias_linear=True)), {}, "no biases"),
+    ("grad_dtype", workload(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
+    ("rank_order", workload(), {"order": ("tp", "cp", "ep", "pp", "dp")}, "tp-cp-ep-pp-dp"),
+    ("axis_ep", workload(), {"ep": 2}, "has no ep"),
+    ("axis_pp", workload(), {"pp": 2, "dp": 4}, "deepspeed has no pp"),
+    ("schedule", workload(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "1f1b"}, "vpp=2 runs interleaved"),
+    ("sequence_parallel", workload(LLAMA), {"tp": 2, "dp": 4, "sequence_parallel": True}, "no sequence parallelism"),
+    ("autotp_family", workload(), {"tp": 2, "dp": 4}, "AutoTP refuses GPT-2"),
+    ("autotp_divides", workload(GROUPED), {"tp": 4, "dp": 2}, "tp=4 does not divide num_query_groups=6"),
+    ("autotp_divides", workload(replace(LLAMA, vocab_size=501)), {"tp": 2, "dp": 4}, "vocab_size=501"),
+    ("autotp_x", workload(LLAMA), {"tp": 2, "cp": 2, "dp": 2}, "place of the mpu"),
+    ("ulysses_family", workload(BERT), {"cp": 2, "dp": 4}, "BertForMaskedLM can't be run under DeepSpeed's Ulysses"),
+    ("ulysses", workload(WIDE), {"cp": 4, "dp": 2}, "cp=4 does not divide num_attention_heads=6"),
+    ("ulysses", workload(replace(LLAMA, num_query_groups=3, num_attention_heads=6)), {"cp": 2, "dp": 4}, "num_query_groups=3"),
+    ("ulysses_seq", workload(LLAMA, seq_length=63), {"cp": 2, "dp": 4}, "cp=2 does not divide seq_length=63"),
+    ("mesh", workload(LLAMA, world=10), {"tp": 4, "dp": 2}, "= 8, not the 10 GPUs"),
+    ("mesh", workload(world=16), {}, "not the 16 GPUs"),
+    ("batch", workload(), {"micro_batch_size": 3}, "micro_batch_size=3 x dp=8 does not divide"),
+    ("batch", workload(), {"num_microbatches": 4}, "is not global_batch_size=64"),
+    ("gad_mix", workload(), {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16"),
+    ("zero_shard_size", workload(), {"zero_shard_size": 4, "zero_stage": 2}, "deepspeed has it with zero_stage 3"),
+    ("hpz", workload(LLAMA), {"zero_shard_size": 4, "zero_stage": 3, "tp": 2, "dp": 4}, "silently wrong with tensor parallelism"),
+    ("hpz", workload(), {"zero_shard_size": 3, "zero_stage": 3}, "divide the 8 ranks"),
+    ("offload_needs", workload(), {"offload_optimizer": True}, "zero_stage 1"),
+    ("offload_ulysses", workload(LLAMA), {"offload_optimizer": True, "zero_stage": 2, "cp": 2, "dp": 4}, "under Ulysses"),
+    ("recompute", workload(), {"recompute": "selective"}, "deepspeed has recompute none, full"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rule", "given", "choices", "reason"), CASES, ids=[f"{case[0]}-{case[3]}" for case in CASES])
-def test_a_rule_refuses_with_its_reason(rule: str, given: Situation, choices: dict[str, Any], reason: str) -> None:
+def test_a_rule_refuses_with_its_reason(rule: str, given: Workload, choices: dict[str, Any], reason: str) -> None:
     choices = dict(choices)
     schedule = choices.pop("schedule", None)
     chosen = candidate(DS, **({"dp": 8} | choices))
@@ -113,7 +113,7 @@ def test_a_rule_refuses_with_its_reason(rule: str, given: Situation, choices: di
 
 def test_autotp_needs_the_whole_model_in_host_memory() -> None:
     """8.03e9 parameters in bf16 are 15 GiB a rank."""
-    given = situation(LLAMA3_8B)
+    given = workload(LLAMA3_8B)
     given = replace(given, model=describe(LLAMA3_8B, 64), cluster=replace(given.cluster, host_memory=8 * 2**30))
     assert "AutoTP builds the whole model" in refusals(DS, given, tp=2, dp=4, zero_stage=3)["autotp_host"]
     assert "autotp_host" not in refusals(DS, given, zero_stage=3)
@@ -125,7 +125,7 @@ def test_every_rule_has_a_case_that_it_refuses() -> None:
 
 
 def test_rules_have_distinct_names_and_need_only_what_the_tree_decides() -> None:
-    rules = rules_of(ENGINES[DS].capabilities(Software()), situation())
+    rules = rules_of(ENGINES[DS].capabilities(Software()), workload())
     assert len({rule.id for rule in rules}) == len(rules)
     for rule in rules:
         for name in rule.needs:
@@ -135,7 +135,7 @@ def test_rules_have_distinct_names_and_need_only_what_the_tree_decides() -> None
 @pytest.mark.parametrize("model", [GPT, LLAMA, BERT, T5], ids=lambda model: model.family)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_family_is_legal_under_every_stage(model: Architecture, stage: int) -> None:
-    given = situation(model, **({"grad_accum_dtype": "bf16"} if stage == 0 else {}))
+    given = workload(model, **({"grad_accum_dtype": "bf16"} if stage == 0 else {}))
     assert refusals(DS, given, zero_stage=stage) == {}
     if model.family != "gpt":
         assert refusals(DS, given, zero_stage=stage, tp=2, dp=4, num_microbatches=16) == {}
@@ -160,7 +160,7 @@ def test_the_job_is_the_golden_one(name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_every_covering_plan_is_legal_and_survives_json(name: str) -> None:
     plan = PLANS[name]
-    assert broken_rule(ENGINES[DS].capabilities(plan.cluster.software), plan.candidate, situation_of(plan)) is None
+    assert broken_rule(ENGINES[DS].capabilities(plan.cluster.software), plan.candidate, workload_of(plan)) is None
     assert job_of(from_json(to_json(plan))) == job_of(plan)
 
 
@@ -207,8 +207,9 @@ def test_torchs_own_operations_are_never_faster_than_fused_ones(model: Architect
     spec, training, cluster = describe(model, 64, plan.training.decoder_seq_length), plan.training, plan.cluster
     traits = ENGINES[DS].traits(cluster.software)
     fused = replace(traits, layers="megatron", unfused_attention=(), logits_bytes=8.0)
+    workload = Workload(model=spec, training=training, cluster=cluster)
     mine, other = (
-        CostModel(spec, training, cluster, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
+        CostModel(workload, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
     )
     # But for the few ids that pad Megatron's vocabulary.
     assert mine.step_time_s >= 0.999 * other.step_time_s

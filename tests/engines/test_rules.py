@@ -15,26 +15,26 @@ from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
-from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import PP_BEFORE_DP
 from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS, Tree
+from orchestrator.strategy.workload import Workload
 
 
-def situation(
+def workload(
     model: Architecture = GPT, gpu: str = "H100-SXM-80GB", world: int = 8, software: Software | None = None, **changes: Any
-) -> Situation:
+) -> Workload:
     training = training_for(model, **({"precision": "fp32"} if gpu == "cpu" else {}) | changes)
     # The rules judge an architecture that describe() would refuse as well: describe one that is in order and swap it.
     sound = {"gpt": GPT, "llama": LLAMA, "bert": BERT, "t5": T5}.get(model.family, GPT)
     length = min(training.seq_length, sound.max_position_embeddings)
     spec = describe(sound, length, training.decoder_seq_length if sound.family == "t5" else None)
     spec = replace(spec, architecture=model, seq_length=training.seq_length)
-    return Situation(model=spec, training=training, cluster=cluster(gpu, world, software))
+    return Workload(model=spec, training=training, cluster=cluster(gpu, world, software))
 
 
-def refusals(engine: str, given: Situation, **choices: Any) -> dict[str, str]:
+def refusals(engine: str, given: Workload, **choices: Any) -> dict[str, str]:
     """Every rule that this candidate breaks, with its reason."""
     capabilities = ENGINES[engine].capabilities(given.cluster.software)
     chosen = candidate(engine, **({"dp": 8} | choices))
@@ -48,143 +48,150 @@ SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
+LATENT = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+LATENT_LLAMA = replace(LLAMA, mixer=LATENT)
 WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
 GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
 
-CASES: list[tuple[str, str, Situation, dict[str, Any], str]] = [
-    # (rule, engine, situation, choices, what the reason says)
-    ("unsuited", D, situation(precision="fp8"), {}, "has no precision fp8"),
-    ("fp8", M, situation(precision="fp8", software=BARE), {}, "Transformer Engine"),
-    ("fp8", M, situation(precision="fp8", fp8_recipe="mxfp8"), {}, "mxfp8 needs compute capability 10.0; H100-SXM-80GB has 9.0"),
-    ("fp8_features", M, situation(precision="fp8"), {"tp": 8, "dp": 1}, "num_attention_heads*kv_channels/tp=8 is 8"),
-    ("fp8_tokens", M, situation(precision="fp8", seq_length=60), {}, "a multiple of 8 tokens: seq_length=60"),
-    ("fp8_tokens", M, situation(gpu="B200", precision="fp8", fp8_recipe="mxfp8"), {"tp": 4, "dp": 2, "sequence_parallel": True}, "is 16"),
-    ("optimizer_dtypes", M, situation(exp_avg_dtype="bf16"), {"zero_stage": 1}, "exp_avg_dtype=bf16 needs precision_aware_optimizer=true"),
-    ("precision_aware", M, situation(precision_aware_optimizer=True), {}, "zero_stage=1"),
-    ("precision_aware", M, situation(precision_aware_optimizer=True, software=BARE), {"zero_stage": 1}, "Transformer Engine's Adam"),
-    ("precision_aware", M, situation(precision_aware_optimizer=True, optimizer="sgd"), {}, "it is an Adam"),
-    ("precision_aware", M, situation(precision_aware_optimizer=True, precision="fp32"), {"zero_stage": 1}, "no narrower copy"),
-    ("optimizer_dtypes", D, situation(precision_aware_optimizer=True), {"zero_stage": 1}, "has no precision_aware_optimizer"),
-    ("precision_here", M, situation(gpu="V100-SXM2-16GB"), {}, "compute capability 7.0"),
-    ("precision_here", D, situation(gpu="cpu", precision="fp16"), {}, "CPU"),
-    ("seq_pos", M, situation(seq_length=256), {}, "seq_length=256 is above max_position_embeddings=128"),
-    ("seq_pos", M, situation(replace(T5, max_position_embeddings=16), seq_length=16), {}, "decoder_seq_length=32"),
-    ("hidden_heads", M, situation(replace(GPT, num_attention_heads=6)), {}, "num_attention_heads=6 does not divide hidden_size=64"),
-    ("head_groups", M, situation(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3 does not divide num_attention_heads=8"),
-    ("no_gqa", M, situation(replace(BERT, num_query_groups=2)), {}, "num_query_groups=2"),
-    ("position_embedding", M, situation(replace(GPT, position_embedding="relative")), {}, "relative"),
-    ("position_embedding", D, situation(replace(BERT, position_embedding="rope", rotary_base=50000)), {}, "core's bert has 10000"),
-    ("position_embedding", M, situation(replace(T5, position_embedding="rope", rope_scaling_factor=8.0)), {}, "t5 has none"),
-    ("relative_te", M, situation(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
-    ("relative_te", D, situation(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
-    ("one_gradient_buffer", M, situation(grad_reduce_dtype="bf16"), {}, "one buffer"),
-    ("grad_dtype", M, situation(grad_reduce_dtype="fp16", grad_accum_dtype="fp16"), {}, "fp16 with precision bf16"),
-    ("grad_dtype", D, situation(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
-    ("rank_order", M, situation(), {"order": ("dp", "tp", "cp", "ep", "pp")}, "dp-tp-cp-ep-pp"),
-    ("experts", M, situation(), {"ep": 2}, "ep=2: a dense model has no experts"),
-    ("experts", M, situation(MIXTURE), {"ep": 4}, "ep=4 does not divide num_experts=6"),
-    ("experts_etp", M, situation(), {"ep": 2, "etp": 2}, "etp=2: a dense model has no experts"),
-    ("experts_etp", M, situation(MIXTURE), {"ep": 2, "etp": 64}, "etp=64 does not divide the experts' ffn_hidden_size=32"),
-    ("experts_ep1", M, situation(MIXTURE), {"tp": 2, "etp": 1, "dp": 4}, "ep=1 with etp=1 and tp=2"),
-    ("expert_kinds", M, situation(UNNORMALIZED), {}, "sigmoid scores that are not made to sum to one"),
-    ("expert_kinds", M, situation(TWO_MIXTURES), {}, "2 kinds of experts in one model"),
-    ("dispatcher", M, situation(MIXTURE), {"moe_token_dispatcher_type": "flex", "dp": 8}, "tp*ep=1"),
-    ("experts_fold", M, situation(MIXTURE), {"ep": 2, "pp": 8, "dp": 1}, "ep*etp=2 does not divide tp*cp*dp=1"),
-    ("experts_sp", M, situation(MIXTURE), {"ep": 2, "tp": 2, "dp": 4}, "experts with tensor parallelism train with sequence_parallel"),
-    ("expert_order", M, situation(), {"pp": 2, "cp": 2, "dp": 2, "order": PP_BEFORE_DP}, "expert_dp=4 is not dp=2"),
-    ("axis_ep", D, situation(), {"ep": 2}, "has no ep"),
-    ("heads_tp", M, situation(WIDE), {"tp": 4, "dp": 2}, "tp=4 does not divide num_attention_heads=6"),
-    ("groups_tp", M, situation(GROUPED), {"tp": 4, "dp": 2}, "tp=4 neither divides num_query_groups=6"),
-    ("ffn_tp", M, situation(replace(GPT, ffn_hidden_size=250)), {"tp": 4, "dp": 2}, "tp=4 does not divide ffn_hidden_size=250"),
-    ("t5_pp", M, situation(T5), {"pp": 2, "dp": 4}, "no pipeline for T5"),
-    ("mesh", M, situation(world=10), {"tp": 4, "dp": 2}, "tp x pp x cp x dp = 8, not the 10 GPUs"),
-    ("mesh", M, situation(world=16), {}, "not the 16 GPUs"),
-    ("sequence_parallel", M, situation(), {"sequence_parallel": True}, "needs tp > 1"),
-    ("sp_seq_div", M, situation(seq_length=60), {"tp": 8, "dp": 1, "sequence_parallel": True}, "tp*cp=8 does not divide seq_length=60"),
-    ("sp_norm_local", M, situation(LLAMA, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "RMSNorm needs Transformer"),
-    ("sp_norm_local", D, situation(GPT, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "or Apex"),
-    ("sp_norm_local", M, situation(BERT, software=Software(apex=False)), {"tp": 2, "dp": 4, "sequence_parallel": True}, "its head"),
-    ("stages", M, situation(world=16), {"pp": 16, "dp": 1}, "pp=16 stages for"),
-    ("batch", M, situation(), {"micro_batch_size": 3}, "micro_batch_size=3 x dp=8 does not divide global_batch_size=64"),
-    ("batch", M, situation(), {"num_microbatches": 4}, "num_microbatches=4 x dp=8 = 32 is not global_batch_size=64"),
-    ("recompute_mlp_bias", M, situation(), {"recompute": "mlp"}, "backward never ends"),
-    ("recompute_fused_norm", D, situation(LLAMA), {"recompute": "layernorm+mlp"}, "norms are part of the linears"),
-    ("recompute_flash", M, situation(LLAMA), {"recompute": "core_attn+mlp"}, "take mlp"),
-    ("cp_te", M, situation(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
-    ("cp_te", M, situation(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on GPUs"),
-    ("cp_seq", M, situation(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),
-    ("cp_family", M, situation(BERT), {"cp": 2, "dp": 4}, "bert"),
-    ("axis_cp", D, situation(), {"cp": 2, "dp": 4}, "has no cp"),
-    ("chunks", M, situation(), {"vpp": 2}, "vpp=2 needs a pipeline"),
-    ("axis_vpp", D, situation(), {"pp": 2, "dp": 4, "vpp": 2, "num_microbatches": 16, "zero_stage": 1}, "has no vpp"),
-    ("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 2, "micro_batch_size": 16}, "pp=4 does not divide"),
+CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
+    # (rule, engine, workload, choices, what the reason says)
+    ("unsuited", D, workload(precision="fp8"), {}, "has no precision fp8"),
+    ("fp8", M, workload(precision="fp8", software=BARE), {}, "Transformer Engine"),
+    ("fp8", M, workload(precision="fp8", fp8_recipe="mxfp8"), {}, "mxfp8 needs compute capability 10.0; H100-SXM-80GB has 9.0"),
+    ("fp8_features", M, workload(precision="fp8"), {"tp": 8, "dp": 1}, "num_attention_heads*kv_channels/tp=8 is 8"),
+    ("fp8_tokens", M, workload(precision="fp8", seq_length=60), {}, "a multiple of 8 tokens: seq_length=60"),
+    ("fp8_tokens", M, workload(gpu="B200", precision="fp8", fp8_recipe="mxfp8"), {"tp": 4, "dp": 2, "sequence_parallel": True}, "is 16"),
+    ("optimizer_dtypes", M, workload(exp_avg_dtype="bf16"), {"zero_stage": 1}, "exp_avg_dtype=bf16 needs precision_aware_optimizer=true"),
+    ("precision_aware", M, workload(precision_aware_optimizer=True), {}, "zero_stage=1"),
+    ("precision_aware", M, workload(precision_aware_optimizer=True, software=BARE), {"zero_stage": 1}, "Transformer Engine's Adam"),
+    ("precision_aware", M, workload(precision_aware_optimizer=True, optimizer="sgd"), {}, "it is an Adam"),
+    ("precision_aware", M, workload(precision_aware_optimizer=True, precision="fp32"), {"zero_stage": 1}, "no narrower copy"),
+    ("optimizer_dtypes", D, workload(precision_aware_optimizer=True), {"zero_stage": 1}, "has no precision_aware_optimizer"),
+    ("precision_here", M, workload(gpu="V100-SXM2-16GB"), {}, "compute capability 7.0"),
+    ("precision_here", D, workload(gpu="cpu", precision="fp16"), {}, "CPU"),
+    ("seq_pos", M, workload(seq_length=256), {}, "seq_length=256 is above max_position_embeddings=128"),
+    ("seq_pos", M, workload(replace(T5, max_position_embeddings=16), seq_length=16), {}, "decoder_seq_length=32"),
+    ("hidden_heads", M, workload(replace(GPT, num_attention_heads=6)), {}, "num_attention_heads=6 does not divide hidden_size=64"),
+    ("head_groups", M, workload(replace(LLAMA, num_query_groups=3)), {}, "num_query_groups=3 does not divide num_attention_heads=8"),
+    ("no_gqa", M, workload(replace(BERT, num_query_groups=2)), {}, "num_query_groups=2"),
+    ("position_embedding", M, workload(replace(GPT, position_embedding="relative")), {}, "relative"),
+    ("position_embedding", D, workload(replace(BERT, position_embedding="rope", rotary_base=50000)), {}, "core's bert has 10000"),
+    ("position_embedding", M, workload(replace(T5, position_embedding="rope", rope_scaling_factor=8.0)), {}, "t5 has none"),
+    ("latent_sp", M, workload(LATENT_LLAMA), {"tp": 2, "dp": 4}, "tp=2 without sequence_parallel: nothing sums"),
+    ("latent_rope", M, workload(replace(LATENT_LLAMA, position_embedding="none")), {}, "rotary positions of its own"),
+    ("mtp_positions", M, workload(replace(GPT, mtp_num_layers=1)), {}, "with rope and none"),
+    ("mtp_tied", M, workload(replace(LLAMA, mtp_num_layers=1, tie_embeddings=True)), {"pp": 2, "dp": 4}, "the table twice"),
+    ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
+    ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
+    ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
+    ("one_gradient_buffer", M, workload(grad_reduce_dtype="bf16"), {}, "one buffer"),
+    ("grad_dtype", M, workload(grad_reduce_dtype="fp16", grad_accum_dtype="fp16"), {}, "fp16 with precision bf16"),
+    ("grad_dtype", D, workload(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
+    ("rank_order", M, workload(), {"order": ("dp", "tp", "cp", "ep", "pp")}, "dp-tp-cp-ep-pp"),
+    ("experts", M, workload(), {"ep": 2}, "ep=2: a dense model has no experts"),
+    ("experts", M, workload(MIXTURE), {"ep": 4}, "ep=4 does not divide num_experts=6"),
+    ("experts_etp", M, workload(), {"ep": 2, "etp": 2}, "etp=2: a dense model has no experts"),
+    ("experts_etp", M, workload(MIXTURE), {"ep": 2, "etp": 64}, "etp=64 does not divide the experts' ffn_hidden_size=32"),
+    ("experts_ep1", M, workload(MIXTURE), {"tp": 2, "etp": 1, "dp": 4}, "ep=1 with etp=1 and tp=2"),
+    ("expert_kinds", M, workload(UNNORMALIZED), {}, "sigmoid scores that are not made to sum to one"),
+    ("expert_kinds", M, workload(TWO_MIXTURES), {}, "2 kinds of experts in one model"),
+    ("dispatcher", M, workload(MIXTURE), {"moe_token_dispatcher_type": "flex", "dp": 8}, "tp*ep=1"),
+    ("experts_fold", M, workload(MIXTURE), {"ep": 2, "pp": 8, "dp": 1}, "ep*etp=2 does not divide tp*cp*dp=1"),
+    ("experts_sp", M, workload(MIXTURE), {"ep": 2, "tp": 2, "dp": 4}, "experts with tensor parallelism train with sequence_parallel"),
+    ("expert_order", M, workload(), {"pp": 2, "cp": 2, "dp": 2, "order": PP_BEFORE_DP}, "expert_dp=4 is not dp=2"),
+    ("axis_ep", D, workload(), {"ep": 2}, "has no ep"),
+    ("heads_tp", M, workload(WIDE), {"tp": 4, "dp": 2}, "tp=4 does not divide num_attention_heads=6"),
+    ("groups_tp", M, workload(GROUPED), {"tp": 4, "dp": 2}, "tp=4 neither divides num_query_groups=6"),
+    ("ffn_tp", M, workload(replace(GPT, ffn_hidden_size=250)), {"tp": 4, "dp": 2}, "tp=4 does not divide ffn_hidden_size=250"),
+    ("t5_pp", M, workload(T5), {"pp": 2, "dp": 4}, "no pipeline for T5"),
+    ("mesh", M, workload(world=10), {"tp": 4, "dp": 2}, "tp x pp x cp x dp = 8, not the 10 GPUs"),
+    ("mesh", M, workload(world=16), {}, "not the 16 GPUs"),
+    ("sequence_parallel", M, workload(), {"sequence_parallel": True}, "needs tp > 1"),
+    ("sp_seq_div", M, workload(seq_length=60), {"tp": 8, "dp": 1, "sequence_parallel": True}, "tp*cp=8 does not divide seq_length=60"),
+    ("sp_norm_local", M, workload(LLAMA, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "RMSNorm needs Transformer"),
+    ("sp_norm_local", D, workload(GPT, software=BARE), {"tp": 2, "dp": 4, "sequence_parallel": True}, "or Apex"),
+    ("sp_norm_local", M, workload(BERT, software=Software(apex=False)), {"tp": 2, "dp": 4, "sequence_parallel": True}, "its head"),
+    ("stages", M, workload(world=16), {"pp": 16, "dp": 1}, "pp=16 stages for"),
+    ("batch", M, workload(), {"micro_batch_size": 3}, "micro_batch_size=3 x dp=8 does not divide global_batch_size=64"),
+    ("batch", M, workload(), {"num_microbatches": 4}, "num_microbatches=4 x dp=8 = 32 is not global_batch_size=64"),
+    ("recompute_mlp_bias", M, workload(), {"recompute": "mlp"}, "backward never ends"),
+    ("recompute_fused_norm", D, workload(LLAMA), {"recompute": "layernorm+mlp"}, "norms are part of the linears"),
+    ("recompute_flash", M, workload(LLAMA), {"recompute": "core_attn+mlp"}, "take mlp"),
+    ("cp_te", M, workload(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
+    ("cp_seq", M, workload(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),
+    ("cp_family", M, workload(BERT), {"cp": 2, "dp": 4}, "bert"),
+    ("axis_cp", D, workload(), {"cp": 2, "dp": 4}, "has no cp"),
+    ("chunks", M, workload(), {"vpp": 2}, "vpp=2 needs a pipeline"),
+    ("axis_vpp", D, workload(), {"pp": 2, "dp": 4, "vpp": 2, "num_microbatches": 16, "zero_stage": 1}, "has no vpp"),
+    ("vpp_M", M, workload(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 2, "micro_batch_size": 16}, "pp=4 does not divide"),
     (
-        *("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 3}),
+        *("vpp_M", M, workload(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 3}),
         "microbatch_group_size_per_vp_stage=3 with pp=4 and num_microbatches=8: it must be pp to num_microbatches",
     ),
     (
-        *("vpp_M", M, situation(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 5}),
+        *("vpp_M", M, workload(), {"pp": 4, "dp": 2, "vpp": 2, "num_microbatches": 8, "microbatch_group_size_per_vp_stage": 5}),
         "the last group has 3 micro-batches, fewer than pp",
     ),
-    ("microbatch_groups", M, situation(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "needs vpp above 1"),
-    ("microbatch_groups", D, situation(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "has no groups of micro-batches"),
-    ("zero_stage", M, situation(), {"zero_stage": 2}, "megatron has zero_stage 0, 1"),
-    ("zero_stage", M, situation(), {"zero_stage": 3}, "megatron has zero_stage 0, 1"),
-    ("zero_shard_size", M, situation(), {"zero_shard_size": 4}, "zero_shard_size=4"),
-    ("optimizer_instances", M, situation(), {"zero_stage": 1, "zero_shard_size": 3}, "below dp*cp=8 and divide it"),
-    ("tp_comm_overlap", M, situation(LLAMA), {"tp": 2, "dp": 4, "tp_comm_overlap": True}, "needs sequence_parallel"),
-    ("tp_comm_overlap", M, situation(software=BARE), {"tp_comm_overlap": True}, "user buffers, on GPUs"),
-    ("tp_comm_overlap", M, situation(world=16), {"tp": 16, "dp": 1, "sequence_parallel": True, "tp_comm_overlap": True}, "8 GPUs of node"),
-    ("cuda_graphs", M, situation(gpu="cpu"), {"cuda_graph_impl": "local"}, "on GPUs"),
-    ("cuda_graphs", M, situation(LLAMA), {"cuda_graph_impl": "local", "recompute": "full"}, "modules only"),
+    ("microbatch_groups", M, workload(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "needs vpp above 1"),
+    ("microbatch_groups", D, workload(), {"pp": 4, "dp": 2, "microbatch_group_size_per_vp_stage": 4}, "has no groups of micro-batches"),
+    ("zero_stage", M, workload(), {"zero_stage": 2}, "megatron has zero_stage 0, 1"),
+    ("zero_stage", M, workload(), {"zero_stage": 3}, "megatron has zero_stage 0, 1"),
+    ("zero_shard_size", M, workload(), {"zero_shard_size": 4}, "zero_shard_size=4"),
+    ("optimizer_instances", M, workload(), {"zero_stage": 1, "zero_shard_size": 3}, "below dp*cp=8 and divide it"),
+    ("tp_comm_overlap", M, workload(LLAMA), {"tp": 2, "dp": 4, "tp_comm_overlap": True}, "needs sequence_parallel"),
+    ("tp_comm_overlap", M, workload(software=BARE), {"tp_comm_overlap": True}, "user buffers, on GPUs"),
+    ("tp_comm_overlap", M, workload(world=16), {"tp": 16, "dp": 1, "sequence_parallel": True, "tp_comm_overlap": True}, "8 GPUs of node"),
+    ("cuda_graphs", M, workload(gpu="cpu"), {"cuda_graph_impl": "local"}, "on GPUs"),
+    ("cuda_graphs", M, workload(LLAMA), {"cuda_graph_impl": "local", "recompute": "full"}, "modules only"),
     (
-        *("cuda_graphs", M, situation(replace(LLAMA, hidden_dropout=0.1))),
+        *("cuda_graphs", M, workload(replace(LLAMA, hidden_dropout=0.1))),
         *({"cuda_graph_impl": "local", "recompute": "mlp"}, "hidden_dropout=0.1"),
     ),
-    ("cp_comm", M, situation(LLAMA), {"cp": 8, "dp": 1, "cp_comm_type": "a2a"}, "8 ranks do not divide num_query_groups/tp=4"),
-    ("cp_comm", M, situation(), {"cp_comm_type": "all_gather"}, "needs cp above 1"),
-    ("cp_comm", M, situation(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
-    ("dispatcher", M, situation(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
+    ("cp_comm", M, workload(LLAMA), {"cp": 8, "dp": 1, "cp_comm_type": "a2a"}, "8 ranks do not divide num_query_groups/tp=4"),
+    ("cp_comm", M, workload(), {"cp_comm_type": "all_gather"}, "needs cp above 1"),
+    ("cp_comm", M, workload(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on a CPU"),
+    ("cp_comm", M, workload(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
+    ("dispatcher", M, workload(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
     (
-        *("fp32_accumulation", M, situation(), {"reduce_scatter_with_fp32_accumulation": True}),
+        *("fp32_accumulation", M, workload(), {"reduce_scatter_with_fp32_accumulation": True}),
         "zero_stage=0: it takes the place of the reduce-scatter",
     ),
     (
-        *("fp32_accumulation", M, situation()),
+        *("fp32_accumulation", M, workload()),
         *({"zero_stage": 1, "zero_shard_size": 4, "reduce_scatter_with_fp32_accumulation": True}, "one instance of the optimizer"),
     ),
-    ("mfsdp", M, situation(), {"pp": 2, "dp": 4, "megatron_fsdp": True, "zero_stage": 3}, "no pipeline"),
-    ("mfsdp", M, situation(gpu="cpu"), {"megatron_fsdp": True, "zero_stage": 3}, "needs GPUs"),
-    ("zero_stage", M, situation(), {"megatron_fsdp": True, "zero_stage": 1}, "has zero_stage 2, 3 with megatron_fsdp"),
-    ("options", D, situation(), {"cuda_graph_impl": "local", "overlap_grad_reduce": False}, "reduce=false, cuda_graph_impl=local"),
-    ("zero_shard_size", D, situation(), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4"),
-    ("distopt_adam", M, situation(optimizer="sgd"), {"zero_stage": 1}, "Adam only"),
-    ("offload", M, situation(), {"offload_optimizer": True}, "has no optimizer offload"),
-    ("zero_stage", D, situation(), {"pp": 2, "dp": 4, "zero_stage": 2}, "0, 1 with a pipeline"),
-    ("zero_stage", D, situation(), {"pp": 2, "dp": 4, "zero_stage": 3}, "0, 1 with a pipeline"),
-    ("pp_zero_megatron", D, situation(gpu="cpu"), {"pp": 2, "dp": 4, "zero_stage": 0}, "zero_stage=0 with schedule=1f1b"),
-    ("pp_zero0", D, situation(), {"pp": 2, "dp": 4, "schedule": "deepspeed_1f1b"}, "offered in fp32 only, not in bf16"),
-    ("pp_fp16", D, situation(precision="fp16"), {"pp": 2, "dp": 4, "zero_stage": 1}, "precision=fp16 with schedule=1f1b"),
-    ("schedule", D, situation(), {"zero_stage": 1, "schedule": "deepspeed_1f1b"}, "needs pp above 1"),
-    ("schedule", D, situation(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "deepspeed_1f1b"}, "vpp=2 runs interleaved"),
-    ("schedule", M, situation(), {"pp": 2, "dp": 4, "schedule": "deepspeed_1f1b"}, "1f1b, interleaved, not deepspeed_1f1b"),
-    ("gad_mix", D, situation(), {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16"),
-    ("offload_needs", D, situation(), {"offload_optimizer": True}, "zero_stage 1"),
-    ("offload_needs", D, situation(gpu="cpu"), {"offload_optimizer": True, "zero_stage": 2}, "here there is none"),
-    ("offload_needs", D, situation(optimizer="sgd"), {"offload_optimizer": True, "zero_stage": 2}, "Adam"),
-    ("offload_needs", D, situation(), {"offload_optimizer": True, "zero_stage": 1, "pp": 2, "dp": 4}, "pp=2"),
+    ("mfsdp", M, workload(), {"pp": 2, "dp": 4, "megatron_fsdp": True, "zero_stage": 3}, "no pipeline"),
+    ("mfsdp", M, workload(gpu="cpu"), {"megatron_fsdp": True, "zero_stage": 3}, "needs GPUs"),
+    ("zero_stage", M, workload(), {"megatron_fsdp": True, "zero_stage": 1}, "has zero_stage 2, 3 with megatron_fsdp"),
+    ("options", D, workload(), {"cuda_graph_impl": "local", "overlap_grad_reduce": False}, "reduce=false, cuda_graph_impl=local"),
+    ("zero_shard_size", D, workload(), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4"),
+    ("distopt_adam", M, workload(optimizer="sgd"), {"zero_stage": 1}, "Adam only"),
+    ("offload", M, workload(), {"offload_optimizer": True}, "has no optimizer offload"),
+    ("zero_stage", D, workload(), {"pp": 2, "dp": 4, "zero_stage": 2}, "0, 1 with a pipeline"),
+    ("zero_stage", D, workload(), {"pp": 2, "dp": 4, "zero_stage": 3}, "0, 1 with a pipeline"),
+    ("pp_zero_megatron", D, workload(gpu="cpu"), {"pp": 2, "dp": 4, "zero_stage": 0}, "zero_stage=0 with schedule=1f1b"),
+    ("pp_zero0", D, workload(), {"pp": 2, "dp": 4, "schedule": "deepspeed_1f1b"}, "offered in fp32 only, not in bf16"),
+    ("pp_fp16", D, workload(precision="fp16"), {"pp": 2, "dp": 4, "zero_stage": 1}, "precision=fp16 with schedule=1f1b"),
+    ("schedule", D, workload(), {"zero_stage": 1, "schedule": "deepspeed_1f1b"}, "needs pp above 1"),
+    ("schedule", D, workload(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "deepspeed_1f1b"}, "vpp=2 runs interleaved"),
+    ("schedule", M, workload(), {"pp": 2, "dp": 4, "schedule": "deepspeed_1f1b"}, "1f1b, interleaved, not deepspeed_1f1b"),
+    ("gad_mix", D, workload(), {"zero_stage": 0}, "zero_stage=0 sums gradients in bf16"),
+    ("offload_needs", D, workload(), {"offload_optimizer": True}, "zero_stage 1"),
+    ("offload_needs", D, workload(gpu="cpu"), {"offload_optimizer": True, "zero_stage": 2}, "here there is none"),
+    ("offload_needs", D, workload(optimizer="sgd"), {"offload_optimizer": True, "zero_stage": 2}, "Adam"),
+    ("offload_needs", D, workload(), {"offload_optimizer": True, "zero_stage": 1, "pp": 2, "dp": 4}, "pp=2"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rule", "engine", "given", "choices", "reason"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
-def test_a_rule_refuses_with_its_reason(rule: str, engine: str, given: Situation, choices: dict[str, Any], reason: str) -> None:
+def test_a_rule_refuses_with_its_reason(rule: str, engine: str, given: Workload, choices: dict[str, Any], reason: str) -> None:
     assert reason in refusals(engine, given, **choices)[rule]
 
 
 def test_a_schedule_that_does_not_fit_its_chunks_is_refused() -> None:
     capabilities = ENGINES[M].capabilities(Software())
     wrong = replace(candidate(pp=2, dp=4, vpp=2, num_microbatches=16), schedule="1f1b")
-    broken = broken_rule(capabilities, wrong, situation())
+    broken = broken_rule(capabilities, wrong, workload())
     assert broken is not None
     assert "interleaved" in broken[1]
 
@@ -198,7 +205,7 @@ def test_every_rule_has_a_case_that_it_refuses(engine: str) -> None:
 @pytest.mark.parametrize("engine", BOTH)
 def test_rules_have_distinct_names_and_name_the_engines_own(engine: str) -> None:
     capabilities = ENGINES[engine].capabilities(Software())
-    rules = rules_of(capabilities, situation())
+    rules = rules_of(capabilities, workload())
     assert len({rule.id for rule in rules}) == len(rules)
     assert {*capabilities.sources} <= {rule.id for rule in rules}
     for rule in capabilities.rules:
@@ -207,7 +214,7 @@ def test_rules_have_distinct_names_and_name_the_engines_own(engine: str) -> None
 
 @pytest.mark.parametrize("engine", BOTH)
 def test_a_rule_needs_only_what_the_tree_decides(engine: str) -> None:
-    for rule in rules_of(ENGINES[engine].capabilities(Software()), situation()):
+    for rule in rules_of(ENGINES[engine].capabilities(Software()), workload()):
         for name in rule.needs:
             assert name in LEVELS or name in GIVEN or name in FIXED_WITH or name == "zero_shard_size", (rule.id, name)
 
@@ -216,18 +223,18 @@ def test_a_rule_needs_only_what_the_tree_decides(engine: str) -> None:
 @pytest.mark.parametrize(("gpu", "precision"), [("H100-SXM-80GB", "bf16"), ("V100-SXM2-16GB", "fp16"), ("cpu", "fp32"), ("cpu", "bf16")])
 def test_plain_data_parallelism_is_always_legal(engine: str, gpu: str, precision: str) -> None:
     for model in (GPT, LLAMA):
-        assert refusals(engine, situation(model, gpu=gpu, precision=precision), zero_stage=1) == {}
+        assert refusals(engine, workload(model, gpu=gpu, precision=precision), zero_stage=1) == {}
 
 
 def test_sequence_parallelism_with_local_norms_is_legal_where_our_shim_makes_it_so() -> None:
     """On a CPU the norm's gradients are reduced by the worker's shim."""
     for engine in BOTH:
-        assert refusals(engine, situation(LLAMA, gpu="cpu"), tp=2, dp=4, sequence_parallel=True, zero_stage=1, num_microbatches=16) == {}
+        assert refusals(engine, workload(LLAMA, gpu="cpu"), tp=2, dp=4, sequence_parallel=True, zero_stage=1, num_microbatches=16) == {}
 
 
 def test_more_tensor_parallel_ranks_than_query_groups_are_legal() -> None:
     """Since 0.16 (core/transformer/attention.py:289)."""
-    assert refusals(M, situation(LLAMA), tp=8, dp=1, num_microbatches=64) == {}
+    assert refusals(M, workload(LLAMA), tp=8, dp=1, num_microbatches=64) == {}
 
 
 def test_no_engine_offers_context_parallelism_that_no_worker_runs() -> None:
@@ -261,7 +268,7 @@ def test_the_flash_package_alone_saves_no_scores_of_megatron_core(engine: str) -
     """Its local layers have DotProductAttention (core/models/backends.py:113), whatever is installed."""
     without = Software(transformer_engine=False, flash_attention=True)
     assert not ENGINES[engine].traits(without).flash_attention
-    assert "recompute_flash" not in refusals(engine, situation(LLAMA, software=without), recompute="core_attn+mlp")
+    assert "recompute_flash" not in refusals(engine, workload(LLAMA, software=without), recompute="core_attn+mlp")
     assert ENGINES["deepspeed"].traits(without).flash_attention
     assert ENGINES[engine].capabilities(without).pinned_recompute == ()
     assert ENGINES[engine].capabilities(Software()).pinned_recompute == ("selective",)
@@ -276,18 +283,17 @@ def test_traits_know_every_stage_that_the_engine_offers(engine: str) -> None:
 
 
 def test_an_engine_names_the_part_that_it_lacks() -> None:
-    latent = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
     experts = Experts(num_experts=8, topk=2, ffn_hidden_size=32, score="sigmoid")
-    given = replace(situation(LLAMA), model=describe(replace(LLAMA, mixer=latent, feed_forward=experts), 64))
+    given = replace(workload(LLAMA), model=describe(replace(LATENT_LLAMA, feed_forward=experts), 64))
     why = unsuited(ENGINES[D].capabilities(Software()), given)
     assert (why or "").startswith(f"{D} has no latent_attention and no experts and no sigmoid_router; of parts of models it has attention")
-    assert unsuited(ENGINES[D].capabilities(Software()), situation(LLAMA)) is None
+    assert unsuited(ENGINES[D].capabilities(Software()), workload(LLAMA)) is None
 
 
 def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_that_would_be_another_model() -> None:
     capabilities = ENGINES[M].capabilities(Software())
     biased = replace(MIXTURE, feed_forward=replace(SIX, router_bias=True))
-    assert unsuited(capabilities, situation(biased)) is None
+    assert unsuited(capabilities, workload(biased)) is None
     assert plan_only(capabilities, biased)
     assert not plan_only(capabilities, MIXTURE)
     job = ENGINES[M].translate(make_plan(M, biased))
@@ -299,12 +305,12 @@ def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> Non
     """Six experts on eight GPUs: ep of 1 and 2; whole ones, but with ep=1 as attention is, and with ep=2 too: 4 and 8 don't divide 6."""
     capabilities = ENGINES[M].capabilities(Software())
 
-    def degrees(given: Situation, pins: Pins) -> set[tuple[int, ...]]:
+    def degrees(given: Workload, pins: Pins) -> set[tuple[int, ...]]:
         meshes = (leaf.candidate.mesh for leaf in Tree(capabilities, given, pins).leaves(lambda cut: None))
         return {(mesh.tp, mesh.ep, mesh.etp) for mesh in meshes}
 
     alike = {(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 1, 8)}
     whole = {(1, 2, 1), (2, 2, 1), (4, 2, 1), (8, 2, 1)}
-    assert degrees(situation(MIXTURE), Pins(pp=1)) == alike | whole | {(2, 2, 2), (4, 2, 4)}
-    assert degrees(situation(MIXTURE), Pins(pp=1, ep=2, etp=4)) == {(tp, 2, 4) for tp in (1, 2, 4, 8)}
-    assert {(ep, etp) for _, ep, etp in degrees(situation(LLAMA), Pins())} == {(1, 1)}
+    assert degrees(workload(MIXTURE), Pins(pp=1)) == alike | whole | {(2, 2, 2), (4, 2, 4)}
+    assert degrees(workload(MIXTURE), Pins(pp=1, ep=2, etp=4)) == {(tp, 2, 4) for tp in (1, 2, 4, 8)}
+    assert {(ep, etp) for _, ep, etp in degrees(workload(LLAMA), Pins())} == {(1, 1)}

@@ -10,7 +10,7 @@ import pytest
 from hand_plans import GPT, LLAMA, candidate, make_plan, training_for
 from msgspec.structs import replace
 from test_deepspeed import PLANS as HUGGING_FACE
-from test_rules import refusals, situation
+from test_rules import refusals, workload
 from test_translate import DEEPSPEED as OVER_MEGATRON
 from test_translate import file_of
 
@@ -19,16 +19,16 @@ from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Situation
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
+from orchestrator.strategy.workload import Workload
 
 WITH_DS_CONFIG = OVER_MEGATRON | HUGGING_FACE
 ON_DEEPSPEED = ("megatron_deepspeed", "deepspeed")
 
 
-def grow(engine: str, given: Situation, pins: Pins | None = None) -> tuple[list[Leaf], list[Outcome]]:
+def grow(engine: str, given: Workload, pins: Pins | None = None) -> tuple[list[Leaf], list[Outcome]]:
     cuts: list[Outcome] = []
     return list(Tree(ENGINES[engine].capabilities(given.cluster.software), given, pins or Pins()).leaves(cuts.append)), cuts
 
@@ -61,7 +61,7 @@ def test_1_interleaved_stages_never_batch_their_sends() -> None:
 
 
 def test_3_a_second_copy_of_the_weights_is_planned_without_tensor_parallelism_only() -> None:
-    given = replace(situation(LLAMA, world=32), model=describe(LLAMA, 64))
+    given = replace(workload(LLAMA, world=32), model=describe(LLAMA, 64))
     leaves, cuts = grow("deepspeed", given)
     doubled = [leaf.candidate for leaf in leaves if leaf.candidate.strategy.zero_shard_size is not None]
     assert doubled
@@ -82,7 +82,7 @@ def test_4_a_pipeline_under_deepspeed_has_zero_0_only_where_the_worker_clips() -
     (test_silent_errors_of_workers.py)."""
     for precision, changes in (("fp32", {}), ("bf16", {"grad_accum_dtype": "bf16"}), ("fp16", {"grad_accum_dtype": "fp16"})):
         gpu = "cpu" if precision == "fp32" else "A100-SXM-80GB"
-        given = replace(situation(gpu=gpu, precision=precision, clip=1.0, **changes), model=describe(GPT, 64))
+        given = replace(workload(gpu=gpu, precision=precision, clip=1.0, **changes), model=describe(GPT, 64))
         candidates = [leaf.candidate for leaf in grow("megatron_deepspeed", given)[0]]
         assert any(c.mesh.pp > 1 for c in candidates)
         bare = {c.schedule for c in candidates if c.mesh.pp > 1 and c.strategy.zero_stage == 0}
@@ -104,7 +104,7 @@ def test_5_tensor_parallelism_is_never_given_a_train_batch_size(name: str) -> No
 
 def test_6_context_parallelism_is_planned_where_zero_knows_its_group_only() -> None:
     """megatron-core's groups under DeepSpeed have no group over sequence and data; Ulysses' own have."""
-    given = replace(situation(LLAMA), model=describe(LLAMA, 64))
+    given = replace(workload(LLAMA), model=describe(LLAMA, 64))
     leaves, _ = grow("megatron_deepspeed", given)
     assert {leaf.candidate.mesh.cp for leaf in leaves} == {1}
     assert "axis_cp" in refusals("megatron_deepspeed", given, cp=2, dp=4)
@@ -129,13 +129,13 @@ def test_8_sixteen_bit_gradients_are_summed_in_the_type_that_the_plan_says(name:
 
 @pytest.mark.parametrize("engine", ON_DEEPSPEED)
 def test_8_stage_0_which_can_not_sum_in_fp32_is_not_planned_for_it(engine: str) -> None:
-    assert "gad_mix" in refusals(engine, situation(precision="bf16", grad_accum_dtype="fp32"), zero_stage=0)
+    assert "gad_mix" in refusals(engine, workload(precision="bf16", grad_accum_dtype="fp32"), zero_stage=0)
 
 
 @pytest.mark.parametrize("engine", ["megatron", "megatron_deepspeed"])
 def test_9_an_mlp_with_biases_is_never_recomputed_alone(engine: str) -> None:
     """megatron-core would loop for ever in backward."""
-    given = replace(situation(GPT), model=describe(GPT, 64))
+    given = replace(workload(GPT), model=describe(GPT, 64))
     assert GPT.add_bias_linear
     modes = {mode for leaf in grow(engine, given)[0] for mode in leaf.recompute}
     assert {"none", "full"} <= modes

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from covering_plans import ALL, DEEPSPEED, MEGATRON
-from hand_plans import BERT, GPT, LLAMA, T5, engine_fields, make_plan, situation_of, training_for
+from hand_plans import BERT, GPT, LLAMA, T5, engine_fields, make_plan, training_for, workload_of
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
@@ -103,7 +103,7 @@ def test_the_job_is_the_golden_one(name: str) -> None:
 def test_every_covering_plan_is_legal(name: str) -> None:
     plan = ALL[name]
     capabilities = ENGINES[plan.engine].capabilities(plan.cluster.software)
-    broken = broken_rule(capabilities, plan.candidate, situation_of(plan))
+    broken = broken_rule(capabilities, plan.candidate, workload_of(plan))
     assert broken is None, broken
 
 
@@ -324,7 +324,7 @@ def test_the_other_rank_order_has_its_flag_and_only_that() -> None:
     plan = make_plan(pp=2, tp=2)
     other = replace(plan, rank_order=PP_BEFORE_DP)
     assert [flag for flag in megatron_flags(other) if flag not in megatron_flags(plan)] == [("--use-tp-pp-dp-mapping",)]
-    assert broken_rule(ENGINES["megatron"].capabilities(plan.cluster.software), other.candidate, situation_of(other)) is None
+    assert broken_rule(ENGINES["megatron"].capabilities(plan.cluster.software), other.candidate, workload_of(other)) is None
 
 
 def test_what_the_command_line_says_otherwise_is_noted() -> None:

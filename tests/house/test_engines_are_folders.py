@@ -16,6 +16,7 @@ OTHER_THINGS = {
     "engines/engine.py": "DeepSpeed's launcher",
     "job.py": "DeepSpeed's launcher",
     "recipe/keys.py": "DeepSpeed's launcher, and the keys megatron.*",
+    "recipe/cluster_fields.py": "a package of cluster.software",
     "engines/passthrough.py": "the keys megatron.*",
     "strategy/capabilities.py": "layers as megatron-core computes them",
     "data.py": "the package that indexes a corpus",

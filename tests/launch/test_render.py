@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slurm_keys import container_options, slurm_options
 
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, Job, SlurmOptions
@@ -27,7 +28,6 @@ from orchestrator.launch.render import (
     sbatch_quote,
     with_environment,
 )
-from orchestrator.recipe.starting import container_options, slurm_options
 
 GOLDEN = Path(__file__).parent / "golden"
 GPT = Job(

@@ -57,7 +57,7 @@ ONLY_IN: dict[str, list[dict[str, Any]]] = {
 def random_plan(draw: random.Random, version: str) -> Any:
     """A plan of the megatron engine for this version of Megatron-core from everything that its command line can say; None where these
     choices are not legal together."""
-    from hand_plans import BERT, GPT, LLAMA, T5, make_plan, situation_of
+    from hand_plans import BERT, GPT, LLAMA, T5, make_plan, workload_of
     from msgspec.structs import replace
 
     from orchestrator.engines import ENGINES
@@ -165,7 +165,7 @@ def random_plan(draw: random.Random, version: str) -> Any:
     if pp > 1 and dp > 1 and one([True, False, False]):
         plan = replace(plan, rank_order=PP_BEFORE_DP)
     rules = ENGINES["megatron"].capabilities(software)
-    if broken_rule(rules, plan.candidate, situation_of(plan)) is not None:
+    if broken_rule(rules, plan.candidate, workload_of(plan)) is not None:
         return None
     try:
         return plan if why_not(plan) is None else None

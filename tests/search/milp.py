@@ -24,11 +24,12 @@ from scipy.sparse import csr_matrix
 
 from orchestrator.cost.price import CostModel, StageCost
 from orchestrator.model.spec import ModelSpec
-from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import rules_of
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.tree import vpp_degrees
+from orchestrator.strategy.workload import Workload
 
 SCALE = 1000.0
 """The program's unit of time is a thousandth of the time that it is to be compared with: HiGHS's tolerances (1e-6) are absolute."""
@@ -95,7 +96,7 @@ def stage_of(model: ModelSpec, pp: int, p: int, chunks: Sequence[tuple[int, int]
     return Stage(layers=tuple(spans))
 
 
-def outer_choices(capabilities: Capabilities, given: Situation) -> Iterator[tuple[Candidate, list[Recompute]]]:
+def outer_choices(capabilities: Capabilities, given: Workload) -> Iterator[tuple[Candidate, list[Recompute]]]:
     """The product of all choices that break none of the engine's rules, with the recompute modes that they may use."""
     world, batch = given.cluster.num_gpus, given.training.global_batch_size
     layers = sum(run.count for run in given.model.runs) - 2

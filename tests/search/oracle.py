@@ -17,25 +17,26 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search.inner import spread
-from orchestrator.strategy.capabilities import Capabilities, Situation, Traits
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.legality import rules_of, unsuited
 from orchestrator.strategy.megatron_layout import stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.tree import vpp_degrees
+from orchestrator.strategy.workload import Workload
 
 
-def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[Candidate]:
+def outer_choices(capabilities: Capabilities, workload: Workload) -> Iterator[Candidate]:
     """The whole product of the choices, filtered by all rules at once."""
-    world, batch = situation.cluster.num_gpus, situation.training.global_batch_size
-    layers = transformer_layers(situation.model)
-    if unsuited(capabilities, situation) is not None:
+    world, batch = workload.cluster.num_gpus, workload.training.global_batch_size
+    layers = transformer_layers(workload.model)
+    if unsuited(capabilities, workload) is not None:
         return
-    rules = rules_of(capabilities, situation)
+    rules = rules_of(capabilities, workload)
     degrees = range(1, world + 1)
     flags = (False, True)
-    copies = [None, *sorted({level.size for level in situation.cluster.levels})] if capabilities.zero_shard_groups else [None]
+    copies = [None, *sorted({level.size for level in workload.cluster.levels})] if capabilities.zero_shard_groups else [None]
     for pp, tp, cp, dp, zero, sp, size, offload, order, copy in product(
         degrees, degrees, degrees, degrees, capabilities.zero_stages, flags, range(1, batch + 1), flags, capabilities.rank_orders, copies
     ):
@@ -58,7 +59,7 @@ def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[
                             sequence_parallel=sp,
                             recompute=recompute,
                             offload_optimizer=offload,
-                            grad_reduce_dtype=situation.training.grad_reduce_dtype,
+                            grad_reduce_dtype=workload.training.grad_reduce_dtype,
                         ),
                         micro_batch_size=size,
                         num_microbatches=m,
@@ -66,7 +67,7 @@ def outer_choices(capabilities: Capabilities, situation: Situation) -> Iterator[
                         microbatch_group_size_per_vp_stage=group,
                         schedule=schedule,  # type: ignore[arg-type]
                     )
-                    if all(rule.check(candidate, situation) is None for rule in rules):
+                    if all(rule.check(candidate, workload) is None for rule in rules):
                         yield candidate
 
 
@@ -142,11 +143,11 @@ def best(
 ) -> tuple[float, Candidate, tuple[Stage, ...]] | None:
     """The fastest plan that fits, by enumeration: (seconds, candidate, stages); None where none fits."""
     found: tuple[float, Candidate, tuple[Stage, ...]] | None = None
-    situation = Situation(model=model, training=training, cluster=cluster)
+    workload = Workload(model=model, training=training, cluster=cluster)
     for capabilities, traits in engines:
-        costs = CostModel(model, training, cluster, traits, calibration)
+        costs = CostModel(workload, traits, calibration)
         legal: dict[Candidate, list[Recompute]] = {}
-        for candidate in outer_choices(capabilities, situation):
+        for candidate in outer_choices(capabilities, workload):
             key = replace(candidate, strategy=replace(candidate.strategy, recompute="none"))
             legal.setdefault(key, []).append(candidate.strategy.recompute)
         for key, allowed in legal.items():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
+from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.spec import RANK_ORDER, Candidate
+from orchestrator.strategy.workload import Workload
 
 
-def heads(candidate: Candidate, given: Situation) -> str | None:
+def heads(candidate: Candidate, given: Workload) -> str | None:
     n = given.model.architecture.num_attention_heads
     return f"{candidate.mesh.tp} does not divide num_attention_heads={n}" if n % candidate.mesh.tp else None
 
 
-def interleaved_batches(candidate: Candidate, _: Situation) -> str | None:
+def interleaved_batches(candidate: Candidate, _: Workload) -> str | None:
     pp, m = candidate.mesh.pp, candidate.num_microbatches
     size = candidate.microbatch_group_size_per_vp_stage or pp
     if candidate.vpp > 1 and (not pp <= size <= m or 0 < m % size < pp):

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
-from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import AXES, OF_THEIR_OWN, broken_rule, derived_rules, lacking_parts, plan_only, rules_of
 from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, PP_BEFORE_DP, RANK_ORDER, Candidate, Mesh, Strategy
+from orchestrator.strategy.workload import Workload
 
 LAYERS, GPUS, BATCH = 12, 8, 16
 OTHER_OPTIONS = tuple(choice for choice in CHOICES if choice.searched and choice.name not in OF_THEIR_OWN)
-GIVEN = Situation(model=gpt(LAYERS), training=training(BATCH), cluster=cluster(GPUS))
+GIVEN = Workload(model=gpt(LAYERS), training=training(BATCH), cluster=cluster(GPUS))
 
 
 def able(**changes: Any) -> Capabilities:
@@ -47,7 +48,7 @@ def chosen(**values: Any) -> Candidate:
     return Candidate(engine="megatron", strategy=Strategy(mesh=mesh, **values), **(usual | own))
 
 
-def broken(capabilities: Capabilities, candidate: Candidate, given: Situation = GIVEN) -> dict[str, str]:
+def broken(capabilities: Capabilities, candidate: Candidate, given: Workload = GIVEN) -> dict[str, str]:
     """Every derived rule that the candidate breaks, with the reason."""
     answers = {rule.id: rule.check(candidate, given) for rule in derived_rules(capabilities, given)}
     return {name: why for name, why in answers.items() if why is not None}

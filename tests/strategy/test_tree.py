@@ -7,11 +7,12 @@ from msgspec.structs import replace
 from small_engines import HEADS, INTERLEAVED, deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
-from orchestrator.strategy.capabilities import Capabilities, Rule, Situation
+from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.paper import PP_OUTERMOST
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import Leaf, Outcome, Tree, divisors, vpp_degrees
+from orchestrator.strategy.workload import Workload
 
 
 def grow(
@@ -24,9 +25,9 @@ def grow(
     heads: int = 4,
     prunings: tuple[Rule, ...] = (),
 ) -> tuple[list[Leaf], list[Outcome]]:
-    situation = Situation(model=gpt(layers, heads=heads), training=training(batch), cluster=cluster(gpus, gpus_per_node=min(gpus, 8)))
+    workload = Workload(model=gpt(layers, heads=heads), training=training(batch), cluster=cluster(gpus, gpus_per_node=min(gpus, 8)))
     cuts: list[Outcome] = []
-    return list(Tree(capabilities, situation, pins or Pins(), prunings).leaves(cuts.append)), cuts
+    return list(Tree(capabilities, workload, pins or Pins(), prunings).leaves(cuts.append)), cuts
 
 
 def test_every_leaf_uses_all_gpus_and_the_whole_batch() -> None:
@@ -175,10 +176,10 @@ def test_a_rule_is_judged_as_soon_as_its_needs_are_known() -> None:
     """A rule over tp alone must not be asked once per leaf."""
     asked = 0
 
-    def check(candidate: Candidate, situation: Situation) -> str | None:
+    def check(candidate: Candidate, workload: Workload) -> str | None:
         nonlocal asked
         asked += 1
-        return HEADS.check(candidate, situation)
+        return HEADS.check(candidate, workload)
 
     rule = Rule(id="heads", engine_rule="x", check=check, needs=("model", "tp"))
     leaves, _ = grow(megatron_like(rules=(rule, INTERLEAVED)), gpus=64, layers=64, batch=64)

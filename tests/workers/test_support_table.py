@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import test_context_parallel
 import test_hf_parity
 import test_parity
 import test_pipeline_parity
@@ -19,7 +20,8 @@ from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.report.table import AXES, markdown, refusal
-from orchestrator.strategy.capabilities import Capabilities, Situation
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, US
 
 pytestmark = pytest.mark.engines
@@ -44,12 +46,13 @@ def trained() -> dict[str, Plan]:
     """Every parity case by its name: .ci/run and .ci/full train them all."""
     return {
         **{case: test_parity.plan_of(case) for case in test_parity.CASES},
+        **{case: test_context_parallel.plan_of(model, **fields) for case, (model, fields) in test_context_parallel.CASES.items()},
         **{case: test_pipeline_parity.plan_of(case) for case in test_pipeline_parity.CASES},
         **{case: test_hf_parity.hf_plan(model, **fields) for case, (model, fields) in test_hf_parity.ALL.items()},
     }
 
 
-def situations() -> dict[str, list[Situation]]:
+def workloads() -> dict[str, list[Workload]]:
     """A node of GPUs in bf16; then with gradients summed in bf16, which DeepSpeed's stage 0 needs; then the ranks that the cases ran on."""
     found = {}
     for family, model in MODELS.items():
@@ -58,9 +61,9 @@ def situations() -> dict[str, list[Situation]]:
         narrow = replace(plain, grad_accum_dtype="bf16", grad_reduce_dtype="bf16")
         single = replace(plain, precision="fp32")
         found[family] = [
-            Situation(model=spec, training=plain, cluster=CLUSTER),
-            Situation(model=spec, training=narrow, cluster=CLUSTER),
-            Situation(model=spec, training=single, cluster=CPU),
+            Workload(model=spec, training=plain, cluster=CLUSTER),
+            Workload(model=spec, training=narrow, cluster=CLUSTER),
+            Workload(model=spec, training=single, cluster=CPU),
         ]
     return found
 
@@ -72,7 +75,7 @@ def engines() -> list[Capabilities]:
 def test_support_md_has_the_table_of_the_capabilities() -> None:
     text = README.read_text()
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    table = markdown(engines(), situations(), trained())
+    table = markdown(engines(), workloads(), trained())
     if os.environ.get("REGENERATE_GOLDEN"):
         README.write_text(text[:begin] + table + text[end:])
     else:
@@ -81,7 +84,7 @@ def test_support_md_has_the_table_of_the_capabilities() -> None:
 
 def test_what_no_case_trains_with_any_model_is_little() -> None:
     """Context parallelism and Megatron-FSDP, which need GPUs: a lost case would be one more."""
-    table = markdown(engines(), situations(), trained())
+    table = markdown(engines(), workloads(), trained())
     assert table.count("trains exactly (") > 130
     assert table.count("no training has it") <= 10
 
@@ -91,4 +94,4 @@ def test_no_case_trains_what_the_rules_refuse() -> None:
     for name, plan in trained().items():
         for axis in AXES:
             if axis.used(plan) and plan.tp * plan.pp * plan.cp <= 8:
-                assert refusal(by_name[plan.engine], axis, situations()[plan.model.family]) is None, (name, axis.name)
+                assert refusal(by_name[plan.engine], axis, workloads()[plan.model.family]) is None, (name, axis.name)

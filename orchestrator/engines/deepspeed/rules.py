@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.hf_config import DECODERS, GPT2, class_of, inexpressible
+from orchestrator.engines.hf_config import DENSE, GPT2, class_of, inexpressible
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
 from orchestrator.model.hugging_face import divides_head
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in DECODERS if found is not GPT2)
+ULYSSES_CLASSES: Final = tuple(found.model for found in DENSE if found is not GPT2)
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder. t5's bias is not of a shard's length."""
 
 
-def hf_architecture(_: Candidate, situation: Situation) -> str | None:
-    return inexpressible(situation.model.architecture)
+def hf_architecture(_: Candidate, workload: Workload) -> str | None:
+    return inexpressible(workload.model.architecture)
 
 
-def autotp_family(candidate: Candidate, situation: Situation) -> str | None:
+def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     tp = candidate.mesh.tp
-    if tp == 1 or class_of(situation.model.architecture) is not GPT2:
+    if tp == 1 or class_of(workload.model.architecture) is not GPT2:
         return None
     return f"tp={tp}: AutoTP refuses GPT-2, whose linears are Conv1D"
 
 
-def autotp_divides(candidate: Candidate, situation: Situation) -> str | None:
+def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP would cut unevenly; then ranks wait for the widest, and our cost model does not know it."""
-    tp, a = candidate.mesh.tp, situation.model.architecture
+    tp, a = candidate.mesh.tp, workload.model.architecture
     given = (
         ("num_attention_heads", a.num_attention_heads),
         ("num_query_groups", a.query_groups),
@@ -44,35 +45,35 @@ def autotp_divides(candidate: Candidate, situation: Situation) -> str | None:
     return None
 
 
-def autotp_without_ulysses(candidate: Candidate, _: Situation) -> str | None:
+def autotp_without_ulysses(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     if mesh.tp == 1 or mesh.cp == 1:
         return None
     return f"tp={mesh.tp} cp={mesh.cp}: AutoTP takes the place of the mpu that Ulysses needs"
 
 
-def autotp_host(candidate: Candidate, situation: Situation) -> str | None:
+def autotp_host(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP cuts a model that each rank has built whole; without it the whole model must fit the GPU or zero.Init divides it at once."""
-    tp, cluster = candidate.mesh.tp, situation.cluster
+    tp, cluster = candidate.mesh.tp, workload.cluster
     if tp == 1:
         return None
-    itemsize = ITEMSIZE["fp32" if situation.training.precision == "fp32" else "bf16"]
-    needed = situation.model.parameters * itemsize
+    itemsize = ITEMSIZE["fp32" if workload.training.precision == "fp32" else "bf16"]
+    needed = workload.model.parameters * itemsize
     if needed <= cluster.host_memory:
         return None
     have = format_bytes(cluster.host_memory)
     return f"tp={tp}: AutoTP builds the whole model in host memory first: {format_bytes(needed)} a rank of {have} (cluster.host_memory)"
 
 
-def ulysses_family(candidate: Candidate, situation: Situation) -> str | None:
-    model, cp = class_of(situation.model.architecture).model, candidate.mesh.cp
+def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
+    model, cp = class_of(workload.model.architecture).model, candidate.mesh.cp
     if cp == 1 or model in ULYSSES_CLASSES:
         return None
     return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
 
 
-def ulysses_heads(candidate: Candidate, situation: Situation) -> str | None:
-    cp, a = candidate.mesh.cp, situation.model.architecture
+def ulysses_heads(candidate: Candidate, workload: Workload) -> str | None:
+    cp, a = candidate.mesh.cp, workload.model.architecture
     if a.num_attention_heads % cp:
         return f"cp={cp} does not divide num_attention_heads={a.num_attention_heads}"
     if a.query_groups % cp and cp % a.query_groups:
@@ -80,21 +81,21 @@ def ulysses_heads(candidate: Candidate, situation: Situation) -> str | None:
     return None
 
 
-def ulysses_sequence(candidate: Candidate, situation: Situation) -> str | None:
+def ulysses_sequence(candidate: Candidate, workload: Workload) -> str | None:
     cp = candidate.mesh.cp
-    for name, length in sequence_lengths(situation).items():
+    for name, length in sequence_lengths(workload).items():
         if length % cp:
             return f"cp={cp} does not divide {name}={length}"
     return None
 
 
-def ulysses_offload(candidate: Candidate, _: Situation) -> str | None:
+def ulysses_offload(candidate: Candidate, _: Workload) -> str | None:
     if candidate.mesh.cp == 1 or not candidate.strategy.offload_optimizer:
         return None
     return f"offload_optimizer with cp={candidate.mesh.cp}: never tried under Ulysses"
 
 
-def hpz(candidate: Candidate, _: Situation) -> str | None:
+def hpz(candidate: Candidate, _: Workload) -> str | None:
     strategy = candidate.strategy
     size, mesh = strategy.zero_shard_size, strategy.mesh
     if size is None or strategy.zero_stage != 3:

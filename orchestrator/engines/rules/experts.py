@@ -5,8 +5,9 @@ from __future__ import annotations
 from orchestrator.engines.rules.rule import divides, rule
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 
 
 def expert_counts(a: Architecture) -> list[int]:
@@ -15,34 +16,34 @@ def expert_counts(a: Architecture) -> list[int]:
     return sorted({part.num_experts for part in parts if isinstance(part, Experts)})
 
 
-def experts(candidate: Candidate, situation: Situation) -> str | None:
-    counts, ep = expert_counts(situation.model.architecture), candidate.mesh.ep
+def experts(candidate: Candidate, workload: Workload) -> str | None:
+    counts, ep = expert_counts(workload.model.architecture), candidate.mesh.ep
     if not counts and ep > 1:
         return f"ep={ep}: a dense model has no experts"
     return next((why for count in counts if (why := divides(ep, "ep", count, "num_experts"))), None)
 
 
-def expert_widths(candidate: Candidate, situation: Situation) -> str | None:
-    a, etp = situation.model.architecture, candidate.mesh.etp
+def expert_widths(candidate: Candidate, workload: Workload) -> str | None:
+    a, etp = workload.model.architecture, candidate.mesh.etp
     if not a.experts and etp > 1:
         return f"etp={etp}: a dense model has no experts"
     return next((why for part in a.experts if (why := divides(etp, "etp", part.ffn_hidden_size, "the experts' ffn_hidden_size"))), None)
 
 
-def experts_together(candidate: Candidate, situation: Situation) -> str | None:
+def experts_together(candidate: Candidate, workload: Workload) -> str | None:
     mesh = candidate.mesh
-    if not situation.model.architecture.experts or mesh.ep > 1 or mesh.etp == mesh.tp:
+    if not workload.model.architecture.experts or mesh.ep > 1 or mesh.etp == mesh.tp:
         return None
     return f"ep=1 with etp={mesh.etp} and tp={mesh.tp}: experts' gradients are then reduced as those of other layers, silently wrong"
 
 
-def experts_fold(candidate: Candidate, _: Situation) -> str | None:
+def experts_fold(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     return divides(mesh.ep * mesh.etp, "ep*etp", mesh.tp * mesh.cp * mesh.dp, "tp*cp*dp")
 
 
-def expert_kinds(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def expert_kinds(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     if len(a.experts) > 1:
         return f"{len(a.experts)} kinds of experts in one model: megatron-core has one"
     for part in a.experts:
@@ -53,8 +54,8 @@ def expert_kinds(_: Candidate, situation: Situation) -> str | None:
     return None
 
 
-def experts_sequence(candidate: Candidate, situation: Situation) -> str | None:
-    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not expert_counts(situation.model.architecture):
+def experts_sequence(candidate: Candidate, workload: Workload) -> str | None:
+    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not expert_counts(workload.model.architecture):
         return None
     return f"tp={candidate.mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only"
 

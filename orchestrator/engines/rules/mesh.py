@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate
+from orchestrator.strategy.workload import Workload
 
 MEGATRON_ORDERS: Final = (RANK_ORDER, PP_BEFORE_DP)
 """What initialize_model_parallel is given (training/initialize.py:378)."""
 
 
-def expert_order(candidate: Candidate, _: Situation) -> str | None:
+def expert_order(candidate: Candidate, _: Workload) -> str | None:
     mesh = candidate.mesh
     expert_dp = mesh.expert_dp if mesh.ep * mesh.etp > 1 else mesh.dp * mesh.cp  # Megatron's etp is tp where none is given
     if mesh.order != RANK_ORDER and mesh.pp > 1 and expert_dp != mesh.dp:
@@ -20,12 +21,12 @@ def expert_order(candidate: Candidate, _: Situation) -> str | None:
     return None
 
 
-def heads(candidate: Candidate, situation: Situation) -> str | None:
-    return divides(candidate.mesh.tp, "tp", situation.model.architecture.num_attention_heads, "num_attention_heads")
+def heads(candidate: Candidate, workload: Workload) -> str | None:
+    return divides(candidate.mesh.tp, "tp", workload.model.architecture.num_attention_heads, "num_attention_heads")
 
 
-def groups(candidate: Candidate, situation: Situation) -> str | None:
-    tp, a = candidate.mesh.tp, situation.model.architecture
+def groups(candidate: Candidate, workload: Workload) -> str | None:
+    tp, a = candidate.mesh.tp, workload.model.architecture
     if a.query_groups % tp and tp % a.query_groups:
         return f"tp={tp} neither divides num_query_groups={a.query_groups} nor is a multiple of it"
     return divides(
@@ -33,22 +34,22 @@ def groups(candidate: Candidate, situation: Situation) -> str | None:
     )
 
 
-def ffn(candidate: Candidate, situation: Situation) -> str | None:
-    return divides(candidate.mesh.tp, "tp", situation.model.architecture.ffn_hidden_size, "ffn_hidden_size")
+def ffn(candidate: Candidate, workload: Workload) -> str | None:
+    return divides(candidate.mesh.tp, "tp", workload.model.architecture.ffn_hidden_size, "ffn_hidden_size")
 
 
-def sp_sequence(candidate: Candidate, situation: Situation) -> str | None:
+def sp_sequence(candidate: Candidate, workload: Workload) -> str | None:
     mesh = candidate.mesh
     if not candidate.strategy.sequence_parallel:
         return None
-    for name, length in sequence_lengths(situation).items():
+    for name, length in sequence_lengths(workload).items():
         if length % (mesh.cp * mesh.tp):
             return f"sequence_parallel: tp*cp={mesh.tp * mesh.cp} does not divide {name}={length}"
     return None
 
 
-def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
-    cluster, a = situation.cluster, situation.model.architecture
+def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
+    cluster, a = workload.cluster, workload.model.architecture
     if not candidate.strategy.sequence_parallel or cluster.is_cpu:
         return None
     if a.stack == "encoder":
@@ -61,25 +62,26 @@ def sp_norm(candidate: Candidate, situation: Situation) -> str | None:
     return f"sequence_parallel with {a.normalization} needs Transformer Engine" + (" or Apex" if a.normalization == "LayerNorm" else "")
 
 
-def cp_attention(candidate: Candidate, situation: Situation) -> str | None:
-    cluster = situation.cluster
-    if candidate.mesh.cp == 1 or (cluster.software.transformer_engine and not cluster.is_cpu):
+def cp_attention(candidate: Candidate, workload: Workload) -> str | None:
+    """On a CPU the worker has an attention of its own (workers/cpu_attention.py)."""
+    cluster = workload.cluster
+    if candidate.mesh.cp == 1 or cluster.software.transformer_engine or cluster.is_cpu:
         return None
-    return f"cp={candidate.mesh.cp} needs Transformer Engine's attention, on GPUs"
+    return f"cp={candidate.mesh.cp} needs Transformer Engine's attention"
 
 
-def cp_sequence(candidate: Candidate, situation: Situation) -> str | None:
+def cp_sequence(candidate: Candidate, workload: Workload) -> str | None:
     cp = candidate.mesh.cp
     if cp == 1:
         return None
-    return divides(2 * cp, "2*cp", situation.model.seq_length, "seq_length")
+    return divides(2 * cp, "2*cp", workload.model.seq_length, "seq_length")
 
 
-def cp_family(candidate: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def cp_family(candidate: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     if candidate.mesh.cp == 1 or a.stack == "decoder":
         return None
-    return f"cp={candidate.mesh.cp}: nobody has tried context parallelism with {a.family} in Megatron"
+    return f"cp={candidate.mesh.cp}: in megatron-core every rank of {a.family} counts positions from 0"
 
 
 def mesh_rules() -> tuple[Rule, ...]:
@@ -104,5 +106,5 @@ def megatron_rules() -> tuple[Rule, ...]:
         rule("expert_order", "rank_order: core/parallel_state.py:808-816", expert_order, "pp", "ep", "etp", "dp", "rank_order"),
         rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", cp_attention, "cp"),
         rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", cp_sequence, "cp"),
-        rule("cp_family", "megatron_t5, megatron_bert: cp untested", cp_family, "cp"),
+        rule("cp_family", "core/models/bert/bert_model.py:269-276, core/models/T5/t5_model.py:524-536", cp_family, "cp"),
     )

@@ -6,39 +6,41 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 
 
-def positions(_: Candidate, situation: Situation) -> str | None:
-    available = situation.model.architecture.max_position_embeddings
-    for name, length in sequence_lengths(situation).items():
+def positions(_: Candidate, workload: Workload) -> str | None:
+    available = workload.model.architecture.max_position_embeddings
+    for name, length in sequence_lengths(workload).items():
         if length > available:
             return f"{name}={length} is above max_position_embeddings={available}"
     return None
 
 
-def head_width(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def head_width(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     if a.kv_channels is not None:
         return None
     return divides(a.num_attention_heads, "num_attention_heads", a.hidden_size, "hidden_size")
 
 
-def head_groups(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def head_groups(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     return divides(a.query_groups, "num_query_groups", a.num_attention_heads, "num_attention_heads")
 
 
-def no_query_groups(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def no_query_groups(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     if a.stack == "decoder" or a.query_groups == a.num_attention_heads:
         return None
     return f"num_query_groups={a.query_groups} of {a.num_attention_heads} heads: megatron-core's {a.family} has no grouped queries"
 
 
-def position_kind(_: Candidate, situation: Situation) -> str | None:
-    a = situation.model.architecture
+def position_kind(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
     kinds = {
         "decoder": ("learned_absolute", "rope", "none"),
         "encoder": ("learned_absolute", "rope"),
@@ -61,11 +63,47 @@ def _rotary_base(a: Architecture) -> str | None:
     return None if a.rope_scaling_factor is None else f"rope_scaling_factor={a.rope_scaling_factor:g}: megatron-core's {a.family} has none"
 
 
-def relative_attention(_: Candidate, situation: Situation) -> str | None:
-    cluster = situation.cluster
-    if situation.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
+def relative_attention(_: Candidate, workload: Workload) -> str | None:
+    cluster = workload.cluster
+    if workload.model.architecture.position_embedding != "relative" or (cluster.software.transformer_engine and not cluster.is_cpu):
         return None
     return "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"
+
+
+def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
+    mixers = {layer.mixer for layer in workload.model.architecture.kinds_of_layers()}
+    if len(mixers) == 1 or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
+        return None
+    return "latent attention in some layers and another mixer in others: megatron-core has one for all layers"
+
+
+def latent_positions(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    if a.position_embedding == "rope" or not any(isinstance(layer.mixer, LatentAttention) for layer in a.kinds_of_layers()):
+        return None
+    return f"position_embedding={a.position_embedding}: latent attention has rotary positions of its own"
+
+
+def prediction_positions(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    if not a.mtp_num_layers or a.position_embedding in ("rope", "none"):
+        return None
+    return f"position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none"
+
+
+def prediction_tied(candidate: Candidate, workload: Workload) -> str | None:
+    a, pp = workload.model.architecture, candidate.mesh.pp
+    if pp == 1 or not a.mtp_num_layers or not a.tie_embeddings:
+        return None
+    given = f"pp={pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings"
+    return f"{given}: the last stage has the table twice, and can't name its weights"
+
+
+def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
+    mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
+    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
+        return None
+    return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong"
 
 
 def model_rules() -> tuple[Rule, ...]:
@@ -81,5 +119,16 @@ def model_rules() -> tuple[Rule, ...]:
             position_kind,
             "model",
         ),
+        rule("mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", mixer_kinds, "model"),
+        rule("latent_rope", "core/transformer/multi_latent_attention.py: rope_type", latent_positions, "model"),
+        rule(
+            "latent_sp",
+            "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with sequence parallelism only)",
+            latent_sequence,
+            "tp",
+            "sequence_parallel",
+        ),
+        rule("mtp_positions", "megatron/training/arguments.py:1229", prediction_positions, "model"),
+        rule("mtp_tied", "core/models/common/language_module/language_module.py:343", prediction_tied, "pp"),
         rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),
     )

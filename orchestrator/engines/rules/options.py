@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from orchestrator.engines.rules.rule import rule
 from orchestrator.strategy.axes.cp import inner_size
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
+from orchestrator.strategy.workload import Workload
 
 
-def tp_comm_overlap(candidate: Candidate, situation: Situation) -> str | None:
-    strategy, cluster, tp = candidate.strategy, situation.cluster, candidate.mesh.tp
+def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
+    strategy, cluster, tp = candidate.strategy, workload.cluster, candidate.mesh.tp
     if not strategy.tp_comm_overlap:
         return None
     if not cluster.software.transformer_engine or cluster.is_cpu:
@@ -20,30 +21,32 @@ def tp_comm_overlap(candidate: Candidate, situation: Situation) -> str | None:
     return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
 
 
-def cuda_graphs(candidate: Candidate, situation: Situation) -> str | None:
-    strategy, cluster = candidate.strategy, situation.cluster
+def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
+    strategy, cluster = candidate.strategy, workload.cluster
     if strategy.cuda_graph_impl == "none":
         return None
     if not cluster.software.transformer_engine or cluster.is_cpu:
         return f"cuda_graph_impl={strategy.cuda_graph_impl} needs Transformer Engine's random numbers, on GPUs"
     if strategy.recompute == "full":
         return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute=full: graphs of layers take recompute of modules only"
-    modules, a = RECOMPUTE_MODULES.get(strategy.recompute, ()), situation.model.architecture
+    modules, a = RECOMPUTE_MODULES.get(strategy.recompute, ()), workload.model.architecture
     for module, name, dropout in (("core_attn", "attention", a.attention_dropout), ("mlp", "hidden", a.hidden_dropout)):
         if module in modules and dropout:
             return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute={strategy.recompute} and {name}_dropout={dropout}"
     return None
 
 
-def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
-    strategy, mesh, a = candidate.strategy, candidate.mesh, situation.model.architecture
+def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
+    strategy, mesh, a = candidate.strategy, candidate.mesh, workload.model.architecture
     kind, shards = strategy.cp_comm_type, mesh.cp
-    if kind == "p2p" or (kind == "all_gather" and mesh.cp > 1):
-        return None
     if mesh.cp == 1:
-        return f"cp_comm_type={kind} needs cp above 1"
+        return None if kind == "p2p" else f"cp_comm_type={kind} needs cp above 1"
+    if workload.cluster.is_cpu:
+        return None if kind == "all_gather" else f"cp_comm_type={kind} is Transformer Engine's, on GPUs; the worker has all_gather on a CPU"
+    if kind in ("p2p", "all_gather"):
+        return None
     if kind == "a2a+p2p":
-        shards = inner_size(mesh, situation.cluster.levels[0].size)
+        shards = inner_size(mesh, workload.cluster.levels[0].size)
         if shards in (1, mesh.cp):
             return f"cp_comm_type={kind}: cp={mesh.cp} with tp={mesh.tp} is not of several inner network domains and within each"
     for name, heads in (("num_attention_heads", a.num_attention_heads), ("num_query_groups", a.query_groups)):
@@ -52,32 +55,32 @@ def cp_kind(candidate: Candidate, situation: Situation) -> str | None:
     return None
 
 
-def dispatcher(candidate: Candidate, situation: Situation) -> str | None:
+def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     kind = candidate.strategy.moe_token_dispatcher_type
     if kind == "alltoall":
         return None
-    if not situation.model.architecture.experts:
+    if not workload.model.architecture.experts:
         return f"moe_token_dispatcher_type={kind}: a dense model has no experts"
     mesh = candidate.mesh
-    if kind == "flex" and situation.cluster.is_cpu:
+    if kind == "flex" and workload.cluster.is_cpu:
         return "moe_token_dispatcher_type=flex needs DeepEP's kernels, on GPUs"
     if kind == "flex" and mesh.tp * mesh.ep == 1:
         return "moe_token_dispatcher_type=flex: tp*ep=1, where it has nothing to exchange (core/transformer/moe/token_dispatcher.py:1346)"
     return None
 
 
-def megatron_fsdp(candidate: Candidate, situation: Situation) -> str | None:
+def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
     if not strategy.megatron_fsdp:
         return None
-    if situation.cluster.is_cpu:
+    if workload.cluster.is_cpu:
         return "megatron_fsdp needs GPUs"
     if mesh.pp > 1:
         return f"megatron_fsdp with pp={mesh.pp}: its mesh has no pipeline"
-    return None if situation.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={situation.training.optimizer}: Adam only"
+    return None if workload.training.optimizer == "adamw" else f"megatron_fsdp with optimizer={workload.training.optimizer}: Adam only"
 
 
-def fp32_accumulation(candidate: Candidate, _: Situation) -> str | None:
+def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
     strategy = candidate.strategy
     if not strategy.reduce_scatter_with_fp32_accumulation:
         return None

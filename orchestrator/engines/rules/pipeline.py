@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import fills_groups
+from orchestrator.strategy.workload import Workload
 
 
-def t5_pipeline(candidate: Candidate, situation: Situation) -> str | None:
-    if candidate.mesh.pp == 1 or situation.model.architecture.stack != "encoder_decoder":
+def t5_pipeline(candidate: Candidate, workload: Workload) -> str | None:
+    if candidate.mesh.pp == 1 or workload.model.architecture.stack != "encoder_decoder":
         return None
     return f"pp={candidate.mesh.pp}: Megatron has no pipeline for T5"
 
 
-def megatron_pipeline_zero(candidate: Candidate, _: Situation) -> str | None:
+def megatron_pipeline_zero(candidate: Candidate, _: Workload) -> str | None:
     """Over megatron-core's schedule, which calls autograd itself, DeepSpeed's engine at stage 1 is told when to reduce; stage 0 is not."""
     stage = candidate.strategy.zero_stage
     if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or stage == 1:
@@ -24,21 +25,21 @@ def megatron_pipeline_zero(candidate: Candidate, _: Situation) -> str | None:
     return f"zero_stage={stage} with schedule={candidate.schedule}: megatron-core's pipeline goes with zero_stage 1 under DeepSpeed"
 
 
-def megatron_pipeline_fp16(candidate: Candidate, situation: Situation) -> str | None:
-    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or situation.training.precision != "fp16":
+def megatron_pipeline_fp16(candidate: Candidate, workload: Workload) -> str | None:
+    if candidate.mesh.pp == 1 or candidate.schedule == "deepspeed_1f1b" or workload.training.precision != "fp16":
         return None
     return f"precision=fp16 with schedule={candidate.schedule}: DeepSpeed scales the loss in its own backward, which this one never calls"
 
 
-def deepspeed_pipeline_zero(candidate: Candidate, situation: Situation) -> str | None:
+def deepspeed_pipeline_zero(candidate: Candidate, workload: Workload) -> str | None:
     """At stage 0 bf16 gets BF16_Optimizer, which is stage 1 with bf16 sums, and fp16 is clipped by each stage's own norm."""
-    strategy, precision = candidate.strategy, situation.training.precision
+    strategy, precision = candidate.strategy, workload.training.precision
     if candidate.schedule != "deepspeed_1f1b" or strategy.zero_stage > 0 or precision == "fp32":
         return None
     return f"zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only, not in {precision}: take zero_stage=1"
 
 
-def vpp_microbatches(candidate: Candidate, _: Situation) -> str | None:
+def vpp_microbatches(candidate: Candidate, _: Workload) -> str | None:
     pp, m, group = candidate.mesh.pp, candidate.num_microbatches, candidate.microbatch_group_size_per_vp_stage
     if candidate.vpp == 1 or fills_groups(m, pp, group or pp):
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import rule, sequence_lengths
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 
 
-def one_gradient_buffer(_: Candidate, situation: Situation) -> str | None:
-    training = situation.training
+def one_gradient_buffer(_: Candidate, workload: Workload) -> str | None:
+    training = workload.training
     if training.grad_accum_dtype == training.grad_reduce_dtype:
         return None
     types = f"grad_accum_dtype={training.grad_accum_dtype} and grad_reduce_dtype={training.grad_reduce_dtype}"
@@ -23,8 +24,8 @@ FP8_MULTIPLES: Final = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": 
 """What tokens and features of an FP8 product must be multiples of (Transformer Engine's assert_dim_for_fp8_exec, MXFP8's blocks)."""
 
 
-def fp8(_: Candidate, situation: Situation) -> str | None:
-    training, cluster = situation.training, situation.cluster
+def fp8(_: Candidate, workload: Workload) -> str | None:
+    training, cluster = workload.training, workload.cluster
     if training.precision != "fp8":
         return None
     if not cluster.software.transformer_engine or cluster.is_cpu:
@@ -34,8 +35,8 @@ def fp8(_: Candidate, situation: Situation) -> str | None:
     return None if float(has) >= least else f"fp8_recipe={recipe} needs compute capability {least}; {cluster.gpu.name} has {has}"
 
 
-def fp8_features(candidate: Candidate, situation: Situation) -> str | None:
-    training, a, tp = situation.training, situation.model.architecture, candidate.mesh.tp
+def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
+    training, a, tp = workload.training, workload.model.architecture, candidate.mesh.tp
     if training.precision != "fp8":
         return None
     unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][1]
@@ -49,21 +50,21 @@ def fp8_features(candidate: Candidate, situation: Situation) -> str | None:
     return next((f"fp8 products need widths that are multiples of {unit}: {k} is {v:g}" for k, v in widths.items() if v % unit), None)
 
 
-def fp8_tokens(candidate: Candidate, situation: Situation) -> str | None:
-    training, mesh = situation.training, candidate.mesh
+def fp8_tokens(candidate: Candidate, workload: Workload) -> str | None:
+    training, mesh = workload.training, candidate.mesh
     if training.precision != "fp8":
         return None
     unit = FP8_MULTIPLES[training.fp8_recipe or "delayed"][0]
     parts = mesh.cp * (mesh.tp if candidate.strategy.sequence_parallel else 1)
-    for name, length in sequence_lengths(situation).items():
+    for name, length in sequence_lengths(workload).items():
         if length * candidate.micro_batch_size / parts % unit:
             tokens = length * candidate.micro_batch_size / parts
             return f"fp8 products need a multiple of {unit} tokens: {name}={length} x micro_batch_size over {parts} ranks is {tokens:g}"
     return None
 
 
-def precision_aware(candidate: Candidate, situation: Situation) -> str | None:
-    training, cluster = situation.training, situation.cluster
+def precision_aware(candidate: Candidate, workload: Workload) -> str | None:
+    training, cluster = workload.training, workload.cluster
     if not training.precision_aware_optimizer:
         return None
     if training.optimizer != "adamw":

@@ -6,8 +6,9 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import rule
 from orchestrator.hardware.spec import Software
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Recompute
+from orchestrator.strategy.workload import Workload
 
 PINNED_WITH_FUSED_ATTENTION: Final[tuple[Recompute, ...]] = ("selective",)
 """Megatron's --recompute-activations drops the scores. Fused attention keeps none, only their logsumexp: 0.1% of a layer, for the whole
@@ -20,22 +21,22 @@ def fused_attention(software: Software) -> bool:
     return software.transformer_engine
 
 
-def recompute_mlp(candidate: Candidate, situation: Situation) -> str | None:
+def recompute_mlp(candidate: Candidate, workload: Workload) -> str | None:
     mode = candidate.strategy.recompute
-    if "mlp" not in RECOMPUTE_MODULES.get(mode, ()) or not situation.model.architecture.add_bias_linear:
+    if "mlp" not in RECOMPUTE_MODULES.get(mode, ()) or not workload.model.architecture.add_bias_linear:
         return None
     return f"recompute={mode} with add_bias_linear: the MLP's checkpoint gives its bias back as an output, and backward never ends"
 
 
-def recompute_norms(candidate: Candidate, situation: Situation) -> str | None:
-    mode, cluster = candidate.strategy.recompute, situation.cluster
+def recompute_norms(candidate: Candidate, workload: Workload) -> str | None:
+    mode, cluster = candidate.strategy.recompute, workload.cluster
     if "layernorm" not in RECOMPUTE_MODULES.get(mode, ()) or not cluster.software.transformer_engine or cluster.is_cpu:
         return None
     return f"recompute={mode}: Transformer Engine's norms are part of the linears behind them, so that layernorm recomputes nothing"
 
 
-def recompute_attention(candidate: Candidate, situation: Situation) -> str | None:
-    mode, cluster = candidate.strategy.recompute, situation.cluster
+def recompute_attention(candidate: Candidate, workload: Workload) -> str | None:
+    mode, cluster = candidate.strategy.recompute, workload.cluster
     fused = fused_attention(cluster.software) and not cluster.is_cpu
     if not fused or mode == "selective" or "core_attn" not in RECOMPUTE_MODULES.get(mode, ()):
         return None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 
-Check = Callable[[Candidate, Situation], str | None]
+Check = Callable[[Candidate, Workload], str | None]
 
 
 def rule(id: str, engine_rule: str, check: Check, *needs: str) -> Rule:
@@ -16,11 +17,11 @@ def rule(id: str, engine_rule: str, check: Check, *needs: str) -> Rule:
     return Rule(id=id, engine_rule=engine_rule, check=check, needs=needs)
 
 
-def sequence_lengths(situation: Situation) -> dict[str, int]:
+def sequence_lengths(workload: Workload) -> dict[str, int]:
     """By the name of the key that sets it."""
-    lengths = {"seq_length": situation.model.seq_length}
-    if situation.model.decoder_seq_length:
-        lengths["decoder_seq_length"] = situation.model.decoder_seq_length
+    lengths = {"seq_length": workload.model.seq_length}
+    if workload.model.decoder_seq_length:
+        lengths["decoder_seq_length"] = workload.model.decoder_seq_length
     return lengths
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from orchestrator.engines.rules.rule import rule
-from orchestrator.strategy.capabilities import Rule, Situation
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 
 
-def optimizer_instances(candidate: Candidate, _: Situation) -> str | None:
+def optimizer_instances(candidate: Candidate, _: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
     size, group = strategy.zero_shard_size, mesh.dp * mesh.cp
     if size is None or strategy.zero_stage != 1:
@@ -15,32 +16,32 @@ def optimizer_instances(candidate: Candidate, _: Situation) -> str | None:
     return None if size < group and group % size == 0 else f"zero_shard_size={size} must be below dp*cp={group} and divide it"
 
 
-def distributed_adam(candidate: Candidate, situation: Situation) -> str | None:
-    optimizer, stage = situation.training.optimizer, candidate.strategy.zero_stage
+def distributed_adam(candidate: Candidate, workload: Workload) -> str | None:
+    optimizer, stage = workload.training.optimizer, candidate.strategy.zero_stage
     if stage == 0 or optimizer == "adamw":
         return None
     return f"optimizer={optimizer} with zero_stage={stage}: Megatron's distributed optimizer takes Adam only"
 
 
-def unsharded_accumulation(candidate: Candidate, situation: Situation) -> str | None:
-    training = situation.training
+def unsharded_accumulation(candidate: Candidate, workload: Workload) -> str | None:
+    training = workload.training
     if candidate.strategy.zero_stage > 0 or training.grad_accum_dtype == training.precision:
         return None
     return f"zero_stage=0 sums gradients in {training.precision}; grad_accum_dtype={training.grad_accum_dtype} needs zero_stage 1 or above"
 
 
-def offload(candidate: Candidate, situation: Situation) -> str | None:
+def offload(candidate: Candidate, workload: Workload) -> str | None:
     strategy = candidate.strategy
     if not strategy.offload_optimizer:
         return None
-    if situation.cluster.is_cpu:
+    if workload.cluster.is_cpu:
         return "offload_optimizer moves states out of a GPU's memory: here there is none"
     if strategy.zero_stage == 0:
         return "offload_optimizer needs zero_stage 1 or above"
     if strategy.mesh.pp > 1 and candidate.schedule != "deepspeed_1f1b":
         return f"offload_optimizer with pp={strategy.mesh.pp}: never tried under Megatron's pipeline schedule"
-    if situation.training.optimizer != "adamw":
-        return f"offload_optimizer with optimizer={situation.training.optimizer}: DeepSpeed offloads Adam"
+    if workload.training.optimizer != "adamw":
+        return f"offload_optimizer with optimizer={workload.training.optimizer}: DeepSpeed offloads Adam"
     return None
 
 

@@ -38,7 +38,7 @@ def capabilities(software: Software) -> Capabilities:
             Rule(
                 id="hf_architecture",
                 engine_rule="transformers/models/*/configuration_*.py",
-                check=lambda candidate, situation: inexpressible(situation.model.architecture),
+                check=lambda candidate, workload: inexpressible(workload.model.architecture),
                 needs=("model",),
             ),
         ),
