@@ -3,6 +3,8 @@ is said in TransformerConfig's words and in Megatron-LM's flags."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from orchestrator.model.architecture import Architecture
@@ -142,6 +144,14 @@ def flags(a: Architecture) -> list[tuple[str, ...]]:
         if value is True:
             found.append((flag,))
         elif value is not False:
-            # The list of a pattern is a Python expression there (arguments.py, moe_freq_type).
-            found.append((flag, str(value)))
+            found.append((flag, pattern(value) if isinstance(value, list) else str(value)))
     return found
+
+
+def pattern(values: Sequence[int]) -> str:
+    """A list as the Python expression that Megatron evaluates, which has no spaces (arguments.py, moe_freq_type and _eval_pattern).
+
+    >>> pattern([0, 0, 0, 1, 1])
+    '([0]*3+[1]*2)'
+    """
+    return "(" + "+".join(f"[{value}]*{len(list(run))}" for value, run in groupby(values)) + ")"
