@@ -114,7 +114,9 @@ def test_a_saved_plan_agrees_with_the_recipe_that_made_it(folder: Path) -> None:
 def test_a_run_that_continues_takes_the_engine_of_its_checkpoint(folder: Path) -> None:
     (folder / "old" / "checkpoints").mkdir(parents=True)
     for engine in ("megatron", "megatron_deepspeed"):
-        (folder / "old/checkpoints/latest.json").write_text(json.dumps({"layout": {"engine": engine}}))
+        marker = {"layout": {"engine": engine}, "step": 2, "folder": "step_000002"}
+        (folder / "old/checkpoints/latest.json").write_text(json.dumps(marker))
+        (folder / "old/checkpoints/step_000002").mkdir(exist_ok=True)
         assert run.main((*TINY, "launch=none", "train.resume=old", f"out={engine}")) == 0
         assert plan_of(folder / engine).engine == engine
 
