@@ -240,7 +240,6 @@ class Megatron:
         except ImportError:
             from megatron.training.arguments import core_transformer_config_from_args
         from megatron.core.models.common.embeddings import rope_utils
-
         from megatron.core.transformer.moe import moe_utils
 
         permutations = ("fused_permute", "fused_permute_with_probs", "fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs")
