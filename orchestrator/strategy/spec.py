@@ -130,7 +130,9 @@ class Options(Value, frozen=True, kw_only=True):
     cuda_graph_impl: Annotated[
         CudaGraphImpl, Choice(doc="layers as CUDA graphs, one of each pass (megatron)", in_layer_price=False, offered="local")
     ] = "none"
-    cp_comm_type: Annotated[CpCommType, Choice(doc="how context parallelism exchanges keys and values")] = "p2p"
+    cp_comm_type: Annotated[
+        CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp")
+    ] = "p2p"
     moe_token_dispatcher_type: Annotated[Dispatcher, Choice(doc="how tokens reach their experts")] = "alltoall"
     megatron_fsdp: Annotated[
         bool,

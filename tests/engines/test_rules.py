@@ -118,7 +118,6 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("recompute_fused_norm", D, workload(LLAMA), {"recompute": "layernorm+mlp"}, "norms are part of the linears"),
     ("recompute_flash", M, workload(LLAMA), {"recompute": "core_attn+mlp"}, "take mlp"),
     ("cp_te", M, workload(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
-    ("cp_te", M, workload(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on GPUs"),
     ("cp_seq", M, workload(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),
     ("cp_family", M, workload(BERT), {"cp": 2, "dp": 4}, "bert"),
     ("axis_cp", D, workload(), {"cp": 2, "dp": 4}, "has no cp"),
@@ -150,6 +149,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ),
     ("cp_comm", M, workload(LLAMA), {"cp": 8, "dp": 1, "cp_comm_type": "a2a"}, "8 ranks do not divide num_query_groups/tp=4"),
     ("cp_comm", M, workload(), {"cp_comm_type": "all_gather"}, "needs cp above 1"),
+    ("cp_comm", M, workload(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on a CPU"),
     ("cp_comm", M, workload(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
     ("dispatcher", M, workload(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
     (
