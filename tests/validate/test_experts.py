@@ -21,7 +21,8 @@ from orchestrator.validate.tables import SETTINGS, load, read_rows
 
 ROW = {
     **{"run_id": "a", "sweep_id": "s", "model_name": "own (4 layers)", "num_layers": "4", "hidden_size": "5120"},
-    **{"num_attention_heads": "128", "num_query_groups": "128", "ffn_hidden_size": "12288", "vocab_size": "102400", "seq_length": "4096", "num_experts": "160"},
+    **{"num_attention_heads": "128", "num_query_groups": "128", "ffn_hidden_size": "12288", "vocab_size": "102400"},
+    **{"seq_length": "4096", "num_experts": "160"},
     **{"moe_router_topk": "6", "moe_ffn_hidden_size": "1536", "shared_expert_ffn_hidden_size": "3072", "num_dense_layers": "1"},
     **{"mla": "1536/512/128/64/128", "gpu": "B200", "gpus_per_node": "8", "num_gpus": "16", "engine": "megatron-core (TE 2.11)"},
     **{"precision": "bf16", "tp": "1", "pp": "2", "ep": "4", "etp": "2", "dp": "8", "zero_stage": "1", "recompute": "none"},
@@ -79,7 +80,8 @@ def test_the_host_waits_unless_it_need_not_and_traffic_hides_only_where_it_was_m
 def test_what_a_releases_recipe_sets_fills_the_blanks_where_page_and_recipe_agree(tmp_path: Path) -> None:
     rows = [{**ROW, "engine": "bridge", "run_id": name, "recompute": "", "etp": "", "ep": "8"} for name in ("agrees", "differs", "unknown")]
     settings = {"differs": "", "recompute_effective": "none", "dispatcher": "flex", "flex_backend": "hybridep", "a2a_overlap": "1"}
-    settings |= {"etp": "1", "cuda_graph": "local", "cuda_graph_scope": "full_iteration", "fsdp": "0", "cpu_offload_layers": "", "forced_balance": "1"}
+    settings |= {"etp": "1", "cuda_graph": "local", "cuda_graph_scope": "full_iteration", "fsdp": "0"}
+    settings |= {"cpu_offload_layers": "", "forced_balance": "1"}
     write_csv(tmp_path / SETTINGS, [{"run_id": "agrees", **settings}, {"run_id": "differs", **settings, "differs": "global_batch"}])
     write_csv(tmp_path / "runs.csv", rows)
     found = {run.run_id: run for run in load(tmp_path / "runs.csv")[0]}
