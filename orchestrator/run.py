@@ -604,7 +604,9 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
             print(text.beyond_text(plan, found.beyond.question, found.beyond.plan))
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")
-    for note in job.notes:
+    slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    by_slurm = settings.launch == "slurm" or job.num_nodes > 1
+    for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):
         print(f"note: {note}")
     sys.stdout.flush()
 
@@ -658,7 +660,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     if found.outcomes:
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
     files += job.files
-    options = msgspec.structs.replace(settings.slurm, python=settings.slurm.python or python, planner=sys.executable)
+    options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     files += render.files(job, slurm=options, container=settings.container)
     return files
 
