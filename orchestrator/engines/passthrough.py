@@ -292,6 +292,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "overlap_param_gather": ("overlap_param_gather", _ddp("overlap_param_gather")),
     "enable_cuda_graph": ("cuda_graph_impl", lambda plan: False),
     "external_cuda_graph": ("cuda_graph_impl", lambda plan: False),
+    "cp_comm_type": ("cp_comm_type", lambda plan: plan.cp_comm_type),
     "hierarchical_context_parallel_sizes": ("cp_comm_type", hierarchical_sizes),
     "optimizer_cpu_offload": ("offload_optimizer", lambda plan: plan.offload_optimizer),
     "micro_batch_size": ("micro_batch_size", lambda plan: plan.micro_batch_size),

@@ -78,7 +78,7 @@ def is_even(plan: Plan) -> bool:
 
 def layout(plan: Plan) -> str | None:
     """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where the split is even."""
-    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages)
+    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages, plan.model.mtp_num_layers)
 
 
 def span_stack(model: Architecture, kind: str) -> str:

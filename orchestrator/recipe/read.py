@@ -34,20 +34,29 @@ def read_arguments(words: Sequence[str]) -> Tree:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            hint = nearest(name, ["--help", "--cfg", "--version"]) if name.startswith("-") else None
+            hint = nearest(name, ["--help", "--cfg", "--schema", "--version"]) if name.startswith("-") else None
             raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
         check_key(name, value)
         if name in seen:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
         seen[name] = value
         _no_interpolation(name, value)
-        if name.rpartition(".")[0] in KEYS:  # launch.wait beside launch: no tree has both
+        if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             beside[name] = value
         else:
             OmegaConf.update(tree, name, value)
     plain = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(plain, dict)
     return typing.cast(Tree, plain | beside)
+
+
+def parents(name: str) -> list[str]:
+    """
+    >>> parents("cluster.levels.nvlink.size")
+    ['cluster', 'cluster.levels', 'cluster.levels.nvlink']
+    """
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def check_key(name: str, value: Any) -> None:

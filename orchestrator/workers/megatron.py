@@ -1,4 +1,4 @@
-"""megatron-core alone: TP, PP, VPP, sequence parallelism, plain or distributed optimizer (ZeRO-0, ZeRO-1)."""
+"""megatron-core alone: TP, PP, VPP, CP, sequence parallelism, plain or distributed optimizer (ZeRO-0, ZeRO-1)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, loop, megatron_groups, optimizer_formats, weights
-from orchestrator.workers.batch import Batch, mean_loss
+from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, weights
+from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
 
@@ -38,7 +38,7 @@ class MegatronTrainer:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
-        self.groups = megatron_groups.initialise(plan)
+        self.groups = megatron_groups.initialise(plan, engine["transformer_config"].get("hierarchical_context_parallel_sizes"))
         if plan.run.init_from:
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -76,8 +76,8 @@ class MegatronTrainer:
         return functions[0] if len(functions) == 1 else functions
 
     def _forward_step(self, batches: Iterator[Batch], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-        batch = next(batches)
-        return self.losses(chunk, batch), partial(_loss_and_log, batch)
+        batch = context_parallel.cut(next(batches), self.groups)
+        return self.losses(chunk, batch), partial(context_parallel.loss_and_log, batch, groups=self.groups)
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         for chunk in self.chunks:
@@ -123,7 +123,7 @@ class MegatronTrainer:
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         """Everything a checkpoint holds, each tensor with its global place."""
-        state: dict[str, Any] = {f"model{index}": _bare(chunk).sharded_state_dict() for index, chunk in enumerate(self.chunks)}
+        state: dict[str, Any] = {f"model{index}": weights.sharded_state(_bare(chunk)) for index, chunk in enumerate(self.chunks)}
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True
@@ -231,16 +231,8 @@ def _bare(chunk: torch.nn.Module) -> torch.nn.Module:
     return chunk
 
 
-def _loss_and_log(batch: Batch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """megatron-core's schedules divide the first by the number of micro-batches and collect the second."""
-    loss = mean_loss(batch, losses)
-    return loss, loss.detach().clone()
-
-
 def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronTrainer:
     """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
-    if plan.cp > 1:
-        raise InputError("pin.cp", plan.cp, "this worker has no context parallelism")
     if plan.megatron_fsdp:
         raise InputError("pin.megatron_fsdp", "true", "this worker has no Megatron-FSDP: start Megatron's own program with entry=")
     return MegatronTrainer(plan, engine, device)

@@ -13,6 +13,7 @@ from math import prod, sqrt
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
@@ -23,11 +24,17 @@ RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 BALANCE = "router.expert_bias"
 
 
+def sharded_state(model: torch.nn.Module) -> dict[str, Any]:
+    """Every tensor of a model chunk with its place in the whole model. The copy of the embedding in a stage of multi-token prediction asks
+    for the group of its replicas (gpt_model.py:834)."""
+    return model.sharded_state_dict(metadata={"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)})
+
+
 def shards(models: Sequence[torch.nn.Module]) -> Iterator[ShardedTensor]:
     """Every floating-point tensor of these model chunks with its global name (`key`), `global_shape` and `global_offset`; `data` is
     the parameter's own storage."""
     for model in models:
-        state = model.sharded_state_dict()
+        state = sharded_state(model)
         apply_factories(state)
         for shard in nested_values(state):
             if isinstance(shard, ShardedTensor) and shard.data is not None and shard.data.is_floating_point():
