@@ -17,6 +17,7 @@ import jsonschema
 import msgspec
 import pytest
 
+from orchestrator import folder as folder_of_run
 from orchestrator import recipe, run
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
@@ -150,7 +151,7 @@ def test_an_empty_folder_may_be_written_to_and_a_default_name_is_made(folder: Pa
 def test_a_write_that_fails_leaves_nothing(folder: Path) -> None:
     files = [File(path="a.txt", content="x"), File(path="a.txt/b.txt", content="x")]
     with pytest.raises(InputError, match="out"):
-        run.write_folder(folder / "deep" / "out", files)
+        folder_of_run.write_folder(folder / "deep" / "out", files)
     assert list(folder.iterdir()) == []
 
 
