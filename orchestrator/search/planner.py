@@ -204,9 +204,10 @@ def search(
     winner = plans[0]
     assert winner.predicted is not None
     top = winner.predicted.step_time_s
+    named = winner.candidate.label()
     for choice, bound in slower:
         candidate = choice.leaf.candidate
-        why = f"slower than {winner.candidate.label()} by at least {_percent(bound, top)}"
+        why = f"slower than {named} by at least {_percent(bound, top)}"
         outcomes[choice.order] = Outcome(choice=candidate.label(), candidate=candidate, reason=why)
     everything = _in_order(cut, outcomes)
     rejected = _rejected(plans, top, cut)
