@@ -41,6 +41,8 @@ class Key(msgspec.Struct, frozen=True):
     """The range: at least, at most, more than, less than."""
     read: Callable[[str, Any], Any] | None = None
     """Reads name and text (or YAML's list or mapping) to a value, where the type does not say how. Raises InputError."""
+    offered: Any = None
+    """A value that trains the same model and that only the user sets: a plan that would gain by it says so (search/unasked.py)."""
     path: bool = False
     """Whether the value is, or may be, a path."""
     aliases: tuple[str, ...] = ()
@@ -224,3 +226,13 @@ def shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
+
+def names(name: str, text: Any) -> tuple[str, ...]:
+    """Names with a comma between them, or YAML's list of them. Raises InputError.
+
+    >>> names("train.change", "lr, steps"), names("train.change", "")
+    (('lr', 'steps'), ())
+    """
+    parts = text if isinstance(text, list) else [] if text in ("", None) else one_text(name, text).split(",")
+    return tuple(one_text(name, part).strip() for part in parts)

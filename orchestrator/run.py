@@ -37,7 +37,7 @@ from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prices, json_schema, to_json
-from orchestrator.recipe import Settings
+from orchestrator.recipe import Settings, resuming
 from orchestrator.recipe.documents import check_documents
 from orchestrator.search.explain import DataParallel, Explanation, beyond, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
@@ -77,17 +77,24 @@ def run(words: Sequence[str]) -> int:
     if "--version" in words:
         print(orchestrator.__version__)
         return 0
+    if "--schema" in words:
+        print(json.dumps(recipe.recipe_schema(), indent=1))
+        return 0
     machine = detect.machine()
     settings = recipe.load([word for word in words if word != "--cfg"], machine, [*ENGINES, LAYERWISE])
     if "--cfg" in words:
         print(recipe.resolved_yaml(settings), end="")
         return 0
     print(settings.why_cluster, flush=True)
+    if settings.continues is not None:
+        print(resuming.said(settings.continues), flush=True)
     out = new_folder(settings)
     if settings.engine == LAYERWISE:
         return layerwise_run(settings, out)
     start = choose_start(settings, machine)
     found = saved_plan(settings) if settings.plan else searched_plan(settings)
+    if settings.continues is not None:
+        check_route(settings.continues, found.plan)
     job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
@@ -241,6 +248,18 @@ def out_of_time(settings: Settings) -> Callable[[], bool]:
     """Whether search.budget_s have passed since this was called."""
     budget_s, started = settings.budget_s, time.monotonic()
     return lambda: budget_s is not None and time.monotonic() - started > budget_s
+
+
+def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
+    """Says how the checkpoint is read into the plan's layout. Raises InputError where the engine can't."""
+    if checkpoint.plan is None:
+        return
+    why = ENGINES[plan.engine].why_no_resume(checkpoint.plan, plan)
+    if why is not None:
+        raise InputError(resuming.RESUME, checkpoint.folder, why)
+    changes = resuming.layout_changes(checkpoint.plan, plan)
+    how = f"{changes}: weights and the optimizer's states are read into the new layout" if changes else "the same layout"
+    print(f"From the checkpoint to this plan: {how}")
 
 
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:

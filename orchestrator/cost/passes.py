@@ -111,7 +111,8 @@ class PassPrices:
         yield from self._dense_traffic(layer, strategy, micro_batch_size)
         for op in layer.ops:
             if isinstance(op, Dispatch):
-                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
+                together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
+                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize, together=together)
 
     def _traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
         """All that the layer's passes wait for."""

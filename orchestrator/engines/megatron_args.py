@@ -134,6 +134,8 @@ def _architecture(plan: Plan) -> list[Flag]:
     ]
     if model.position_embedding == "rope":
         flags += [("--rotary-base", str(model.rotary_base))]
+        if model.rotary_percent != 1.0:
+            flags += [("--rotary-percent", repr(model.rotary_percent))]
         if model.rope_scaling_factor is not None:
             flags += [("--use-rope-scaling",), ("--rope-scaling-factor", repr(model.rope_scaling_factor))]
     flags += ACTIVATION_FLAGS[model.activation]

@@ -46,6 +46,4 @@ def why_no_exchange(engine: str, a: Architecture, model_type: str | None) -> str
         return f"megatron-core's {a.family} is another function than transformers': it scales its scores and has an output bias"
     if model_type == "bert":
         return f"engine={engine} has a pre-norm BERT (model_type megatron-bert in transformers), the checkpoint's is post-norm"
-    if a.experts:
-        return f"engine={engine} neither reads nor writes weights of experts in Hugging Face's form yet"
     return inexpressible(a)

@@ -10,12 +10,15 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 
-TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm")
+TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
 """Each with a test of parity against one process (tests/workers)."""
 
-OWN_LOOP: Final = ("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias", "latent_attention")
+OWN_LOOP: Final = (
+    *("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias"),
+    *("latent_attention", "mtp"),
+)
 """The same, under megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group, and no case trains latent
-attention there."""
+attention or multi-token prediction there."""
 
 SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
@@ -23,10 +26,8 @@ SIGMOID_BALANCE: Final = "seq_aux_loss"
 PLANNED: Final = {
     "router_bias": "our worker does not train routers with a bias",
     "expert_mlp_bias": "our worker does not train experts with biases",
-    "mtp": "our worker does not train heads of multi-token prediction yet, which Megatron-core has",
     "window": "our worker does not set attention windows yet, which Megatron-core has",
     "sinks": "our worker does not set attention sinks yet, which Megatron-core has",
-    "partial_rotary": "our worker rotates whole heads; Megatron-core has --rotary-percent",
     "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
     "clamped_swiglu": "our worker does not set GPT-OSS's clamped activation yet, which Megatron-core has",
@@ -65,6 +66,8 @@ def config_fields(a: Architecture) -> dict[str, Any]:
         fields |= _latent_fields(a, latent)
     if a.experts:
         fields |= _expert_fields(a, a.experts[0])
+    if a.mtp_num_layers:
+        fields["mtp_num_layers"] = a.mtp_num_layers
     return fields
 
 

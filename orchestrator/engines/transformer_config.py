@@ -78,7 +78,7 @@ def is_even(plan: Plan) -> bool:
 
 def layout(plan: Plan) -> str | None:
     """Megatron's pipeline layout string ("Et*7|t*9|t*9|t*7L"); None where the split is even."""
-    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages)
+    return None if plan.pp == 1 or is_even(plan) else layout_string(plan.stages, plan.model.mtp_num_layers)
 
 
 def span_stack(model: Architecture, kind: str) -> str:
@@ -254,7 +254,7 @@ def model_fields(plan: Plan) -> dict[str, Any]:
         "parallel_output": True,
     }
     if model.position_embedding == "rope":
-        fields["rotary_percent"] = 1.0
+        fields["rotary_percent"] = model.rotary_percent
         if model.stack == "decoder":
             fields["rotary_base"] = model.rotary_base
             fields["rope_scaling"] = model.rope_scaling_factor is not None

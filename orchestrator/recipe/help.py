@@ -23,6 +23,7 @@ Finds the fastest plan for a transformer on a cluster, writes everything that tr
   python -m orchestrator.run plan=runs/first/plan.json               checks, prices and starts a saved plan
 
   --help     this text           --cfg   prints the resolved configuration and ends
+  --schema   prints the JSON Schema of a recipe, with which an editor completes and checks one
   --version  the version         ORCHESTRATOR_DEBUG=1 in the environment: tracebacks
 """
 

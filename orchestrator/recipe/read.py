@@ -32,7 +32,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            hint = nearest(name, ["--help", "--cfg", "--version"]) if name.startswith("-") else None
+            hint = nearest(name, ["--help", "--cfg", "--schema", "--version"]) if name.startswith("-") else None
             raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
         check_key(name, value)
         if name in seen:

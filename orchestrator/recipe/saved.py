@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,19 +21,6 @@ from orchestrator.strategy.spec import CHOICES
 
 FREE: Final = ("recipe", "name", "plan", "memory", "search", "data", *OPEN_GROUPS)
 """Keys and groups that a saved plan leaves open, beside those of `keys.FREE_WITH_PLAN`; every other one must agree with it."""
-
-
-def engine_of_checkpoint(resume: str | None) -> str | None:
-    """Which engine wrote the checkpoint (its marker is written by workers/checkpoint.py); no other engine reads it. Raises InputError."""
-    if resume is None or not Path(resume).is_dir():
-        return None  # _run says what is wrong
-    for marker in (Path(resume) / "checkpoints" / "latest.json", Path(resume) / "latest.json"):
-        if marker.is_file():
-            try:
-                return str(json.loads(read_text(marker))["layout"]["engine"])
-            except (ValueError, KeyError, TypeError):
-                raise InputError("train.resume", shown(resume), f"{marker} is not a checkpoint's marker") from None
-    raise InputError("train.resume", shown(resume), "holds no finished checkpoint (checkpoints/latest.json)")
 
 
 def saved_plan(merged: Flat) -> Plan | None:

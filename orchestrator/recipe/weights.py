@@ -12,6 +12,8 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.key import shown
 from orchestrator.model import families
+from orchestrator.model.parts import FeedForward
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.layers import Flat, Given, value_of
@@ -25,6 +27,8 @@ WEIGHTS: Final = tuple(f"{name}{index}" for name in ("model.safetensors", "pytor
 
 FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
 """What may differ between a checkpoint and its further training."""
+BALANCE: Final = ("aux_loss_coeff", "bias_update_rate")
+"""The same, of experts."""
 UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""
 
@@ -77,6 +81,7 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
         raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is of no model that we know: {error}") from None
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
+    ours, theirs = _as_computed(ours), _as_computed(theirs)
     for info in msgspec.structs.fields(Architecture):
         if info.name in FREE_FIELDS or (info.name == "max_position_embeddings" and ours.position_embedding in UNLIMITED):
             continue
@@ -84,6 +89,19 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
         here, there = getattr(ours, name), getattr(theirs, name)
         if here != there:
             raise InputError(f"model.{info.name}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
+
+
+def _as_computed(a: Architecture) -> Architecture:
+    """Without what says how the load of experts is balanced, which further training may change."""
+
+    def part(found: FeedForward | None) -> FeedForward | None:
+        if not isinstance(found, Experts):
+            return found
+        plain = Experts(num_experts=1, topk=1, ffn_hidden_size=1)
+        return msgspec.structs.replace(found, **{name: getattr(plain, name) for name in BALANCE})
+
+    pattern = tuple(msgspec.structs.replace(run, feed_forward=part(run.feed_forward)) for run in a.pattern)
+    return msgspec.structs.replace(a, feed_forward=part(a.feed_forward), pattern=pattern)
 
 
 def _new_folder(text: str) -> str:

@@ -230,7 +230,7 @@ def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors]) -> list[Ent
         strategy, mesh = candidate.strategy, candidate.strategy.mesh
         key = (
             *(choice.engine, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.etp, mesh.stride("tp"), mesh.stride("cp")),
-            *(strategy.sequence_parallel, candidate.micro_batch_size),
+            *(strategy.sequence_parallel, strategy.cp_comm_type, candidate.micro_batch_size),
         )
         groups.setdefault(key, []).append(choice)
     queue: list[Entry] = []

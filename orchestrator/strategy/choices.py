@@ -20,7 +20,7 @@ from orchestrator.values import Value
 
 
 class Choice(Value, frozen=True, kw_only=True):
-    """What is said of a choice where it is declared; the last five fields are filled in from there (`declared`)."""
+    """What is said of a choice where it is declared; the last four fields are filled in from there (`declared`)."""
 
     doc: str
     """What it is, for --help and the JSON schema."""
@@ -43,6 +43,8 @@ class Choice(Value, frozen=True, kw_only=True):
     """The name of its pin where that is another."""
     pin_type: Any = None
     """The pin's type where that is another: an order of axes is given in one word."""
+    offered: Any = None
+    """A value that computes the same and that only a pin gives: a plan that would gain by it says so (search/unasked.py)."""
     after: str = ""
     """The choice behind which it is listed, where that is declared in another struct."""
 

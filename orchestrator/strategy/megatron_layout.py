@@ -16,8 +16,8 @@ from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Recompute
 
 KEY = "pin.layout"
-LETTERS = {"E": "embedding", "t": "transformer layer", "L": "loss (head)"}
-"""Megatron's `m` (multi-token prediction) is not here: no model of ours has such layers."""
+LETTERS = {"E": "embedding", "t": "transformer layer", "m": "layer of multi-token prediction", "L": "loss (head)"}
+"""Layers of multi-token prediction are part of our head: they stand in its chunk, right before the loss."""
 MOST_LETTERS = 1_000_000
 """Longer than any model: `t*99999999999` is refused before it fills the memory."""
 
@@ -35,7 +35,7 @@ def expand(text: str) -> tuple[str, ...]:
     for pattern in (_GROUP, _REPEAT):
         flat = _unroll(pattern, flat, text)
     for letter in flat:
-        if letter not in "|EtL":
+        if letter not in "|EtmL":
             known = ", ".join(f"{key} ({name})" for key, name in LETTERS.items())
             raise InputError(KEY, text, f"{letter!r} is no part of a layout; known are {known}, |, *n and (...)*n")
     return tuple(flat.split("|"))
@@ -85,6 +85,11 @@ def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ..
         raise InputError(KEY, text, "must start with the embedding (E) and end with the loss (L)")
     if not chunks[0].startswith("E") or not chunks[-1].endswith("L"):
         raise InputError(KEY, text, "the embedding (E) belongs to the first chunk and the loss (L) to the last")
+    predicting = model.architecture.mtp_num_layers
+    if whole.count("m") != predicting:
+        raise InputError(KEY, text, f"has {whole.count('m')} layers of multi-token prediction (m); the model has {predicting}")
+    if not chunks[-1].endswith("m" * predicting + "L"):
+        raise InputError(KEY, text, "layers of multi-token prediction (m) stand in the last chunk, right before the loss (L), in our plans")
     layers = transformer_layers(model)
     if whole.count("t") != layers:
         difference = layers - whole.count("t")
@@ -93,10 +98,10 @@ def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ..
     return tuple(chunk.count("t") for chunk in chunks)
 
 
-def layout_string(stages: Sequence[Stage]) -> str:
+def layout_string(stages: Sequence[Stage], mtp_num_layers: int = 0) -> str:
     """Megatron's string for these stages, chunk after chunk: chunk v of stage p stands at v * pp + p
     (pipeline_parallel_layer_layout.py:24-151). It is the inverse of `parse_layout`, recompute aside."""
-    letter = {"embedding": "E", "head": "L"}
+    letter = {"embedding": "E", "head": "m" * mtp_num_layers + "L"}
     vpp = 1 + max(span.chunk for stage in stages for span in stage.layers)
     chunks = ["".join(letter.get(span.kind, "t") * span.count for span in stage.chunk(v)) for v in range(vpp) for stage in stages]
     return compress(chunks)

@@ -121,12 +121,18 @@ class Options(Value, frozen=True, kw_only=True):
         Choice(doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)", in_layer_price=False),
     ] = False
     tp_comm_overlap: Annotated[
-        bool, Choice(doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)")
+        bool,
+        Choice(
+            doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
+            offered=True,
+        ),
     ] = False
     cuda_graph_impl: Annotated[
-        CudaGraphImpl, Choice(doc="layers as CUDA graphs, one of each pass (megatron)", in_layer_price=False)
+        CudaGraphImpl, Choice(doc="layers as CUDA graphs, one of each pass (megatron)", in_layer_price=False, offered="local")
     ] = "none"
-    cp_comm_type: Annotated[CpCommType, Choice(doc="how context parallelism exchanges keys and values")] = "p2p"
+    cp_comm_type: Annotated[
+        CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp")
+    ] = "p2p"
     moe_token_dispatcher_type: Annotated[Dispatcher, Choice(doc="how tokens reach their experts")] = "alltoall"
     megatron_fsdp: Annotated[
         bool,

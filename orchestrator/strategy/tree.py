@@ -31,8 +31,8 @@ MOST_GROUP_SIZES = 2
 """Of interleaving's groups, where pp micro-batches don't fill them: the smallest hold least, and the next may end sooner."""
 
 OWN_LEVELS = (
-    *("pp", "tp", "cp", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "vpp"),
-    *("microbatch_group_size_per_vp_stage", "offload_optimizer"),
+    *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel"),
+    *("micro_batch_size", "vpp", "microbatch_group_size_per_vp_stage", "offload_optimizer"),
 )
 """Levels whose values depend on what is decided above them, each with a function of its own; from the root down."""
 LEVELS = (*OWN_LEVELS, *(choice.name for choice in CHOICES if choice.searched and choice.name not in (*OWN_LEVELS, INNER)), INNER)
@@ -172,8 +172,9 @@ class Tree:
             else:
                 self._at[level_of(rule) + 1].append(rule)
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
-            *(self._pp, self._tp, self._cp, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage, self._zero_shard_size),
-            *(self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group, self._offload_optimizer),
+            *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage),
+            *(self._zero_shard_size, self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group),
+            self._offload_optimizer,
         )
         others = LEVELS[len(own) : LEVELS.index(INNER)]
         self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (*own, *(partial(self._option, name) for name in others))
@@ -281,6 +282,12 @@ class Tree:
         for degree in self._degrees["cp"]:
             if self._left(candidate) % degree == 0:
                 yield _with_mesh(candidate, "cp", degree)
+
+    def _cp_comm_type(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Where nothing is exchanged the default, so that a choice is not tried twice."""
+        offered = self.capabilities.options.get("cp_comm_type", ("p2p",)) if candidate.mesh.cp > 1 else ("p2p",)
+        for kind in self.pins.among("cp_comm_type", offered):
+            yield _with_strategy(candidate, cp_comm_type=kind)
 
     def _ep(self, candidate: Candidate) -> Iterator[Candidate]:
         for degree in self._degrees["ep"]:

@@ -108,24 +108,28 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
     te = engine["module"]["implementation"] == "transformer_engine"
-    latent = config.multi_latent_attention
+    latent, norms = config.multi_latent_attention, config.normalization
     if config.num_moe_experts:
-        spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, te, normalization=config.normalization, vp_stage=vp_stage)
+        spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, te, normalization=norms, vp_stage=vp_stage)
     elif te:
         spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, multi_latent_attention=latent)
     else:
         spec = gpt_layer_specs.get_gpt_layer_local_spec(
-            normalization=config.normalization, qk_layernorm=config.qk_layernorm, multi_latent_attention=latent
+            normalization=norms, qk_layernorm=config.qk_layernorm, multi_latent_attention=latent
         )
+    # A head of multi-token prediction has a layer like the model's last, which may stand on another stage.
+    last_layer = gpt_layer_specs.get_gpt_decoder_layer_specs(config, te, normalization=norms)[-1] if config.mtp_num_layers else None
     if latent and not te:
         from orchestrator.workers.latent_attention import complete
 
-        spec = complete(spec)
-    return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, **engine["model"])
+        spec, last_layer = complete(spec), last_layer and complete(last_layer)
+    head = gpt_layer_specs.get_gpt_mtp_block_spec(config, last_layer, te, vp_stage=vp_stage) if last_layer else None
+    return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, mtp_block_spec=head, **engine["model"])
 
 
 def _gpt_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    return model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+    # The mask is for the losses of multi-token prediction, which go into the gradients and not into what is returned.
+    return model(batch["tokens"], batch["positions"], None, labels=batch["labels"], loss_mask=batch.get("loss_mask"))
 
 
 def _bert(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:

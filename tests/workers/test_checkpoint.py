@@ -172,3 +172,60 @@ def test_dropout_continues_where_it_was(pool: Pool, corpus: str, tmp_path: Path)
     whole = run(pool, corpus, tmp_path / "first", save_every=2, model=noisy, tp=2)
     resumed = run(pool, corpus, tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step_000002", model=noisy, tp=2)
     np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-6)
+
+
+def test_only_superseded_checkpoints_go(tmp_path: Path) -> None:
+    """The newest whole ones stay, those of every tenth step stay, what an interrupted save left goes, and what is newer is not touched."""
+    from orchestrator.workers.checkpoint import MARKER, superseded
+
+    for step in (5, 10, 15, 20, 25, 30, 35):
+        folder = tmp_path / f"step_{step:06d}"
+        folder.mkdir()
+        if step != 15:
+            (folder / MARKER).write_text("{}")
+
+    def gone(step: int, keep_last: int, keep_every: int) -> list[int]:
+        return [int(path.name.removeprefix("step_")) for path in superseded(tmp_path, step, keep_last, keep_every)]
+
+    assert gone(30, 0, 0) == [15]
+    assert gone(30, 1, 0) == [5, 10, 15, 20, 25]
+    assert gone(30, 2, 0) == [5, 10, 15, 20]
+    assert gone(30, 2, 10) == [5, 15]
+    assert gone(5, 1, 0) == []
+
+
+def test_a_run_keeps_what_it_was_told_to_and_resumes_from_it(pool: Pool, corpus: str, tmp_path: Path) -> None:
+    settings = RunSettings(save_every=1, keep_last=2, keep_every=3)
+    plan = make_plan(run=settings, steps=6, lr=3e-3)
+    whole = pool.run("train_and_save", 1, to_json(plan), corpus, str(tmp_path / "first"))[0]
+    folder = tmp_path / "first" / "checkpoints"
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000003", "step_000005", "step_000006"]
+    again = make_plan(run=RunSettings(resume=str(folder / "step_000003")), steps=6, lr=3e-3)
+    np.testing.assert_allclose(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "second"))[0], whole[3:], atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["megatron", DEEPSPEED])
+def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(engine: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    plan = make_plan(engine=engine, zero_stage=1, run=RunSettings(save_every=1, keep_last=1), steps=1)
+    (said,) = pool.run("save_with_little_disk", 1, to_json(plan), corpus, str(tmp_path / "out"), 20_000)
+    folder = tmp_path / "out" / "checkpoints"
+    assert said.startswith("step 2: the checkpoint can't be written: ")
+    assert said.endswith(f"the newest whole checkpoint is {folder / 'step_000001'}")
+    assert json.loads((folder / "latest.json").read_text())["step"] == 1
+    again = make_plan(engine=engine, zero_stage=1, run=RunSettings(resume=str(tmp_path / "out")), steps=2)
+    assert len(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "next"))[0]) == 1
+
+
+def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> None:
+    from orchestrator.engines.ds_checkpoints import reshardable
+    from orchestrator.workers.states import covers
+
+    seen = set()
+    for stage in (0, 1, 2, 3):
+        for precision in ("fp32", "bf16", "fp16"):
+            for optimizer in ("adamw", "sgd"):
+                dtype = {"grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"} if precision == "bf16" else {}
+                plan = make_plan(engine=ALONE, dp=2, zero_stage=stage, precision=precision, optimizer=optimizer, **dtype)
+                assert reshardable(plan) == covers(plan)
+                seen.add(covers(plan))
+    assert seen == {True, False}

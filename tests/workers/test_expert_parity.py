@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from test_parity import TOLERANCE, Result, assert_equal, measure
-from worker_plans import DEEPSEEK, DEEPSEEK_LIKE, EXPERT_MODELS, LATENT, LATENT_DENSE, MIXTRAL, QWEN3_MOE, make_plan
+from worker_plans import (
+    DEEPSEEK,
+    DEEPSEEK_LIKE,
+    EXPERT_MODELS,
+    LATENT,
+    LATENT_DENSE,
+    MIXTRAL,
+    PREDICTING,
+    PREDICTING_TWICE,
+    QWEN3_MOE,
+    make_plan,
+)
 from worker_pool import Pool
 
 from orchestrator.model.families import describe
@@ -36,10 +47,23 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "latent deepseek tp2 sp pp2 dp2 ep2 zero1": (DEEPSEEK, {**SP, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
     "latent deepseek tp2 sp dp2 ep2 etp2": (DEEPSEEK, {**SP, "dp": 2, "ep": 2, "etp": 2, "recompute": ["layernorm+mlp"]}),
     "latent deepseek pp2 vpp2 dp2 ep2": (DEEPSEEK, {"pp": 2, "vpp": 2, "dp": 2, "ep": 2}),
+    "prediction tp2 sp pp2 uneven dp2 ep2 zero1": (PREDICTING, {**SP, "pp": 2, "split": [[3], [1]], "dp": 2, "ep": 2, "zero_stage": 1}),
+    "prediction pp2 vpp2 head alone dp2 ep2": (PREDICTING, {"pp": 2, "vpp": 2, "split": [[1, 1], [2, 0]], "dp": 2, "ep": 2}),
+    "prediction pp2 even zero1": (PREDICTING, {"pp": 2, "dp": 2, "zero_stage": 1, "recompute": ["full", "none"]}),
+    "prediction dp2 ep2 recompute": (PREDICTING, {"dp": 2, "ep": 2, "recompute": ["layernorm+mlp"]}),
+    "two predictions tp2 pp2 uneven": (PREDICTING_TWICE, {"tp": 2, "pp": 2, "split": [[3], [1]], "micro_batch_size": 4}),
     "deepseek tp2 sp dp2 ep4": (DEEPSEEK_LIKE, {**SP, "dp": 2, "ep": 4, "recompute": ["layernorm+mlp"]}),
 }
 
-LONG = ("deepseek dp2 ep2", "latent dp2 zero1 recompute", "latent deepseek tp2 sp dp2 ep2 etp2", "latent deepseek pp2 vpp2 dp2 ep2")
+LONG = (
+    "deepseek dp2 ep2",
+    "latent dp2 zero1 recompute",
+    "latent deepseek tp2 sp pp2 dp2 ep2 zero1",
+    "latent deepseek tp2 sp dp2 ep2 etp2",
+    "latent deepseek pp2 vpp2 dp2 ep2",
+    "prediction pp2 even zero1",
+    "prediction dp2 ep2 recompute",
+)
 """Left to .ci/full: their parts are in other cases."""
 
 
@@ -85,14 +109,27 @@ def test_a_micro_batchs_balance_is_that_of_one_process_with_as_many_samples(pool
     assert abs(whole["norms"][0] / one["norms"][0] - 1) > 10 * TOLERANCE
 
 
-def test_a_model_of_experts_is_cut_into_the_parameters_that_are_priced(pool: Pool) -> None:
-    """Of the first of tp=2 dp=2 ep=2 etp=2: half of an attention, half of each of the two experts that it has of four."""
-    plan = plan_of(MIXTRAL, **SP, dp=2, ep=2, etp=2)
-    spec = describe(MIXTRAL, 32)
-    layers = [run.layer for run in spec.runs for _ in range(run.count)]
-    expert = sum(w.local_numel(1) for layer in layers for w in layer.weights if w.kind == "expert")
-    dense = sum(w.local_numel(2) for layer in layers for w in layer.weights if w.kind != "expert")
-    assert pool.run("count_parameters", 4, to_json(plan)) == [dense + expert // 4] * 4
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        # Half of an attention, half of each of the two experts of four.
+        (MIXTRAL, {**SP, "dp": 2, "ep": 2, "etp": 2}),
+        # Whole down projections; the last stage has a prediction layer and a copy of the embedding.
+        (PREDICTING, {**SP, "pp": 2, "split": [[3], [1]], "ep": 2}),
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_a_model_of_experts_is_cut_into_the_parameters_that_are_priced(model: Any, fields: dict[str, Any], pool: Pool) -> None:
+    plan = plan_of(model, **fields)
+    layers = list(describe(model, 32).layers())
+    first = 1 + sum(span.count for span in plan.stages[0].layers if span.kind == "decoder") if plan.pp > 1 else len(layers)
+    counts = []
+    for stage in (layers[:first], layers[first:]) if plan.pp > 1 else (layers,):
+        weights = [weight for layer in stage for weight in layer.weights if plan.pp > 1 or not weight.tied]
+        expert = sum(weight.local_numel(1) for weight in weights if weight.kind == "expert")
+        dense = sum(weight.local_numel(plan.tp) for weight in weights if weight.kind != "expert")
+        counts += [dense + expert // (plan.ep * plan.etp)] * (plan.world_size // plan.pp)
+    assert pool.run("count_parameters", 4, to_json(plan)) == counts
 
 
 @pytest.mark.full

@@ -82,6 +82,8 @@ DEEPSEEK_LIKE = replace(
 )  # fmt: skip
 LATENT = LatentAttention(q_lora_rank=16, kv_lora_rank=8, qk_head_dim=10, qk_rope_head_dim=4, v_head_dim=6)
 DEEPSEEK = replace(DEEPSEEK_LIKE, name="deepseek_test", mixer=LATENT)
+PREDICTING = replace(DEEPSEEK, name="predicting_test", mtp_num_layers=1)
+PREDICTING_TWICE = replace(LLAMA, name="predicting_twice_test", mtp_num_layers=2)
 LATENT_DENSE = replace(LLAMA, name="latent_test", num_query_groups=None, mixer=replace(LATENT, q_lora_rank=None))
 BERT = Architecture(
     family="bert",
@@ -106,7 +108,7 @@ T5 = Architecture(
     max_position_embeddings=32,
 )
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
-EXPERT_MODELS = {model.name: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE)}
+EXPERT_MODELS = {model.name: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE)}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:
@@ -146,6 +148,8 @@ def make_plan(
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
+    cp: int = 1,
+    cp_comm_type: Any = "p2p",
     vpp: int = 1,
     ep: int = 1,
     etp: int = 1,
@@ -179,12 +183,13 @@ def make_plan(
     split = split or [[model.num_layers // (pp * vpp)] * vpp for _ in range(pp)]
     return Plan(
         engine=engine,
-        world_size=tp * pp * dp,
+        world_size=tp * pp * cp * dp,
         tp=tp,
         pp=pp,
         vpp=vpp,
         microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
-        cp=1,
+        cp=cp,
+        cp_comm_type=cp_comm_type,
         ep=ep,
         etp=etp,
         dp=dp,

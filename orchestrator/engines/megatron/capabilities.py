@@ -23,11 +23,7 @@ PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
 
 def capabilities(software: Software) -> Capabilities:
-    """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed.
-
-    Context parallelism is legal with Transformer Engine on GPUs (rules cp_te, cp_seq), but our worker does not cut sequences: a plan has it
-    where the user pins it, for Megatron's own programs.
-    """
+    """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed."""
     return Capabilities(
         engine=NAME,
         parts=(*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP),
@@ -44,6 +40,7 @@ def capabilities(software: Software) -> Capabilities:
         schedules=("1f1b", "interleaved"),
         microbatch_groups=True,
         offload_optimizer=False,
+        options={"cp_comm_type": ("p2p", "a2a", "a2a+p2p", "all_gather")},
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),
         pinned_options=ENGINE_OPTIONS,

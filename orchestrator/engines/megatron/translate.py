@@ -28,12 +28,11 @@ def translate(plan: Plan) -> Job:
 
 def without_worker(plan: Plan) -> str:
     """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
-    lacking = [name for name, used in (("Megatron-FSDP", plan.megatron_fsdp), (f"cp={plan.cp} in Megatron", plan.cp > 1)) if used]
-    if not lacking:
+    if not plan.megatron_fsdp:
         return ""
     script = program_of(plan)
     there = f"has: entry=PATH/{script}" if script else f"of Megatron-core {plan.cluster.software.megatron_core} is not there any more"
-    return f"our worker has no {' and no '.join(lacking)}; Megatron's own program {there}"
+    return f"our worker has no Megatron-FSDP; Megatron's own program {there}"
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

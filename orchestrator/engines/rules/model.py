@@ -84,6 +84,21 @@ def latent_positions(_: Candidate, workload: Workload) -> str | None:
     return f"position_embedding={a.position_embedding}: latent attention has rotary positions of its own"
 
 
+def prediction_positions(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    if not a.mtp_num_layers or a.position_embedding in ("rope", "none"):
+        return None
+    return f"position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none"
+
+
+def prediction_tied(candidate: Candidate, workload: Workload) -> str | None:
+    a, pp = workload.model.architecture, candidate.mesh.pp
+    if pp == 1 or not a.mtp_num_layers or not a.tie_embeddings:
+        return None
+    given = f"pp={pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings"
+    return f"{given}: the last stage has the table twice, and can't name its weights"
+
+
 def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
     mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
     if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
@@ -113,5 +128,7 @@ def model_rules() -> tuple[Rule, ...]:
             "tp",
             "sequence_parallel",
         ),
+        rule("mtp_positions", "megatron/training/arguments.py:1229", prediction_positions, "model"),
+        rule("mtp_tied", "core/models/common/language_module/language_module.py:343", prediction_tied, "pp"),
         rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),
     )

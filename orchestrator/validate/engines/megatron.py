@@ -41,6 +41,7 @@ NEMO: Final = MeasuredEngine(
     traits=_traits("nemo", constants={"tp_overlap": 0.85}, states=all_stages(NEMO_STATES, FP32_STATES)),
     printed=("nemo", "bridge"),
     resembles=PLANNED,
+    dispatcher="flex",  # of 110 recipes of experts 90 (expert_recipes_bridge), the others say nothing
     zero_stage=1,
     sequence_parallel=True,
     says_recompute=True,
