@@ -188,7 +188,7 @@ def searched_plan(settings: Settings) -> Found:
             print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
         index = [engine.name for engine in planned].index(result.plan.engine)
         plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(files[index]))
-        said = None if settings.entry is not None else said_plan(plan, workload, engines, settings, calibrations)
+        said = None if settings.entry is not None else said_plan(plan, workload, engines, planned, settings)
 
         def why_not(questions: Pins) -> tuple[Explanation, ...]:
             return explain(questions, workload, planned, asked)
@@ -215,20 +215,19 @@ def searched_plan(settings: Settings) -> Found:
 
 
 def said_plan(
-    plan: Plan, workload: Workload, engines: Sequence[Engine], settings: Settings, calibrations: Sequence[calibration.Calibration]
+    plan: Plan, workload: Workload, engines: Sequence[Engine], planned: Sequence[PlannedEngine], settings: Settings
 ) -> Plan | None:
     """The fastest plan that an engine's own program can be told, where it can't be told this one; None: it can, or none."""
     asked = SearchSettings(pins=settings.pins, limit=settings.limit, top_k=1)
-    for engine, constants in zip(engines, calibrations, strict=True):
+    for engine, ours in zip(engines, planned, strict=True):
         program = engine.program
         if program is None or program.why_not(plan) is None:
             continue
         if program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
             continue
-        ((capabilities, traits),) = searched_pairs([engine], settings, programs=True)
-        told = PlannedEngine(capabilities=capabilities, traits=traits, calibration=constants)
+        ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(workload, [told], asked, stop=out_of_time(settings)).plan
+            found = search(workload, [ours.offering(capabilities)], asked, stop=out_of_time(settings)).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)

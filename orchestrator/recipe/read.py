@@ -81,7 +81,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            line = self.peek_event().start_mark.line + 1
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise InputError(str(self.name), None, f"line {line}: YAML aliases are not taken; write the value out")
         return super().compose_node(parent, index)
 

@@ -192,7 +192,7 @@ class Splits:
         lean, seconds, priced = (_Sums(self.inner, column) for column in columns)
         a, b, c = (sum(column[kind] for kind in here) for column in columns)
         constant = solver.constant - solver.share * solver.ahead
-        return _Place(solver.room - self.prices.slack * least, solver.price, (lean, seconds, priced), (a, b, c), constant)
+        return _Place(solver.room - solver.slack * least, solver.price, (lean, seconds, priced), (a, b, c), constant)
 
     # ---- the splits
 
