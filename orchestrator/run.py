@@ -39,7 +39,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prices, json_schema, to_json
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
-from orchestrator.search.explain import DataParallel, Explanation, beyond, data_parallelism_alone, explain, narrower_tp
+from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
@@ -118,8 +118,6 @@ class Found(Value, frozen=True, kw_only=True):
     explained: tuple[Explanation, ...] = ()
     narrower: tuple[Explanation, ...] = ()
     """Where tp is wider than the innermost network level: the best plan whose is not."""
-    beyond: Explanation | None = None
-    """A faster plan that has what the search leaves to a pin."""
     searched: tuple[Capabilities, ...] = ()
     """What the engines that were searched can do: the space of which `at_least_s` is true."""
     unasked: tuple[Unasked, ...] = ()
@@ -192,7 +190,6 @@ def searched_plan(settings: Settings) -> Found:
         explained = why_not(settings.explain)
         inside = narrower_tp(plan) if settings.pins.tp is None else None
         narrower = why_not(Pins(tp=inside)) if inside is not None else ()
-        further = beyond(plan, planned, why_not)
         alone = data_parallelism_alone(workload, planned) if divided(plan) else ()
     return Found(
         plan=plan,
@@ -201,7 +198,6 @@ def searched_plan(settings: Settings) -> Found:
         at_least_s=result.at_least_s,
         explained=explained,
         narrower=narrower,
-        beyond=further,
         searched=tuple(capabilities for capabilities, _ in pairs),
         unasked=unasked(plan, planned[index]),
         alone=alone,
@@ -584,8 +580,6 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
         for other in found.unasked:
             print(text.unasked_text(plan, other.key, other.predicted, found.limit))
         print(text.proof(plan, found.at_least_s, found.searched) + ".")
-        if found.beyond is not None and found.beyond.plan is not None:
-            print(text.beyond_text(plan, found.beyond.question, found.beyond.plan))
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")
     for note in job.notes:
