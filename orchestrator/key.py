@@ -15,6 +15,8 @@ import shlex
 import types
 import typing
 from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from functools import cache
 from typing import Any, Final, Literal, Union
 
 import msgspec
@@ -53,7 +55,8 @@ class Key(msgspec.Struct, frozen=True):
     owner: Any = None
 
 
-def declared(*structs: type[msgspec.Struct]) -> list[Key]:
+@cache
+def declared(*structs: type[msgspec.Struct]) -> tuple[Key, ...]:
     """The keys among the fields of structs, in order, each with its field's type and default.
 
     >>> steps = typing.Annotated[int, Key("train.steps", "to train", low=1)]
@@ -73,7 +76,7 @@ def declared(*structs: type[msgspec.Struct]) -> list[Key]:
                     shown_default = note.default or default_shown(info.default)
                     filled = {"type": kind if note.type is None else note.type, "default": shown_default}
                     found.append(msgspec.structs.replace(note, **filled, field=info.name, owner=struct))
-    return found
+    return tuple(found)
 
 
 def default_shown(default: Any) -> str:
@@ -154,6 +157,26 @@ def one_text(name: str, text: Any) -> str:
     return text
 
 
+COUNT: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_COUNT = re.compile(r"([0-9.]+(?:[eE][+]?[0-9]+)?) ?([KMBT]?)\Z")
+
+
+def count(name: str, text: Any) -> int:
+    """A whole number, in short as the field writes it. Raises InputError.
+
+    >>> count("train.tokens", "1.5T"), count("train.tokens", "300B"), count("train.tokens", "1_000")
+    (1500000000000, 300000000000, 1000)
+    """
+    match = _COUNT.match(one_text(name, text).replace("_", ""))
+    try:
+        value = Decimal(match.group(1)) * COUNT[match.group(2)] if match else None
+    except InvalidOperation:
+        value = None
+    if value is None or value != int(value):
+        raise InputError(name, shown(text), "is not a whole number, such as 1T, 300B or 5_000_000")
+    return int(value)
+
+
 def words(name: str, text: Any) -> tuple[str, ...]:
     """Words as a shell splits them. Raises InputError for an open quote.
 
@@ -226,3 +249,13 @@ def shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
+
+def names(name: str, text: Any) -> tuple[str, ...]:
+    """Names with a comma between them, or YAML's list of them. Raises InputError.
+
+    >>> names("train.change", "lr, steps"), names("train.change", "")
+    (('lr', 'steps'), ())
+    """
+    parts = text if isinstance(text, list) else [] if text in ("", None) else one_text(name, text).split(",")
+    return tuple(one_text(name, part).strip() for part in parts)

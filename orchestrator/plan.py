@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
-from orchestrator.key import Key
+from orchestrator.key import Key, names
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
@@ -87,8 +87,21 @@ class RunSettings(Value, frozen=True, kw_only=True):
     ] = None
     """A folder with a Hugging Face tokenizer; None: bytes."""
     save_every: Annotated[int, Key("train.save_every", "between checkpoints; 0: none", unit="steps", low=0, high=10**12)] = 0
-    resume: Annotated[str | None, Key("train.resume", "run or checkpoint folder to continue from", path=True)] = None
+    keep_last: Annotated[int, Key("train.keep_last", "newest checkpoints to keep; 0: all", low=0, high=10**9)] = 0
+    """How many of the newest checkpoints are kept; 0: all."""
+    keep_every: Annotated[
+        int, Key("train.keep_every", "between checkpoints that are kept for ever; 0: none", unit="steps", low=0, high=10**12)
+    ] = 0
+    """Checkpoints of steps that this divides are kept for ever, beside the newest; 0: none."""
+    resume: Annotated[
+        str | None,
+        Key("train.resume", "run or checkpoint folder to continue from; alone it brings its run's recipe", path=True, aliases=("resume",)),
+    ] = None
     """A run folder or checkpoint folder to continue from."""
+    change: Annotated[
+        tuple[str, ...], Key("train.change", "settings that shall differ from the checkpoint's: lr,steps", type=str, read=names)
+    ] = ()
+    """Settings that differ from the checkpoint's on purpose."""
     init_from: Annotated[
         str | None, Key("model.init_from", "folder of a Hugging Face checkpoint to begin with", default="weights of the seed", path=True)
     ] = None

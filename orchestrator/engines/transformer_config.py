@@ -180,7 +180,8 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_fusion": apex and plan.engine == "megatron" and not plan.megatron_fsdp,
         "bias_activation_fusion": not on_cpu and model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear),
         "bias_dropout_fusion": not on_cpu,
-        "masked_softmax_fusion": apex,
+        # That kernel has the causal mask only: it would forget a window, and is asked before it (fusions/fused_softmax.py:245).
+        "masked_softmax_fusion": apex and "window" not in model.features(),
         "persist_layer_norm": apex,
         # Latent attention's fused rotation knows YaRN's frequencies alone (transformer_config.py:2068).
         "apply_rope_fusion": te and model.position_embedding == "rope" and not latent,

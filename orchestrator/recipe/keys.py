@@ -13,10 +13,11 @@ import msgspec
 from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
 from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
-from orchestrator.key import Key, declared, one_text, options_of, words
+from orchestrator.key import Key, count, declared, one_text, options_of, words
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings, Source
+from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.profiles import read_profile
 from orchestrator.recipe.sources import blend_of, split_of
 from orchestrator.strategy.choices import Choice
@@ -75,6 +76,10 @@ class Inputs(Value, frozen=True, kw_only=True):
         tuple[float, ...],
         Key("data.split", "shares of each source to train on, to evaluate on and to leave alone: 99,1,0", type=str, read=split_of),
     ] = ()
+    tokens: Annotated[
+        int | None,
+        Key("train.tokens", "to train, in place of train.steps: 1T, 300B", type=int, read=count, unit="tokens", low=1, high=10**18),
+    ] = None
     limit_gib: Annotated[float | None, Key("memory.limit_gib", "a rank may use", type=float, unit="GiB", default="the GPU's", above=0)] = (
         None
     )
@@ -107,6 +112,15 @@ class Actions(Value, frozen=True, kw_only=True):
         tuple[str, ...],
         Key("entry.without", "flags of ours that it shall not get (--async-save --log-straggler)", type=str, read=words),
     ] = ()
+    price_per_gpu_hour: Annotated[
+        float | None,
+        Key(
+            "cluster.price_per_gpu_hour",
+            "what an hour of a GPU costs, in any currency: plans say what the training costs",
+            type=float,
+            above=0,
+        ),
+    ] = None
     calibration: Annotated[
         str | None,
         Key(
@@ -146,6 +160,11 @@ def variable(group: str, name: str, text: Any) -> str:
 OPEN_GROUPS: Final = {
     group.name: group
     for group in (
+        OpenGroup(
+            name="cluster",
+            help="a field of the cluster over its YAML's: host_memory, levels.infiniband.bandwidth (200 Gbit/s), gpu.memory, software.apex",
+            read=cluster_field,
+        ),
         OpenGroup(name="env", help="variable of the job's environment, beside what the plan needs", read=variable),
         OpenGroup(
             name="megatron",
@@ -202,4 +221,4 @@ DECLARED: Final = in_groups(
 )
 KEYS: Final = {key.name: key for key in DECLARED}
 """Every key by its full name, in the order of --help."""
-GROUPS: Final = (*dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name), *OPEN_GROUPS)
+GROUPS: Final = tuple(dict.fromkeys([*(name.partition(".")[0] for name in KEYS if "." in name), *OPEN_GROUPS]))

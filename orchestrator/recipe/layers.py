@@ -116,9 +116,11 @@ def value_of(flat: Flat, name: str, default: Any) -> Any:
     return flat[name].value if name in flat else default
 
 
-def group_of(flat: Flat, group: str) -> dict[str, Any]:
-    """Values of `<group>.*` by their short names; what is not given stays out."""
-    return {name.partition(".")[2]: given.value for name, given in flat.items() if name.startswith(f"{group}.")}
+def group_of(flat: Flat, group: str, *, declared: bool = True) -> dict[str, Any]:
+    """Values of `<group>.*` by their short names; what is not given stays out. `declared` False: only those that an open group has beside
+    its declared keys."""
+    names = [name for name in flat if name.startswith(f"{group}.") and (declared or name not in KEYS)]
+    return {name.partition(".")[2]: flat[name].value for name in names}
 
 
 def fields_of(flat: Flat, struct: type[msgspec.Struct]) -> dict[str, Any]:

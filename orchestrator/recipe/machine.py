@@ -8,9 +8,9 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
-from orchestrator.recipe.clusters import cluster_from, read_named
+from orchestrator.recipe.clusters import changed, changed_cluster, cluster_from, read_named
 from orchestrator.recipe.keys import Inputs
-from orchestrator.recipe.layers import Flat, filled, value_of
+from orchestrator.recipe.layers import Flat, filled, group_of, value_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GIB, US, format_bytes
 
@@ -24,9 +24,12 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
     mixed = value_of(merged, "cluster.mixed", None)
     here = _gpu_here(machine, mixed)
     fixed = "cluster" in given or isinstance(raw, dict)
+    fields = group_of(merged, "cluster", declared=False)
+    said = "".join(f", {name}={value}" for name, value in fields.items())
     if not fixed and here is not None and machine.num_gpus >= (gpus or 1):
         cluster = _cluster_here(here, gpus or machine.num_gpus, machine, mixed == "slowest")
-        return cluster, f"cluster here, {counted(cluster)}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
+        cluster = changed_cluster(cluster, fields) if fields else cluster
+        return cluster, f"cluster here, {counted(cluster)}{said}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
     if raw is None:
         from orchestrator.recipe.clusters import names
 
@@ -36,13 +39,13 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
         )
     if isinstance(raw, dict):
-        cluster = cluster_from(raw, "cluster", "cluster", gpus, node, mixed, installed(machine))
+        cluster = cluster_from(changed(raw, fields), "cluster", "cluster", gpus, node, mixed, installed(machine))
         why = "written out in the recipe"
     else:
         short, tree = read_named("cluster", raw, "clusters")
-        cluster = cluster_from(tree, short, raw, gpus, node, mixed, installed(machine))
+        cluster = cluster_from(changed(tree, fields), short, raw, gpus, node, mixed, installed(machine))
         why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
-    return cluster, f"cluster {cluster.name}, {counted(cluster)}: {why}"
+    return cluster, f"cluster {cluster.name}, {counted(cluster)}{said}: {why}"
 
 
 def installed(machine: Machine) -> Software:

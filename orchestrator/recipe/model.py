@@ -64,6 +64,10 @@ def training_of(merged: Flat) -> Training:
     for name in ("global_batch_size", "seq_length"):
         if name not in fields:
             raise InputError(f"train.{name}", None, "is missing: the recipe has none, so give it")
+    tokens = value_of(merged, "train.tokens", None)
+    if tokens is not None:
+        samples = fields["global_batch_size"] * (fields["seq_length"] + (fields.get("decoder_seq_length") or 0))
+        fields["steps"] = -(-tokens // samples)
     training = Training(**fields)
     if training.min_lr > training.lr:
         raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")

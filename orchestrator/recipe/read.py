@@ -41,13 +41,22 @@ def read_arguments(words: Sequence[str]) -> Tree:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
         seen[name] = value
         _no_interpolation(name, value)
-        if name.rpartition(".")[0] in KEYS:  # launch.wait beside launch: no tree has both
+        if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             beside[name] = value
         else:
             OmegaConf.update(tree, name, value)
     plain = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(plain, dict)
     return typing.cast(Tree, plain | beside)
+
+
+def parents(name: str) -> list[str]:
+    """
+    >>> parents("cluster.levels.nvlink.size")
+    ['cluster', 'cluster.levels', 'cluster.levels.nvlink']
+    """
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def check_key(name: str, value: Any) -> None:

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
 from orchestrator.key import check_range, shown
 from orchestrator.model import families
 from orchestrator.plan import Plan
 from orchestrator.recipe.clusters import check_cluster
-from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS, OPEN_GROUPS
+from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS
 from orchestrator.recipe.layers import Flat, Given, value_of
 from orchestrator.recipe.model import architecture_of, check_precision
 from orchestrator.recipe.sources import read_text
 from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
 from orchestrator.strategy.spec import CHOICES
 
-FREE: Final = ("recipe", "name", "plan", "memory", "search", "data", *OPEN_GROUPS)
+FREE: Final = ("recipe", "name", "plan", "memory", "search", "data", "env", *passthrough.GROUPS)
 """Keys and groups that a saved plan leaves open, beside those of `keys.FREE_WITH_PLAN`; every other one must agree with it."""
-
-
-def engine_of_checkpoint(resume: str | None) -> str | None:
-    """Which engine wrote the checkpoint (its marker is written by workers/checkpoint.py); no other engine reads it. Raises InputError."""
-    if resume is None or not Path(resume).is_dir():
-        return None  # _run says what is wrong
-    for marker in (Path(resume) / "checkpoints" / "latest.json", Path(resume) / "latest.json"):
-        if marker.is_file():
-            try:
-                return str(json.loads(read_text(marker))["layout"]["engine"])
-            except (ValueError, KeyError, TypeError):
-                raise InputError("train.resume", shown(resume), f"{marker} is not a checkpoint's marker") from None
-    raise InputError("train.resume", shown(resume), "holds no finished checkpoint (checkpoints/latest.json)")
 
 
 def saved_plan(merged: Flat) -> Plan | None:
@@ -77,7 +64,7 @@ def check_agreement(merged: Flat, plan: Plan) -> None:
     """Keys given beside plan= must say what the plan says. Raises InputError naming the first that doesn't."""
     for name, (asked, text) in merged.items():
         group, _, short = name.partition(".")
-        if group in FREE or KEYS[name].owner in FREE_WITH_PLAN:
+        if group in FREE or (name in KEYS and KEYS[name].owner in FREE_WITH_PLAN):
             continue
         if name == "cluster":
             there: Any = plan.cluster.name
@@ -112,7 +99,7 @@ def _in_plan(group: str, short: str, plan: Plan) -> Any:
     if group == "model":
         return getattr(plan.model, short, ...)
     if group == "train":
-        return getattr(plan.training, short)
+        return getattr(plan.training, short, ...)
     if group == "pin":
         choice = next((choice for choice in CHOICES if choice.pin == short), None)
         value = ... if choice is None else choice.of(plan.candidate)

@@ -20,12 +20,14 @@ def recipe_schema() -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(structured, ref_template="#/$defs/{name}")
     of_type = dict(zip(map(str, structured), schemas, strict=True))
     properties: dict[str, Any] = {key.name: _described(key, of_type) for key in KEYS.values()}
-    for group in dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name):
-        members = {name.partition(".")[2]: properties[name] for name in KEYS if name.startswith(f"{group}.")}
+    for name_of_group in dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name):
+        members = {name.partition(".")[2]: properties[name] for name in KEYS if name.startswith(f"{name_of_group}.")}
         mapping = {"type": "object", "properties": members, "additionalProperties": False}
-        properties[group] = {"anyOf": [properties[group], mapping]} if group in properties else mapping
+        beside = properties.get(name_of_group)
+        properties[name_of_group] = mapping if beside is None else {"anyOf": [beside, mapping]}
     properties["cluster"] = {"description": KEYS["cluster"].help, "type": ["string", "object"]}
-    properties |= {group.name: {"description": group.help, "type": "object"} for group in OPEN_GROUPS.values()}
+    for group in OPEN_GROUPS.values():
+        properties.setdefault(group.name, {"description": group.help, "type": "object"})
     return {
         "$schema": DRAFT,
         "title": "A recipe of orchestrator",

@@ -36,7 +36,17 @@ from orchestrator.recipe.model import (
 )
 from orchestrator.recipe.profiles import FAMILY, stand_in
 from orchestrator.recipe.read import read_arguments
-from orchestrator.recipe.saved import check_agreement, engine_of_checkpoint, saved_plan
+from orchestrator.recipe.resuming import (
+    RESUME,
+    Checkpoint,
+    check_changes,
+    check_names,
+    checkpoint_of,
+    names_a_model,
+    recipe_of,
+    with_long_form,
+)
+from orchestrator.recipe.saved import check_agreement, saved_plan
 from orchestrator.recipe.sources import data_settings, existing_folder
 from orchestrator.recipe.starting import container_options
 from orchestrator.recipe.weights import weight_settings, with_config
@@ -64,6 +74,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """Choices of which the user asks why the plan has others; they don't change it."""
     limit: MemoryLimit
     run: RunSettings
+    continues: Checkpoint | None = None
+    """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
     open_batch: bool
     slurm: SlurmOptions
@@ -74,7 +86,12 @@ class Settings(Actions, frozen=True, kw_only=True):
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
     """Settings of a command line on this machine. `engines`: the names that `engine=` may have besides auto. Raises InputError."""
     given = flatten(read_arguments(words), "")
-    label, layers = recipe_layers(given)
+    given = with_long_form(given)
+    continued = checkpoint_of(value_of(given, RESUME, None))
+    if continued is not None and not names_a_model(given):
+        label, layers = None, [recipe_of(continued, given)]
+    else:
+        label, layers = recipe_layers(given)
     merged = with_config(merge([*layers, given]))
     label = value_of(merged, "name", label)
     actions = filled(merged, Actions)
@@ -82,10 +99,12 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
     if engine not in ("auto", *engines):
         raise InputError("engine", shown(engine), "is not known", ["auto", *engines])
     plan = saved_plan(merged)
-    saved = engine_of_checkpoint(value_of(merged, "train.resume", None))
-    if saved is not None and engine not in ("auto", saved):
-        raise InputError("engine", engine, f"can't continue from train.resume={merged['train.resume'].text}, which engine={saved} wrote")
-    engine = saved or engine
+    resume = value_of(merged, RESUME, None if plan is None else plan.run.resume)
+    continued = checkpoint_of(resume)
+    if continued is not None:
+        if engine not in ("auto", continued.engine):
+            raise InputError("engine", engine, f"can't continue from {RESUME}={resume}, which engine={continued.engine} wrote")
+        engine = continued.engine
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)
@@ -115,6 +134,8 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         why = f"cluster {cluster.name}, {counted(cluster)}: the plan's"
         run = _run(merged, plan.run, architecture)
         plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
+    if continued is not None:
+        check_changes(continued, architecture, training, run)
     _check_entry(merged)
     entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone
     chosen = msgspec.structs.asdict(actions) | {"engine": engine, "entry": entry, "calibration": _whole_path(actions.calibration)}
@@ -131,6 +152,7 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         explain=Pins(**group_of(merged, "explain")),
         limit=limit_of(merged, cluster),
         run=run,
+        continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, engine),
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
@@ -157,7 +179,14 @@ def _open_batch(flat: Flat, engine: str) -> bool:
 def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSettings:
     """Data, tokenizer, weights and resume must be there: a job that dies for them at its first step is found out here."""
     given = fields_of(merged, RunSettings)
-    resume = given.get("resume", base.resume)
+    resume, change = given.get("resume", base.resume), given.get("change", base.change)
+    check_names(change, resume)
+    saving = {name: given.get(name, getattr(base, name)) for name in ("save_every", "keep_last", "keep_every")}
+    for name in ("keep_last", "keep_every"):
+        if saving[name] and not saving["save_every"]:
+            raise InputError(f"train.{name}", saving[name], "keeps of the checkpoints that train.save_every= writes, and that is 0")
+    if saving["keep_every"] and not saving["keep_last"]:
+        raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
@@ -165,9 +194,10 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         base,
         **data_settings(merged, base),
         **weight_settings(merged, base, architecture),
-        save_every=given.get("save_every", base.save_every),
+        **saving,
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
-        resume=None if resume is None else existing_folder("train.resume", resume),
+        resume=None if resume is None else existing_folder(RESUME, resume),
+        change=change,
         wandb=wandb,
     )
 

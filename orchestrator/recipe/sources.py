@@ -14,7 +14,12 @@ from orchestrator.key import shown
 from orchestrator.plan import RunSettings, Source
 
 SHORT: Final = {"data": "data.train", "tokenizer": "data.tokenizer"}
-ALTERNATIVES: Final = (("data", "data.train", "data.blend"), ("tokenizer", "data.tokenizer"), ("data.valid", "data.split"))
+ALTERNATIVES: Final = (
+    ("data", "data.train", "data.blend"),
+    ("tokenizer", "data.tokenizer"),
+    ("data.valid", "data.split"),
+    ("train.steps", "train.tokens"),
+)
 """Of each row one key is given; a later layer's takes the place of an earlier one's."""
 
 

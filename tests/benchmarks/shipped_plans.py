@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import recipe, run
+from orchestrator import planning, recipe
 from orchestrator.commands import arguments, command, usage
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -57,7 +57,7 @@ def planned(name: str, gpus: int) -> tuple[str, str, str, str]:
     """(seconds, choice, stages, seconds that no plan undercuts)."""
     try:
         settings = recipe.load([f"recipe={name}", f"gpus={gpus}", "launch=none"], machine(), [*ENGINES, NAME])
-        found = run.searched_plan(settings)
+        found = planning.searched_plan(settings)
     except OrchestratorError as error:
         return str(error).split(":")[0], "", "", ""
     assert found.plan.predicted is not None

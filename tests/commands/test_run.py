@@ -17,6 +17,7 @@ import jsonschema
 import msgspec
 import pytest
 
+from orchestrator import folder as folder_of_run
 from orchestrator import recipe, run
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
@@ -114,7 +115,9 @@ def test_a_saved_plan_agrees_with_the_recipe_that_made_it(folder: Path) -> None:
 def test_a_run_that_continues_takes_the_engine_of_its_checkpoint(folder: Path) -> None:
     (folder / "old" / "checkpoints").mkdir(parents=True)
     for engine in ("megatron", "megatron_deepspeed"):
-        (folder / "old/checkpoints/latest.json").write_text(json.dumps({"layout": {"engine": engine}}))
+        marker = {"layout": {"engine": engine}, "step": 2, "folder": "step_000002"}
+        (folder / "old/checkpoints/latest.json").write_text(json.dumps(marker))
+        (folder / "old/checkpoints/step_000002").mkdir(exist_ok=True)
         assert run.main((*TINY, "launch=none", "train.resume=old", f"out={engine}")) == 0
         assert plan_of(folder / engine).engine == engine
 
@@ -148,7 +151,7 @@ def test_an_empty_folder_may_be_written_to_and_a_default_name_is_made(folder: Pa
 def test_a_write_that_fails_leaves_nothing(folder: Path) -> None:
     files = [File(path="a.txt", content="x"), File(path="a.txt/b.txt", content="x")]
     with pytest.raises(InputError, match="out"):
-        run.write_folder(folder / "deep" / "out", files)
+        folder_of_run.write_folder(folder / "deep" / "out", files)
     assert list(folder.iterdir()) == []
 
 

@@ -12,6 +12,8 @@ EVERYWHERE = {"units", "errors", "values", "key", "extensions", "commands", "__i
 WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""
 PURE = {"model", "hardware", "strategy", "cost", "plan", "search", "engines", "job", "report"}
+COMMANDS = PURE | {"recipe", "detect", "launch", "planning", "folder", "screen"}
+"""What the commands and the Python interface may import: anything but workers."""
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "hardware": set(),
@@ -29,7 +31,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipe": PURE | {"detect"},
     "detect": PURE,
     "finish": {"launch", "report"},
-    "run": PURE | {"recipe", "detect", "launch"},
+    "planning": PURE | {"recipe", "detect", "launch"},
+    "folder": COMMANDS,
+    "screen": COMMANDS,
+    "run": COMMANDS,
     "data": {"recipe"},
 }
 ENGINE_PACKAGES = {"torch", "megatron", "deepspeed", "transformers"}

@@ -293,7 +293,6 @@ def test_a_pipe_is_no_recipe_and_is_not_waited_for(folder: Path, capsys: pytest.
         (None, (), "train.resume=old: holds no finished checkpoint"),
         ("{", (), "old/checkpoints/latest.json is not a checkpoint's marker"),
         ('{"layout": 5}', (), "old/checkpoints/latest.json is not a checkpoint's marker"),
-        ('{"layout": {"engine": "megatron"}}', ("engine=megatron_deepspeed",), "can't continue from train.resume=old"),
     ],
 )
 def test_folders_to_resume_from(

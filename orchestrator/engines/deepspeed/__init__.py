@@ -8,6 +8,7 @@ from orchestrator.engines.deepspeed.capabilities import capabilities
 from orchestrator.engines.deepspeed.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.deepspeed.traits import traits
 from orchestrator.engines.deepspeed.translate import translate, why_no_exchange
+from orchestrator.engines.ds_checkpoints import why_no_resume
 from orchestrator.engines.engine import Engine
 
 ENGINE: Final = Engine(
@@ -17,4 +18,5 @@ ENGINE: Final = Engine(
     translate=translate,
     requirements=REQUIREMENTS,
     why_no_exchange=why_no_exchange,
+    why_no_resume=why_no_resume,
 )
