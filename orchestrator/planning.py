@@ -23,7 +23,7 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan, Prices
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
-from orchestrator.search.explain import DataParallel, Explanation, beyond, data_parallelism_alone, explain, narrower_tp
+from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
@@ -49,8 +49,6 @@ class Found(Value, frozen=True, kw_only=True):
     explained: tuple[Explanation, ...] = ()
     narrower: tuple[Explanation, ...] = ()
     """Where tp is wider than the innermost network level: the best plan whose is not."""
-    beyond: Explanation | None = None
-    """A faster plan that has what the search leaves to a pin."""
     searched: tuple[Capabilities, ...] = ()
     """What the engines that were searched can do: the space of which `at_least_s` is true."""
     unasked: tuple[Unasked, ...] = ()
@@ -166,7 +164,6 @@ def searched_plan(settings: Settings, progress: Progress | None = None, without:
             said=None if settings.entry is not None else said_plan(plan, asked, settings),
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
-            beyond=beyond(plan, planned, why_not),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
             unasked=unasked(plan, next(engine for engine in planned if engine.name == plan.engine)),
         )
@@ -181,10 +178,9 @@ def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
             continue
         if program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
             continue
-        ((capabilities, traits),) = searched_pairs([engine], settings, programs=True)
-        told = PlannedEngine(capabilities=capabilities, traits=traits, calibration=planned.calibration)
+        ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(asked.workload, [told], alone, stop=out_of_time(settings)).plan
+            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings)).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
