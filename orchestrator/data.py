@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from orchestrator.commands import command
 from orchestrator.errors import InputError, LaunchError, nearest
-from orchestrator.recipe.keys import Key, parse, shown
+from orchestrator.key import Key, parse, shown
 from orchestrator.recipe.sources import existing_folder
 
 USAGE: Final = "usage: python -m orchestrator.data input=PATH[,PATH] out=PREFIX [tokenizer=DIR] [documents=blank_lines] [workers=N]"
@@ -31,8 +31,13 @@ KEYS: Final = {
         Key(name="input", type=str, help="text, .jsonl (its field text), or folders of them; a comma between two"),
         Key(name="out", type=str, help="prefix of the .bin and .idx to write"),
         Key(name="tokenizer", type=str, help="folder of a Hugging Face tokenizer", default="bytes"),
-        Key(name="documents", type=Documents, help="what one of a text file is: the file, what stands between blank lines, or a line; "
-            "Megatron-LM divides whole documents over training and evaluation", default="file"),
+        Key(
+            name="documents",
+            type=Documents,
+            help="what one of a text file is: the file, what stands between blank lines, or a line; "
+            "Megatron-LM divides whole documents over training and evaluation",
+            default="file",
+        ),
         Key(name="separator", type=str, help=r"text that stands between two documents of a text file instead; \n is a line break"),
         Key(name="workers", type=int, help="processes", default="the cores of this machine", low=1, high=1024),
     )

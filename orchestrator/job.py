@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from orchestrator.errors import InputError
+from orchestrator.key import Key, one_text, words
 from orchestrator.values import Value
+
+
+def checked(key: str, value: str) -> str:
+    """The value, for a place that is one line of a script. Raises InputError for line breaks, other control characters and what
+    UTF-8 can't write."""
+    if any(character < " " or character == "\x7f" for character in value):
+        raise InputError(key, repr(value), "has a line break or another control character")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(key, repr(value), "is not valid text")
+    return value
+
+
+def one_line(name: str, text: Any) -> str:
+    """One text that stands in one line of a script. Raises InputError."""
+    return checked(name, one_text(name, text))
+
+
+def gres(name: str, text: Any) -> str:
+    """The same; `none` is "", for sites where no GPUs are asked for."""
+    return "" if text == "none" else one_line(name, text)
+
+
+def listed(name: str, text: Any) -> tuple[str, ...]:
+    """The parts of a text between its commas."""
+    return tuple(part for part in one_line(name, text).split(",") if part)
 
 
 class File(Value, frozen=True, kw_only=True):
@@ -50,6 +76,8 @@ class Job(Value, frozen=True, kw_only=True):
 class SlurmOptions(Value, frozen=True, kw_only=True):
     """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
 
+    `exclusive` None: where the job takes every GPU of its nodes (`launch.render.with_whole_nodes`).
+
     `gres` None: `--gpus-per-node` for an nccl job; "" (`slurm.gres=none`) asks for no GPUs at all (sites that hand out whole nodes).
     `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
     srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
@@ -57,26 +85,36 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     there. `planner`: an interpreter that has this package, for the job's status.json; None: `python`.
     """
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time: str | None = None
-    nodes: int | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    constraint: str | None = None
-    gres: str | None = None
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    exclusive: bool = False
-    reservation: str | None = None
-    dependency: str | None = None
-    switches: str | None = None
-    segment: str | None = None
-    extra: tuple[str, ...] = ()
-    style: Literal["torchrun", "srun"] = "torchrun"
-    requeue: int = 0
-    python: str | None = None
+    partition: Annotated[str | None, Key("slurm.partition", "partition to submit to", read=one_line)] = None
+    account: Annotated[str | None, Key("slurm.account", "account to charge", read=one_line)] = None
+    qos: Annotated[str | None, Key("slurm.qos", "quality of service", read=one_line)] = None
+    time: Annotated[str | None, Key("slurm.time", "limit, as sbatch takes it (12:30:00)", read=one_line)] = None
+    nodes: Annotated[int | None, Key("slurm.nodes", "number of nodes; default: what the plan needs", low=1)] = None
+    nodelist: Annotated[str | None, Key("slurm.nodelist", "hosts to use", read=one_line)] = None
+    exclude: Annotated[str | None, Key("slurm.exclude", "hosts to leave out", read=one_line)] = None
+    constraint: Annotated[str | None, Key("slurm.constraint", "node features", read=one_line)] = None
+    gres: Annotated[
+        str | None,
+        Key("slurm.gres", "generic resources in place of --gpus-per-node; none: ask for none (sites that hand out whole nodes)", read=gres),
+    ] = None
+    cpus_per_task: Annotated[int | None, Key("slurm.cpus_per_task", "cores of a task", low=1)] = None
+    mem: Annotated[str | None, Key("slurm.mem", "host memory of a node", read=one_line)] = None
+    exclusive: Annotated[
+        bool | None, Key("slurm.exclusive", "true: nothing else on the nodes", type=bool, default="true where all GPUs of a node are used")
+    ] = None
+    reservation: Annotated[str | None, Key("slurm.reservation", "reservation name", read=one_line)] = None
+    dependency: Annotated[str | None, Key("slurm.dependency", "as sbatch takes it (afterok:1234)", read=one_line)] = None
+    switches: Annotated[str | None, Key("slurm.switches", "leaf switches at most", read=one_line)] = None
+    segment: Annotated[str | None, Key("slurm.segment", "nodes per block (topology/block)", read=one_line)] = None
+    extra: Annotated[
+        tuple[str, ...], Key("slurm.extra", "more options of sbatch, in quotes (--comment=x --nice)", type=str, read=words)
+    ] = ()
+    style: Annotated[Literal["torchrun", "srun"], Key("slurm.style", "torchrun: one task a node; srun: one task a rank")] = "torchrun"
+    requeue: Annotated[int, Key("slurm.requeue", "times to go back into the queue and on from the newest checkpoint", low=0)] = 0
+    python: Annotated[
+        str | None,
+        Key("slurm.python", "the ranks' interpreter; default: this one where it has the engines, else the PATH's", read=one_line),
+    ] = None
     planner: str | None = None
 
 
@@ -84,10 +122,14 @@ class ContainerOptions(Value, frozen=True, kw_only=True):
     """The image that ranks run in under Slurm: by pyxis (flags of srun) or apptainer. `mounts` are HOST:CONTAINER[:MODE]; the run's folder
     is always mounted, at its own path. `workdir` None: the run's folder."""
 
-    image: str
-    mounts: tuple[str, ...] = ()
-    workdir: str | None = None
-    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    image: Annotated[str, Key("container.image", "that ranks run in under Slurm: pyxis' name or .sqsh, or apptainer's .sif", read=one_line)]
+    mounts: Annotated[
+        tuple[str, ...], Key("container.mounts", "HOST:CONTAINER[:ro],... beside the run's folder", type=str, read=listed)
+    ] = ()
+    workdir: Annotated[str | None, Key("container.workdir", "in the container; default: the run's folder", read=one_line)] = None
+    runtime: Annotated[
+        Literal["pyxis", "apptainer"], Key("container.runtime", "what starts it", default="pyxis, or apptainer for .sif")
+    ] = "pyxis"
 
 
 RUN_VARIABLE = "ORCHESTRATOR_RUN"
@@ -110,13 +152,3 @@ def check_variable(name: str, value: str) -> None:
     if SECRET.search(name):
         why = f"looks like a secret, and would be written to launch.sh; export {name} on the nodes, or keep it in a file of your home"
         raise InputError(key, "...", why)
-
-
-def checked(key: str, value: str) -> str:
-    """The value, for a place that is one line of a script. Raises InputError for line breaks, other control characters and what
-    UTF-8 can't write."""
-    if any(character < " " or character == "\x7f" for character in value):
-        raise InputError(key, repr(value), "has a line break or another control character")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise InputError(key, repr(value), "is not valid text")
-    return value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
+from orchestrator.key import Key, names
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
@@ -60,30 +61,65 @@ class Source(Value, frozen=True, kw_only=True):
 class RunSettings(Value, frozen=True, kw_only=True):
     """What a run does that changes no plan: its data, evaluation, checkpoints and monitors."""
 
-    data: str | None = None
+    data: Annotated[
+        str | None,
+        Key(
+            "data",
+            "text, jsonl or a Megatron .bin/.idx prefix",
+            default="Python's own sources, byte by byte",
+            path=True,
+            aliases=("data.train",),
+        ),
+    ] = None
     """Text, jsonl or a Megatron .bin/.idx prefix; None: the byte corpus of the standard library's sources."""
     blend: tuple[Source, ...] = ()
     """Weighted sources in place of `data`."""
-    valid: str | None = None
+    valid: Annotated[str | None, Key("data.valid", "a source to evaluate on", path=True)] = None
     """A source to evaluate on."""
     split: tuple[float, ...] = ()
     """Shares of each source, front to back, for training, evaluation and, left alone, a test; empty: all of it is trained on."""
-    eval_every: int = 0
+    eval_every: Annotated[int, Key("train.eval_every", "between evaluations; 0: none", unit="steps", low=0, high=10**12)] = 0
     """Steps between evaluations; 0: none."""
-    eval_steps: int = 10
+    eval_steps: Annotated[int, Key("train.eval_steps", "of an evaluation, at most", unit="global batches", low=1, high=10**9)] = 10
     """Global batches of an evaluation, at most: no sample is taken twice."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[
+        str | None, Key("tokenizer", "folder of a Hugging Face tokenizer", default="bytes", path=True, aliases=("data.tokenizer",))
+    ] = None
     """A folder with a Hugging Face tokenizer; None: bytes."""
-    save_every: int = 0
-    resume: str | None = None
+    save_every: Annotated[int, Key("train.save_every", "between checkpoints; 0: none", unit="steps", low=0, high=10**12)] = 0
+    keep_last: Annotated[int, Key("train.keep_last", "newest checkpoints to keep; 0: all", low=0, high=10**9)] = 0
+    """How many of the newest checkpoints are kept; 0: all."""
+    keep_every: Annotated[
+        int, Key("train.keep_every", "between checkpoints that are kept for ever; 0: none", unit="steps", low=0, high=10**12)
+    ] = 0
+    """Checkpoints of steps that this divides are kept for ever, beside the newest; 0: none."""
+    resume: Annotated[
+        str | None,
+        Key("train.resume", "run or checkpoint folder to continue from; alone it brings its run's recipe", path=True, aliases=("resume",)),
+    ] = None
     """A run folder or checkpoint folder to continue from."""
-    init_from: str | None = None
+    change: Annotated[
+        tuple[str, ...], Key("train.change", "settings that shall differ from the checkpoint's: lr,steps", type=str, read=names)
+    ] = ()
+    """Settings that differ from the checkpoint's on purpose."""
+    init_from: Annotated[
+        str | None, Key("model.init_from", "folder of a Hugging Face checkpoint to begin with", default="weights of the seed", path=True)
+    ] = None
     """A local Hugging Face checkpoint to take the first weights from; None: drawn from the seed."""
-    export_to: str | None = None
+    export_to: Annotated[
+        str | None, Key("model.export_to", "new folder for a Hugging Face checkpoint of the last weights", default="none", path=True)
+    ] = None
     """A folder for a Hugging Face checkpoint of the last weights."""
-    wandb: dict[str, str] = msgspec.field(default_factory=dict)
+    wandb: Annotated[
+        dict[str, str],
+        Key("wandb.project", "project of Weights & Biases", type=str),
+        Key("wandb.entity", "entity of Weights & Biases", type=str),
+        Key("wandb.name", "name of Weights & Biases", type=str),
+    ] = msgspec.field(default_factory=dict)
     """project, and as wanted entity and name, of Weights & Biases; empty: not used."""
-    step_timeout_s: float = 1800.0
+    step_timeout_s: Annotated[float, Key("train.step_timeout_s", "after which a part of a step has hung; 0: never", unit="s", low=0)] = (
+        1800.0
+    )
     """Seconds that a part of a step may last before the ranks are ended as hung; 0: for ever. By default what a collective may last."""
 
 
@@ -180,9 +216,7 @@ def chosen(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-_KEYS = tuple(
-    dict.fromkeys(("version", "engine", "world_size", *(choice.name for choice in OUTER_CHOICES), *Plan.__struct_fields__))
-)
+_KEYS = tuple(dict.fromkeys(("version", "engine", "world_size", *(choice.name for choice in OUTER_CHOICES), *Plan.__struct_fields__)))
 """In the order in which plan.json has them."""
 
 

@@ -191,7 +191,7 @@ def calibrate(runs: Sequence[Run], console: Console, *, everything: bool) -> lis
             if group.kind == "moe" and (
                 dense := next((file for file in made if file.engine in group.engines and file.gpu in group.gpus), None)
             ):
-                read = {name: constant.value for name, constant in dense.constants.items()}
+                read = {name: constant.value for name, constant in dense.constants.items()} | read
 
             def evaluated(done: int, task: TaskID = task) -> None:
                 progress.update(task, completed=done)
@@ -204,7 +204,8 @@ def calibrate(runs: Sequence[Run], console: Console, *, everything: bool) -> lis
                 if old is None:
                     made.append(file)
                     continue
-                added = {name: constant for name, constant in file.constants.items() if name not in old.constants and name in group.names}
+                own = (*group.names, *group.read)
+                added = {name: constant for name, constant in file.constants.items() if name not in old.constants and name in own}
                 made[made.index(old)] = replace(
                     old, constants={**old.constants, **added}, fitted_on=f"{old.fitted_on}; experts: {file.fitted_on}"
                 )

@@ -99,8 +99,13 @@ class Calibration(Value, frozen=True, kw_only=True):
     """Per micro-batch and stage: the schedule's Python, the data, the loss."""
     layer_floor_s: float = 0.0
     """Forward and backward of one transformer layer are never faster together: an engine whose Python is slower than its launches."""
-    expert_layer_floor_s: float = 0.0
-    """The same for a layer of experts: its router, permutations and grouped products are many launches, and some wait for the device."""
+    grouped_launch_s: float = 9 * US
+    """Host seconds to launch one expert's product: Transformer Engine's grouped linear starts one cuBLAS call an expert (nvte_multi_stream_
+    cublas_gemm). On B200 36 of 36 shapes with little work took 8.6 to 11 us an expert (SimuMax, configs/system/b200_bf16_ceperm.json)."""
+    expert_sync_s: float = 0.0
+    """Seconds of a layer of experts, forward and backward, in which the device waits for the host: after each dispatch the host must know
+    how many tokens every expert got before it can launch the next kernels (mcore moe/token_dispatcher.py:672, maybe_dtoh_and_synchronize),
+    and by then has nothing queued. Not where a whole iteration is one CUDA graph, nor where experts take a fixed number of tokens."""
     expert_efficiency: float = 1.0
     """Share of what one product of the same shape reaches, for the experts' grouped ones."""
     ep_overlap: float = 0.0
@@ -167,15 +172,19 @@ _BY_CAPABILITY: Final[dict[str, dict[str, float]]] = {
         "attention_half_length": 384.0,
         "op_overhead_s": 10 * US,
     },
-    # B200: 1500 to 1700 of 2250 TFLOP/s; cuDNN attention about 1200.
+    # B200 in a long run, where power bounds the clock: 1000 to 1150 of 2250 TFLOP/s (SimuMax measured 514 shapes of large models' products
+    # one by one, configs/system/b200_bf16_ceperm.json at 4dcaae5: these three constants are within 6% of them in the median; a single cold
+    # product reaches 1500 to 1700); cuDNN attention about 1200.
     "10": {
-        "gemm_efficiency": 0.72,
-        "gemm_half_tokens": 160.0,
-        "gemm_half_features": 160.0,
+        "gemm_efficiency": 0.51,
+        "gemm_half_tokens": 88.0,
+        "gemm_half_features": 91.0,
         "attention_efficiency": 0.50,
         "attention_backward_efficiency": 0.42,
         "attention_half_length": 512.0,
         "op_overhead_s": 9 * US,
+        # gathers and scatters among 8 B200 in the same file: .67 of 900 GB/s (all-reduce .74, all-to-all .60)
+        "inner_efficiency": 0.67,
     },
 }
 """What differs by compute capability's major number (8, Ampere, is the default of the class)."""

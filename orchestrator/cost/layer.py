@@ -71,19 +71,23 @@ class LayerPrices:
             recompute = "none"
         w, mesh = self._workload, strategy.mesh
         passes = self.passes.of(layer, recompute, strategy, micro_batch_size, self.replicas.states_of(strategy))
-        parameters = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
-        dense = self.replicas.of(parameters, strategy)
-        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, dense)
+        dense = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
+        copies = self.replicas.of(dense, strategy)
+        experts = self._expert_parameters(layer, strategy)
+        if experts:
+            copies = copies.beside(self.replicas.of(experts, folded(strategy)))
+        parameters = dense + experts
+        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, copies)
         active = self.active_share(strategy, micro_batch_size)
         if active < 1:
             forward_s, backward_s = active * forward_s, active * backward_s
             causes = {cause: active * seconds for cause, seconds in causes.items()}
         kept = passes.kept()
-        held = dense.held
+        held = copies.held
         gathered = 0.0  # weights as ZeRO-3 gathers them
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             gathered = float(parameters * w.weight_itemsize)
-        cost = LayerCost(
+        return LayerCost(
             forward_s=forward_s,
             backward_s=backward_s,
             saved_bytes=kept.saved + self._graph_bytes(layer, strategy, micro_batch_size),
@@ -94,14 +98,17 @@ class LayerPrices:
             optimizer_bytes=held.optimizer,
             backward_bytes=held.backward,
             step_bytes=held.step,
-            sync_s=dense.sync_s,
-            gather_s=dense.gather_s,
-            optimizer_s=dense.optimizer_s,
+            sync_s=copies.sync_s,
+            gather_s=copies.gather_s,
+            optimizer_s=copies.optimizer_s,
             parameters=parameters,
             by_cause=causes,
         )
+
+    def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:
+        """Of the experts on one rank, before ZeRO."""
         experts = sum(weight.local_numel(1) for weight in layer.weights if weight.kind == "expert")
-        return self._with_experts(cost, strategy, experts) if experts else cost
+        return experts // (strategy.mesh.ep * strategy.mesh.etp)
 
     def floor_seconds(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:
         """(forward, backward) that no price of this layer undercuts, whatever its recompute, its ZeRO stage and its offload. `states`: the
@@ -140,11 +147,8 @@ class LayerPrices:
             passes[item.when] += exposed + slowed
             launch[item.when] += c.collective_launch_s
         if layer.recomputable:
-            floor = c.layer_floor_s
-            if c.expert_layer_floor_s and any(isinstance(op, Dispatch) for op in layer.ops):
-                floor = max(floor, c.expert_layer_floor_s)
-            launch["forward"] = max(launch["forward"], FORWARD_SHARE * floor)
-            launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * floor)
+            launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
+            launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
         if recompute == "full":
             launch["backward"] += launch["forward"]
         if layer.recomputable and strategy.cuda_graph_impl != "none":
@@ -153,6 +157,11 @@ class LayerPrices:
             if seconds_launched > passes[when]:
                 causes["overhead"] += seconds_launched - passes[when]
                 passes[when] = seconds_launched
+        if c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops):
+            waits = {"forward": FORWARD_SHARE * c.expert_sync_s, "backward": (1 - FORWARD_SHARE) * c.expert_sync_s}
+            for when, seconds_waited in waits.items():
+                causes["overhead"] += seconds_waited
+                passes[when] += seconds_waited
         return passes["forward"], passes["backward"], causes
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
@@ -163,26 +172,9 @@ class LayerPrices:
         ends = (layer.input_elements + layer.output_elements) * self._workload.itemsize * micro_batch_size
         return ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))
 
-    def _with_experts(self, cost: LayerCost, strategy: Strategy, experts: int) -> LayerCost:
-        """`cost` of a layer's dense part with its experts': their states, once-a-step traffic and update over the expert data-parallel
-        group, which is what tp x cp x dp leaves beside ep x etp (mcore parallel_state.py, expert_data_parallel)."""
-        mesh = strategy.mesh
-        shards = mesh.ep * mesh.etp
-        count = experts // shards
-        folded = replace(strategy, mesh=Mesh(tp=shards, dp=max(1, mesh.expert_dp), pp=mesh.pp), zero_shard_size=None)
-        added = self.replicas.of(count, folded)
-        held = added.held
-        gathers = sum(seconds for item, seconds in added.in_passes if item.operation == "all_gather")
-        reductions = sum(seconds for item, seconds in added.in_passes if item.operation != "all_gather")
-        return replace(
-            cost,
-            weight_bytes=cost.weight_bytes + held.weights,
-            gradient_bytes=cost.gradient_bytes + held.gradients,
-            optimizer_bytes=cost.optimizer_bytes + held.optimizer,
-            backward_bytes=cost.backward_bytes + held.backward,
-            step_bytes=cost.step_bytes + held.step,
-            sync_s=cost.sync_s + added.sync_s + reductions,
-            gather_s=cost.gather_s + added.gather_s + gathers,
-            optimizer_s=cost.optimizer_s + added.optimizer_s,
-            parameters=cost.parameters + count,
-        )
+
+def folded(strategy: Strategy) -> Strategy:
+    """The strategy as the experts' states, traffic and update see it: copied over the expert data-parallel group, which is what
+    tp x cp x dp leaves beside ep x etp (mcore parallel_state.py, expert_data_parallel)."""
+    mesh = strategy.mesh
+    return replace(strategy, mesh=Mesh(tp=mesh.ep * mesh.etp, dp=max(1, mesh.expert_dp), pp=mesh.pp), zero_shard_size=None)

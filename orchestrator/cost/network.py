@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from orchestrator.cost.calibration import Calibration
-from orchestrator.hardware.collectives import COLLECTIVES, Link, link_for
+from orchestrator.hardware.collectives import COLLECTIVES, Link, exchange_link, link_for, members_inside
 from orchestrator.hardware.spec import Cluster
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import Traits
@@ -17,11 +19,19 @@ class Network:
         self.domain = cluster.levels[0].size
         """Ranks in the innermost level."""
         self.tp_overlap = traits.tp_overlap if calibration.tp_overlap < 0 else calibration.tp_overlap
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[tuple[int, int, bool], Link] = {}
 
     def link(self, size: int, stride: int) -> Link:
         """What a collective over `size` ranks that are `stride` apart has for each of them."""
-        link = self._links.get((size, stride))
+        return self._kept_link(size, stride, link_for)
+
+    def exchange(self, size: int, stride: int) -> Link:
+        """The same of an all-to-all."""
+        return self._kept_link(size, stride, exchange_link)
+
+    def _kept_link(self, size: int, stride: int, found: Callable[..., Link]) -> Link:
+        key = (size, stride, found is exchange_link)
+        link = self._links.get(key)
         if link is None:
             c = self.calibration
 
@@ -30,9 +40,12 @@ class Network:
                     return c.inner_efficiency
                 return c.outer_efficiency * float((max(domains, 2) / 2) ** -c.outer_scaling)
 
-            plain = link_for(self.cluster, size, stride, efficiency)
-            link = self._links[size, stride] = plain.slower(c.latency_factor)
+            link = self._links[key] = found(self.cluster, size, stride, efficiency).slower(c.latency_factor)
         return link
+
+    def together(self, size: int, stride: int) -> int:
+        """How many of a group's ranks share an innermost domain."""
+        return min(size, members_inside(self.domain, size, stride, self.cluster.num_gpus))
 
     def pair_link(self, first: int, second: int, width: int) -> Link:
         """The link between ranks `first + i` and `second + i`, i < `width`: the innermost level that holds all these pairs."""
@@ -49,7 +62,8 @@ class Network:
 
     def seconds(self, item: Traffic) -> float:
         """Of all its operations. What travels once a step does so in messages of several layers, each with one latency."""
-        link, c = self.link(item.size, item.stride), self.calibration
+        link = self.exchange(item.size, item.stride) if item.operation == "all_to_all" else self.link(item.size, item.stride)
+        c = self.calibration
         if item.when == "step":
             link = link.slower(1 / c.layers_per_message)
         return item.count * (COLLECTIVES[item.operation](item.nbytes, item.size, link) + c.collective_overhead_s)

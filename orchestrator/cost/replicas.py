@@ -28,6 +28,17 @@ class Replica(NamedTuple):
     in_passes: tuple[tuple[Traffic, float], ...]
     """What travels in every micro-batch, with its seconds (ZeRO-2's reductions, ZeRO-3's gathers)."""
 
+    def beside(self, other: Replica) -> Replica:
+        """These weights and those of another group of the same rank."""
+        held = States(*(mine + its for mine, its in zip(self.held, other.held, strict=True)))
+        return Replica(
+            held,
+            self.sync_s + other.sync_s,
+            self.gather_s + other.gather_s,
+            self.optimizer_s + other.optimizer_s,
+            (*self.in_passes, *other.in_passes),
+        )
+
 
 class ReplicaPrices:
     """For one workload and network."""

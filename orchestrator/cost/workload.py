@@ -12,6 +12,7 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.spec import LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
 
@@ -38,8 +39,9 @@ class EngineWorkload(Value, frozen=True, kw_only=True):
     """Whether embedding and head share weights."""
 
 
-def workload(model: ModelSpec, training: Training, cluster: Cluster, traits: Traits, calibration: Calibration) -> EngineWorkload:
-    """The model with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
+def engine_workload(workload: Workload, traits: Traits, calibration: Calibration) -> EngineWorkload:
+    """The workload with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
+    model, training, cluster = workload.model, workload.training, workload.cluster
     if traits.layers == "hugging_face":
         model = hugging_face(model)
     if set(model.architecture.features()) & set(traits.unfused_attention):

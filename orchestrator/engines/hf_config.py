@@ -1,4 +1,5 @@
-"""A plan's model as a Hugging Face configuration: class, keywords, attention, data type, checkpointing; and what it can't express."""
+"""A plan's model as a configuration of Hugging Face transformers (class, keywords, attention, data type, checkpointing), and why some
+models have none there. For engines that train transformers' models, and for weights that go to or come from them. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
+from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
@@ -75,6 +78,63 @@ def _llama(a: Architecture) -> dict[str, Any]:
 
 def _qwen3(a: Architecture) -> dict[str, Any]:
     return _rotary(a) | {"attention_bias": False}
+
+
+def _routed(a: Architecture) -> dict[str, Any]:
+    """What configurations of models of experts have in common."""
+    experts = a.experts[0]
+    return _rotary(a) | {"num_experts_per_tok": experts.topk, "router_aux_loss_coef": experts.aux_loss_coeff}
+
+
+def _mixtral(a: Architecture) -> dict[str, Any]:
+    experts = a.experts[0]
+    return _routed(a) | {"intermediate_size": experts.ffn_hidden_size, "num_local_experts": experts.num_experts, "sliding_window": None}
+
+
+def _qwen3_moe(a: Architecture) -> dict[str, Any]:
+    experts = a.experts[0]
+    return _routed(a) | {
+        "num_experts": experts.num_experts,
+        "moe_intermediate_size": experts.ffn_hidden_size,
+        "norm_topk_prob": experts.normalized,
+        "attention_bias": False,
+    }
+
+
+def _sigmoid_routed(a: Architecture) -> dict[str, Any]:
+    """Of GLM-4.5 and DeepSeek-V3."""
+    experts = a.experts[0]
+    return _routed(a) | {
+        "n_routed_experts": experts.num_experts,
+        "moe_intermediate_size": experts.ffn_hidden_size,
+        "n_shared_experts": experts.shared_ffn_hidden_size // experts.ffn_hidden_size,
+        "norm_topk_prob": experts.normalized,
+        "routed_scaling_factor": experts.scaling,
+        "n_group": experts.groups or 1,
+        "topk_group": experts.group_topk or 1,
+        "first_k_dense_replace": sum(isinstance(layer.feed_forward, Mlp) for layer in a.each_layer()),
+        "attention_bias": a.add_qkv_bias,
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def _glm4_moe(a: Architecture) -> dict[str, Any]:
+    more = {"use_qk_norm": "qk_norm" in a.features(), "rope_parameters": _rope(a) | {"partial_rotary_factor": a.rotary_percent}}
+    return _sigmoid_routed(a) | more
+
+
+def _deepseek_v3(a: Architecture) -> dict[str, Any]:
+    mixer = next(layer.mixer for layer in a.each_layer())
+    assert isinstance(mixer, LatentAttention)
+    keywords = _sigmoid_routed(a) | {
+        "num_key_value_heads": a.num_attention_heads,
+        "q_lora_rank": mixer.q_lora_rank,
+        "kv_lora_rank": mixer.kv_lora_rank,
+        "qk_nope_head_dim": mixer.qk_head_dim,
+        "qk_rope_head_dim": mixer.qk_rope_head_dim,
+        "v_head_dim": mixer.v_head_dim,
+    }
+    return {name: value for name, value in keywords.items() if name != "head_dim"}
 
 
 def _bert(a: Architecture) -> dict[str, Any]:
@@ -170,7 +230,57 @@ def _head_norms(a: Architecture, name: str) -> Iterator[str]:
     yield from _attention_dropout_only(a, name)
 
 
+def _plain_experts(a: Architecture, name: str) -> Iterator[str]:
+    """Of Mixtral and Qwen3-MoE."""
+    if a.experts[0].scaling != 1.0:
+        yield f"experts.scaling={a.experts[0].scaling}: transformers' {name} does not scale scores"
+
+
+def _mixtral_experts(a: Architecture, name: str) -> Iterator[str]:
+    if not a.experts[0].normalized:
+        yield f"experts.normalized=false: transformers' {name} makes scores sum to one"
+    yield from _plain_experts(a, name)
+    if a.add_bias_linear or a.add_qkv_bias:
+        yield f"add_bias_linear={a.add_bias_linear} add_qkv_bias={a.add_qkv_bias}: transformers' {name} has no biases".lower()
+    yield from _attention_dropout_only(a, name)
+
+
+def _qwen3_experts(a: Architecture, name: str) -> Iterator[str]:
+    yield from _plain_experts(a, name)
+    yield from _head_norms(a, name)
+
+
+def _sigmoid_experts(a: Architecture, name: str) -> Iterator[str]:
+    """Of GLM-4.5, and of DeepSeek-V3, whose router it has."""
+    experts = a.experts[0]
+    if experts.score != "sigmoid" or not experts.expert_bias:
+        yield f"experts.score={experts.score}: transformers' {name} has sigmoids with a bias"
+    if not experts.shared_ffn_hidden_size or experts.shared_ffn_hidden_size % experts.ffn_hidden_size:
+        yield f"shared_ffn_hidden_size={experts.shared_ffn_hidden_size}: transformers' {name} has shared experts as wide as the others"
+    if experts.group_topk and experts.topk != GROUP_SCORES * experts.group_topk:
+        # megatron-core sums the best topk/group_topk (moe_utils.py, group_limited_topk).
+        yield f"experts.topk={experts.topk}: transformers' {name} values a group by its {GROUP_SCORES} best experts"
+    dense = [isinstance(layer.feed_forward, Mlp) for layer in a.each_layer()]
+    if dense != sorted(dense, reverse=True):
+        yield f"pattern: transformers' {name} has dense layers before those with experts only"
+    if a.add_bias_linear:
+        yield f"add_bias_linear=true: transformers' {name} has no biases but of Q, K and V"
+    yield from _attention_dropout_only(a, name)
+
+
+def _latent_experts(a: Architecture, name: str) -> Iterator[str]:
+    if a.norm_epsilon != LATENT_EPSILON:
+        yield f"norm_epsilon={a.norm_epsilon}: transformers' {name} has {LATENT_EPSILON} in the norms of latent vectors"
+    yield from _sigmoid_experts(a, name)
+
+
+LATENT_EPSILON: Final = 1e-6
+"""DeepseekV3RMSNorm's default, with which DeepseekV3Attention makes them."""
+GROUP_SCORES: Final = 2
+"""DeepSeek-V3's router (modeling_deepseek_v3.py, route_tokens_to_experts)."""
 ROTARY: Final = ("attention", "mlp", "llama3_rope")
+ROUTED: Final = ("attention", "experts", "llama3_rope")
+SIGMOID: Final = ("mlp", "shared_experts", "sigmoid_router", "grouped_router", "expert_bias")
 GPT2: Final = HfClass(
     *("GPT2Config", "GPT2LMHeadModel", _gpt, ("gelu", "relu"), "LayerNorm", "learned_absolute", ("attention", "mlp"), _biases_everywhere)
 )
@@ -179,7 +289,20 @@ QWEN2: Final = HfClass("Qwen2Config", "Qwen2ForCausalLM", _rotary, ("swiglu", "g
 QWEN3: Final = HfClass(
     *("Qwen3Config", "Qwen3ForCausalLM", _qwen3, ("swiglu", "geglu"), "RMSNorm", "rope", (*ROTARY, "qk_norm"), _head_norms),
 )
-DECODERS: Final = (GPT2, LLAMA, QWEN2, QWEN3)
+MIXTRAL: Final = HfClass("MixtralConfig", "MixtralForCausalLM", _mixtral, ("swiglu",), "RMSNorm", "rope", ROUTED, _mixtral_experts)
+QWEN3_MOE: Final = HfClass(
+    *("Qwen3MoeConfig", "Qwen3MoeForCausalLM", _qwen3_moe, ("swiglu",), "RMSNorm", "rope", (*ROUTED, "qk_norm"), _qwen3_experts),
+)
+GLM4_MOE: Final = HfClass(
+    *("Glm4MoeConfig", "Glm4MoeForCausalLM", _glm4_moe, ("swiglu",), "RMSNorm", "rope"),
+    *((*ROUTED, *SIGMOID, "qk_norm", "partial_rotary"), _sigmoid_experts),
+)
+DEEPSEEK_V3: Final = HfClass(
+    *("DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3, ("swiglu",), "RMSNorm", "rope"),
+    *(("latent_attention", "experts", *SIGMOID), _latent_experts),
+)
+DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3)
+WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V3)
 """The first that has all of a model is its class. One more class is a line here, and its keywords."""
 BERT: Final = HfClass(
     *("BertConfig", "BertForMaskedLM", _bert, ("gelu", "relu"), "LayerNorm", "learned_absolute"),
@@ -189,8 +312,8 @@ T5: Final = HfClass(
     *("T5Config", "T5ForConditionalGeneration", _t5, ("relu", "geglu"), "RMSNorm", "relative"),
     *(("attention", "mlp", "encoder_decoder", "relative_bias"), _one_dropout),
 )
-PARTS: Final = tuple(dict.fromkeys(word for found in (*DECODERS, BERT, T5) for word in found.parts))
-"""What transformers' classes have between them."""
+PARTS: Final = tuple(dict.fromkeys(word for found in (*DENSE, BERT, T5) for word in found.parts))
+"""What transformers' classes of dense models have between them: those that DeepSpeed trains here."""
 
 
 def _complaints(a: Architecture, found: HfClass) -> list[str]:
@@ -210,7 +333,7 @@ def _complaints(a: Architecture, found: HfClass) -> list[str]:
 
 def class_of(a: Architecture) -> HfClass:
     """The first class that has all of this model, or the one with the fewest reasons against it."""
-    candidates = {"decoder": DECODERS, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
+    candidates = {"decoder": WITH_EXPERTS if a.experts else DENSE, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
     return min(candidates, key=lambda found: len(_complaints(a, found)))
 
 

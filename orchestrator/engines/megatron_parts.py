@@ -3,17 +3,24 @@ is said in TransformerConfig's words and in Megatron-LM's flags."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
 
-TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm")
+TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
 """Each with a test of parity against one process (tests/workers)."""
 
-EXPERTS: Final = ("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias")
-"""The same, of megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group."""
+OWN_LOOP: Final = (
+    *("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias"),
+    *("latent_attention", "mtp", "window", "sinks"),
+)
+"""The same, under megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group, and no case trains latent
+attention, multi-token prediction, windows or sinks there."""
 
 SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
@@ -21,11 +28,6 @@ SIGMOID_BALANCE: Final = "seq_aux_loss"
 PLANNED: Final = {
     "router_bias": "our worker does not train routers with a bias",
     "expert_mlp_bias": "our worker does not train experts with biases",
-    "latent_attention": "our worker does not train latent attention yet, which Megatron-core has",
-    "mtp": "our worker does not train heads of multi-token prediction yet, which Megatron-core has",
-    "window": "our worker does not set attention windows yet, which Megatron-core has",
-    "sinks": "our worker does not set attention sinks yet, which Megatron-core has",
-    "partial_rotary": "our worker rotates whole heads; Megatron-core has --rotary-percent",
     "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
     "clamped_swiglu": "our worker does not set GPT-OSS's clamped activation yet, which Megatron-core has",
@@ -59,9 +61,52 @@ def config_fields(a: Architecture) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if any(attention.qk_norm == "head" for attention in _attentions(a)):
         fields["qk_layernorm"] = True
+    fields |= _window_fields(_attentions(a))
+    latent = latent_attention(a)
+    if latent is not None:
+        fields |= _latent_fields(a, latent)
     if a.experts:
         fields |= _expert_fields(a, a.experts[0])
+    if a.mtp_num_layers:
+        fields["mtp_num_layers"] = a.mtp_num_layers
     return fields
+
+
+def _window_fields(attentions: Sequence[GroupedQueryAttention]) -> dict[str, Any]:
+    """Windows as tokens seen before a token's own and after it, the layers that have them, and sinks, which all have or none (rule
+    window_kinds)."""
+    windows = [attention.window for attention in attentions]
+    fields: dict[str, Any] = {}
+    if any(windows):
+        fields["window_size"] = [max(window for window in windows if window) - 1, 0]
+        if not all(windows):
+            fields["window_attn_skip_freq"] = [int(window is not None) for window in windows]
+    if any(attention.sinks for attention in attentions):
+        fields["softmax_type"] = "learnable"
+    return fields
+
+
+def latent_attention(a: Architecture) -> LatentAttention | None:
+    """Of its layers, which have all the same (rule mixer_kinds); None: they have another mixer."""
+    mixer = a.common_layer.mixer if not a.pattern else next(a.each_layer()).mixer
+    return mixer if isinstance(mixer, LatentAttention) else None
+
+
+def _latent_fields(a: Architecture, latent: LatentAttention) -> dict[str, Any]:
+    """MLATransformerConfig's arguments (transformer/transformer_config.py:2006-2064): its layers have rotary frequencies of their own, and
+    norms of the latent vectors where `qk_layernorm` says so."""
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": latent.q_lora_rank,
+        "kv_lora_rank": latent.kv_lora_rank,
+        "qk_head_dim": latent.qk_head_dim,
+        "qk_pos_emb_head_dim": latent.qk_rope_head_dim,
+        "v_head_dim": latent.v_head_dim,
+        "qk_layernorm": True,
+        "rope_type": "rope",
+        "rotary_base": a.rotary_base,
+        "rotary_percent": 1.0,
+    }
 
 
 def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
@@ -98,16 +143,34 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
 
 FLAG_OF: Final = {"num_moe_experts": "num-experts"}
 """Fields whose flag has another name."""
+SAID_OF_EVERY_MODEL: Final = ("rotary_base", "rotary_percent")
+"""Fields whose flag stands with those of the other models, or is as it is by default."""
 
 
 def flags(a: Architecture) -> list[tuple[str, ...]]:
     """The same for Megatron-LM's programs, whose flags are called as the fields are."""
     found: list[tuple[str, ...]] = []
     for field, value in config_fields(a).items():
+        if field in SAID_OF_EVERY_MODEL or value is None:
+            continue
         flag = "--" + FLAG_OF.get(field, field.replace("_", "-"))
         if value is True:
             found.append((flag,))
         elif value is not False:
-            # The list of a pattern is a Python expression there (arguments.py, moe_freq_type).
-            found.append((flag, str(value)))
+            found.append((flag, _words(field, value)))
     return found
+
+
+def _words(field: str, value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    return ",".join(map(str, value)) if field == "window_size" else pattern(value)
+
+
+def pattern(values: Sequence[int]) -> str:
+    """A list as the Python expression that Megatron evaluates, which has no spaces (arguments.py, moe_freq_type and _eval_pattern).
+
+    >>> pattern([0, 0, 0, 1, 1])
+    '([0]*3+[1]*2)'
+    """
+    return "(" + "+".join(f"[{value}]*{len(list(run))}" for value, run in groupby(values)) + ")"

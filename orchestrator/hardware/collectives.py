@@ -129,3 +129,24 @@ def link_for(cluster: Cluster, size: int, stride: int, efficiency: Callable[[int
         further = hops[index + 1][0] if index + 1 < len(hops) else 0.0
         latency += (share - further) * seconds
     return Link(bandwidth=bandwidth, latency=latency, climb=climb)
+
+
+def exchange_link(cluster: Cluster, size: int, stride: int, efficiency: Callable[[int, int], float] = no_loss) -> Link:
+    """The link of an all-to-all over `size` ranks, `stride` apart: every rank sends each of the others as much, so that of n ranks' data
+    the share (n - inside) / n leaves a domain that holds `inside` of them, over the rank's own adapter. (A ring crosses a node's border
+    once for all of its ranks.) All levels carry their share at once; the slowest one's time is `all_to_all`'s. Latency as `link_for`.
+
+    16 ranks on two nodes of 8, 450 GB/s inside and 50 between: half of the data leave at 50 GB/s, so 15/16 of them take as long as
+    over 93.75 GB/s.
+    """
+    plain = link_for(cluster, size, stride, efficiency)
+    slowest, inside = 0.0, 1
+    for index, level in enumerate(cluster.levels):
+        if inside >= size > 1:
+            break
+        domains = max(1, ceil(size / inside))
+        slowest = max(slowest, (size - inside) / (level.bandwidth * efficiency(index, domains)))
+        inside = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
+    if not slowest:
+        return plain
+    return Link(bandwidth=(size - 1) / slowest, latency=plain.latency, climb=plain.climb)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
+from orchestrator.key import Key
 from orchestrator.model.parts import FeedForward, Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
@@ -47,52 +48,72 @@ class Architecture(Value, frozen=True, kw_only=True):
     `decoder_num_layers`. `vocab_size` is unpadded.
     """
 
-    family: str
+    family: Annotated[str, Key("model.family", "gpt, llama, t5 or bert")]
     """The reader in model/families whose models are like this one."""
-    name: str
-    num_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    ffn_hidden_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    decoder_num_layers: int = 0
-    num_query_groups: int | None = None
+    name: Annotated[str, Key("model.name", "how the model is called")]
+    num_layers: Annotated[int, Key("model.num_layers", "of the decoder (gpt, llama) or encoder (bert, t5)", low=1, high=10**9)]
+    hidden_size: Annotated[int, Key("model.hidden_size", "width of a token's vector", low=1, high=10**9)]
+    num_attention_heads: Annotated[int, Key("model.num_attention_heads", "query heads", low=1, high=10**9)]
+    ffn_hidden_size: Annotated[int, Key("model.ffn_hidden_size", "width of the feed-forward", low=1, high=10**9)]
+    vocab_size: Annotated[int, Key("model.vocab_size", "unpadded", low=1, high=10**9)]
+    max_position_embeddings: Annotated[int, Key("model.max_position_embeddings", "longest sequence", low=1, high=10**9)]
+    decoder_num_layers: Annotated[int, Key("model.decoder_num_layers", "of a t5's decoder", low=0, high=10**9)] = 0
+    num_query_groups: Annotated[int | None, Key("model.num_query_groups", "key/value heads", low=1, high=10**9)] = None
     """Key/value heads; None: as many as attention heads."""
-    kv_channels: int | None = None
+    kv_channels: Annotated[int | None, Key("model.kv_channels", "width of one head", low=1, high=10**9)] = None
     """Width of one head; None: hidden_size / num_attention_heads."""
-    activation: Activation = "gelu"
-    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
-    norm_epsilon: float = 1e-5
-    norm_placement: Literal["pre", "post", "both"] = "pre"
+    activation: Annotated[Activation, Key("model.activation", "of the feed-forward")] = "gelu"
+    normalization: Annotated[Literal["LayerNorm", "RMSNorm"], Key("model.normalization", "of a layer's norms")] = "LayerNorm"
+    norm_epsilon: Annotated[float, Key("model.norm_epsilon", "under a norm's root", above=0)] = 1e-5
+    norm_placement: Annotated[
+        Literal["pre", "post", "both"],
+        Key("model.norm_placement", "of a layer's norms: before attention and feed-forward, after each, or both"),
+    ] = "pre"
     """Of a layer's norms: before attention and MLP, after each (OLMo 2), or both (Gemma)."""
-    zero_centered_norm: bool = False
+    zero_centered_norm: Annotated[bool, Key("model.zero_centered_norm", "norms multiply by 1 + weight")] = False
     """Norms multiply by 1 + weight (Gemma)."""
-    position_embedding: Literal["learned_absolute", "rope", "relative", "none"] = "learned_absolute"
-    rotary_base: int = 10000
-    rotary_percent: float = 1.0
+    position_embedding: Annotated[
+        Literal["learned_absolute", "rope", "relative", "none"], Key("model.position_embedding", "how positions are told")
+    ] = "learned_absolute"
+    rotary_base: Annotated[int, Key("model.rotary_base", "of the rotary frequencies", low=1, high=10**9)] = 10000
+    rotary_percent: Annotated[float, Key("model.rotary_percent", "share of a head's width that is rotated", above=0)] = 1.0
     """Share of a head's width that is rotated."""
-    rope_scaling_factor: float | None = None
+    rope_scaling_factor: Annotated[
+        float | None,
+        Key("model.rope_scaling_factor", "how much longer sequences are than those that the frequencies were made for", above=0),
+    ] = None
     """How much longer sequences are than those that the frequencies were made for; None: no scaling."""
-    rope_scaling_type: Literal["llama3", "linear", "yarn", "longrope"] = "llama3"
-    add_bias_linear: bool = True
-    add_qkv_bias: bool = False
-    tie_embeddings: bool = True
-    embedding_scale: bool = False
+    rope_scaling_type: Annotated[
+        Literal["llama3", "linear", "yarn", "longrope"], Key("model.rope_scaling_type", "how they are stretched")
+    ] = "llama3"
+    add_bias_linear: Annotated[bool, Key("model.add_bias_linear", "biases in the linear layers")] = True
+    add_qkv_bias: Annotated[bool, Key("model.add_qkv_bias", "biases of query, key and value")] = False
+    tie_embeddings: Annotated[bool, Key("model.tie_embeddings", "embedding and head share their weights")] = True
+    embedding_scale: Annotated[bool, Key("model.embedding_scale", "token vectors are multiplied by sqrt(hidden_size)")] = False
     """Token vectors are multiplied by sqrt(hidden_size) (Gemma)."""
-    logits_softcap: float | None = None
+    logits_softcap: Annotated[float | None, Key("model.logits_softcap", "logits become softcap * tanh(logits / softcap)", above=0)] = None
     """Logits become softcap * tanh(logits / softcap) (Gemma 2); None: they stay."""
-    hidden_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    make_vocab_size_divisible_by: int = 128
-    num_token_types: int = 0
+    hidden_dropout: Annotated[float, Key("model.hidden_dropout", "after attention and feed-forward", low=0, below=1)] = 0.0
+    attention_dropout: Annotated[float, Key("model.attention_dropout", "of the attention's weights", low=0, below=1)] = 0.0
+    make_vocab_size_divisible_by: Annotated[
+        int, Key("model.make_vocab_size_divisible_by", "the vocabulary is padded to a multiple of it", low=1, high=10**9)
+    ] = 128
+    num_token_types: Annotated[int, Key("model.num_token_types", "segment embeddings (bert)", low=0, high=10**9)] = 0
     """Segment embeddings (bert)."""
-    mixer: Mixer | None = None
+    mixer: Annotated[
+        Mixer | None, Key("model.mixer", "what mixes a layer's tokens: {kind: attention, window: 4096}, {kind: latent_attention, ...}")
+    ] = None
     """Of the layers that `pattern` does not say otherwise of; None: plain grouped-query attention."""
-    feed_forward: FeedForward | None = None
+    feed_forward: Annotated[
+        FeedForward | None,
+        Key("model.feed_forward", "what works on each token: {kind: mlp}, {kind: experts, num_experts: 8, topk: 2, ...}"),
+    ] = None
     """The same; None: an MLP of `ffn_hidden_size`."""
-    pattern: tuple[Run, ...] = ()
-    mtp_num_layers: int = 0
+    pattern: Annotated[
+        tuple[Run, ...],
+        Key("model.pattern", "runs of layers that differ, repeated until num_layers: [{layers: 3}, {layers: 58, feed_forward: ...}]"),
+    ] = ()
+    mtp_num_layers: Annotated[int, Key("model.mtp_num_layers", "layers of multi-token prediction", low=0, high=10**9)] = 0
     """Layers of multi-token prediction at the head (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
 
     @property

@@ -71,6 +71,8 @@ def _head(a: Architecture, tokens: int) -> Part:
         transform = ends.masked_head_transform(a, tokens)
         return join(final, transform, norm("lm_head.layer_norm", a, tokens), ends.vocabulary_head(a, tokens, bias=True))
     head = join(final, ends.vocabulary_head(a, tokens))
+    if a.mtp_num_layers and not a.tie_embeddings:
+        head = join(head, Part(weights=(ends.embedding_copy(a),)))
     for index in range(a.mtp_num_layers):
         name = f"mtp.layers.{index}"
         *_, last = a.each_layer()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from orchestrator.key import Key
 from orchestrator.values import Value
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -18,31 +19,39 @@ class Training(Value, frozen=True, kw_only=True):
     `grad_accum_dtype` is what micro-batches are summed in, `grad_reduce_dtype` what crosses the data-parallel network.
     """
 
-    global_batch_size: int
-    seq_length: int
-    decoder_seq_length: int | None = None
-    precision: Precision = "bf16"
-    fp8_recipe: Fp8Recipe | None = None
+    global_batch_size: Annotated[int, Key("train.global_batch_size", "of one step", unit="sequences", low=1, high=10**9)]
+    seq_length: Annotated[int, Key("train.seq_length", "of a sequence (an encoder's)", unit="tokens", low=1, high=10**9)]
+    decoder_seq_length: Annotated[
+        int | None, Key("train.decoder_seq_length", "of a decoder's sequence (t5)", unit="tokens", low=1, high=10**9)
+    ] = None
+    precision: Annotated[Precision, Key("train.precision", "of the matrix products")] = "bf16"
+    fp8_recipe: Annotated[
+        Fp8Recipe | None, Key("train.fp8_recipe", "how FP8 tensors are scaled; default: tensorwise before Blackwell, mxfp8 on it")
+    ] = None
     """How FP8 tensors are scaled: by the maxima of steps before, by their own, by blocks, by 32 elements (Blackwell's hardware). None where
     precision is not fp8."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    lr: float = 3e-4
-    min_lr: float = 0.0
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: int = 0
+    optimizer: Annotated[Literal["adamw", "sgd"], Key("train.optimizer", "which")] = "adamw"
+    lr: Annotated[float, Key("train.lr", "peak learning rate", above=0)] = 3e-4
+    min_lr: Annotated[float, Key("train.min_lr", "at the end of the schedule", low=0)] = 0.0
+    schedule: Annotated[Literal["cosine", "linear", "constant"], Key("train.schedule", "after the warm-up")] = "cosine"
+    warmup: Annotated[
+        int, Key("train.warmup", "in which the rate rises from 0 (in the first step) to lr", unit="steps", low=0, high=10**12)
+    ] = 0
     """Steps of the warm-up: step s, counted from 0, has the rate lr * s / warmup, so that the first is at 0 and step `warmup` at `lr`."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    grad_reduce_dtype: Dtype = "fp32"
-    grad_accum_dtype: Dtype = "fp32"
-    precision_aware_optimizer: bool = False
+    betas: Annotated[tuple[float, float], Key("train.betas", "of adamw", low=0, below=1)] = (0.9, 0.95)
+    eps: Annotated[float, Key("train.eps", "of adamw", above=0)] = 1e-8
+    weight_decay: Annotated[float, Key("train.weight_decay", "decoupled", low=0)] = 0.1
+    clip: Annotated[float, Key("train.clip", "global gradient norm; 0: none", low=0)] = 1.0
+    grad_reduce_dtype: Annotated[Dtype, Key("train.grad_reduce_dtype", "what crosses the data-parallel network")] = "fp32"
+    grad_accum_dtype: Annotated[Dtype, Key("train.grad_accum_dtype", "what micro-batches are summed in")] = "fp32"
+    precision_aware_optimizer: Annotated[
+        bool, Key("train.precision_aware_optimizer", "Transformer Engine's Adam, whose states take fewer bytes (megatron)", offered=True)
+    ] = False
     """Transformer Engine's Adam that keeps of its fp32 weights only the 16 bits which the bf16 ones lack, reads gradients in their own
     type, and may keep moments in fewer bits (Megatron's --use-precision-aware-optimizer)."""
-    exp_avg_dtype: MomentDtype = "fp32"
+    exp_avg_dtype: Annotated[MomentDtype, Key("train.exp_avg_dtype", "of Adam's first moment, with precision_aware_optimizer")] = "fp32"
     """Of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
-    exp_avg_sq_dtype: MomentDtype = "fp32"
+    exp_avg_sq_dtype: Annotated[MomentDtype, Key("train.exp_avg_sq_dtype", "of its second moment")] = "fp32"
     """Of Adam's second moment."""
-    steps: int = 20
-    seed: int = 1234
+    steps: Annotated[int, Key("train.steps", "to train", unit="steps", low=1, high=10**12)] = 20
+    seed: Annotated[int, Key("seed", "of weights and data", low=0, high=2**31 - 1)] = 1234

@@ -1,4 +1,4 @@
-"""Recipes, clusters and key=value words become one frozen `Settings` value. The only importer of omegaconf."""
+"""Recipes, clusters and key=value words become one frozen `Settings` value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from orchestrator.recipe.clusters import load_cluster, stored
 from orchestrator.recipe.help import help_text
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.resolved import resolved_yaml
+from orchestrator.recipe.schema import recipe_schema
 from orchestrator.recipe.settings import Settings, load
 from orchestrator.recipe.weights import model_type
 
-__all__ = ["KEYS", "Settings", "help_text", "load", "load_cluster", "model_type", "resolved_yaml", "stored"]
+__all__ = ["KEYS", "Settings", "help_text", "load", "load_cluster", "model_type", "recipe_schema", "resolved_yaml", "stored"]

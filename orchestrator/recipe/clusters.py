@@ -27,7 +27,9 @@ from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
-from orchestrator.recipe.keys import MAX_GPUS, Key, Mixed, parse, shown
+from orchestrator.key import Key, parse, shown
+from orchestrator.recipe.cluster_fields import with_fields
+from orchestrator.recipe.keys import MAX_GPUS, Mixed
 from orchestrator.recipe.read import Tree, read_yaml
 from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, US
 
@@ -279,21 +281,25 @@ def _text(key: str, raw: Any) -> str:
     return str(parse(Key(name=key, type=str, help=""), raw))
 
 
+def gpu_tree(gpu: Gpu) -> dict[str, Any]:
+    """A GPU's figures as YAML content, exact."""
+    return {
+        "name": gpu.name,
+        "memory": f"{gpu.memory} B",
+        "peak_flops": {name: f"{value!r} FLOP/s" for name, value in gpu.peak_flops.items()},
+        "memory_bandwidth": f"{gpu.memory_bandwidth!r} B/s",
+        "compute_capability": gpu.compute_capability,
+        "source": gpu.source,
+        "pcie": f"{gpu.pcie!r} B/s",
+        "nvlink": f"{gpu.nvlink!r} B/s",
+    }
+
+
 def to_tree(cluster: Cluster) -> dict[str, Any]:
     """The same cluster as YAML content, exact: numbers in base units."""
-    gpu = cluster.gpu
     return {
         "name": cluster.name,
-        "gpu": {
-            "name": gpu.name,
-            "memory": f"{gpu.memory} B",
-            "peak_flops": {name: f"{value!r} FLOP/s" for name, value in gpu.peak_flops.items()},
-            "memory_bandwidth": f"{gpu.memory_bandwidth!r} B/s",
-            "compute_capability": gpu.compute_capability,
-            "source": gpu.source,
-            "pcie": f"{gpu.pcie!r} B/s",
-            "nvlink": f"{gpu.nvlink!r} B/s",
-        },
+        "gpu": gpu_tree(cluster.gpu),
         "gpus_per_node": cluster.gpus_per_node,
         "levels": [
             {
@@ -310,6 +316,18 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
         "software": msgspec.structs.asdict(cluster.software),
         **({"mixed": "slowest"} if cluster.mixed else {}),
     }
+
+
+def changed(tree: Tree, fields: Mapping[str, str]) -> Tree:
+    """A cluster's YAML content with fields of cluster.FIELD=value over it. Raises InputError."""
+    trees = {name: _texts(gpu_tree(gpu)) for name, gpu in GPUS.items()} if any(name.startswith("gpu.") for name in fields) else {}
+    return with_fields(tree, fields, trees)
+
+
+def changed_cluster(cluster: Cluster, fields: Mapping[str, str]) -> Cluster:
+    """The same for a cluster that did not come from YAML."""
+    tree = changed(_texts(to_tree(cluster)), fields)
+    return cluster_from(tree, cluster.name, "cluster", cluster.num_gpus, cluster.gpus_per_node)
 
 
 def check_cluster(cluster: Cluster, where: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
+from orchestrator.key import is_structured, options_of
 from orchestrator.recipe.clusters import stored
-from orchestrator.recipe.keys import KEYS, OPEN_GROUPS, is_structured
+from orchestrator.recipe.keys import KEYS, OPEN_GROUPS, group_of
 
 HEAD = """\
 usage: python -m orchestrator.run key=value ...
@@ -23,6 +23,7 @@ Finds the fastest plan for a transformer on a cluster, writes everything that tr
   python -m orchestrator.run plan=runs/first/plan.json               checks, prices and starts a saved plan
 
   --help     this text           --cfg   prints the resolved configuration and ends
+  --schema   prints the JSON Schema of a recipe, with which an editor completes and checks one
   --version  the version         ORCHESTRATOR_DEBUG=1 in the environment: tracebacks
 """
 
@@ -30,18 +31,16 @@ WIDTH = 30
 
 
 def help_text(engines: Sequence[str]) -> str:
-    lines = [HEAD]
+    lines = [HEAD, "keys:"]
     group = ""
     for key in KEYS.values():
-        first = key.name.partition(".")[0] if "." in key.name else "-"
-        if first in KEYS:  # launch.wait stands beside launch
-            first = "-"
-        if first != group:
-            group = first
-            lines.append(f"{'keys' if group == '-' else f'{group}.*'}:")
+        if group_of(key, KEYS) != group:
+            group = group_of(key, KEYS)
+            lines.append(f"{group}.*:")
         default = f" [{key.default}]" if key.default else ""
-        lines.append(f"  {key.name:<{WIDTH}} {kind(key.type)}: {key.help}{default}")
-    lines += [f"{name}.*:\n  {name + '.NAME':<{WIDTH}} text: {text}" for name, text in OPEN_GROUPS.items()]
+        what = f"{kind(key.type)}{f' of {key.unit}' if key.unit else ''}"
+        lines.append(f"  {key.name:<{WIDTH}} {what}: {key.help}{default}")
+    lines += [f"{name}.*:\n  {name + '.NAME':<{WIDTH}} text: {open_group.help}" for name, open_group in OPEN_GROUPS.items()]
     lines += [
         "",
         f"recipes:  {', '.join(stored('models'))}",
@@ -62,8 +61,7 @@ def kind(of: Any) -> str:
     """
     if is_structured(of):
         return "mapping or list (YAML, or JSON)"
-    options = typing.get_args(of) if isinstance(of, types.UnionType) or typing.get_origin(of) is Union else (of,)
-    first = next(option for option in options if option is not type(None))
+    first = next(option for option in options_of(of) if option is not type(None))
     if typing.get_origin(first) is Literal:
         return "|".join(map(str, typing.get_args(first)))
     if typing.get_origin(first) is tuple:

@@ -1,26 +1,40 @@
-"""The layers of keys: the recipe's file, then the command line over it; and the parsed values of what is left."""
+"""A user's keys from all that gives them: a recipe's YAML, the recipe that this one is built on, the command line. Each text is read into a
+typed value here; of a key that is given more than once the last source counts, the command line after all files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from orchestrator.errors import InputError
+from orchestrator.key import declared, parse, shown
 from orchestrator.recipe.clusters import SUFFIXES, read_named, stored
-from orchestrator.recipe.keys import KEYS, parse, shown
-from orchestrator.recipe.read import GROUPS, PATHS, Tree, check_key, check_path
-from orchestrator.recipe.sources import check_layer, without_replaced
+from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS
+from orchestrator.recipe.read import Tree, check_key
+from orchestrator.recipe.sources import check_layer, check_path, without_replaced
 
-Flat = dict[str, Any]
-"""Full key names; the values are text still, or a cluster's mapping."""
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class Given(NamedTuple):
+    """What a user gave for a key: its value, and the text that it was read from, for messages."""
+
+    value: Any
+    text: Any
+
+
+Flat = dict[str, Given]
+"""By full key name."""
 
 MAPPINGS: Final = ("cluster", "profile")
 """Keys whose value may be a mapping of its own."""
 
 
 def flatten(tree: Tree, where: str) -> Flat:
-    """Full key names. A cluster may be a mapping; any other group must hold known keys. Raises InputError."""
+    """The tree's values by full key name. A cluster may be a mapping; any other group must hold known keys. Raises InputError."""
     prefix = f"{where}: " if where else ""
     flat: Flat = {}
 
@@ -32,14 +46,23 @@ def flatten(tree: Tree, where: str) -> Flat:
                 continue
             try:
                 check_key(full, value)
-                if full in PATHS:
-                    check_path(full, value)
+                flat[full] = Given(typed(full, value), value)
             except InputError as error:
                 raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
-            flat[full] = value
 
     visit(tree, "")
     return flat
+
+
+def typed(name: str, text: Any) -> Any:
+    """The value of a known key's text. Raises InputError."""
+    key = KEYS.get(name)
+    if key is None:
+        group, _, member = name.partition(".")
+        return OPEN_GROUPS[group].read(group, member, text)
+    if key.path:
+        check_path(name, text)
+    return parse(key, text)
 
 
 def recipe_layers(given: Flat) -> tuple[str | None, list[Flat]]:
@@ -62,7 +85,7 @@ def recipe_layers(given: Flat) -> tuple[str | None, list[Flat]]:
         layers.insert(0, expand_dropout({key: value for key, value in flat.items() if key != "recipe"}))
         label = label or short
         seen.append(name)
-        name = value_of(flat, "recipe", None) if flat.get("recipe") is not None else None
+        name = value_of(flat, "recipe", None)
     return label, layers
 
 
@@ -70,13 +93,12 @@ def expand_dropout(flat: Flat) -> Flat:
     """`model.dropout` stands for both dropouts; giving one of them beside it is a contradiction."""
     if "model.dropout" not in flat:
         return flat
-    text = flat["model.dropout"]
-    parse(KEYS["model.dropout"], text)
+    given = flat["model.dropout"]
     both = ("model.hidden_dropout", "model.attention_dropout")
     for name in both:
         if name in flat:
-            raise InputError("model.dropout", shown(text), f"stands for {both[0]} and {both[1]}, and {name} is given too")
-    return {name: value for name, value in flat.items() if name != "model.dropout"} | dict.fromkeys(both, text)
+            raise InputError("model.dropout", shown(given.text), f"stands for {both[0]} and {both[1]}, and {name} is given too")
+    return {name: value for name, value in flat.items() if name != "model.dropout"} | dict.fromkeys(both, given)
 
 
 def merge(layers: Sequence[Flat]) -> Flat:
@@ -91,10 +113,22 @@ def merge(layers: Sequence[Flat]) -> Flat:
 
 
 def value_of(flat: Flat, name: str, default: Any) -> Any:
-    """The parsed value of a key, or the default where it is not given."""
-    return parse(KEYS[name], flat[name]) if name in flat else default
+    """The value of a key, or the default where it is not given."""
+    return flat[name].value if name in flat else default
 
 
-def group_of(flat: Flat, group: str) -> dict[str, Any]:
-    """Parsed values of `<group>.*` by their short names; what is not given stays out."""
-    return {name.partition(".")[2]: parse(KEYS[name], value) for name, value in flat.items() if name.startswith(f"{group}.")}
+def group_of(flat: Flat, group: str, *, declared: bool = True) -> dict[str, Any]:
+    """Values of `<group>.*` by their short names; what is not given stays out. `declared` False: only those that an open group has beside
+    its declared keys."""
+    names = [name for name in flat if name.startswith(f"{group}.") and (declared or name not in KEYS)]
+    return {name.partition(".")[2]: flat[name].value for name in names}
+
+
+def fields_of(flat: Flat, struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The values of a struct's own keys by field; what is not given stays out."""
+    return {key.field: flat[key.name].value for key in declared(struct) if key.name in flat}
+
+
+def filled(flat: Flat, struct: type[Struct]) -> Struct:
+    """A struct (Training, say) with every value that is given, else its own defaults."""
+    return struct(**fields_of(flat, struct))

@@ -8,9 +8,9 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS, by_driver_name
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
-from orchestrator.recipe.clusters import cluster_from, read_named
-from orchestrator.recipe.keys import KEYS, parse
-from orchestrator.recipe.layers import Flat, value_of
+from orchestrator.recipe.clusters import changed, changed_cluster, cluster_from, read_named
+from orchestrator.recipe.keys import Inputs
+from orchestrator.recipe.layers import Flat, filled, group_of, value_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GIB, US, format_bytes
 
@@ -20,13 +20,16 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
     if they are enough and known; else the recipe's."""
     gpus = value_of(merged, "gpus", None)
     node = value_of(merged, "gpus_per_node", None)
-    raw = merged.get("cluster")
+    raw = value_of(merged, "cluster", None)
     mixed = value_of(merged, "cluster.mixed", None)
     here = _gpu_here(machine, mixed)
     fixed = "cluster" in given or isinstance(raw, dict)
+    fields = group_of(merged, "cluster", declared=False)
+    said = "".join(f", {name}={value}" for name, value in fields.items())
     if not fixed and here is not None and machine.num_gpus >= (gpus or 1):
         cluster = _cluster_here(here, gpus or machine.num_gpus, machine, mixed == "slowest")
-        return cluster, f"cluster here, {counted(cluster)}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
+        cluster = changed_cluster(cluster, fields) if fields else cluster
+        return cluster, f"cluster here, {counted(cluster)}{said}: this machine has {machine.num_gpus} ({', '.join(_types(machine))})"
     if raw is None:
         from orchestrator.recipe.clusters import names
 
@@ -36,14 +39,13 @@ def cluster_of(merged: Flat, given: Flat, machine: Machine) -> tuple[Cluster, st
             "gpus", None, f"is missing: neither the recipe nor this machine says how many, and {_not_here(machine, False, None)}"
         )
     if isinstance(raw, dict):
-        cluster = cluster_from(raw, "cluster", "cluster", gpus, node, mixed, installed(machine))
+        cluster = cluster_from(changed(raw, fields), "cluster", "cluster", gpus, node, mixed, installed(machine))
         why = "written out in the recipe"
     else:
-        name = str(parse(KEYS["cluster"], raw))
-        short, tree = read_named("cluster", name, "clusters")
-        cluster = cluster_from(tree, short, name, gpus, node, mixed, installed(machine))
+        short, tree = read_named("cluster", raw, "clusters")
+        cluster = cluster_from(changed(tree, fields), short, raw, gpus, node, mixed, installed(machine))
         why = "asked for" if fixed else f"the recipe's, as {_not_here(machine, here is not None, gpus)}"
-    return cluster, f"cluster {cluster.name}, {counted(cluster)}: {why}"
+    return cluster, f"cluster {cluster.name}, {counted(cluster)}{said}: {why}"
 
 
 def installed(machine: Machine) -> Software:
@@ -116,10 +118,11 @@ NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
 
 def limit_of(merged: Flat, cluster: Cluster) -> MemoryLimit:
     has = cluster.gpu.memory
-    limit = has if "memory.limit_gib" not in merged else round(value_of(merged, "memory.limit_gib", None) * GIB)
+    asked = filled(merged, Inputs)
+    limit = has if asked.limit_gib is None else round(asked.limit_gib * GIB)
     if limit > has and not cluster.is_cpu:
-        raise InputError("memory.limit_gib", merged["memory.limit_gib"], f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
-    reserve = round(value_of(merged, "memory.reserve_gib", None) * GIB) if "memory.reserve_gib" in merged else None
+        raise InputError("memory.limit_gib", merged["memory.limit_gib"].text, f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
+    reserve = None if asked.reserve_gib is None else round(asked.reserve_gib * GIB)
     if reserve is not None and reserve >= limit:
-        raise InputError("memory.reserve_gib", merged["memory.reserve_gib"], f"leaves nothing of {format_bytes(limit)}")
+        raise InputError("memory.reserve_gib", merged["memory.reserve_gib"].text, f"leaves nothing of {format_bytes(limit)}")
     return MemoryLimit(limit=limit, reserve=reserve)

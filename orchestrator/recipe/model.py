@@ -5,37 +5,35 @@ from __future__ import annotations
 import json
 from math import gcd, lcm
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
+from orchestrator.key import shown
 from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.recipe.clusters import stored
-from orchestrator.recipe.keys import shown
-from orchestrator.recipe.layers import Flat, group_of, value_of
-from orchestrator.recipe.read import read_text
-
-NOT_ARCHITECTURE: Final = ("hf_config", "init_from", "export_to")
-"""Keys of the group "model" that are not facts of it."""
+from orchestrator.recipe.layers import Flat, fields_of, value_of
+from orchestrator.recipe.sources import read_text
 
 
 def label_of(merged: Flat) -> str:
     """A name for a run without a recipe: the folder of the Hugging Face config, or model.name."""
     if "model.name" in merged:
         return str(value_of(merged, "model.name", ""))
-    if "model.hf_config" in merged:
-        return Path(str(merged["model.hf_config"])).resolve().parent.name or "model"
+    config = value_of(merged, "model.hf_config", None)
+    if config is not None:
+        return Path(config).resolve().parent.name or "model"
     if "model.family" in merged:
         return str(value_of(merged, "model.family", ""))
     raise InputError("recipe", None, "is missing: name one, or give model.hf_config=path/to/config.json", stored("models"))
 
 
 def architecture_of(merged: Flat, label: str) -> Architecture:
-    fields = {name: value for name, value in group_of(merged, "model").items() if name not in NOT_ARCHITECTURE}
+    fields = fields_of(merged, Architecture)
     path = value_of(merged, "model.hf_config", None)
     if path is not None:
         base = families.from_hf_config(_json(path), label)
@@ -62,12 +60,14 @@ def _json(path: str) -> dict[str, Any]:
 
 
 def training_of(merged: Flat) -> Training:
-    fields = {name: value for name, value in group_of(merged, "train").items() if name in Training.__struct_fields__}
+    fields = fields_of(merged, Training)
     for name in ("global_batch_size", "seq_length"):
         if name not in fields:
             raise InputError(f"train.{name}", None, "is missing: the recipe has none, so give it")
-    if "seed" in merged:
-        fields["seed"] = value_of(merged, "seed", None)
+    tokens = value_of(merged, "train.tokens", None)
+    if tokens is not None:
+        samples = fields["global_batch_size"] * (fields["seq_length"] + (fields.get("decoder_seq_length") or 0))
+        fields["steps"] = -(-tokens // samples)
     training = Training(**fields)
     if training.min_lr > training.lr:
         raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")

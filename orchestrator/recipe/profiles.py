@@ -10,8 +10,8 @@ import msgspec
 
 from orchestrator.cost.profile import Profile
 from orchestrator.errors import InputError
+from orchestrator.key import shown
 from orchestrator.model.spec import Architecture
-from orchestrator.recipe.keys import shown
 from orchestrator.units import GIB, MIB
 
 UNITS: Final = {"GiB": GIB, "MiB": MIB, "KiB": 1024, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -20,12 +20,12 @@ FAMILY: Final = "profile"
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(" + "|".join(UNITS) + r")\Z")
 
 
-def read_profile(tree: Any, label: str) -> Profile:
-    """The value of the group. Raises InputError that says where it is wrong."""
+def read_profile(key: str, tree: Any) -> Profile:
+    """The value of the group, still without a name. Raises InputError that says where it is wrong."""
     if not isinstance(tree, dict):
-        raise InputError("profile", shown(tree), "must be a mapping with layers, as in recipes/profiles")
+        raise InputError(key, shown(tree), "must be a mapping with layers, as in recipes/profiles")
     try:
-        found = msgspec.convert({"name": label, **_base_units(tree)}, Profile, strict=False)
+        found = msgspec.convert({"name": "", **_base_units(tree)}, Profile, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         raise InputError("profile", None, f"is not a profile: {error}") from None
     if not found.layers:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
-from orchestrator.recipe.keys import KEYS, OPEN_GROUPS, shown
+from orchestrator.key import shown
+from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS
+from orchestrator.recipe.sources import read_text
 
 Tree = dict[str, Any]
 """Nested keys; the leaves are strings, None, or (in YAML) lists."""
 
-MAX_FILE_BYTES: Final = 1_000_000
-"""A recipe is a page of text; anything larger is the wrong file."""
 MAX_DEPTH: Final = 8
 """Of YAML nesting; ours needs four."""
 
@@ -29,29 +26,41 @@ def read_arguments(words: Sequence[str]) -> Tree:
     >>> read_arguments(["slurm.time=12:30:00", "gpus=4"])
     {'slurm': {'time': '12:30:00'}, 'gpus': '4'}
     """
-    tree = OmegaConf.create({})
+    tree: Tree = {}
     beside: Tree = {}
     seen: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            hint = nearest(name, ["--help", "--cfg", "--version"]) if name.startswith("-") else None
+            hint = nearest(name, ["--help", "--cfg", "--schema", "--version"]) if name.startswith("-") else None
             raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
         check_key(name, value)
         if name in seen:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
         seen[name] = value
         _no_interpolation(name, value)
-        if name.rpartition(".")[0] in KEYS:  # launch.wait beside launch: no tree has both
+        if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             beside[name] = value
         else:
-            OmegaConf.update(tree, name, value)
-    plain = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(plain, dict)
-    return typing.cast(Tree, plain | beside)
+            *groups, last = name.split(".")
+            branch = tree
+            for group in groups:
+                branch = branch.setdefault(group, {})
+                if not isinstance(branch, dict):
+                    raise InputError(name, shown(value), f"is below {group}, which is given as a value too")
+            if isinstance(branch.get(last), dict):
+                raise InputError(name, shown(value), "is given as a value, and keys below it too")
+            branch[last] = value
+    return tree | beside
 
 
-GROUPS: Final = (*dict.fromkeys(name.partition(".")[0] for name in KEYS if "." in name), *OPEN_GROUPS)
+def parents(name: str) -> list[str]:
+    """
+    >>> parents("cluster.levels.nvlink.size")
+    ['cluster', 'cluster.levels', 'cluster.levels.nvlink']
+    """
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def check_key(name: str, value: Any) -> None:
@@ -71,44 +80,28 @@ def check_key(name: str, value: Any) -> None:
     raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else choices)
 
 
-PATHS: Final = (
-    *("recipe", "cluster", "plan", "calibration", "entry", "data", "data.train", "data.valid", "tokenizer", "data.tokenizer"),
-    *("model.hf_config", "model.init_from", "model.export_to", "train.resume"),
-)
-"""Keys whose value is, or may be, a path."""
-ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-
-
-def check_path(name: str, value: Any) -> None:
-    """Raises InputError for a path that can't even be looked for: too long, with a zero byte, in a folder that is closed to this user.
-    That nothing is there is said by who needs it."""
-    if not isinstance(value, str):
-        return
-    try:
-        Path(value).stat()
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) not in ABSENT:
-            raise InputError(name, shown(value), f"can't be read: {getattr(error, 'strerror', None) or error}") from None
-
-
 def _no_interpolation(name: str, value: str) -> None:
     if "${" in value:
         raise InputError(name, shown(value), "has ${...}: values are taken as they are, nothing is filled in")
 
 
 class _Loader(yaml.SafeLoader):
-    """Only its composer is used: scalars stay as they were typed."""
+    """Only its composer is used: scalars stay as they were typed, and aliases are refused."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise InputError(str(self.name), None, f"line {line}: YAML aliases are not taken; write the value out")
+        return super().compose_node(parent, index)
 
 
 def read_yaml(path: Path) -> Tree:
     """A YAML file as a tree whose scalars are strings. Raises InputError that names the file, the line and the key."""
     text = read_text(path)
     try:
-        for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, yaml.AliasEvent):
-                line = event.start_mark.line + 1 if event.start_mark else "?"
-                raise InputError(str(path), None, f"line {line}: YAML aliases are not taken; write the value out")
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        loader.name = str(path)
+        node = loader.get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
@@ -120,20 +113,6 @@ def read_yaml(path: Path) -> Tree:
     if not isinstance(tree, dict):
         raise InputError(str(path), None, "is not a YAML mapping (key: value lines)")
     return tree
-
-
-def read_text(path: Path, limit: int | None = MAX_FILE_BYTES) -> str:
-    """The file's text. Raises InputError for one that is larger than `limit` bytes, unreadable, or no text."""
-    try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise InputError(str(path), None, "can't be read: is no regular file")
-        if limit is not None and path.exists() and path.stat().st_size > limit:
-            raise InputError(str(path), None, f"is larger than {limit} bytes; it can't be a recipe")
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(str(path), None, "is not a text file (UTF-8)") from None
-    except (OSError, ValueError) as error:
-        raise InputError(shown(str(path)), None, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _plain(node: yaml.Node, path: Path, where: str, depth: int) -> Any:

@@ -22,7 +22,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     seed = training.pop("seed")
     training["betas"] = list(training["betas"])
     reserve = settings.limit.reserve
-    run = {name: getattr(settings.run, name) for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")}
+    names = ("save_every", "keep_last", "keep_every", "eval_every", "eval_steps", "step_timeout_s", "resume")
+    run = {name: getattr(settings.run, name) for name in names} | {"change": ",".join(settings.run.change) or None}
     tree: dict[str, Any] = {
         "name": settings.recipe,
         "engine": settings.engine,
@@ -40,6 +41,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": reserve if reserve is None else reserve / GIB},
         "calibration": settings.calibration,
+        "cluster.price_per_gpu_hour": settings.price_per_gpu_hour,
         "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,

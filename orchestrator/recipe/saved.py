@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,36 +9,19 @@ import msgspec
 
 from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
+from orchestrator.key import check_range, shown
 from orchestrator.model import families
 from orchestrator.plan import Plan
 from orchestrator.recipe.clusters import check_cluster
-from orchestrator.recipe.keys import KEYS, check_range, parse, shown
-from orchestrator.recipe.layers import Flat, value_of
+from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS
+from orchestrator.recipe.layers import Flat, Given, value_of
 from orchestrator.recipe.model import architecture_of, check_precision
-from orchestrator.recipe.read import read_text
+from orchestrator.recipe.sources import read_text
 from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
 from orchestrator.strategy.spec import CHOICES
 
-FREE_WITH_PLAN: Final = (
-    *("recipe", "name", "plan", "calibration", "out", "launch", "data", "tokenizer", "model.init_from", "model.export_to"),
-    *(f"train.{name}" for name in ("save_every", "eval_every", "eval_steps", "step_timeout_s", "resume")),
-)
-
-FREE_GROUPS: Final = ("slurm", "memory", "search", "launch", "env", "container", "entry", "data", "wandb", *passthrough.GROUPS)
-"""Keys that a saved plan leaves open; every other key that is given with `plan=` must agree with it."""
-
-
-def engine_of_checkpoint(resume: str | None) -> str | None:
-    """Which engine wrote the checkpoint (its marker is written by workers/checkpoint.py); no other engine reads it. Raises InputError."""
-    if resume is None or not Path(resume).is_dir():
-        return None  # _run says what is wrong
-    for marker in (Path(resume) / "checkpoints" / "latest.json", Path(resume) / "latest.json"):
-        if marker.is_file():
-            try:
-                return str(json.loads(read_text(marker))["layout"]["engine"])
-            except (ValueError, KeyError, TypeError):
-                raise InputError("train.resume", shown(resume), f"{marker} is not a checkpoint's marker") from None
-    raise InputError("train.resume", shown(resume), "holds no finished checkpoint (checkpoints/latest.json)")
+FREE: Final = ("recipe", "name", "plan", "memory", "search", "data", "env", *passthrough.GROUPS)
+"""Keys and groups that a saved plan leaves open, beside those of `keys.FREE_WITH_PLAN`; every other one must agree with it."""
 
 
 def saved_plan(merged: Flat) -> Plan | None:
@@ -80,20 +62,19 @@ def _check_values(plan: Plan) -> None:
 
 def check_agreement(merged: Flat, plan: Plan) -> None:
     """Keys given beside plan= must say what the plan says. Raises InputError naming the first that doesn't."""
-    for name, text in merged.items():
+    for name, (asked, text) in merged.items():
         group, _, short = name.partition(".")
-        if name in FREE_WITH_PLAN or group in FREE_GROUPS or name == "engine":
+        if group in FREE or (name in KEYS and KEYS[name].owner in FREE_WITH_PLAN):
             continue
         if name == "cluster":
             there: Any = plan.cluster.name
-            asked = text["name"] if isinstance(text, dict) else Path(str(text)).stem
-            if there == "here" and not isinstance(text, dict):
+            if there == "here" and not isinstance(asked, dict):
                 continue
+            asked = asked["name"] if isinstance(asked, dict) else Path(str(asked)).stem
         elif name == "model.hf_config":
             _check_config(merged, plan)
             continue
         else:
-            asked = parse(KEYS[name], text)
             there = _in_plan(group, short or name, plan)
             if there is Ellipsis:
                 raise InputError(name, shown(text), "is for a search, and plan= takes its place; leave one of them out")
@@ -105,7 +86,7 @@ def _check_config(merged: Flat, plan: Plan) -> None:
     """Raises InputError naming the first field in which the Hugging Face config is of another model than the plan's; fields that other
     keys give are theirs to check."""
     path = value_of(merged, "model.hf_config", None)
-    theirs = architecture_of({"model.hf_config": path}, plan.model.name)
+    theirs = architecture_of({"model.hf_config": Given(path, path)}, plan.model.name)
     free = {*FREE_FIELDS, *(("max_position_embeddings",) if plan.model.position_embedding in UNLIMITED else ())}
     for name in theirs.__struct_fields__:
         here, there = getattr(theirs, name), getattr(plan.model, name)
@@ -118,7 +99,7 @@ def _in_plan(group: str, short: str, plan: Plan) -> Any:
     if group == "model":
         return getattr(plan.model, short, ...)
     if group == "train":
-        return getattr(plan.training, short)
+        return getattr(plan.training, short, ...)
     if group == "pin":
         choice = next((choice for choice in CHOICES if choice.pin == short), None)
         value = ... if choice is None else choice.of(plan.candidate)

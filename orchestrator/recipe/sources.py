@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shlex
 from collections.abc import Mapping
@@ -9,12 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.errors import InputError
+from orchestrator.key import shown
 from orchestrator.plan import RunSettings, Source
-from orchestrator.recipe.keys import KEYS, parse, shown
-from orchestrator.recipe.read import check_path
 
 SHORT: Final = {"data": "data.train", "tokenizer": "data.tokenizer"}
-ALTERNATIVES: Final = (("data", "data.train", "data.blend"), ("tokenizer", "data.tokenizer"), ("data.valid", "data.split"))
+ALTERNATIVES: Final = (
+    ("data", "data.train", "data.blend"),
+    ("tokenizer", "data.tokenizer"),
+    ("data.valid", "data.split"),
+    ("train.steps", "train.tokens"),
+)
 """Of each row one key is given; a later layer's takes the place of an earlier one's."""
 
 
@@ -25,7 +30,7 @@ def check_layer(flat: Mapping[str, Any]) -> None:
         if len(given) > 1:
             first, second = given[:2]
             why = "is its short form" if SHORT.get(first) == second else "takes its place"
-            raise InputError(second, shown(flat[second]), f"{first}={shown(flat[first])} is given too, which {why}")
+            raise InputError(second, shown(flat[second].text), f"{first}={shown(flat[first].text)} is given too, which {why}")
 
 
 def without_replaced(merged: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,37 +40,33 @@ def without_replaced(merged: Mapping[str, Any], layer: Mapping[str, Any]) -> dic
 
 
 def data_settings(merged: Mapping[str, Any], base: RunSettings) -> dict[str, Any]:
-    """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError."""
+    """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError for what is not there."""
     found: dict[str, Any] = {
-        "data": base.data, "blend": base.blend, "valid": base.valid, "split": base.split, "tokenizer": base.tokenizer,
-        "eval_every": _given(merged, "train.eval_every", base.eval_every),
-        "eval_steps": _given(merged, "train.eval_steps", base.eval_steps),
-    }  # fmt: skip
+        name: getattr(base, name) for name in ("data", "blend", "valid", "split", "tokenizer", "eval_every", "eval_steps")
+    }
+    given = {name: merged[name].value for name in merged}
     for key in ("data", "data.train"):
-        if key in merged:
-            found |= {"data": existing(key, str(parse(KEYS[key], merged[key]))), "blend": ()}
-    if "data.blend" in merged:
-        found |= {"data": None, "blend": blend_of(merged["data.blend"])}
-    if "data.valid" in merged:
-        found |= {"valid": existing("data.valid", str(parse(KEYS["data.valid"], merged["data.valid"]))), "split": ()}
-    if "data.split" in merged:
-        found |= {"split": split_of(merged["data.split"]), "valid": None}
+        if key in given:
+            found |= {"data": existing(key, given[key]) if given[key] is not None else None, "blend": ()}
+    if "data.blend" in given:
+        blend = (Source(weight=source.weight, path=existing("data.blend", source.path)) for source in given["data.blend"])
+        found |= {"data": None, "blend": tuple(blend)}
+    if "data.valid" in given:
+        found |= {"valid": existing("data.valid", given["data.valid"]) if given["data.valid"] is not None else None, "split": ()}
+    if "data.split" in given:
+        found |= {"split": given["data.split"], "valid": None}
     for key in ("tokenizer", "data.tokenizer"):
-        if key in merged:
-            found["tokenizer"] = existing_folder(key, str(parse(KEYS[key], merged[key])))
+        if key in given:
+            found["tokenizer"] = existing_folder(key, given[key]) if given[key] is not None else None
+    found |= {name: given[f"train.{name}"] for name in ("eval_every", "eval_steps") if f"train.{name}" in given}
     if found["eval_every"] and not found["valid"] and not (found["split"] and found["split"][1] > 0):
         choices = ["data.valid=PATH", "data.split=99,1,0"]
         raise InputError("train.eval_every", found["eval_every"], "has nothing to evaluate on", choices)
     return found
 
 
-def _given(merged: Mapping[str, Any], key: str, otherwise: Any) -> Any:
-    return parse(KEYS[key], merged[key]) if key in merged else otherwise
-
-
-def blend_of(value: Any) -> tuple[Source, ...]:
+def blend_of(key: str, value: Any) -> tuple[Source, ...]:
     """ "0.7 a.txt 0.3 b.jsonl", or in YAML a list of such pairs: [[0.7, a.txt], [0.3, b.jsonl]]. Raises InputError."""
-    key = "data.blend"
     pairs: list[Any] = []
     if isinstance(value, str):
         try:
@@ -78,12 +79,11 @@ def blend_of(value: Any) -> tuple[Source, ...]:
     whole = bool(pairs) and all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in pairs)
     if not whole:
         raise InputError(key, shown(value), "needs a weight before each source, as in 0.7 a.txt 0.3 b.jsonl")
-    return tuple(Source(weight=_weight(key, value, weight), path=existing(key, path)) for weight, path in pairs)
+    return tuple(Source(weight=_weight(key, value, weight), path=path) for weight, path in pairs)
 
 
-def split_of(value: Any) -> tuple[float, ...]:
+def split_of(key: str, value: Any) -> tuple[float, ...]:
     """ "99,1,0": shares for training, evaluation and a test. Raises InputError."""
-    key = "data.split"
     parts = value.strip("[] ").split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or len(parts) not in (2, 3) or not all(isinstance(part, str) for part in parts):
         raise InputError(key, shown(value), "needs two or three shares, as in 99,1,0")
@@ -129,3 +129,36 @@ def existing(key: str, data: str) -> str:
     except OSError as error:
         raise InputError(key, shown(data), f"can't be read: {error.strerror}") from None
     return str((pair[1] if indexed else path).resolve())
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+MAX_FILE_BYTES: Final = 1_000_000
+"""A recipe is a page of text; anything larger is the wrong file."""
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raises InputError for a path that can't even be looked for: too long, with a zero byte, in a folder that is closed to this user.
+    That nothing is there is said by who needs it."""
+    if not isinstance(value, str):
+        return
+    try:
+        Path(value).stat()
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) not in ABSENT:
+            raise InputError(name, shown(value), f"can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_text(path: Path, limit: int | None = MAX_FILE_BYTES) -> str:
+    """The file's text. Raises InputError for one that is larger than `limit` bytes, unreadable, or no text."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InputError(str(path), None, "can't be read: is no regular file")
+        if limit is not None and path.exists() and path.stat().st_size > limit:
+            raise InputError(str(path), None, f"is larger than {limit} bytes; it can't be a recipe")
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(str(path), None, "is not a text file (UTF-8)") from None
+    except (OSError, ValueError) as error:
+        raise InputError(shown(str(path)), None, f"can't be read: {getattr(error, 'strerror', None) or error}") from None

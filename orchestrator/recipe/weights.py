@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from orchestrator.errors import InputError
+from orchestrator.key import shown
 from orchestrator.model import families
+from orchestrator.model.parts import FeedForward
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import RunSettings
-from orchestrator.recipe.keys import KEYS, parse, shown
-from orchestrator.recipe.read import read_text
-from orchestrator.recipe.sources import existing_folder
+from orchestrator.recipe.layers import Flat, Given, value_of
+from orchestrator.recipe.sources import existing_folder, read_text
 
 FROM: Final = "model.init_from"
 TO: Final = "model.export_to"
@@ -26,23 +27,25 @@ WEIGHTS: Final = tuple(f"{name}{index}" for name in ("model.safetensors", "pytor
 
 FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
 """What may differ between a checkpoint and its further training."""
+BALANCE: Final = ("aux_loss_coeff", "bias_update_rate")
+"""The same, of experts."""
 UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""
 
 
-def with_config(merged: Mapping[str, Any]) -> dict[str, Any]:
+def with_config(merged: Flat) -> Flat:
     """The keys; the checkpoint's own config.json is the model where nothing else says one."""
-    if FROM not in merged or any(name in merged for name in ("model.hf_config", "model.family")):
+    if value_of(merged, FROM, None) is None or any(name in merged for name in ("model.hf_config", "model.family")):
         return dict(merged)
-    folder = existing_folder(FROM, parse(KEYS[FROM], merged[FROM]))
+    folder = existing_folder(FROM, merged[FROM].value)
     _config(Path(folder))  # what is wrong with it is said under the key that was given
-    return {**merged, "model.hf_config": str(Path(folder) / CONFIG)}
+    config = str(Path(folder) / CONFIG)
+    return {**merged, "model.hf_config": Given(config, config)}
 
 
-def weight_settings(merged: Mapping[str, Any], base: RunSettings, architecture: Architecture) -> dict[str, Any]:
+def weight_settings(merged: Flat, base: RunSettings, architecture: Architecture) -> dict[str, Any]:
     """RunSettings' fields of weights; what is not given stays as in `base`. Raises InputError."""
-    init_from = parse(KEYS[FROM], merged[FROM]) if FROM in merged else base.init_from
-    export_to = parse(KEYS[TO], merged[TO]) if TO in merged else base.export_to
+    init_from, export_to = value_of(merged, FROM, base.init_from), value_of(merged, TO, base.export_to)
     if init_from is not None:
         init_from = existing_folder(FROM, init_from)
         _check_checkpoint(Path(init_from), architecture)
@@ -78,6 +81,7 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
         raise InputError(FROM, shown(str(folder)), f"its {CONFIG} is of no model that we know: {error}") from None
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
+    ours, theirs = _as_computed(ours), _as_computed(theirs)
     for info in msgspec.structs.fields(Architecture):
         if info.name in FREE_FIELDS or (info.name == "max_position_embeddings" and ours.position_embedding in UNLIMITED):
             continue
@@ -85,6 +89,19 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
         here, there = getattr(ours, name), getattr(theirs, name)
         if here != there:
             raise InputError(f"model.{info.name}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
+
+
+def _as_computed(a: Architecture) -> Architecture:
+    """Without what says how the load of experts is balanced, which further training may change."""
+
+    def part(found: FeedForward | None) -> FeedForward | None:
+        if not isinstance(found, Experts):
+            return found
+        plain = Experts(num_experts=1, topk=1, ffn_hidden_size=1)
+        return msgspec.structs.replace(found, **{name: getattr(plain, name) for name in BALANCE})
+
+    pattern = tuple(msgspec.structs.replace(run, feed_forward=part(run.feed_forward)) for run in a.pattern)
+    return msgspec.structs.replace(a, feed_forward=part(a.feed_forward), pattern=pattern)
 
 
 def _new_folder(text: str) -> str:

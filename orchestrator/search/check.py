@@ -26,9 +26,10 @@ KEYS = frozenset({"num_microbatches", *(choice.name for choice in OUTER_CHOICES)
 """Keys of plan.json that a rule may be about."""
 
 
-def spec_of(plan: Plan) -> ModelSpec:
-    """The plan's model at the plan's sequence lengths."""
-    return describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+def workload_of(plan: Plan) -> Workload:
+    """What the plan is for."""
+    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 
 def check_plan(
@@ -39,9 +40,9 @@ def check_plan(
     if plan.engine not in known:
         raise InputError("engine", plan.engine, "is not known here", list(known))
     capabilities, traits = known[plan.engine]
-    model = spec_of(plan)
+    workload = workload_of(plan)
+    model = workload.model
     _check_numbers(plan)
-    workload = Workload(model=model, training=plan.training, cluster=plan.cluster)
     _check_rules(plan, capabilities, workload)
     _check_stages(plan, model, capabilities)
     for index, stage in enumerate(plan.stages):
@@ -49,7 +50,7 @@ def check_plan(
     if capabilities.recompute_varies in ("never", "job"):
         _check_same_recompute(plan, model, capabilities.recompute_varies == "never")
     if limit is not None and calibration is not None:
-        price = CostModel(model, plan.training, plan.cluster, traits, calibration).price(plan.candidate, plan.stages)
+        price = CostModel(workload, traits, calibration).price(plan.candidate, plan.stages)
         most = limit.of(calibration.memory_margin)
         if price.peak_memory_bytes > most.usable:
             need, have, kept = (format_bytes(nbytes) for nbytes in (price.peak_memory_bytes, most.usable, most.limit - most.usable))
@@ -184,7 +185,8 @@ def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: C
         j = next(j for j, span in inside if span.recompute != inside[0][1].recompute)
         why = "one stage either recomputes the same modules of all its layers or its first layers fully (--recompute-method block)"
         raise InputError(f"{where}[{j}].recompute", stage.layers[j].recompute, why)
-    _check_first_layers(where, (((span.chunk, span.kind), j, span) for j, span in inside), "a stage")
+    encoder = {edge.source for edge in model.edges}
+    _check_first_layers(where, (((span.chunk, span.kind in encoder), j, span) for j, span in inside), "a stage")
 
 
 def _check_first_layers(where: str, spans: Iterable[tuple[object, int, LayerSpan]], of: str) -> None:
@@ -213,6 +215,7 @@ def _check_same_recompute(plan: Plan, model: ModelSpec, whole: bool) -> None:
     inside = [(index, j, span) for index, stage in enumerate(plan.stages) for j, span in enumerate(stage.layers) if span.kind not in fixed]
     modes = {span.recompute for *_, span in inside}
     if not whole and modes == {"none", "full"}:
-        _check_first_layers("stages", (((index, span.chunk, span.kind), j, span) for index, j, span in inside), "all stages")
+        encoder = {edge.source for edge in model.edges}
+        _check_first_layers("stages", (((index, span.chunk, span.kind in encoder), j, span) for index, j, span in inside), "all stages")
     elif len(modes) > 1:
         raise InputError("stages", None, f"{plan.engine} recomputes all layers in the same way, not {' and '.join(sorted(modes))}")

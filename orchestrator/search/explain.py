@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.hardware.spec import Cluster
-from orchestrator.model.spec import ModelSpec
-from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-from orchestrator.search.planner import Engines, search
+from orchestrator.search.planner import search
+from orchestrator.search.question import Engines, SearchSettings
 from orchestrator.search.refuse import RELAX, Refused, at_its_leanest
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.legality import unsuited
 from orchestrator.strategy.megatron_layout import transformer_layers
-from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import ZeroStage
 from orchestrator.strategy.tree import Outcome, Tree, divisors
 from orchestrator.strategy.workload import Workload
@@ -41,24 +35,15 @@ class Explanation(Value, frozen=True, kw_only=True):
     refused: Refused | None = None
 
 
-def explain(
-    questions: Pins,
-    model: ModelSpec,
-    training: Training,
-    cluster: Cluster,
-    engines: Engines,
-    pins: Pins,
-    limit: MemoryLimit,
-    calibration: Calibration | Sequence[Calibration],
-) -> tuple[Explanation, ...]:
-    """An answer for each field of `questions` that is set, the others as pinned, and where there are several one for all of them
-    together. One search each."""
-    asked = questions.given()
+def explain(questions: Pins, workload: Workload, engines: Engines, settings: SearchSettings) -> tuple[Explanation, ...]:
+    """An answer for each field of `questions` that is set, the others as the settings pin them, and where there are several one for all of
+    them together. One search each."""
+    asked, pins = questions.given(), settings.pins
     answers = []
     for changes in [*({name: value} for name, value in asked.items()), *([asked] if len(asked) > 1 else [])]:
         question = " ".join(f"{name}={shown(value)}" for name, value in changes.items())
         try:
-            found = search(model, training, cluster, engines, replace(pins, **changes), limit, calibration, top_k=1)
+            found = search(workload, engines, replace(settings, pins=replace(pins, **changes), top_k=1))
             answers.append(Explanation(question=question, plan=found.plan))
         except NoPlanError as error:
             refused = error.refused if isinstance(error.refused, Refused) else None
@@ -68,33 +53,6 @@ def explain(
         except InputError as error:  # a layout that is not this model's
             answers.append(Explanation(question=question, why=error.why))
     return tuple(answers)
-
-
-LONG_SEQUENCE = 16_384
-"""Tokens from which a degree that only a pin takes is looked at unasked: below it context parallelism has won no published run."""
-
-
-def beyond(plan: Plan, engines: Engines, asked: Callable[[Pins], Sequence[Explanation]]) -> Explanation | None:
-    """The fastest plan that has a degree which the search leaves to a pin (`Capabilities.pinned_axes`), where it is faster than `plan`.
-
-    Looked for where sequences are long, which such degrees are for: the least degree, then twice that, as long as the time falls.
-    `asked` answers questions as `explain` does.
-    """
-    best: Explanation | None = None
-    assert plan.predicted is not None
-    least = plan.predicted.step_time_s
-    left_out = {axis for capabilities, _ in engines for axis in capabilities.pinned_axes}
-    for axis in sorted(left_out) if plan.training.seq_length >= LONG_SEQUENCE else ():
-        degree = 2
-        while degree <= plan.cluster.num_gpus:
-            (answer,) = asked(Pins(**{axis: degree}))
-            seconds = answer.plan.predicted.step_time_s if answer.plan is not None and answer.plan.predicted is not None else None
-            if seconds is not None and seconds < least * (1 - NOISE):
-                best, least = answer, seconds
-            elif best is not None:
-                break
-            degree *= 2
-    return best
 
 
 def narrower_tp(plan: Plan) -> int | None:
@@ -119,28 +77,22 @@ class DataParallel(Value, frozen=True, kw_only=True):
     why: str = ""
 
 
-def data_parallelism_alone(
-    model: ModelSpec,
-    training: Training,
-    cluster: Cluster,
-    engines: Engines,
-    calibrations: Sequence[Calibration],
-) -> tuple[DataParallel, ...]:
+def data_parallelism_alone(workload: Workload, engines: Engines) -> tuple[DataParallel, ...]:
     """What every ZeRO stage of every engine that has the model would need on a GPU without tensor, pipeline or context parallelism."""
-    workload = Workload(model=model, training=training, cluster=cluster)
     rows = []
-    for (capabilities, traits), calibration in zip(engines, calibrations, strict=True):
+    for engine in engines:
+        capabilities = engine.capabilities
         if unsuited(capabilities, workload) is not None:
             continue
-        costs = CostModel(model, training, cluster, traits, calibration)
+        costs = engine.costs(workload)
         for stage in capabilities.zero_stages:
             cuts: list[Outcome] = []
             pins = Pins(tp=1, pp=1, cp=1, zero_stage=stage, micro_batch_size=1, offload=False)
             leaf = next(Tree(capabilities, workload, pins).leaves(cuts.append), None)
             if leaf is not None:
-                least = at_its_leanest(costs, model, leaf.candidate, [transformer_layers(model)])
-                rows.append(DataParallel(engine=capabilities.engine, zero_stage=stage, least=least))
+                least = at_its_leanest(costs, workload.model, leaf.candidate, [transformer_layers(workload.model)])
+                rows.append(DataParallel(engine=engine.name, zero_stage=stage, least=least))
             else:
                 deepest = max(cuts, key=lambda cut: len(cut.decided))
-                rows.append(DataParallel(engine=capabilities.engine, zero_stage=stage, why=deepest.reason or ""))
+                rows.append(DataParallel(engine=engine.name, zero_stage=stage, why=deepest.reason or ""))
     return tuple(rows)

@@ -22,17 +22,14 @@ from msgspec.structs import replace
 from orchestrator.cost.bounds import Floors
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
-from orchestrator.hardware.spec import Cluster
-from orchestrator.model.spec import ModelSpec
-from orchestrator.model.training import Training
-from orchestrator.plan import Plan, Reason, RunSettings, chosen
-from orchestrator.search.check import check_plan, spec_of
+from orchestrator.plan import Plan, Reason, chosen
+from orchestrator.search.check import check_plan, workload_of
 from orchestrator.search.inner import Inner, Solution
+from orchestrator.search.question import DEFAULTS, Engines, SearchSettings
 from orchestrator.search.refuse import no_plan
-from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
+from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import chunk_sizes
-from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RECOMPUTE_ORDER
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.strategy.workload import Workload
@@ -48,11 +45,10 @@ LOOK_AHEAD = 1.05
 never come to the queue's head again."""
 MOST_FURTHER = 6_000_000
 """Passes simulated at the end, or what takes as long (four seconds), to prove that no partition that was left out is the fastest."""
+STOPPED = "not looked at: the search was stopped before (search.budget_s)"
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
 
-Engines = Sequence[tuple[Capabilities, Traits]]
-Clock = Callable[[], float]
 Progress = Callable[[int, int, float | None], None]
 """(outer choices done, outer choices in all, seconds of the best plan so far)."""
 
@@ -60,7 +56,7 @@ Progress = Callable[[int, int, float | None], None]
 class SearchResult(Value, frozen=True, kw_only=True):
     """`outcomes` are in declared order; `alternatives` are the best plans of the next best outer choices, fastest first.
 
-    `complete`: False where `budget_s` ended the search early; the plan is then the best found.
+    `complete`: False where the search was stopped early; the plan is then the best found.
     """
 
     plan: Plan
@@ -70,7 +66,7 @@ class SearchResult(Value, frozen=True, kw_only=True):
     proven: bool = True
     """Whether the plan is the proven optimum of its space: whatever was left out has a bound that is not below its time."""
     at_least_s: float | None = None
-    """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where `budget_s` ended the search."""
+    """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where the search was stopped."""
     simulated: int = 0
     """Partitions whose schedule was simulated."""
 
@@ -92,37 +88,26 @@ Entry = tuple[float, int, int, list[Choice], Inner | None]
 
 
 def search(
-    model: ModelSpec,
-    training: Training,
-    cluster: Cluster,
+    workload: Workload,
     engines: Engines,
-    pins: Pins,
-    limit: MemoryLimit,
-    calibration: Calibration | Sequence[Calibration],
+    settings: SearchSettings = DEFAULTS,
     *,
-    run: RunSettings | None = None,
-    clock: Clock | None = None,
     progress: Progress | None = None,
-    budget_s: float | None = None,
-    top_k: int = 5,
-    prunings: tuple[Rule, ...] = (),
+    stop: Callable[[], bool] | None = None,
 ) -> SearchResult:
-    """The fastest plan under the pins and the memory limit.
+    """The fastest plan for the workload on any of the engines.
 
-    `calibration`: one for all engines or one for each. `clock` (seconds, only differences count) is needed for `budget_s`.
-    Raises NoPlanError, with what was missing and what to relax, and InputError for a layout that is not the model's.
+    `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
+    was missing and what to relax, and InputError for a layout that is not the model's.
     """
-    calibrations = [calibration] * len(engines) if isinstance(calibration, Calibration) else list(calibration)
-    started = clock() if clock else 0.0
-    workload = Workload(model=model, training=training, cluster=cluster)
-    costs = [CostModel(model, training, cluster, traits, c) for (_, traits), c in zip(engines, calibrations, strict=True)]
-    limits = [limit.of(c.memory_margin) for c in calibrations]
+    model, pins = workload.model, settings.pins
+    limits = [settings.limit_for(engine, workload) for engine in engines]
     outcomes: dict[int, Outcome] = {}
     cut: list[tuple[int, Outcome]] = []
     choices: list[Choice] = []
     order = 0
-    for index, (capabilities, _) in enumerate(engines):
-        tree = Tree(capabilities, workload, pins, prunings)
+    for index, engine in enumerate(engines):
+        tree = Tree(engine.capabilities, workload, pins, settings.prunings)
         cuts: list[Outcome] = []
         for leaf in tree.leaves(cuts.append):
             cut += [(order, outcome) for outcome in cuts]
@@ -132,22 +117,23 @@ def search(
                 chunk_sizes(pins.layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
             choices.append(Choice(order, index, leaf))
         cut += [(order, outcome) for outcome in cuts]
-    for index, cost in enumerate(costs):
-        offered = {mode for choice in choices if choice.engine == index for mode in choice.leaf.recompute}
-        cost.modes = tuple(mode for mode in RECOMPUTE_ORDER if mode == "none" or mode in offered)
-    best = _Best(top_k)
+    costs = []
+    for index, engine in enumerate(engines):
+        offered = {"none"} | {mode for choice in choices if choice.engine == index for mode in choice.leaf.recompute}
+        costs.append(engine.costs(workload, tuple(mode for mode in RECOMPUTE_ORDER if mode in offered)))
+    best = _Best(settings.top_k)
     complete = True
     slower: list[tuple[Choice, float]] = []
     unfinished: list[tuple[Inner, Choice]] = []
     floors = {
-        i: Floors(costs[i], engines[i][0], limits[i].usable, pinned_layout=pins.layout is not None)
+        i: Floors(costs[i], engines[i].capabilities, limits[i].usable, pinned_layout=pins.layout is not None)
         for i in sorted({choice.engine for choice in choices})  # an engine without a choice may have no such precision
     }
     queue = _groups(choices, floors)
     done = 0
 
     def late() -> bool:
-        return clock is not None and budget_s is not None and best.score is not None and clock() - started > budget_s
+        return stop is not None and best.score is not None and stop()
 
     while queue:
         bound, order, step, group, inner = heappop(queue)
@@ -156,8 +142,8 @@ def search(
         if late():
             complete = False
             for choice in (choice for left in (group, *(item[3] for item in queue)) for choice in left):
-                why = f"not looked at within search.budget_s={budget_s}"
-                outcomes[choice.order] = Outcome(choice=choice.leaf.candidate.label(), candidate=choice.leaf.candidate, reason=why)
+                candidate = choice.leaf.candidate
+                outcomes[choice.order] = Outcome(candidate=candidate, reason=STOPPED)
             break
         if best.excludes(bound, order):
             slower += [(choice, bound) for choice in group]
@@ -177,7 +163,8 @@ def search(
             if floor > limits[choice.engine].usable:
                 need, at_least = floor, "at least "
             else:
-                inner = Inner(costs[choice.engine], model, engines[choice.engine][0], choice.leaf, limits[choice.engine], pins.layout)
+                i = choice.engine
+                inner = Inner(costs[i], model, engines[i].capabilities, choice.leaf, limits[i], pins.layout)
         if inner is not None and step == FLOOR:
             look = bound * LOOK_AHEAD
             answer = inner.bound(bound, look)
@@ -192,7 +179,7 @@ def search(
                 unfinished.append((inner, choice))
             if answer.solution is not None:
                 seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
-                outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
+                outcomes[order] = Outcome(candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
                 best.add(answer.solution, choice)
                 done += 1
                 continue
@@ -201,7 +188,7 @@ def search(
         done += 1
         if need is not None:
             why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limits[choice.engine].usable)}"
-            outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, peak_memory_bytes=need, reason=why)
+            outcomes[order] = Outcome(candidate=candidate, peak_memory_bytes=need, reason=why)
         else:
             slower.append((choice, bound))
     if progress is not None:
@@ -209,19 +196,19 @@ def search(
     least = _finish(best, unfinished, late)
     if not best.ranked:
         missing = [outcome for _, outcome in sorted(outcomes.items())]
-        raise no_plan(model, training, cluster, engines, pins, limit, costs, [outcome for _, outcome in cut], missing)
+        raise no_plan(workload, engines, settings, costs, [outcome for _, outcome in cut], missing)
     plans: list[Plan] = []
     for solution, choice in best.ranked:
-        name = calibrations[choice.engine].name
         prediction = costs[choice.engine].price(solution.candidate, solution.stages)
-        plans.append(_plan(solution, prediction, model, training, cluster, run or RunSettings(), name))
+        plans.append(_plan(solution, prediction, workload, engines[choice.engine].calibration.name))
     winner = plans[0]
     assert winner.predicted is not None
     top = winner.predicted.step_time_s
+    named = winner.candidate.label()
     for choice, bound in slower:
         candidate = choice.leaf.candidate
-        why = f"slower than {winner.candidate.label()} by at least {_percent(bound, top)}"
-        outcomes[choice.order] = Outcome(choice=candidate.label(), candidate=candidate, reason=why)
+        why = f"slower than {named} by at least {_percent(bound, top)}"
+        outcomes[choice.order] = Outcome(candidate=candidate, reason=why)
     everything = _in_order(cut, outcomes)
     rejected = _rejected(plans, top, cut)
     return SearchResult(
@@ -243,7 +230,7 @@ def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors]) -> list[Ent
         strategy, mesh = candidate.strategy, candidate.strategy.mesh
         key = (
             *(choice.engine, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.etp, mesh.stride("tp"), mesh.stride("cp")),
-            *(strategy.sequence_parallel, candidate.micro_batch_size),
+            *(strategy.sequence_parallel, strategy.cp_comm_type, candidate.micro_batch_size),
         )
         groups.setdefault(key, []).append(choice)
     queue: list[Entry] = []
@@ -320,18 +307,15 @@ def _percent(bound: float, top: float) -> str:
     return f"{100 * max(0.0, bound / top - 1):.1f}%"
 
 
-def _plan(
-    solution: Solution, prediction: Prediction, model: ModelSpec, training: Training, cluster: Cluster, run: RunSettings, calibration: str
-) -> Plan:
+def _plan(solution: Solution, prediction: Prediction, workload: Workload, calibration: str) -> Plan:
     return Plan(
         **chosen(solution.candidate),
-        global_batch_size=training.global_batch_size,
+        global_batch_size=workload.training.global_batch_size,
         stages=solution.stages,
         predicted=prediction,
-        model=model.architecture,
-        training=training,
-        cluster=cluster,
-        run=run,
+        model=workload.model.architecture,
+        training=workload.training,
+        cluster=workload.cluster,
         calibration=calibration,
     )
 
@@ -356,5 +340,5 @@ def _rejected(plans: list[Plan], top: float, cut: list[tuple[int, Outcome]]) -> 
 
 def reprice(plan: Plan, traits: Traits, calibration: Calibration) -> Plan:
     """The same plan with a fresh prediction."""
-    costs = CostModel(spec_of(plan), plan.training, plan.cluster, traits, calibration)
+    costs = CostModel(workload_of(plan), traits, calibration)
     return replace(plan, predicted=costs.price(plan.candidate, plan.stages), calibration=calibration.name)

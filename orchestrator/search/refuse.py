@@ -11,9 +11,8 @@ from orchestrator.cost.price import CostModel
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
-from orchestrator.model.training import Training
 from orchestrator.search.inner import Inner
-from orchestrator.strategy.capabilities import Capabilities, Traits
+from orchestrator.search.question import Engines, SearchSettings
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import stages_of
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -22,8 +21,6 @@ from orchestrator.strategy.tree import Leaf, Outcome, Tree
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
-
-Engines = Sequence[tuple[Capabilities, Traits]]
 
 
 class Refused(Value, frozen=True, kw_only=True):
@@ -48,25 +45,25 @@ MORE_GPUS = (2, 4, 8, 16, 32, 64)
 
 
 def no_plan(
-    model: ModelSpec,
-    training: Training,
-    cluster: Cluster,
+    workload: Workload,
     engines: Engines,
-    pins: Pins,
-    limit: MemoryLimit,
+    settings: SearchSettings,
     costs: Sequence[CostModel],
     cuts: Sequence[Outcome],
     outcomes: Sequence[Outcome],
 ) -> NoPlanError:
-    """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid."""
-    who = f"{model.architecture.name} on {cluster.num_gpus} x {cluster.gpu.name}"
+    """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid; `costs` the
+    engines' prices."""
+    cluster, pins = workload.cluster, settings.pins
+    who = f"{workload.model.architecture.name} on {cluster.num_gpus} x {cluster.gpu.name}"
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus)
-        return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(model, training, cluster, engines, pins, None, costs)}")
-    need, nearest, refused, most = _nearest(model, engines, limit, costs, outcomes, pins)
+        return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(workload, engines, settings, costs, fitting=False)}")
+    limits = [settings.limit_for(engine, workload) for engine in engines]
+    need, nearest, refused, most = _nearest(workload.model, engines, limits, costs, outcomes, pins)
     have = format_bytes(most.usable)
     kept = f" ({format_bytes(most.limit)} less {format_bytes(most.reserve)} kept free)" if most.reserve else ""
-    relax = _relaxed(model, training, cluster, engines, pins, limit, costs)
+    relax = _relaxed(workload, engines, settings, costs, fitting=True)
     return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
 
 
@@ -86,28 +83,19 @@ def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
     return "; ".join(f"{cut.choice}: {cut.reason}" for cut in shown) or "no combination of the pinned degrees uses all GPUs"
 
 
-def _leaves(model: ModelSpec, training: Training, cluster: Cluster, engines: Engines, pins: Pins) -> list[tuple[int, Leaf]]:
-    workload = Workload(model=model, training=training, cluster=cluster)
-    found = []
-    for index, (capabilities, _) in enumerate(engines):
-        found += [(index, leaf) for leaf in Tree(capabilities, workload, pins).leaves(lambda _: None)]
-    return found
-
-
 def _nearest(
-    model: ModelSpec, engines: Engines, limit: MemoryLimit, costs: Sequence[CostModel], outcomes: Sequence[Outcome], pins: Pins
+    model: ModelSpec, engines: Engines, limits: Sequence[MemoryLimit], costs: Sequence[CostModel], outcomes: Sequence[Outcome], pins: Pins
 ) -> tuple[float, str, Refused, MemoryLimit]:
     """(bytes, choice, its price, its engine's limit) of the choice that lacks least, of those with the lowest floors."""
-    index = {capabilities.engine: i for i, (capabilities, _) in enumerate(engines)}
+    index = {engine.name: i for i, engine in enumerate(engines)}
     ranked = sorted(outcomes, key=lambda outcome: outcome.peak_memory_bytes or float("inf"))
-    limits = [limit.of(cost.calibration.memory_margin) for cost in costs]
     best: tuple[float, Inner, MemoryLimit] | None = None
     for outcome in ranked[:LOOKED_AT]:
         if best is not None and (outcome.peak_memory_bytes or 0.0) >= best[0]:
             break
         i = index[outcome.candidate.engine]
         strongest = outcome.candidate.strategy.recompute
-        inner = Inner(costs[i], model, engines[i][0], Leaf(outcome.candidate, (strongest,)), limits[i], pins.layout)
+        inner = Inner(costs[i], model, engines[i].capabilities, Leaf(outcome.candidate, (strongest,)), limits[i], pins.layout)
         need = inner.need(inner.even_sizes())
         if best is None or need < best[0]:
             best = (need, inner, limits[i])
@@ -124,31 +112,18 @@ def at_its_leanest(costs: CostModel, model: ModelSpec, candidate: Candidate, siz
     return Refused(choice=f"{candidate.label()} recompute={mode}", predicted=costs.price(candidate, stages))
 
 
-def _fits(
-    model: ModelSpec,
-    training: Training,
-    cluster: Cluster,
-    engines: Engines,
-    pins: Pins,
-    limit: MemoryLimit | None,
-    costs: Sequence[CostModel],
-) -> str | None:
-    """The name of a plan that would do; None: there is none. Without a limit any legal one."""
-    leaves = _leaves(model, training, cluster, engines, pins)
-    if limit is None:
-        return leaves[0][1].candidate.label() if leaves else None
-    for index, (capabilities, _) in enumerate(engines):
-        known = costs[index]
-        same = cluster is known.cluster and training is known.training
-        here = known if same else CostModel(model, training, cluster, known.traits, known.calibration)
-        most = limit.of(known.calibration.memory_margin)
-        floors = sorted(
-            ((here.memory_floor(leaf.candidate), order, leaf) for order, (i, leaf) in enumerate(leaves) if i == index), key=lambda x: x[:2]
-        )
+def _fits(workload: Workload, engines: Engines, settings: SearchSettings, costs: Sequence[CostModel], *, fitting: bool) -> str | None:
+    """The name of a plan that would do; None: there is none. Unless `fitting` any legal one."""
+    leaves = [[*Tree(engine.capabilities, workload, settings.pins).leaves(lambda _: None)] for engine in engines]
+    if not fitting:
+        return next((found.candidate.label() for some in leaves for found in some), None)
+    for engine, some, here in zip(engines, leaves, costs, strict=True):
+        most = settings.limit_for(engine, workload)
+        floors = sorted(((here.memory_floor(leaf.candidate), order, leaf) for order, leaf in enumerate(some)), key=lambda x: x[:2])
         for floor, _, leaf in floors[:LOOKED_AT]:
             if floor > most.usable:
                 break
-            inner = Inner(here, model, capabilities, leaf, most, pins.layout)
+            inner = Inner(here, workload.model, engine.capabilities, leaf, most, settings.pins.layout)
             if inner.need(inner.even_sizes()) <= most.usable:
                 return f"{leaf.candidate.label()} recompute={leaf.recompute[-1]}"
     return None
@@ -166,41 +141,41 @@ def _grown(cluster: Cluster, times: int) -> Cluster:
     return replace(cluster, num_gpus=gpus, levels=(*inner, outer))
 
 
-def _relaxed(
-    model: ModelSpec,
-    training: Training,
-    cluster: Cluster,
-    engines: Engines,
-    pins: Pins,
-    limit: MemoryLimit | None,
-    costs: Sequence[CostModel],
-) -> str:
-    """What would help, each tried: leaving out one pin, leaving out all, an optimizer of fewer bytes, more GPUs."""
+def _relaxed(workload: Workload, engines: Engines, settings: SearchSettings, costs: Sequence[CostModel], *, fitting: bool) -> str:
+    """What would help, each tried: leaving out one pin, leaving out all, and where a plan must be `fitting` an optimizer of fewer bytes,
+    more GPUs."""
     help_: list[str] = []
-    names = [*pins.given()]
+    names = [*settings.pins.given()]
     for name in names:
-        if name == "vpp" and pins.layout is not None:
+        if name == "vpp" and settings.pins.layout is not None:
             continue
-        found = _fits(model, training, cluster, engines, replace(pins, **{name: None}), limit, costs)
+        fewer = replace(settings, pins=replace(settings.pins, **{name: None}))
+        found = _fits(workload, engines, fewer, costs, fitting=fitting)
         if found is not None:
             help_.append(f"leave out pin.{name} ({found})")
     if not help_ and len(names) > 1:
-        found = _fits(model, training, cluster, engines, Pins(), limit, costs)
+        found = _fits(workload, engines, replace(settings, pins=Pins()), costs, fitting=fitting)
         if found is not None:
             help_.append(f"leave out the pins {', '.join(names)} ({found})")
-    if not help_ and limit is not None:
+    if not help_ and fitting:
+        training = workload.training
         for changes in NARROWER if training.optimizer == "adamw" else ():
-            narrow = replace(training, **changes)
-            found = None if narrow == training else _fits(model, narrow, cluster, engines, pins, limit, costs)
+            narrow = replace(workload, training=replace(training, **changes))
+            found = None if narrow == workload else _otherwise(narrow, engines, settings)
             if found is not None:
                 help_.append(" ".join(f"train.{name}={str(value).lower()}" for name, value in changes.items()) + f" ({found})")
                 break
         for times in MORE_GPUS:
-            more = _grown(cluster, times)
-            found = _fits(model, training, more, engines, pins, limit, costs)
+            more = replace(workload, cluster=_grown(workload.cluster, times))
+            found = _otherwise(more, engines, settings)
             if found is not None:
-                help_.append(f"gpus={more.num_gpus} ({found})")
+                help_.append(f"gpus={more.cluster.num_gpus} ({found})")
                 break
     if not help_:
         return ""
     return RELAX + ", or ".join(help_)
+
+
+def _otherwise(workload: Workload, engines: Engines, settings: SearchSettings) -> str | None:
+    """The name of a plan that would fit for another workload than the one that was asked about."""
+    return _fits(workload, engines, settings, [engine.costs(workload) for engine in engines], fitting=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +20,7 @@ from orchestrator.values import Value
 
 
 class Choice(Value, frozen=True, kw_only=True):
-    """What is said of a choice where it is declared; the last five fields are filled in from there (`declared`)."""
+    """What is said of a choice where it is declared; the last four fields are filled in from there (`declared`)."""
 
     doc: str
     """What it is, for --help and the JSON schema."""
@@ -42,6 +43,8 @@ class Choice(Value, frozen=True, kw_only=True):
     """The name of its pin where that is another."""
     pin_type: Any = None
     """The pin's type where that is another: an order of axes is given in one word."""
+    offered: Any = None
+    """A value that computes the same and that only a pin gives: a plan that would gain by it says so (search/unasked.py)."""
     after: str = ""
     """The choice behind which it is listed, where that is declared in another struct."""
 
@@ -69,6 +72,7 @@ class Choice(Value, frozen=True, kw_only=True):
         return self.short if value is True else f"{self.short}={shown(value)}"
 
 
+@lru_cache(maxsize=10_000, typed=True)
 def shown(value: object) -> str:
     """A choice's value as a user types it and tables show it.
 
@@ -117,4 +121,5 @@ def getter(paths: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def line(choices: Sequence[Choice], values: Iterable[Any]) -> list[str]:
     """What there is to say of each choice with its value."""
-    return [word for choice, value in zip(choices, values, strict=True) if (word := choice.says(value))]
+    said = (choice.says(value) for choice, value in zip(choices, values, strict=True) if choice.always_said or value != choice.default)
+    return [word for word in said if word]

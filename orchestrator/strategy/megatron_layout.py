@@ -16,8 +16,8 @@ from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Recompute
 
 KEY = "pin.layout"
-LETTERS = {"E": "embedding", "t": "transformer layer", "L": "loss (head)"}
-"""Megatron's `m` (multi-token prediction) is not here: no model of ours has such layers."""
+LETTERS = {"E": "embedding", "t": "transformer layer", "m": "layer of multi-token prediction", "L": "loss (head)"}
+"""Layers of multi-token prediction are part of our head: they stand in its chunk, right before the loss."""
 MOST_LETTERS = 1_000_000
 """Longer than any model: `t*99999999999` is refused before it fills the memory."""
 
@@ -35,7 +35,7 @@ def expand(text: str) -> tuple[str, ...]:
     for pattern in (_GROUP, _REPEAT):
         flat = _unroll(pattern, flat, text)
     for letter in flat:
-        if letter not in "|EtL":
+        if letter not in "|EtmL":
             known = ", ".join(f"{key} ({name})" for key, name in LETTERS.items())
             raise InputError(KEY, text, f"{letter!r} is no part of a layout; known are {known}, |, *n and (...)*n")
     return tuple(flat.split("|"))
@@ -85,6 +85,11 @@ def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ..
         raise InputError(KEY, text, "must start with the embedding (E) and end with the loss (L)")
     if not chunks[0].startswith("E") or not chunks[-1].endswith("L"):
         raise InputError(KEY, text, "the embedding (E) belongs to the first chunk and the loss (L) to the last")
+    predicting = model.architecture.mtp_num_layers
+    if whole.count("m") != predicting:
+        raise InputError(KEY, text, f"has {whole.count('m')} layers of multi-token prediction (m); the model has {predicting}")
+    if not chunks[-1].endswith("m" * predicting + "L"):
+        raise InputError(KEY, text, "layers of multi-token prediction (m) stand in the last chunk, right before the loss (L), in our plans")
     layers = transformer_layers(model)
     if whole.count("t") != layers:
         difference = layers - whole.count("t")
@@ -93,10 +98,10 @@ def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ..
     return tuple(chunk.count("t") for chunk in chunks)
 
 
-def layout_string(stages: Sequence[Stage]) -> str:
+def layout_string(stages: Sequence[Stage], mtp_num_layers: int = 0) -> str:
     """Megatron's string for these stages, chunk after chunk: chunk v of stage p stands at v * pp + p
     (pipeline_parallel_layer_layout.py:24-151). It is the inverse of `parse_layout`, recompute aside."""
-    letter = {"embedding": "E", "head": "L"}
+    letter = {"embedding": "E", "head": "m" * mtp_num_layers + "L"}
     vpp = 1 + max(span.chunk for stage in stages for span in stage.layers)
     chunks = ["".join(letter.get(span.kind, "t") * span.count for span in stage.chunk(v)) for v in range(vpp) for stage in stages]
     return compress(chunks)
@@ -110,7 +115,7 @@ def stages_of(
 ) -> tuple[Stage, ...]:
     """Stages from the number of transformer layers of each chunk (vpp-major; the sum is the model's).
 
-    `recompute[p]` is (mode, n): stage p computes the first n layers of each run of each of its chunks in that mode, the others "none".
+    `recompute[p]` is (mode, n): stage p computes the first n layers of each stack in each of its chunks in that mode, the others "none".
     """
     modes: Sequence[tuple[Recompute, int]] = recompute if recompute is not None else [("none", 0)] * pp
     ends = tuple(accumulate(sizes))
@@ -121,8 +126,9 @@ def stages_of(
         for chunk, index in enumerate(range(p, len(sizes), pp)):
             if index == 0:
                 spans.append(LayerSpan(kind=model.runs[0].layer.kind, first=0, count=1, chunk=chunk))
-            for kind, first, count in pieces(model, ends[index] - sizes[index], ends[index]):
-                inside = min(first_n, count) if mode != "none" else 0
+            inner = pieces(model, ends[index] - sizes[index], ends[index])
+            recomputed = first_layers(model, [(kind, count) for kind, _, count in inner], first_n if mode != "none" else 0)
+            for (kind, first, count), inside in zip(inner, recomputed, strict=True):
                 if inside:
                     spans.append(LayerSpan(kind=kind, first=first, count=inside, recompute=mode, chunk=chunk))
                 if count > inside:
@@ -131,6 +137,20 @@ def stages_of(
                 spans.append(LayerSpan(kind=model.runs[-1].layer.kind, first=0, count=1, chunk=chunk))
         stages.append(Stage(layers=tuple(spans)))
     return tuple(stages)
+
+
+def first_layers(model: ModelSpec, runs: Sequence[tuple[str, int]], first_n: int) -> list[int]:
+    """How many layers of each run of a chunk are among the first so many of their stack: an encoder and a decoder are two stacks, kinds of
+    layers that follow each other in a decoder are one (Megatron's TransformerBlock, which takes --recompute-num-layers)."""
+    if len(runs) == 1:
+        return [min(first_n, runs[0][1])]
+    encoder = {edge.source for edge in model.edges}
+    left, found = {True: first_n, False: first_n}, []
+    for kind, count in runs:
+        inside = min(left[kind in encoder], count)
+        left[kind in encoder] -= inside
+        found.append(inside)
+    return found
 
 
 def pieces(model: ModelSpec, start: int, end: int) -> list[tuple[str, int, int]]:

@@ -9,8 +9,9 @@ from orchestrator.strategy.choices import Choice, declared, getter, line
 from orchestrator.values import Value
 
 Recompute = Literal[
-    "none", "layernorm", "selective", "core_attn+layernorm", "mlp", "layernorm+mlp", "core_attn+mlp", "core_attn+layernorm+mlp", "full"
-]
+    "none", "layernorm", "selective", "core_attn+layernorm", "moe_act", "mla_up_proj", "mla_up_proj+moe_act",
+    "mlp", "layernorm+mlp", "core_attn+mlp", "core_attn+layernorm+mlp", "mla_up_proj+mlp", "full",
+]  # fmt: skip
 """What of a layer is computed again in backward: nothing, modules of it, or all. "selective" is core_attn, as in Korthikanti et al."""
 ZeroStage = Literal[0, 1, 2, 3]
 Schedule = Literal["1f1b", "interleaved", "deepspeed_1f1b"]
@@ -121,12 +122,18 @@ class Options(Value, frozen=True, kw_only=True):
         Choice(doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)", in_layer_price=False),
     ] = False
     tp_comm_overlap: Annotated[
-        bool, Choice(doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)")
+        bool,
+        Choice(
+            doc="tensor-parallel traffic beside the products (megatron, sequence parallelism, Transformer Engine's user buffers)",
+            offered=True,
+        ),
     ] = False
     cuda_graph_impl: Annotated[
-        CudaGraphImpl, Choice(doc="layers as CUDA graphs, one of each pass (megatron)", in_layer_price=False)
+        CudaGraphImpl, Choice(doc="layers as CUDA graphs, one of each pass (megatron)", in_layer_price=False, offered="local")
     ] = "none"
-    cp_comm_type: Annotated[CpCommType, Choice(doc="how context parallelism exchanges keys and values")] = "p2p"
+    cp_comm_type: Annotated[
+        CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp")
+    ] = "p2p"
     moe_token_dispatcher_type: Annotated[Dispatcher, Choice(doc="how tokens reach their experts")] = "alltoall"
     megatron_fsdp: Annotated[
         bool,

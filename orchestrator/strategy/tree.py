@@ -31,8 +31,8 @@ MOST_GROUP_SIZES = 2
 """Of interleaving's groups, where pp micro-batches don't fill them: the smallest hold least, and the next may end sooner."""
 
 OWN_LEVELS = (
-    *("pp", "tp", "cp", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel", "micro_batch_size", "vpp"),
-    *("microbatch_group_size_per_vp_stage", "offload_optimizer"),
+    *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel"),
+    *("micro_batch_size", "vpp", "microbatch_group_size_per_vp_stage", "offload_optimizer"),
 )
 """Levels whose values depend on what is decided above them, each with a function of its own; from the root down."""
 LEVELS = (*OWN_LEVELS, *(choice.name for choice in CHOICES if choice.searched and choice.name not in (*OWN_LEVELS, INNER)), INNER)
@@ -56,11 +56,9 @@ BY_NAME = {choice.name: choice for choice in CHOICES}
 class Outcome(Value, frozen=True, kw_only=True):
     """What became of an outer choice: priced, or the reason why it was not taken.
 
-    `choice` is its name. A branch that was cut before all was decided has `decided` < LEVELS: the other fields of `candidate` then mean
-    nothing. Seconds, bytes.
+    A branch that was cut before all was decided has `decided` < LEVELS: the other fields of `candidate` then mean nothing. Seconds, bytes.
     """
 
-    choice: str
     candidate: Candidate
     decided: tuple[str, ...] = LEVELS
     step_time_s: float | None = None
@@ -68,6 +66,11 @@ class Outcome(Value, frozen=True, kw_only=True):
     reason: str | None = None
     rule: str | None = None
     """The rule that forbids it, where one does."""
+
+    @property
+    def choice(self) -> str:
+        """Its name: the candidate's, or what was decided of it."""
+        return self.candidate.label() if self.decided == LEVELS else branch_name(self.candidate, self.decided)
 
 
 class Leaf(NamedTuple):
@@ -172,8 +175,9 @@ class Tree:
             else:
                 self._at[level_of(rule) + 1].append(rule)
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
-            *(self._pp, self._tp, self._cp, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage, self._zero_shard_size),
-            *(self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group, self._offload_optimizer),
+            *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage),
+            *(self._zero_shard_size, self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group),
+            self._offload_optimizer,
         )
         others = LEVELS[len(own) : LEVELS.index(INNER)]
         self._branch: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (*own, *(partial(self._option, name) for name in others))
@@ -188,7 +192,7 @@ class Tree:
         root = _with_strategy(root, grad_reduce_dtype=self.workload.training.grad_reduce_dtype, **pinned)
         why = unsuited(self.capabilities, self.workload)
         if why is not None:
-            cut(Outcome(choice=root.engine, candidate=root, decided=(), reason=why, rule="unsuited"))
+            cut(Outcome(candidate=root, decided=(), reason=why, rule="unsuited"))
             return
         if self._broken(root, 0, cut):
             return
@@ -231,11 +235,11 @@ class Tree:
             candidate = _with_mesh(root, axis, degree)
             if self.world % degree:
                 why = f"{axis}={degree} does not divide the {self.world} GPUs"
-                cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="mesh"))
+                cut(Outcome(candidate=candidate, decided=(axis,), reason=why, rule="mesh"))
                 continue
             if axis == "pp" and self.chunks is not None and self.chunks % degree:
                 why = f"pin.layout has {self.chunks} chunks, which pp={degree} does not divide"
-                cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="layout"))
+                cut(Outcome(candidate=candidate, decided=(axis,), reason=why, rule="layout"))
                 continue
             for rule in self._alone.get(axis, ()):
                 broken = rule.check(candidate, self.workload)
@@ -278,9 +282,17 @@ class Tree:
                 yield _with_mesh(candidate, "tp", degree)
 
     def _cp(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Parts of sequences no shorter than the engine is to be searched with."""
+        most = self.workload.training.seq_length // self.capabilities.least_sequence_part
         for degree in self._degrees["cp"]:
-            if self._left(candidate) % degree == 0:
+            if self._left(candidate) % degree == 0 and (degree <= max(1, most) or self.pins.cp is not None):
                 yield _with_mesh(candidate, "cp", degree)
+
+    def _cp_comm_type(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Where nothing is exchanged the default, so that a choice is not tried twice."""
+        offered = self.capabilities.options.get("cp_comm_type", ("p2p",)) if candidate.mesh.cp > 1 else ("p2p",)
+        for kind in self.pins.among("cp_comm_type", offered):
+            yield _with_strategy(candidate, cp_comm_type=kind)
 
     def _ep(self, candidate: Candidate) -> Iterator[Candidate]:
         for degree in self._degrees["ep"]:
@@ -341,8 +353,11 @@ class Tree:
             yield _with_strategy(candidate, sequence_parallel=choice)
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Under context parallelism that nobody asked for one sample: ranks that share two samples would better take one each, with as many
+        tokens and less to exchange."""
         per_rank = self.workload.training.global_batch_size // candidate.mesh.dp
-        for size in self.pins.among("micro_batch_size", divisors(per_rank)):
+        free = self.pins.cp is None and self.pins.dp is None
+        for size in self.pins.among("micro_batch_size", (1,) if candidate.mesh.cp > 1 and free else divisors(per_rank)):
             yield replace(candidate, micro_batch_size=size, num_microbatches=per_rank // size)
 
     def _vpp(self, candidate: Candidate) -> Iterator[Candidate]:
@@ -393,7 +408,6 @@ class Tree:
 def _illegal(candidate: Candidate, decided: tuple[str, ...], rule: Rule, why: str) -> Outcome:
     name = rule.id if rule.engine_rule == PLANNER else f"{rule.id} ({rule.engine_rule})"
     return Outcome(
-        choice=branch_name(candidate, decided),
         candidate=candidate,
         decided=decided,
         reason=f"illegal by rule {name}: {why}",

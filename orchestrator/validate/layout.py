@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.errors import InputError
 from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import Recompute
+from orchestrator.validate.rows import SkipError
 
 
 def even_counts(num_layers: int, parts: int) -> tuple[int, ...]:
@@ -21,6 +24,41 @@ def even_counts(num_layers: int, parts: int) -> tuple[int, ...]:
         return (share - 1, *[share] * (parts - 2), share - 1)
     low, more = divmod(num_layers, parts)
     return tuple(low + (index < more) for index in range(parts))
+
+
+def before_prediction(num_layers: int, parts: int) -> tuple[int, ...]:
+    """Layers per part where the last one also has a layer of multi-token prediction and two losses: Megatron-Bridge's layouts of
+    DeepSeek-V3 fill all parts alike and leave the rest to the last (recipes/deepseek/deepseek_v3.py); where there are too many parts for
+    that, the first, with the embedding, has one layer and the last none.
+
+    >>> before_prediction(61, 4), before_prediction(61, 16)[:2], before_prediction(61, 16)[-2:]
+    ((16, 16, 16, 13), (4, 4), (4, 1))
+    >>> before_prediction(61, 32)[:2], before_prediction(61, 32)[-2:], sum(before_prediction(61, 32))
+    ((1, 2), (2, 0), 61)
+    """
+    share = -(-num_layers // parts)
+    last = num_layers - share * (parts - 1)
+    if last > 0 or parts == 1:
+        return (*[share] * (parts - 1), last)
+    first = num_layers - share * (parts - 2)
+    return even_counts(num_layers, parts) if first < 1 else (first, *[share] * (parts - 2), 0)
+
+
+def counts_of(text: str, num_layers: int, parts: int) -> tuple[int, ...]:
+    """Layers per part by Megatron's layout string, whose `m` is a layer of multi-token prediction. Raises SkipError where it is of another
+    model or pipeline.
+
+    >>> counts_of("Et*4|(t*4|)*14tmL", 61, 16)[:2], counts_of("Et*4|(t*4|)*14tmL", 61, 16)[-1]
+    ((4, 4), 1)
+    """
+    try:
+        chunks = expand(text.replace("m", ""))
+    except InputError as error:
+        raise SkipError(f"pipeline_layout: {error}") from None
+    counts = tuple(chunk.count("t") for chunk in chunks)
+    if len(counts) != parts or sum(counts) != num_layers:
+        raise SkipError(f"pipeline_layout={text} is not of {num_layers} layers on {parts} chunks")
+    return counts
 
 
 def stages_of(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from math import ceil
-from typing import Final, NamedTuple
 
-from orchestrator.model.architecture import Run as LayerRun
-from orchestrator.model.parts.experts import Experts
-from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
-from orchestrator.validate.rows import SkipError, number, whole
+from orchestrator.validate.mixtures import mixture_of
+from orchestrator.validate.rows import number, whole
 
 MEGATRON_VOCAB = 51200
 """GPT-2's 50257 padded to 128 x 8 and more, as the Megatron papers state."""
@@ -83,80 +80,6 @@ def architecture_of(table: str, row: dict[str, str]) -> Architecture:
         hidden_dropout=dropout,
         attention_dropout=dropout,
         num_token_types=2 if family == "bert" else 0,
-    )
-
-
-class Mixture(NamedTuple):
-    """What the tables leave out of a model of experts: widths of an expert and of the shared ones, layers without experts, a head's width,
-    whether its attention is DeepSeek-V3's."""
-
-    expert: int
-    shared: int = 0
-    dense_layers: int = 0
-    kv_channels: int | None = None
-    latent: bool = False
-
-
-LATENT: Final = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-MIXTURES: Final = {
-    "qwen3_30b_a3b": Mixture(768, kv_channels=128),
-    "qwen3_moe_30b": Mixture(768, kv_channels=128),
-    "qwen3_235b_a22b": Mixture(1536, kv_channels=128),
-    "qwen3_moe_235b": Mixture(1536, kv_channels=128),
-    "deepseek_v3": Mixture(2048, shared=2048, dense_layers=3, latent=True),
-    "kimi_k2": Mixture(2048, shared=2048, dense_layers=1, latent=True),
-    "gpt_oss_20b": Mixture(2880, kv_channels=64),
-    "gpt_oss_120b": Mixture(2880, kv_channels=64),
-    "mixtral_8x7b": Mixture(14336),
-    "mixtral_8x22b": Mixture(16384),
-    "grok1": Mixture(32768),
-}
-"""What the tables leave out of published models, by the name's beginning: their config.json (Hugging Face; xai-org/grok-1's run.py). The
-windows of GPT-OSS's attention are not described."""
-
-
-def plain_name(name: str) -> str:
-    """Lower case, one underscore where words part.
-
-    >>> plain_name("Qwen3 30B-A3B"), plain_name("DeepSeekV3 (w/ MTP)"), plain_name("DeepSeek V3 671B"), plain_name("Grok-1 314B")
-    ('qwen3_30b_a3b', 'deepseek_v3_(w/_mtp)', 'deepseek_v3_671b', 'grok1_314b')
-    """
-    words = re.sub(r"[ _-]+", "_", name.lower())
-    return words.replace("deepseekv3", "deepseek_v3").replace("grok_1", "grok1")
-
-
-def mixture_of(row: dict[str, str]) -> Architecture:
-    """A mixture of experts that is known by name."""
-    name = row.get("model_name", "")
-    facts = next((facts for words, facts in MIXTURES.items() if plain_name(name).startswith(words)), None)
-    if facts is None:
-        raise SkipError(f"the experts of {name or 'this model'} are not described")
-    heads, layers = whole(row, "num_attention_heads"), whole(row, "num_layers")
-    experts = Experts(
-        num_experts=whole(row, "num_experts"),
-        topk=whole(row, "moe_router_topk"),
-        ffn_hidden_size=facts.expert,
-        shared_ffn_hidden_size=facts.shared,
-    )
-    dense = (LayerRun(layers=facts.dense_layers),) if facts.dense_layers else ()
-    return Architecture(
-        family="llama",
-        name=name,
-        num_layers=layers,
-        hidden_size=whole(row, "hidden_size"),
-        num_attention_heads=heads,
-        num_query_groups=None if "MLA" in row.get("num_query_groups", "") else whole(row, "num_query_groups", heads),
-        kv_channels=facts.kv_channels,
-        ffn_hidden_size=whole(row, "ffn_hidden_size"),
-        vocab_size=whole(row, "vocab_size"),
-        max_position_embeddings=whole(row, "seq_length"),
-        activation="swiglu",
-        normalization="RMSNorm",
-        position_embedding="rope",
-        add_bias_linear=False,
-        tie_embeddings=False,
-        mixer=LATENT if facts.latent else None,
-        pattern=(*dense, LayerRun(layers=layers - facts.dense_layers, feed_forward=experts)),
     )
 
 

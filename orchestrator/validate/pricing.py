@@ -15,7 +15,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.strategy.layout import Prediction
 from orchestrator.validate.engines import ENGINES
-from orchestrator.validate.runs import Run
+from orchestrator.validate.runs import ExpertsRun, Run
 
 OUTSIDE_TENSORS: dict[str, tuple[str, ...]] = {"allocated": ("context", "fragmentation"), "reserved": ("context",), "process": ()}
 """Causes of memory that a kind of measurement doesn't see: max_memory_allocated only tensors, a reservation not the context."""
@@ -44,6 +44,7 @@ class Pricer:
     def __init__(self, choose: Choose) -> None:
         self._choose = choose
         self._models: dict[tuple[int, int, int, str, Calibration], CostModel] = {}
+        self._experts: dict[tuple[ExpertsRun, Calibration], Calibration] = {}
         self._kept: list[object] = []  # what the identities in the keys belong to
 
     def model(self, run: Run) -> CostModel:
@@ -52,11 +53,19 @@ class Pricer:
         calibration = self._choose(run)
         if engine.constants_in is not None:
             calibration = engine.constants_in(run.candidate, run.cluster, calibration)
+        if run.kind == "moe":
+            calibration = self._of_experts(run, calibration)
         key = (id(run.model), id(run.training), id(run.cluster), engine.name, calibration)
         if key not in self._models:
             self._kept.append(run)
-            self._models[key] = engine.cost(run.model, run.training, run.cluster, engine.traits, calibration)
+            self._models[key] = engine.cost(run.workload, engine.traits, calibration)
         return self._models[key]
+
+    def _of_experts(self, run: Run, calibration: Calibration) -> Calibration:
+        key = (run.experts, calibration)
+        if key not in self._experts:
+            self._experts[key] = run.experts.constants(calibration)
+        return self._experts[key]
 
     def price(self, run: Run) -> Outcome:
         """What the cost model says of the run as it was run."""

@@ -15,10 +15,9 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.search.planner import search
+from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import broken_rule
-from orchestrator.strategy.pins import MemoryLimit, Pins
-from orchestrator.strategy.workload import Workload
 from orchestrator.validate.pricing import Choose
 from orchestrator.validate.runs import Run
 
@@ -71,17 +70,17 @@ def recover(run: Run, choose: Choose) -> Recovered:
     capabilities = megatrons_own(engine.capabilities(cluster.software))
     traits = run.engine.traits
     calibration = choose(run)
-    workload = Workload(model=run.model, training=run.training, cluster=cluster)
+    workload = replace(run.workload, cluster=cluster)
     candidate = replace(run.candidate, engine=ENGINE)
     broken = broken_rule(capabilities, candidate, workload)
-    model = CostModel(run.model, run.training, cluster, traits, calibration)
+    model = CostModel(workload, traits, calibration)
     published = model.price(candidate, run.stages)
-    limit = MemoryLimit(limit=cluster.gpu.memory, reserve=None)  # what a plan of ours keeps free by default
     mesh = candidate.mesh
     label = f"{run.model.architecture.name} on {run.num_gpus} {run.gpu} {run.precision} "
     label += f"tp={mesh.tp} pp={mesh.pp} cp={mesh.cp} vpp={candidate.vpp} mbs={candidate.micro_batch_size}"
     try:
-        found = search(run.model, run.training, cluster, [(capabilities, traits)], Pins(), limit, calibration, top_k=1)
+        planned = PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration)
+        found = search(workload, [planned], SearchSettings(top_k=1))
     except OrchestratorError as error:
         best, ratio = f"no plan: {error}", None
     else:
@@ -92,7 +91,7 @@ def recover(run: Run, choose: Choose) -> Recovered:
         label=label,
         legal=broken is None,
         why="" if broken is None else f"{broken[0].id}: {broken[1]}",
-        fits=published.peak_memory_bytes <= limit.limit,
+        fits=published.peak_memory_bytes <= cluster.gpu.memory,
         ratio=ratio,
         best=best,
     )

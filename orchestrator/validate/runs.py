@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 
 MemoryKind = Literal["allocated", "reserved", "process"]
@@ -22,6 +26,32 @@ class Unusable:
     table: str
     run_id: str
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsRun:
+    """How the experts of a run were computed, beside what a strategy says; None: the source is silent."""
+
+    overlaps: bool | None = None
+    """Whether their traffic ran beside the passes of another micro-batch."""
+    graph: Literal["none", "routers", "whole"] | None = None
+    """What of a layer was replayed as CUDA graphs: nothing, all up to the dispatch, or the whole iteration."""
+    balanced: bool | None = None
+    """Whether routing was forced to be even, or made so by dropping and padding."""
+    capacity: bool = False
+    """Whether an expert takes no more than a share of the tokens that is known beforehand."""
+
+    def constants(self, calibration: Calibration) -> Calibration:
+        """Those of this run: its host waits for the dispatch unless all is replayed or the experts' shares are known; traffic hides only
+        where the source says that it was made to."""
+        changes: dict[str, float] = {}
+        if self.graph == "whole" or self.capacity:
+            changes["expert_sync_s"] = 0.0
+        if self.graph == "whole":
+            changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s"), 0.0)
+        if not self.overlaps:
+            changes["ep_overlap"] = 0.0
+        return replace(calibration, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +80,14 @@ class Run:
     memory_of: MemoryOf = "max"
     memory_kind: MemoryKind = "process"
     fits: bool | None = None
+    experts: ExpertsRun = ExpertsRun()
     illegal: str = ""
     """Why the engine can't run this at all, by its own rules; empty: it can."""
+
+    @property
+    def workload(self) -> Workload:
+        """What was trained where."""
+        return Workload(model=self.model, training=self.training, cluster=self.cluster)
 
     @property
     def num_gpus(self) -> int:

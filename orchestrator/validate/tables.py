@@ -7,6 +7,7 @@ stands for is decided here, by source, and only where the source's engine has on
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,14 +18,15 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.families import describe
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Dtype, Precision, Training
-from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy, ZeroStage
+from orchestrator.strategy.spec import Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.units import GIB
 from orchestrator.validate import layout, networks
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
+from orchestrator.validate.mixtures import with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from orchestrator.validate.rows import SkipError, number, whole
-from orchestrator.validate.runs import Run, Unusable
+from orchestrator.validate.runs import ExpertsRun, Run, Unusable
 
 COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
 """A CSV without these is no table of runs (the folder also holds other measurements)."""
@@ -46,7 +48,7 @@ def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
     unusable: list[Unusable] = []
     tables = 0
     for file in files:
-        rows = _rows(file)
+        rows = _with_settings(_rows(file), file.parent / SETTINGS)
         if not rows or not set(COLUMNS) <= rows[0].keys():
             if path.is_file():
                 missing = sorted(set(COLUMNS) - (rows[0].keys() if rows else set()))
@@ -89,6 +91,41 @@ def _rows(file: Path) -> list[dict[str, str]]:
         raise InputError("runs", file, f"can't be read: {error}") from None
 
 
+SETTINGS: Final = "bridge_perf_settings.csv"
+"""Beside a table: what the release's own recipe sets where the table prints nothing, by run_id."""
+
+
+def _with_settings(rows: list[dict[str, str]], file: Path) -> list[dict[str, str]]:
+    """The rows with what their recipe sets in the columns that they leave blank, where recipe and table agree on the rest."""
+    if not rows or not file.is_file() or "run_id" not in rows[0]:
+        return rows
+    settings = {row["run_id"]: row for row in _rows(file) if not row.get("differs") and row.get("recompute_effective")}
+    return [with_settings(row, settings.get(row.get("run_id", ""))) for row in rows]
+
+
+def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[str, str]:
+    """One row. A recipe on Megatron's FSDP is another engine, of which later pages print nothing; one that offloads activations prints it
+    nowhere either."""
+    if settings is None:
+        return row
+    said = {**row, "recompute": row.get("recompute") or settings["recompute_effective"]}
+    kind = settings.get("dispatcher", "").replace("unset", "alltoall")
+    dispatcher = settings.get("flex_backend", "") if kind == "flex" else kind
+    graph = ": ".join(text for text in (settings.get("cuda_graph", ""), settings.get("cuda_graph_scope", "")) if text)
+    more = {
+        **{name: settings.get(name, "") for name in ("etp", "a2a_overlap", "shared_expert_overlap", "capacity_factor", "pipeline_layout")},
+        "dispatcher": dispatcher,
+        "cuda_graph": graph,
+        "routing": "forced balance" if settings.get("forced_balance") == "1" else "",
+        "offload": "activations" if settings.get("cpu_offload_layers") else "",
+    }
+    for name, value in more.items():
+        said[name] = row.get(name) or value
+    if settings.get("fsdp") == "1" and "fsdp" not in row.get("engine", "").lower():
+        said["engine"] = "megatron-fsdp (Megatron-Bridge)"
+    return said
+
+
 def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unusable]:
     """Rows of one table in order."""
     for row in rows:
@@ -98,8 +135,9 @@ def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unus
             yield Unusable(table=table, run_id=row.get("run_id", ""), why=str(skip))
 
 
-def read_row(table: str, row: dict[str, str]) -> Run:
-    """One row. Raises SkipError with the reason."""
+def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
+    """One row; `measured`: whether it must have a time or a peak. Raises SkipError with the reason."""
+    row = with_shape(row)
     status = row.get("status", "")
     notes = row.get("notes", "")
     if status not in ("ok", "oom", "crashed/oom"):
@@ -125,6 +163,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     seq_length = whole(row, "seq_length")
     decoder = T5_DECODER_LENGTH if architecture.family == "t5" else None
     tp, pp, cp, vpp, ep = (whole(row, "tp"), whole(row, "pp"), whole(row, "cp", 1), whole(row, "vpp", 1), whole(row, "ep", 1))
+    etp = whole(row, "etp", 1) if row.get("num_experts") else 1
     per_node = whole(row, "gpus_per_node", 8)
     known_time = status == "ok" and bool(row.get("global_batch_size")) and bool(row.get("num_gpus"))
     zero_stage = zero_of(engine, row)
@@ -161,14 +200,20 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     )
     shard = whole(row, "zero_shard_size", dp * cp)
     strategy = Strategy(
-        mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep),
+        mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp),
         zero_stage=zero_stage,
         zero_shard_size=shard if shard < dp * cp else None,
         sequence_parallel=sequence_parallel,
         recompute=recompute,
         offload_optimizer="offload" in row.get("engine", "") or any(words in notes for words in OFFLOADED),
         grad_reduce_dtype=reduce_dtype,
+        overlap_grad_reduce="every overlap off" not in notes,
+        overlap_param_gather="every overlap off" not in notes,
+        moe_token_dispatcher_type=dispatcher_of(row, engine),
+        cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else "p2p",
     )
+    if dp * tp * cp % (ep * etp):
+        raise SkipError(f"ep x etp = {ep * etp} does not divide tp x cp x dp = {tp * cp * dp}")
     candidate = Candidate(
         engine=engine.name,
         strategy=strategy,
@@ -191,6 +236,10 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         illegal = "" if complete else f"{engine.name} leaves a stage of pp={pp} without a block"
     elif body < pp * vpp:
         raise SkipError(f"{body} layers on {pp * vpp} pipeline chunks")
+    elif row.get("pipeline_layout"):
+        counts = layout.counts_of(row["pipeline_layout"], body, pp * vpp)
+    elif architecture.mtp_num_layers:
+        counts = layout.before_prediction(body, pp * vpp)
     else:
         counts = layout.even_counts(body, pp * vpp)
     time_s = measured_time(row, architecture, gbs, seq_length, num_gpus) if known_time else None
@@ -200,7 +249,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
     if not row.get("recompute") and not engine.says_recompute:
         memory = fits = None  # what is kept is not known
-    if status == "ok" and time_s is None and memory is None:
+    if measured and status == "ok" and time_s is None and memory is None:
         raise SkipError("neither time nor memory can be compared")
     kind = row.get("peak_memory_kind", "")
     return Run(
@@ -217,6 +266,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
         candidate=candidate,
         stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share, head=head),
         illegal=illegal,
+        experts=experts_of(row),
         time_s=time_s,
         memory_bytes=memory * GIB if memory else None,
         memory_of=memory_of(table, engine, kind),
@@ -275,6 +325,8 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
     text = row.get("precision", "").lower()
     if "fp4" in text:
         raise SkipError("NVFP4 is not priced")
+    if "_fp4.sh" in row.get("notes", ""):
+        raise SkipError("the table says FP8, the run's own configuration NVFP4")
     if "fp8" in text or "float8" in text:
         return "fp8", "fp8"
     if "bf16" in text or "bfloat16" in text:
@@ -320,15 +372,50 @@ GOLDEN_DP = 2
 """Megatron's functional tests run on one node of 8; most leave a data-parallel size of 2."""
 
 
+DISPATCHERS: Final[tuple[tuple[str, Dispatcher], ...]] = (
+    ("allgather", "allgather"),
+    ("hybridep", "flex"),
+    ("deepep", "flex"),
+    ("flex", "flex"),
+)
+"""How a source calls what it is in Megatron's words; all else is its default."""
+
+
+def dispatcher_of(row: dict[str, str], engine: MeasuredEngine) -> Dispatcher:
+    """How tokens reach their experts. Dropped ones by all-to-all: Megatron drops with no other dispatcher than that and allgather."""
+    text = row.get("dispatcher", "").lower()
+    if not row.get("num_experts") or (not text and "drop" in row.get("model_name", "")):
+        return "alltoall"
+    if not text:
+        return engine.dispatcher
+    return next((kind for word, kind in DISPATCHERS if word in text), "alltoall")
+
+
+def experts_of(row: dict[str, str]) -> ExpertsRun:
+    """How the experts of a row ran beside what a strategy says."""
+    overlap, graph = row.get("a2a_overlap", "").lower(), row.get("cuda_graph", "").lower()
+    return ExpertsRun(
+        overlaps=None if not overlap else overlap.startswith(("1", "yes")),
+        graph="whole" if "full_iteration" in graph else "routers" if "moe_router" in graph else "none" if graph == "none" else None,
+        balanced=None if not row.get("routing") else "real" not in row["routing"],
+        capacity=bool(row.get("capacity_factor")) or any(word in row.get("routing", "") for word in ("capacity", "drop,"))
+        or "tokendrop" in row.get("model_name", ""),
+    )
+
+
 def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
     """The mode and the share of layers it applies to. torchtitan's selective modes recompute about half of the layers' matmuls."""
     text = row.get("recompute", "").lower()
     if text in ("", "none"):
         return "none", 1.0
-    if text == "full":
+    if text in ("full", "full uniform 1"):
         return "full", 1.0
     if text in ("selective (op)", "selective (every 2nd layer)"):
         return "full", 0.5
-    if text in ("selective", "selective (core_attn)"):
+    if text in ("selective", "selective (core_attn)", "core_attn", "core_attn (implied)"):
         return "selective", 1.0
+    block = re.fullmatch(r"full block (\d+)", text)  # of each chunk the first so many layers
+    if block:
+        chunks = whole(row, "pp") * whole(row, "vpp", 1)
+        return "full", min(1.0, int(block.group(1)) * chunks / whole(row, "num_layers"))
     raise SkipError(f"recompute {text} is not priced")

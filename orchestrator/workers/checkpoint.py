@@ -1,4 +1,5 @@
-"""Where checkpoints lie: OUT/checkpoints/step_000020, and latest.json, written last, which names the newest whole one."""
+"""Where checkpoints lie: OUT/checkpoints/step_000020 with the plan.json that wrote it, and latest.json, written last, which names the
+newest whole one."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from orchestrator.errors import InputError
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, to_json
 
 FOLDER = "checkpoints"
 MARKER = "latest.json"
+PLAN = "plan.json"
+STEP = "step_"
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,13 @@ def layout(plan: Plan) -> dict[str, object]:
         "dp": plan.dp,
         "zero_stage": plan.zero_stage,
         "stages": [sum(span.count for span in stage.layers) for stage in plan.stages],
+        **({"ep": plan.ep, "etp": plan.etp} if plan.model.experts else {}),
     }
 
 
 def begin(out: Path, step: int) -> Path:
     """An empty folder for step `step`, made by rank 0. All ranks call this."""
-    folder = out / FOLDER / f"step_{step:06d}"
+    folder = out / FOLDER / f"{STEP}{step:06d}"
     if dist.get_rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -49,15 +53,41 @@ def begin(out: Path, step: int) -> Path:
 
 
 def commit(folder: Path, step: int, plan: Plan) -> None:
-    """Everything is written: move the marker to this checkpoint, in one rename. All ranks call this."""
+    """Everything is written: move the marker to this checkpoint, in one rename, then remove what `plan.run` does not keep. All ranks call
+    this."""
     dist.barrier()
     if dist.get_rank() == 0:
         content = json.dumps({"step": step, "folder": folder.name, "layout": layout(plan)}, indent=1)
+        (folder / PLAN).write_text(to_json(plan))
         (folder / MARKER).write_text(content)
         partial = folder.parent / (MARKER + ".tmp")
         partial.write_text(content)
         partial.replace(folder.parent / MARKER)
+        for old in superseded(folder.parent, step, plan.run.keep_last, plan.run.keep_every):
+            (old / MARKER).unlink(missing_ok=True)  # first, so that what is removed by half is nobody's checkpoint
+            shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
+
+
+def superseded(folder: Path, step: int, keep_last: int, keep_every: int) -> list[Path]:
+    """The checkpoints in `folder` before `step` that may go now that `step` is whole: all but the newest `keep_last` (that of `step` is one
+    of them; 0: all are kept) and those of every `keep_every`-th step. What an interrupted save left goes in any case."""
+    steps = {int(path.name.removeprefix(STEP)): path for path in folder.glob(f"{STEP}*") if path.name.removeprefix(STEP).isdigit()}
+    before = sorted(number for number in steps if number < step)
+    whole = [number for number in before if (steps[number] / MARKER).is_file()]
+    gone = set(before) - set(whole)
+    if keep_last:
+        newest = whole[len(whole) - (keep_last - 1) :] if keep_last > 1 else []
+        gone |= {number for number in whole if number not in newest and not (keep_every and number % keep_every == 0)}
+    return [steps[number] for number in sorted(gone)]
+
+
+def newest(out: Path) -> str:
+    """The newest whole checkpoint of a run, in words."""
+    try:
+        return f"the newest whole checkpoint is {find(str(out)).folder}"
+    except InputError:
+        return "this run has no whole checkpoint yet"
 
 
 def find(resume: str) -> Saved:

@@ -28,7 +28,7 @@ def apply() -> None:
     _applied = True
     for shim in (_devices, _factories, _moves, _streams, _generators, _tensor_types, _norms, _checkpoint_without_output, _result_queue):
         shim()
-    for shim in (_router_product, _token_counts, _uneven_pieces):
+    for shim in (_router_product, _token_counts, _uneven_pieces, _unpinned, _gathering_attention):
         shim()
 
 
@@ -240,3 +240,24 @@ def _uneven_pieces() -> None:
         return None
 
     dist.all_gather, dist.reduce_scatter = all_gather, reduce_scatter
+
+
+def _unpinned() -> None:
+    """models/common/embeddings/rope_utils.py:63 pins a tensor that it makes on the CPU by name."""
+    make = torch.tensor
+
+    @functools.wraps(make)
+    def tensor(*args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("pin_memory", None)
+        return make(*args, **kwargs)
+
+    torch.tensor = tensor
+
+
+def _gathering_attention() -> None:
+    """transformer/dot_product_attention.py:57 refuses context parallelism."""
+    from megatron.core.models import backends
+
+    from orchestrator.workers.cpu_attention import AllGatherAttention
+
+    backends.LocalSpecProvider.core_attention = lambda self: AllGatherAttention

@@ -54,7 +54,7 @@ def places(model: torch.nn.Module, groups: Groups, fields: dict[str, Any]) -> li
         shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[name]
         offset = tuple(0 if here == there else tp_rank * here for here, there in zip(shape, whole, strict=True))
         first = shape != whole or tp_rank == 0
-        about = {"key": name, "layer": 0, "offset": offset, "shape": shape, "global_shape": whole}
+        about = {"key": name, "index": (), "offset": offset, "shape": shape, "global_shape": whole}
         found.append(Place(parameter=parameter, start=0, first=first, main=first and replica == 0, **about))
     return found
 

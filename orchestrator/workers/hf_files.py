@@ -96,10 +96,12 @@ class Checkpoint:
 
 
 def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torch.dtype:
-    """model.safetensors, or several with an index, as transformers names them."""
+    """model.safetensors, or several with an index, as transformers names them. The data type of the first tensor, which is the model's: the
+    biases that balance experts are fp32 in any."""
     files: list[list[str]] = []
     held: dict[str, torch.Tensor] = {}
-    total, dtype = 0, torch.float32
+    total = 0
+    dtype: torch.dtype | None = None
 
     def flush() -> None:
         save_file(held, folder / f"{len(files)}.partial", metadata={"format": "pt"})
@@ -109,9 +111,10 @@ def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torc
     for name, tensor in named:
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > FILE_BYTES:
             flush()
-        held[name], dtype = tensor, tensor.dtype
+        held[name], dtype = tensor, dtype or tensor.dtype
         total += tensor.nbytes
     flush()
+    dtype = dtype or torch.float32
     if len(files) == 1:
         (folder / "0.partial").replace(folder / "model.safetensors")
         return dtype

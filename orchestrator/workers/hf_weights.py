@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.errors import InputError
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.workers.hf_files import CONFIG, KEY, Checkpoint, Rows, write_config, write_files
@@ -77,7 +78,7 @@ def _gpt(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
 
 
 def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """transformers' LlamaForCausalLM, and Mistral, Qwen2 and Qwen3, whose names are the same."""
+    """transformers' LlamaForCausalLM, and Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, GLM-4.5 and DeepSeek-V3, whose names are the same."""
     outside = {
         "embedding.word_embeddings.weight": ("model.embed_tokens.weight", a.vocab_size),
         "decoder.final_layernorm.weight": ("model.norm.weight", rows),
@@ -88,21 +89,69 @@ def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
     module, _, kind = key.rpartition(".")
     here = f"model.layers.{layer}."
     if kind == "layer_norm_weight":
-        norm = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "post_attention_layernorm"}[module]
-        return [Rows(f"{here}{norm}.weight", 0, rows)]
+        return [Rows(f"{here}{NORMS_BEFORE[module]}.weight", 0, rows)]
     if module == "self_attention.linear_qkv":
         q, k, v = (f"{here}self_attn.{name}_proj.{kind}" for name in "qkv")
         return _qkv(a, (q, 0), (k, 0), (v, 0))
-    if module == "mlp.linear_fc1":
-        # All of the gate, then all of the other half (mlp.py, apply_swiglu_sharded_factory).
-        return [Rows(f"{here}mlp.{name}_proj.{kind}", 0, a.ffn_hidden_size) for name in ("gate", "up")]
+    if has_latent(a) and module in LATENT_NAMES:
+        return [Rows(f"{here}self_attn.{LATENT_NAMES[module]}.weight", 0, rows)]
+    if module.startswith("mlp."):
+        return [Rows(f"{here}{name}", begin, end) for name, begin, end in _feed_forward(a, module, kind, rows)]
     plain = {
+        "input_layernorm": "input_layernorm",
+        "pre_mlp_layernorm": "post_attention_layernorm",
         "self_attention.q_layernorm": "self_attn.q_norm",
         "self_attention.k_layernorm": "self_attn.k_norm",
         "self_attention.linear_proj": "self_attn.o_proj",
-        "mlp.linear_fc2": "mlp.down_proj",
     }
     return [Rows(f"{here}{plain[module]}.{kind}", 0, rows)]
+
+
+NORMS_BEFORE = {
+    "self_attention.linear_qkv": "input_layernorm",
+    "mlp.linear_fc1": "post_attention_layernorm",
+    "self_attention.linear_q_up_proj": "self_attn.q_a_layernorm",
+    "self_attention.linear_kv_up_proj": "self_attn.kv_a_layernorm",
+}
+"""Where a linear's own norm stands: Transformer Engine has it in the linear, and local layers' keys say so too."""
+LATENT_NAMES = {
+    "self_attention.linear_q_proj": "q_proj",
+    "self_attention.linear_q_down_proj": "q_a_proj",
+    "self_attention.linear_q_up_proj": "q_b_proj",
+    "self_attention.linear_kv_down_proj": "kv_a_proj_with_mqa",
+    "self_attention.linear_kv_up_proj": "kv_b_proj",
+    "self_attention.q_layernorm": "q_a_layernorm",
+    "self_attention.kv_layernorm": "kv_a_layernorm",
+}
+"""Of latent attention. Both have a head's part without positions before its rotary part, and a head's key before its value."""
+
+
+def has_latent(a: Architecture) -> bool:
+    return any(isinstance(layer.mixer, LatentAttention) for layer in a.kinds_of_layers())
+
+
+def _feed_forward(a: Architecture, module: str, kind: str, rows: int) -> Iterator[tuple[str, int, int]]:
+    """(name in the layer, begin, end). A gated MLP has all of the gate, then all of the other half (mlp.py,
+    apply_swiglu_sharded_factory). Experts are written one by one, as in every published checkpoint."""
+    mixtral = is_mixtral(a)
+    folder = "block_sparse_moe" if mixtral else "mlp"
+    if module == "mlp.router":
+        yield f"{folder}.gate.{'e_score_correction_bias' if kind == 'expert_bias' else kind}", 0, rows
+        return
+    mlp, _, linear = module.rpartition(".")
+    names = {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}[linear]
+    if mlp.startswith("mlp.experts."):
+        mlp = mlp.replace("mlp", folder, 1)
+        if mixtral:
+            names = {"linear_fc1": ("w1", "w3"), "linear_fc2": ("w2",)}[linear]
+    for name in names:
+        yield f"{mlp}.{name}.{kind}", 0, rows // len(names)
+
+
+def is_mixtral(a: Architecture) -> bool:
+    """Whether transformers' model of these experts is Mixtral, whose checkpoints have names of their own: the one with softmax scores and
+    without norms of queries and keys."""
+    return bool(a.experts) and not {"qk_norm", "sigmoid_router"} & set(a.features())
 
 
 def _bert(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
@@ -134,7 +183,6 @@ def _bert(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
     return [Rows(f"{here}{linear}.dense.{kind}", 0, rows)]
 
 
-
 def table_of(a: Architecture) -> Table:
     """Raises InputError for an encoder-decoder: megatron-core's scales its scores and has an output bias, Hugging Face's T5 does not."""
     if a.stack == "encoder_decoder":
@@ -145,14 +193,35 @@ def table_of(a: Architecture) -> Table:
 
 
 LAYERS = ("decoder.layers.", "encoder.layers.")
+EXPERTS = "mlp.experts.experts."
+"""What megatron-core's keys call a layer's experts, whose number is their place in a stack."""
 
 
-def sources(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """Where the rows of megatron-core's tensor `key` of layer `layer` stand. Raises InputError."""
-    short = next((key.removeprefix(prefix) for prefix in LAYERS if key.startswith(prefix)), key)
+def place_in_model(key: str, index: tuple[int, ...]) -> tuple[str, int]:
+    """(key without the layers' prefix and with the expert's number, layer) of megatron-core's tensor `key` at `index`. Where layers are of
+    several kinds megatron-core has the layer's number in the key (transformer_block.py:866), else first in the index.
+
+    >>> place_in_model("decoder.layers.mlp.experts.experts.linear_fc2.weight", (5, 3))
+    ('mlp.experts.3.linear_fc2.weight', 5)
+    >>> place_in_model("decoder.layers.5.mlp.experts.experts.linear_fc2.weight", (3,))
+    ('mlp.experts.3.linear_fc2.weight', 5)
+    >>> place_in_model("output_layer.weight", ())
+    ('output_layer.weight', 0)
+    """
+    prefix = next((prefix for prefix in LAYERS if key.startswith(prefix)), None)
+    if prefix is None:
+        return key, 0
+    short = key.removeprefix(prefix)
+    number, _, rest = short.partition(".")
+    layer, short, inner = (int(number), rest, index) if number.isdigit() else (index[0], short, index[1:])
+    return (short.replace(EXPERTS, f"mlp.experts.{inner[0]}.") if inner else short), layer
+
+
+def sources(a: Architecture, key: str, index: tuple[int, ...], rows: int) -> list[Rows]:
+    """Where the rows of megatron-core's tensor `key` at `index` stand. Raises InputError."""
     table = table_of(a)
     try:
-        return table(a, short, layer, rows)
+        return table(a, *place_in_model(key, index), rows)
     except KeyError:
         raise InputError(KEY, key, f"Hugging Face's model of family {a.family} has no such weight") from None
 
@@ -167,13 +236,13 @@ def load(models: Sequence[torch.nn.Module], a: Architecture, folder: Path) -> No
     with torch.no_grad():
         for shard in shards(models):
             lead = shard.prepend_axis_num
-            layer = shard.global_offset[0] if lead else 0
+            index = tuple(shard.global_offset[:lead])
             shape, offset = shard.data.shape, shard.global_offset[lead:]
             inner_shape = tuple(shard.global_shape[lead + 1 :])
             inner = tuple(slice(begin, begin + size) for begin, size in zip(offset[1:], shape[1:], strict=True))
             first, last = offset[0], offset[0] + shape[0]
             at = 0
-            for rows in sources(a, shard.key, layer, shard.global_shape[lead]):
+            for rows in sources(a, shard.key, index, shard.global_shape[lead]):
                 begin, end = max(first, at), min(last, at + rows.count)
                 if begin < end:
                     wanted = Rows(rows.name, rows.begin + begin - at, rows.begin + end - at, rows.transposed)
@@ -236,19 +305,22 @@ def _main_shards(found: Sequence[Place], gathered: Gathered) -> Iterator[tuple[P
                 yield place, WEIGHT, place.of(place.parameter.detach())
 
 
+Piece = tuple[Rows, tuple[str, tuple[int, ...]], int]
+"""Rows of a Hugging Face tensor; the tensor of megatron-core, by its key and index, that has them; its row where they begin."""
+
+
 def _join_parts(a: Architecture, parts: Parts, folder: Path) -> torch.dtype:
     """Hugging Face's tensors from all ranks' shards, in files of at most FILE_BYTES with an index; their data type."""
-    # Hugging Face name -> (its rows, tensor of megatron-core, its row where they begin)
-    wanted: dict[str, list[tuple[Rows, tuple[str, int], int]]] = {}
-    for (_, key, layer), shape in parts.shapes.items():
+    wanted: dict[str, list[Piece]] = {}
+    for (_, key, index), shape in parts.shapes.items():
         at = 0
-        for rows in sources(a, key, layer, shape[0]):
-            wanted.setdefault(rows.name, []).append((rows, (key, layer), at))
+        for rows in sources(a, key, index, shape[0]):
+            wanted.setdefault(rows.name, []).append((rows, (key, index), at))
             at += rows.count
     return write_files(((name, _assemble(pieces, parts)) for name, pieces in wanted.items()), folder)
 
 
-def _assemble(pieces: Sequence[tuple[Rows, tuple[str, int], int]], parts: Parts) -> torch.Tensor:
+def _assemble(pieces: Sequence[Piece], parts: Parts) -> torch.Tensor:
     """One Hugging Face tensor. Raises RuntimeError where its rows are not all there."""
     ordered = sorted(pieces, key=lambda piece: piece[0].begin)
     if ordered[0][0].begin or any(one[0].end != other[0].begin for one, other in pairwise(ordered)):

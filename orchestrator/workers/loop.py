@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator import plan as plan_module
@@ -33,6 +34,9 @@ from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 METRICS = "metrics.jsonl"
 NON_FINITE_STATUS = 3
 """Exit status of every rank when loss or gradient norm is no number: to try again gives the same."""
+
+CHECKPOINT_STATUS = 5
+"""Exit status of a rank that could not write its part of a checkpoint."""
 
 BUILD_S = 1800.0
 """What building the model, loading and saving may last: a checkpoint of a large model takes minutes to write."""
@@ -69,6 +73,10 @@ class Trainer(Protocol):
 
 class NonFiniteLossError(Exception):
     """Loss or gradient norm is NaN or infinite."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written: the disk is full, say. Those before it are as they were."""
 
 
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
@@ -149,6 +157,18 @@ def evaluate(trainer: Trainer, batches: data.Batches) -> float:
     return total / steps
 
 
+def save(trainer: Trainer, out: Path, step: int) -> None:
+    """A checkpoint of the state after `step` steps. Raises CheckpointError."""
+    try:
+        folder = checkpoint.begin(out, step)
+        trainer.save(folder, step)
+        checkpoint.commit(folder, step, trainer.plan)
+    except (Exception, CheckpointException) as error:  # each engine has its own for a full disk; Megatron's is no Exception
+        # torch's holds the tracebacks of the ranks that failed: the last line says why.
+        said = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise CheckpointError(f"step {step}: the checkpoint can't be written: {said}; {checkpoint.newest(out)}") from error
+
+
 def train(
     trainer: Trainer,
     batches: data.Batches,
@@ -206,9 +226,7 @@ def train(
         )
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
             now(f"step {done}: checkpoint", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
-            folder = checkpoint.begin(out, done)
-            trainer.save(folder, done)
-            checkpoint.commit(folder, done, plan)
+            save(trainer, out, done)
         if stop:
             break
     else:
@@ -268,6 +286,9 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     except NonFiniteLossError as error:
         print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)
         sys.exit(NON_FINITE_STATUS)
+    except CheckpointError as error:
+        print(f"CheckpointError: {error}", file=sys.stderr, flush=True)
+        sys.exit(CHECKPOINT_STATUS)
     except preflight.PreflightError as error:
         print(f"PreflightError: {error}", file=sys.stderr, flush=True)
         sys.exit(preflight.MISMATCH_STATUS)

@@ -1,4 +1,4 @@
-"""megatron-core alone: TP, PP, VPP, sequence parallelism, plain or distributed optimizer (ZeRO-0, ZeRO-1)."""
+"""megatron-core alone: TP, PP, VPP, CP, sequence parallelism, plain or distributed optimizer (ZeRO-0, ZeRO-1)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,10 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_weights, loop, megatron_groups, optimizer_formats, weights
-from orchestrator.workers.batch import Batch, mean_loss
+from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, weights
+from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
-
-OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
-"""The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
-
 
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
 """As long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of it, as other
@@ -42,7 +38,7 @@ class MegatronTrainer:
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
-        self.groups = megatron_groups.initialise(plan)
+        self.groups = megatron_groups.initialise(plan, engine["transformer_config"].get("hierarchical_context_parallel_sizes"))
         if plan.run.init_from:
             hf_weights.match_activation(engine, Path(plan.run.init_from))
         stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -54,7 +50,11 @@ class MegatronTrainer:
         hf_weights.first_weights(chunks, config, plan)
         self.places = weights.places(chunks) if plan.run.export_to else []
         if config.bf16 or config.fp16:
+            biases = weights.routers_with_bias(chunks)
             chunks = [Float16Module(config, chunk) for chunk in chunks]
+            for router, bias in biases:
+                # It stays fp32 (router.py, _maintain_float32_expert_bias), and was rounded here.
+                router.expert_bias = bias
         # The loop looks at loss and norm, agreed by all ranks; this check would raise on some and leave the others waiting.
         ddp = DistributedDataParallelConfig(**engine["ddp"] | {"check_for_nan_in_grad": False})
         # Only the first chunk's gradients are cut into buckets: those of the others are ready before it, and overlap as a whole.
@@ -76,8 +76,8 @@ class MegatronTrainer:
         return functions[0] if len(functions) == 1 else functions
 
     def _forward_step(self, batches: Iterator[Batch], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-        batch = next(batches)
-        return self.losses(chunk, batch), partial(_loss_and_log, batch)
+        batch = context_parallel.cut(next(batches), self.groups)
+        return self.losses(chunk, batch), partial(context_parallel.loss_and_log, batch, groups=self.groups)
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         for chunk in self.chunks:
@@ -123,11 +123,11 @@ class MegatronTrainer:
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         """Everything a checkpoint holds, each tensor with its global place."""
-        state: dict[str, Any] = {f"model{index}": _bare(chunk).sharded_state_dict() for index, chunk in enumerate(self.chunks)}
+        state: dict[str, Any] = {f"model{index}": weights.sharded_state(_bare(chunk)) for index, chunk in enumerate(self.chunks)}
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True
-        state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(OPTIMIZER_FORMAT))
+        state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(optimizer_formats.FORMAT))
         return state
 
     def _torch_adams(self) -> list[DistributedOptimizer]:
@@ -163,7 +163,8 @@ class MegatronTrainer:
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
         self._gather_weights()
-        hf_weights.export(self.places, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
+        found = [*self.places, *weights.balances([_bare(chunk) for chunk in self.chunks])]
+        hf_weights.export(found, self.plan, folder, self.engine_fields, lambda parameter: nullcontext())
 
     def _gather_weights(self) -> None:
         """Where the last update's weights are gathered lazily, in the next forward pass: now."""
@@ -179,18 +180,14 @@ class MegatronTrainer:
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)
         other_kind = (saved.layout["zero_stage"] == 0) != (self.plan.zero_stage == 0)
-        (*others, wrapped) = self.optimizer.chained_optimizers
         if other_kind:
-            if others:
-                why = f"was written at zero_stage={saved.layout['zero_stage']}, and experts continue at the same only"
-                raise InputError("train.resume", saved.folder, why)
-            optimizer_formats.ask(state["optimizer"], wrapped)
+            optimizer_formats.ask(state["optimizer"], self.optimizer)
         if same:
             state["generators"] = self._generators()
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
             _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
-        self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], wrapped) if other_kind else state["optimizer"])
+        self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], self.optimizer))
         for wrapped in self._torch_adams():
             # One tensor for all parameters (distrib_optimizer.py:813): it would count every parameter's step.
             for values in wrapped.optimizer.state.values():
@@ -234,16 +231,8 @@ def _bare(chunk: torch.nn.Module) -> torch.nn.Module:
     return chunk
 
 
-def _loss_and_log(batch: Batch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """megatron-core's schedules divide the first by the number of micro-batches and collect the second."""
-    loss = mean_loss(batch, losses)
-    return loss, loss.detach().clone()
-
-
 def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> MegatronTrainer:
     """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
-    if plan.cp > 1:
-        raise InputError("pin.cp", plan.cp, "this worker has no context parallelism")
     if plan.megatron_fsdp:
         raise InputError("pin.megatron_fsdp", "true", "this worker has no Megatron-FSDP: start Megatron's own program with entry=")
     return MegatronTrainer(plan, engine, device)

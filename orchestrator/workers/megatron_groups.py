@@ -20,14 +20,16 @@ def prepare(plan: Plan) -> None:
         cpu_shims.apply()
 
 
-def initialise(plan: Plan) -> Groups:
-    """megatron-core's groups in the plan's rank order, and the generator states that tensor-parallel ranks share and don't share."""
+def initialise(plan: Plan, hierarchical_sizes: list[int] | None = None) -> Groups:
+    """megatron-core's groups in the plan's rank order, and the generator states that tensor-parallel ranks share and don't share.
+    `hierarchical_sizes`: of the context-parallel groups within groups (engines/transformer_config.py)."""
     prepare(plan)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=plan.tp,
         pipeline_model_parallel_size=plan.pp,
         virtual_pipeline_model_parallel_size=plan.vpp if plan.vpp > 1 else None,
         context_parallel_size=plan.cp,
+        hierarchical_context_parallel_sizes=hierarchical_sizes,
         expert_model_parallel_size=plan.ep,
         expert_tensor_parallel_size=plan.etp if plan.model.experts else None,
         num_distributed_optimizer_instances=plan.optimizer_instances,

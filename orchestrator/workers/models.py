@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
@@ -54,11 +54,12 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
         why = "the plan counts on Transformer Engine, which is not installed here: install it, or plan with it set to false"
         raise InputError("cluster.software.transformer_engine", "true", why)
     fields = engine["transformer_config"] | engine["per_stage"][stage] | more
-    fields = with_types(TransformerConfig, fields)
+    kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
+    fields = with_types(kind, fields)
     fields["activation_func"] = TANH_GELU if fields["activation_func"] == "gelu_tanh" else getattr(F, fields["activation_func"])
     # perform_initialization stays on, though weights.py fills the weights afterwards: without it parameters lack `tensor_model_parallel`
     # (tensor_parallel/layers.py:160-215), and every gradient norm with tp > 1 is silently too small.
-    return TransformerConfig(**fields)
+    return kind(**fields)
 
 
 def frees_sent_outputs(plan: Plan, device: torch.device) -> bool:
@@ -75,6 +76,9 @@ def build_chunks(stack: str, config: TransformerConfig, engine: dict[str, Any], 
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
         chunk = STACKS[stack].build(config, engine, first, last, vp_stage)
+        for name, parameter in chunk.named_parameters():
+            if name.endswith("softmax_offset"):  # one a head, of which tp ranks have different ones; untagged, the norm counts the first's
+                parameter.tensor_model_parallel = True
         if last:
             mask_padding(chunk.output_layer, vocab_size)
         chunks.append(chunk)
@@ -107,17 +111,28 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
     te = engine["module"]["implementation"] == "transformer_engine"
+    latent, norms = config.multi_latent_attention, config.normalization
     if config.num_moe_experts:
-        spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, te, normalization=config.normalization, vp_stage=vp_stage)
+        spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, te, normalization=norms, vp_stage=vp_stage)
     elif te:
-        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, multi_latent_attention=latent)
     else:
-        spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
-    return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, **engine["model"])
+        spec = gpt_layer_specs.get_gpt_layer_local_spec(
+            normalization=norms, qk_layernorm=config.qk_layernorm, multi_latent_attention=latent
+        )
+    # A head of multi-token prediction has a layer like the model's last, which may stand on another stage.
+    last_layer = gpt_layer_specs.get_gpt_decoder_layer_specs(config, te, normalization=norms)[-1] if config.mtp_num_layers else None
+    if latent and not te:
+        from orchestrator.workers.latent_attention import complete
+
+        spec, last_layer = complete(spec), last_layer and complete(last_layer)
+    head = gpt_layer_specs.get_gpt_mtp_block_spec(config, last_layer, te, vp_stage=vp_stage) if last_layer else None
+    return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, mtp_block_spec=head, **engine["model"])
 
 
 def _gpt_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    return model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+    # The mask is for the losses of multi-token prediction, which go into the gradients and not into what is returned.
+    return model(batch["tokens"], batch["positions"], None, labels=batch["labels"], loss_mask=batch.get("loss_mask"))
 
 
 def _bert(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:

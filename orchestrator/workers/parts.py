@@ -18,19 +18,21 @@ FILE_BYTES = 4 * 2**30
 """Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 WEIGHT = "weight"
 """The kind of tensor that is a parameter itself; optimizer states have other kinds."""
+Whole = tuple[str, str, tuple[int, ...]]
+"""A global tensor: kind, key, place in stacks of equal tensors."""
 
 
 @dataclass(frozen=True)
 class Place:
     """A shard of a global tensor as a range of a parameter. Taken when the model is built: later an engine may cut, move or join what
-    parameters hold. `layer` is the place in a stack of equal layers, 0 outside."""
+    parameters hold. `index` is the place in stacks of equal tensors: the layer, and the expert in it; () outside of stacks."""
 
     key: str
-    layer: int
+    index: tuple[int, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
     global_shape: tuple[int, ...]
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
     start: int
     """First element of the flat parameter."""
     first: bool
@@ -61,7 +63,7 @@ def write_parts(found: Iterator[tuple[Place, str, torch.Tensor]], folder: Path) 
 
     for place, kind, shard in found:
         held[str(len(held))] = shard.to("cpu", copy=True).contiguous()
-        about = {name: getattr(place, name) for name in ("key", "layer", "offset", "shape", "global_shape")}
+        about = {name: getattr(place, name) for name in ("key", "index", "offset", "shape", "global_shape")}
         listed.append({"kind": kind} | about)
         if sum(tensor.nbytes for tensor in held.values()) >= FILE_BYTES:
             flush()
@@ -82,21 +84,21 @@ class Parts:
     """What all ranks wrote into a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.shapes: dict[tuple[str, str, int], tuple[int, ...]] = {}
-        """Global shapes by (kind, key, layer)."""
-        self._parts: dict[tuple[str, str, int], list[_Part]] = {}
+        self.shapes: dict[Whole, tuple[int, ...]] = {}
+        """Global shapes."""
+        self._parts: dict[Whole, list[_Part]] = {}
         self._open: dict[Path, Any] = {}
         for listing in sorted(folder.glob("*.json")):
             for number, about in enumerate(json.loads(listing.read_text())):
-                whole = about["kind"], about["key"], about["layer"]
+                whole = about["kind"], about["key"], tuple(about["index"])
                 part = _Part(listing.with_suffix(".safetensors"), str(number), tuple(about["offset"]), tuple(about["shape"]))
                 self._parts.setdefault(whole, []).append(part)
                 self.shapes[whole] = tuple(about["global_shape"])
 
-    def read(self, kind: str, key: str, layer: int, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    def read(self, kind: str, key: str, index: tuple[int, ...], offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
         """This box of a global tensor; zeros beyond the end of what was written, where a vocabulary was padded to less. Raises RuntimeError
         where a part of it is missing."""
-        whole = kind, key, layer
+        whole = kind, key, index
         target: torch.Tensor | None = None
         filled = 0
         for part in self._parts.get(whole, ()):
@@ -115,5 +117,5 @@ class Parts:
         ends = [min(at + size, end) for at, size, end in zip(offset, shape, self.shapes.get(whole, offset), strict=True)]
         wanted = prod(max(0, end - at) for at, end in zip(offset, ends, strict=True)) if whole in self.shapes else prod(shape)
         if filled != wanted:
-            raise RuntimeError(f"{kind} of {key} (layer {layer}): only {filled} elements of {list(shape)} at {list(offset)} were written")
+            raise RuntimeError(f"{kind} of {key} {list(index)}: only {filled} elements of {list(shape)} at {list(offset)} were written")
         return torch.zeros(tuple(shape)) if target is None else target

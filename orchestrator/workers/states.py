@@ -22,8 +22,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def covers(plan: Plan) -> bool:
-    """Whether this plan's states are all known here. Stage 0 in 16 bits and fp16 wrap optimizers that have no such access, and a loss
-    scale; there DeepSpeed's own checkpoints are written."""
+    """Whether this plan's states are all known here (engines/ds_checkpoints.py says the same to who plans; a test compares
+    them). Stage 0 in 16 bits and fp16 wrap optimizers that have no such access, and a loss scale; there DeepSpeed's own checkpoints are
+    written."""
     training = plan.training
     return training.optimizer == "adamw" and training.precision != "fp16" and (plan.zero_stage > 0 or training.precision == "fp32")
 
@@ -55,7 +56,7 @@ def load(engine: Any, places: Sequence[Place], plan: Plan, folder: Path, step: i
         for kind in (WEIGHT, *MOMENTS):
             value = torch.zeros(tuple(getattr(parameter, "ds_shape", parameter.shape)))
             for place in found:
-                place.of(value).copy_(parts.read(kind, place.key, place.layer, place.offset, place.shape))
+                place.of(value).copy_(parts.read(kind, place.key, place.index, place.offset, place.shape))
             _set(engine, parameter, kind, value, plan)
 
 

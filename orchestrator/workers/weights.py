@@ -13,6 +13,7 @@ from math import prod, sqrt
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
@@ -22,13 +23,20 @@ from orchestrator.workers.parts import Place
 DRAWN_TOGETHER = 16
 """Normal numbers that torch computes from as many uniform ones (aten/src/ATen/native/cpu/DistributionTemplates.h, normal_fill)."""
 RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
+BALANCE = "router.expert_bias"
+
+
+def sharded_state(model: torch.nn.Module) -> dict[str, Any]:
+    """Every tensor of a model chunk with its place in the whole model. The copy of the embedding in a stage of multi-token prediction asks
+    for the group of its replicas (gpt_model.py:834)."""
+    return model.sharded_state_dict(metadata={"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)})
 
 
 def shards(models: Sequence[torch.nn.Module]) -> Iterator[ShardedTensor]:
     """Every floating-point tensor of these model chunks with its global name (`key`), `global_shape` and `global_offset`; `data` is
     the parameter's own storage."""
     for model in models:
-        state = model.sharded_state_dict()
+        state = sharded_state(model)
         apply_factories(state)
         for shard in nested_values(state):
             if isinstance(shard, ShardedTensor) and shard.data is not None and shard.data.is_floating_point():
@@ -36,29 +44,38 @@ def shards(models: Sequence[torch.nn.Module]) -> Iterator[ShardedTensor]:
 
 
 def places(models: Sequence[torch.nn.Module]) -> list[Place]:
-    """Every shard of freshly built chunks of megatron-core."""
+    """Every shard of freshly built chunks of megatron-core that is a range of a parameter."""
     parameters = {p.untyped_storage().data_ptr(): p for model in models for p in model.parameters()}
-    found = []
-    for shard in shards(models):
-        lead = shard.prepend_axis_num
-        parameter = parameters.get(shard.data.untyped_storage().data_ptr())
-        if parameter is None:
-            continue  # a buffer: what corrects the scores of experts is balanced anew wherever training goes on
-        *copies, dp_rank = shard.replica_id
-        found.append(
-            Place(
-                key=shard.key,
-                layer=shard.global_offset[0] if lead else 0,
-                offset=tuple(shard.global_offset[lead:]),
-                shape=tuple(shard.data.shape),
-                global_shape=tuple(shard.global_shape[lead:]),
-                parameter=parameter,
-                start=shard.data.storage_offset() - parameter.storage_offset(),
-                first=not any(copies),
-                main=not any(copies) and dp_rank == 0,
-            )
-        )
-    return found
+    found = ((shard, parameters.get(shard.data.untyped_storage().data_ptr())) for shard in shards(models))
+    return [_place(shard, parameter) for shard, parameter in found if parameter is not None]
+
+
+def balances(models: Sequence[torch.nn.Module]) -> list[Place]:
+    """The biases that balance the load of experts (router.py, expert_bias): buffers, which Float16Module replaces, so that they are asked
+    for when they are needed."""
+    return [_place(shard, shard.data) for shard in shards(models) if shard.key.endswith(BALANCE)]
+
+
+def routers_with_bias(models: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, torch.Tensor]]:
+    """Each router of experts that has such a bias, and the bias."""
+    found = [(module, getattr(module, "expert_bias", None)) for model in models for module in model.modules()]
+    return [(module, bias) for module, bias in found if bias is not None]
+
+
+def _place(shard: ShardedTensor, whole: torch.Tensor) -> Place:
+    lead = shard.prepend_axis_num
+    *copies, dp_rank = shard.replica_id
+    return Place(
+        key=shard.key,
+        index=tuple(shard.global_offset[:lead]),
+        offset=tuple(shard.global_offset[lead:]),
+        shape=tuple(shard.data.shape),
+        global_shape=tuple(shard.global_shape[lead:]),
+        parameter=whole,
+        start=shard.data.storage_offset() - whole.storage_offset(),
+        first=not any(copies),
+        main=not any(copies) and dp_rank == 0,
+    )
 
 
 def initialise(models: Sequence[torch.nn.Module], config: Any, seed: int) -> None:

@@ -89,6 +89,7 @@ from orchestrator.search.layerwise import LayerwiseResult, layerwise, plan_price
 from orchestrator.strategy.layerwise import NAME, TRAITS, LayerChoice, LayerwisePlan
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, MIB
 
 RECIPES = {
@@ -118,7 +119,8 @@ def prices_of(recipe: str, here: Machine, kind: type[ProfilePrices], bandwidth: 
     calibration = datasheet(settings.cluster, TRAITS)
     if bandwidth is not None:
         calibration = replace(calibration, inner_efficiency=bandwidth / settings.cluster.levels[0].bandwidth)
-    return kind(settings.profile, CostModel(model, settings.training, settings.cluster, TRAITS, calibration))
+    workload = Workload(model=model, training=settings.training, cluster=settings.cluster)
+    return kind(settings.profile, CostModel(workload, TRAITS, calibration))
 
 
 def stages_of(text: str, pp: int, layers: int) -> list[list[str]]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import recipe, run
+from orchestrator import planning, recipe
 from orchestrator.commands import arguments, command, usage
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -27,6 +27,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 from orchestrator.search.layerwise import ProfilePrices, layerwise
 from orchestrator.strategy.layerwise import NAME, TRAITS, LayerwisePlan
+from orchestrator.strategy.workload import Workload
 
 GPUS = (8, 64, 512, 4096)
 ROUNDING = 1e-9
@@ -56,7 +57,7 @@ def planned(name: str, gpus: int) -> tuple[str, str, str, str]:
     """(seconds, choice, stages, seconds that no plan undercuts)."""
     try:
         settings = recipe.load([f"recipe={name}", f"gpus={gpus}", "launch=none"], machine(), [*ENGINES, NAME])
-        found = run.searched_plan(settings)
+        found = planning.searched_plan(settings)
     except OrchestratorError as error:
         return str(error).split(":")[0], "", "", ""
     assert found.plan.predicted is not None
@@ -69,7 +70,8 @@ def planned_by_layer(name: str) -> tuple[str, str, str, str]:
     assert settings.profile is not None
     model = ModelSpec(architecture=settings.architecture, seq_length=settings.training.seq_length, runs=())
     constants = calibration.calibrated(settings.cluster, TRAITS)
-    prices = ProfilePrices(settings.profile, CostModel(model, settings.training, settings.cluster, TRAITS, constants))
+    workload = Workload(model=model, training=settings.training, cluster=settings.cluster)
+    prices = ProfilePrices(settings.profile, CostModel(workload, TRAITS, constants))
     found = layerwise(prices, settings.training.global_batch_size, settings.limit.of(constants.memory_margin))
     plan = found.plan
     return f"{plan.step_time_s:.12g}", f"pp={plan.pp} m={plan.num_microbatches}", layerwise_text(plan), f"{found.at_least_s:.6g}"

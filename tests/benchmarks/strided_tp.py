@@ -32,8 +32,10 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan
 from orchestrator.recipe import load
 from orchestrator.search.planner import search
+from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.layerwise import CAPABILITIES, TRAITS
 from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.workload import Workload
 
 RECIPES = ("llama2_7b", "gpt2_xl", "bert_huge_32", "t5_large", "llama3_8b", "llama2_70b")
 CLUSTERS = (("rtx_titan_8", 16), ("dgx_a100_80gb", 16), ("dgx_h100", 32), ("gb200_nvl72", 144))
@@ -49,8 +51,9 @@ def best(words: list[str], pp: int | None, share: float, orders: tuple[tuple[str
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
     engine = replace(CAPABILITIES, rank_orders=orders, rules=SHAPES)
     limit = replace(settings.limit, limit=int(settings.limit.limit * share))
-    calibration = datasheet(settings.cluster, TRAITS)
-    return search(model, training, settings.cluster, [(engine, TRAITS)], replace(settings.pins, pp=pp), limit, calibration, top_k=1).plan
+    planned = PlannedEngine(capabilities=engine, traits=TRAITS, calibration=datasheet(settings.cluster, TRAITS))
+    asked = SearchSettings(pins=replace(settings.pins, pp=pp), limit=limit, top_k=1)
+    return search(Workload(model=model, training=training, cluster=settings.cluster), [planned], asked).plan
 
 
 def seconds(plan: Plan) -> float:

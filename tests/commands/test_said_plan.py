@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import detect, recipe, run
+from orchestrator import detect, planning, recipe, run
 from orchestrator.cost import calibration
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import common_recompute, megatron_args_sh, why_not
@@ -26,8 +26,8 @@ def settings_of(*words: str) -> Settings:
 
 
 @cache
-def found(*words: str) -> run.Found:
-    return run.searched_plan(settings_of(*CASE, *words))
+def found(*words: str) -> planning.Found:
+    return planning.searched_plan(settings_of(*CASE, *words))
 
 
 def seconds(plan: Plan | None) -> float:
@@ -56,7 +56,7 @@ def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_wit
     assert why_not(of_worker.plan) is not None
     assert said is not None
     assert seconds(said) == seconds(found("entry=pretrain_gpt.py").plan) == pytest.approx(seconds(priced_again(said)))
-    job = run.the_job(settings_of(*CASE, "engine=megatron"), of_worker.plan, said)
+    job = planning.the_job(settings_of(*CASE, "engine=megatron"), of_worker.plan, said)
     (file,) = [file for file in job.files if file.path == "megatron_args.sh"]
     assert file.content == megatron_args_sh(said)
     slower = 100 * (seconds(said) / seconds(of_worker.plan) - 1)
@@ -66,19 +66,19 @@ def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_wit
 
 def test_the_first_layers_of_every_chunk_are_recomputed_where_that_is_fastest_with_one_setting() -> None:
     words = ("recipe=llama3_8b", "gpus=8", "memory.limit_gib=40")
-    told = run.searched_plan(settings_of(*words, "entry=pretrain_gpt.py")).plan
+    told = planning.searched_plan(settings_of(*words, "entry=pretrain_gpt.py")).plan
     setting = common_recompute(told)
     assert setting is not None
     assert (setting["recompute_method"], setting["recompute_num_layers"]) == ("block", 1)
     for mode in ("none", "full"):
-        assert seconds(told) < seconds(run.searched_plan(settings_of(*words, "entry=pretrain_gpt.py", f"pin.recompute={mode}")).plan)
+        assert seconds(told) < seconds(planning.searched_plan(settings_of(*words, "entry=pretrain_gpt.py", f"pin.recompute={mode}")).plan)
 
 
 @pytest.mark.parametrize("words", [CASE, ("recipe=llama3_8b", "gpus=16"), ("recipe=gpt_tiny", "gpus=4"), ("recipe=t5_large", "gpus=16")])
 def test_the_time_in_the_header_is_that_of_the_arguments(words: tuple[str, ...], tmp_path: Path) -> None:
     assert run.main([*words, "launch=none", f"out={tmp_path / 'out'}"]) == 0
     settings = settings_of(*words)
-    result = run.searched_plan(settings)
+    result = planning.searched_plan(settings)
     told = result.said or result.plan
     assert why_not(told) is None
     again = priced_again(told).predicted

@@ -16,7 +16,8 @@ from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan, Stage
-from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GBIT, GIB, US
 
 settings.register_profile("cost", deadline=None, derandomize=True, max_examples=40)
@@ -80,6 +81,7 @@ def cost_model(
     cluster: Cluster | None = None,
     traits: Traits = MEGATRON,
     calibration: Calibration | None = None,
+    modes: tuple[Recompute, ...] = RECOMPUTE_ORDER,
     **training: Any,
 ) -> CostModel:
     """A cost model with the datasheet's constants, for a GPT of 4 layers on an A100 cluster unless told otherwise."""
@@ -87,11 +89,10 @@ def cost_model(
     spec = model if isinstance(model, ModelSpec) else describe(model or gpt(), seq_length)
     cluster = cluster or a100()
     return CostModel(
-        spec,
-        Training(**{"global_batch_size": 64, "seq_length": seq_length, **training}),
-        cluster,
+        Workload(model=spec, training=Training(**{"global_batch_size": 64, "seq_length": seq_length, **training}), cluster=cluster),
         traits,
         calibration or datasheet(cluster, traits),
+        modes,
     )
 
 

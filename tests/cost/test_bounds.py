@@ -62,8 +62,7 @@ def test_no_plan_undercuts_its_floors_though_it_fills_the_memory_to_the_last_byt
 ) -> None:
     cand, stages, layers = plan
     calibration = replace(datasheet(a100(), TRAITS), overlap_slowdown=slowdown, overlap_efficiency=1.0)
-    costs = cost_model(gpt(num_layers=layers), traits=TRAITS, calibration=calibration)
-    costs.modes = MODES
+    costs = cost_model(gpt(num_layers=layers), traits=TRAITS, calibration=calibration, modes=MODES)
     seconds, peak = costs.score(cand, stages)
     floors = Floors(costs, MEGATRON, peak, pinned_layout=False)
     assert floors.leaf(cand) <= seconds * (1 + 1e-9)
@@ -74,8 +73,7 @@ def test_no_plan_undercuts_its_floors_though_it_fills_the_memory_to_the_last_byt
 @pytest.mark.parametrize(("vpp", "micro_batches"), [(1, 2.0), (2, 0.5)])
 def test_where_memory_is_short_the_recompute_that_it_takes_counts(vpp: int, micro_batches: float) -> None:
     """Eight layers a stage have room for so many micro-batches as they are, where the first stages hold 4 or more in flight."""
-    costs = cost_model(gpt(num_layers=32), traits=TRAITS)
-    costs.modes = ("none", "full")
+    costs = cost_model(gpt(num_layers=32), traits=TRAITS, modes=("none", "full"))
     cand = candidate(pp=4, vpp=vpp, micro_batch_size=8, num_microbatches=16, recompute="full")
     ample = Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand)
     layer, leanest = (costs.layer(cand, "decoder", mode) for mode in ("none", "full"))

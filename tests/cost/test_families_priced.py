@@ -13,6 +13,7 @@ from orchestrator.model.training import Training
 from orchestrator.strategy.axes import pp
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Mesh, Strategy
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB
 
 SIZES = {"hidden_size": 1024, "num_attention_heads": 16, "max_position_embeddings": 512, "vocab_size": 32000}
@@ -66,11 +67,12 @@ def test_odd_nodes_and_nodes_of_six_are_priced(nodes: int, per_node: int, tp: in
     cluster = a100(nodes * per_node, gpus_per_node=per_node)
     architecture = gpt(num_attention_heads=24, hidden_size=1536, ffn_hidden_size=6144)
     model = describe(architecture, 2048)
-    cost = CostModel(model, Training(global_batch_size=64, seq_length=2048), cluster, MEGATRON, datasheet(cluster, MEGATRON))
+    workload = Workload(model=model, training=Training(global_batch_size=64, seq_length=2048), cluster=cluster)
+    cost = CostModel(workload, MEGATRON, datasheet(cluster, MEGATRON))
     dp = nodes * per_node // tp
     prediction = cost.price(candidate(tp=tp, dp=dp, zero_stage=1), one_stage(model))
     slower = a100(nodes * per_node, gpus_per_node=per_node, outer=1 * GB)
-    behind = CostModel(model, cost.training, slower, MEGATRON, cost.calibration)
+    behind = CostModel(Workload(model=model, training=cost.training, cluster=slower), MEGATRON, cost.calibration)
     assert prediction.step_time_s < behind.price(candidate(tp=tp, dp=dp, zero_stage=1), one_stage(model)).step_time_s
 
 

@@ -15,6 +15,7 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Candidate, Mesh, Strategy
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, US
 
 BATCH = 32
@@ -55,7 +56,7 @@ def grids(processors: int) -> dict[int, float]:
     )
     training = Training(global_batch_size=BATCH, seq_length=1024)
     traits = MEGATRON
-    model = CostModel(describe(MODEL, 1024), training, cluster, traits, datasheet(cluster, traits))
+    model = CostModel(Workload(model=describe(MODEL, 1024), training=training, cluster=cluster), traits, datasheet(cluster, traits))
     found = {}
     for tp in (1, 2, 4, 8, 16, 32):
         dp = processors // tp

@@ -19,6 +19,7 @@ from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import CHOICES, Candidate, Mesh, Strategy, price_key
+from orchestrator.strategy.workload import Workload
 
 EXPERTS = Architecture(
     **{"family": "gpt", "name": "moe", "num_layers": 4, "hidden_size": 1024, "num_attention_heads": 16, "ffn_hidden_size": 2048},
@@ -65,7 +66,8 @@ def changed(candidate: Candidate, choice: Choice, value: Any) -> Candidate:
 def model_of(traits: Traits) -> CostModel:
     cluster = a100()
     spec: ModelSpec = describe(EXPERTS, 2048)
-    return CostModel(spec, Training(global_batch_size=64, seq_length=2048), cluster, traits, datasheet(cluster, traits))
+    workload = Workload(model=spec, training=Training(global_batch_size=64, seq_length=2048), cluster=cluster)
+    return CostModel(workload, traits, datasheet(cluster, traits))
 
 
 def stages(candidate: Candidate) -> tuple[Stage, ...]:

@@ -18,6 +18,7 @@ from test_translate import GOLDEN, REGENERATE, file_of, job_of, listing, same
 from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
+from orchestrator.engines.deepspeed.translate import own_sections
 from orchestrator.engines.ds_config import by_hand
 from orchestrator.engines.hf_config import hf_fields, inexpressible
 from orchestrator.hardware.spec import Software
@@ -206,8 +207,9 @@ def test_torchs_own_operations_are_never_faster_than_fused_ones(model: Architect
     spec, training, cluster = describe(model, 64, plan.training.decoder_seq_length), plan.training, plan.cluster
     traits = ENGINES[DS].traits(cluster.software)
     fused = replace(traits, layers="megatron", unfused_attention=(), logits_bytes=8.0)
+    workload = Workload(model=spec, training=training, cluster=cluster)
     mine, other = (
-        CostModel(spec, training, cluster, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
+        CostModel(workload, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
     )
     # But for the few ids that pad Megatron's vocabulary.
     assert mine.step_time_s >= 0.999 * other.step_time_s
@@ -241,7 +243,8 @@ def test_the_bytes_of_an_unfused_norm_are_counted_from_its_kernels() -> None:
 def _judge() -> dict[str, Any]:
     """transformers' modules on the meta device, and DeepSpeed's config code at the plan's world size, in one process."""
     cases = {
-        name: {"model": hf_fields(plan), "world": plan.world_size, "dp": plan.dp, "config": by_hand(plan)} for name, plan in PLANS.items()
+        name: {"model": hf_fields(plan), "world": plan.world_size, "dp": plan.dp, "config": by_hand(plan, own_sections(plan))}
+        for name, plan in PLANS.items()
     }
     for model in (
         GPT,

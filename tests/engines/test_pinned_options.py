@@ -15,21 +15,25 @@ from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.search.planner import check_plan, search
+from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import unasked
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import said_options
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB
 
 MEGATRON = ENGINES["megatron"]
 CLUSTER = cluster(num_gpus=16)
 ENGINE = [(MEGATRON.capabilities(CLUSTER.software), MEGATRON.traits(CLUSTER.software))]
+PLANNED = PlannedEngine(capabilities=ENGINE[0][0], traits=ENGINE[0][1], calibration=Calibration())
 LIMIT = MemoryLimit(limit=79 * GIB, reserve=4 * GIB)
 
 
 def planned(*, limit: MemoryLimit = LIMIT, training: dict[str, Any] | None = None, **pins: Any) -> Plan:
     batch = Training(**{"global_batch_size": 32, "seq_length": 8192, **(training or {})})
     model = describe(LLAMA3_8B, batch.seq_length, None)
-    found = search(model, batch, CLUSTER, ENGINE, Pins(**pins), limit, Calibration(), top_k=1).plan
+    workload = Workload(model=model, training=batch, cluster=CLUSTER)
+    found = search(workload, [PLANNED], SearchSettings(pins=Pins(**pins), limit=limit, top_k=1)).plan
     check_plan(found, ENGINE, limit, Calibration())
     return found
 
@@ -50,7 +54,7 @@ def test_nothing_of_it_is_chosen_unasked() -> None:
         ({"cuda_graph_impl": "local"}, lambda plan: plan.strategy.recompute != "full"),
         ({"megatron_fsdp": True}, lambda plan: plan.zero_stage in (2, 3) and plan.pp == 1),
         ({"megatron_fsdp": True, "zero_stage": 3}, lambda plan: plan.zero_stage == 3),
-        ({"zero_shard_size": 8}, lambda plan: plan.zero_stage == 1 and plan.dp > 8),
+        ({"zero_shard_size": 8}, lambda plan: plan.zero_stage == 1 and plan.dp * plan.cp > 8),
         ({"cp": 2, "cp_comm_type": "a2a"}, lambda plan: plan.tp * 2 <= 8),
         ({"reduce_scatter_with_fp32_accumulation": True}, lambda plan: plan.zero_stage == 1 and plan.zero_shard_size is None),
         ({"microbatch_group_size_per_vp_stage": 5}, lambda plan: plan.vpp > 1 and plan.pp <= 5),
@@ -96,7 +100,7 @@ def test_an_edited_plan_is_judged_by_the_same_rules() -> None:
 
 def test_what_nobody_asked_for_is_priced_on_the_plan_where_it_helps() -> None:
     def kept(plan: Plan) -> dict[str, Any]:
-        return {found.key: found.predicted for found in unasked(plan, *ENGINE[0], Calibration())}
+        return {found.key: found.predicted for found in unasked(plan, PLANNED)}
 
     plan = planned(tp=8, sequence_parallel=True)
     offered = kept(plan)

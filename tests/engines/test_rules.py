@@ -12,6 +12,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
@@ -42,12 +43,18 @@ def refusals(engine: str, given: Workload, **choices: Any) -> dict[str, str]:
     return {name: why for name, why in found.items() if why is not None}
 
 
+def windowed(window: int, *, sinks: bool = False) -> Run:
+    return Run(layers=1, mixer=GroupedQueryAttention(window=window, sinks=sinks))
+
+
 BOTH = ("megatron", "megatron_deepspeed")
 M, D = "megatron", "megatron_deepspeed"
 SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
+LATENT = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+LATENT_LLAMA = replace(LLAMA, mixer=LATENT)
 WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
 GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
 
@@ -75,6 +82,18 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("position_embedding", M, workload(replace(GPT, position_embedding="relative")), {}, "relative"),
     ("position_embedding", D, workload(replace(BERT, position_embedding="rope", rotary_base=50000)), {}, "core's bert has 10000"),
     ("position_embedding", M, workload(replace(T5, position_embedding="rope", rope_scaling_factor=8.0)), {}, "t5 has none"),
+    ("latent_sp", M, workload(LATENT_LLAMA), {"tp": 2, "dp": 4}, "tp=2 without sequence_parallel: nothing sums"),
+    ("latent_rope", M, workload(replace(LATENT_LLAMA, position_embedding="none")), {}, "rotary positions of its own"),
+    ("mtp_positions", M, workload(replace(GPT, mtp_num_layers=1)), {}, "with rope and none"),
+    ("mtp_tied", M, workload(replace(LLAMA, mtp_num_layers=1, tie_embeddings=True)), {"pp": 2, "dp": 4}, "the table twice"),
+    ("recompute_latent", M, workload(LLAMA), {"recompute": "mla_up_proj+mlp"}, "which this model has not"),
+    ("recompute_experts", M, workload(LLAMA), {"recompute": "moe_act"}, "a dense model has none"),
+    ("recompute_experts", M, workload(MIXTURE, software=BARE), {"recompute": "moe_act", "ep": 2}, "is Transformer Engine's"),
+    ("recompute_experts", M, workload(MIXTURE, precision="fp8"), {"recompute": "mla_up_proj+moe_act", "ep": 2}, "delayed scaling"),
+    ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4), windowed(8)))), {}, "windows of 4 and 8 tokens"),
+    ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4, sinks=True), Run(layers=1)))), {}, "in some layers only"),
+    ("window_kinds", M, workload(replace(LLAMA, mtp_num_layers=1, pattern=(windowed(4), Run(layers=1)))), {}, "of the first layer"),
+    ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
     ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
     ("one_gradient_buffer", M, workload(grad_reduce_dtype="bf16"), {}, "one buffer"),
@@ -111,7 +130,6 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("recompute_fused_norm", D, workload(LLAMA), {"recompute": "layernorm+mlp"}, "norms are part of the linears"),
     ("recompute_flash", M, workload(LLAMA), {"recompute": "core_attn+mlp"}, "take mlp"),
     ("cp_te", M, workload(software=BARE), {"cp": 2, "dp": 4}, "Transformer Engine"),
-    ("cp_te", M, workload(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on GPUs"),
     ("cp_seq", M, workload(seq_length=62), {"cp": 2, "dp": 4}, "2*cp=4 does not divide seq_length=62"),
     ("cp_family", M, workload(BERT), {"cp": 2, "dp": 4}, "bert"),
     ("axis_cp", D, workload(), {"cp": 2, "dp": 4}, "has no cp"),
@@ -143,6 +161,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ),
     ("cp_comm", M, workload(LLAMA), {"cp": 8, "dp": 1, "cp_comm_type": "a2a"}, "8 ranks do not divide num_query_groups/tp=4"),
     ("cp_comm", M, workload(), {"cp_comm_type": "all_gather"}, "needs cp above 1"),
+    ("cp_comm", M, workload(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on a CPU"),
     ("cp_comm", M, workload(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
     ("dispatcher", M, workload(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
     (
@@ -230,11 +249,6 @@ def test_more_tensor_parallel_ranks_than_query_groups_are_legal() -> None:
     assert refusals(M, workload(LLAMA), tp=8, dp=1, num_microbatches=64) == {}
 
 
-def test_no_engine_offers_context_parallelism_that_no_worker_runs() -> None:
-    for engine in BOTH:
-        assert "cp" not in ENGINES[engine].capabilities(Software()).axes
-
-
 @pytest.mark.parametrize(
     ("engine", "key", "before", "after"),
     [
@@ -276,9 +290,8 @@ def test_traits_know_every_stage_that_the_engine_offers(engine: str) -> None:
 
 
 def test_an_engine_names_the_part_that_it_lacks() -> None:
-    latent = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
     experts = Experts(num_experts=8, topk=2, ffn_hidden_size=32, score="sigmoid")
-    given = replace(workload(LLAMA), model=describe(replace(LLAMA, mixer=latent, feed_forward=experts), 64))
+    given = replace(workload(LLAMA), model=describe(replace(LATENT_LLAMA, feed_forward=experts), 64))
     why = unsuited(ENGINES[D].capabilities(Software()), given)
     assert (why or "").startswith(f"{D} has no latent_attention and no experts and no sigmoid_router; of parts of models it has attention")
     assert unsuited(ENGINES[D].capabilities(Software()), workload(LLAMA)) is None

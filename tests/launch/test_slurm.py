@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
+from slurm_keys import slurm_options
 from test_local import prepared, wait_for
 from test_render import NASTY
 
@@ -20,7 +21,6 @@ from orchestrator.job import Job, SlurmOptions
 from orchestrator.launch import slurm
 from orchestrator.launch.local import Row
 from orchestrator.launch.render import files
-from orchestrator.recipe.starting import slurm_options
 
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$*" >> {folder}/calls

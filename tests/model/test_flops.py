@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from test_recipes import load
 
 from orchestrator.model.families import describe
 from orchestrator.model.flops import forward_flops, model_flops_per_sample
@@ -63,6 +64,22 @@ def test_a_gpt_with_full_attention_has_narayanans_count(layers: int, hidden: int
     causal_half = 6 * layers * seq * seq * hidden
     narayanan = 72 * seq * layers * hidden**2 * (1 + seq / (6 * hidden) + vocab / (12 * layers * hidden))
     assert model_flops_per_sample(spec) + causal_half == pytest.approx(narayanan, rel=1e-12)
+
+
+def test_latent_attention_experts_and_prediction_have_megatrons_count() -> None:
+    """Of DeepSeek-V3, the formula of training.py:354-600 without what it counts of norms (q_lora_rank and kv_lora_rank a layer, 3 h a
+    prediction), and with the routers, which it leaves out."""
+    a, _, _ = load("deepseek_v3")
+    seq = 4096
+    h, heads, f, experts, topk, layers, dense = 7168, 128, 2048, 256, 8, 61, 3
+    q_lora, kv_lora, nope, rope, v = 1536, 512, 128, 64, 128
+    attention = (
+        q_lora * (h + heads * (nope + rope)) + kv_lora * (h + heads * (nope + v)) + h * rope + heads * v * h
+        + seq * heads * (nope + rope + v) / 2
+    )  # fmt: skip
+    feed_forward = 3 * h * (18432 * dense + (topk * f + f) * (layers + 1 - dense)) + h * experts * (layers + 1 - dense)
+    ends = 2 * h * h + 2 * h * 129280
+    assert model_flops_per_sample(describe(a, seq)) == pytest.approx(6 * seq * ((layers + 1) * attention + feed_forward + ends), rel=1e-12)
 
 
 def test_longer_sequences_cost_more_per_token() -> None:

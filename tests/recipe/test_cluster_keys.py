@@ -96,7 +96,7 @@ host_memory: 128 GB
         ("launch.watch=true", "is no key; did you mean launch.wait"),
         ("entry.args=--a", "is for a program of your own: name it with entry=PATH"),
         ("train.step_timeout_s=-1", "must be at least 0"),
-        ("slurm.nodes=two", "must be a whole number above 0"),
+        ("slurm.nodes=two", "is not a whole number"),
         ("slurm.extra='", "can't be split into words"),
         ("slurm.style=mpi", "is not known; choose one of torchrun, srun"),
         ("container.mounts=/a", "needs container.image beside it"),

@@ -11,7 +11,8 @@ import pytest
 from orchestrator import recipe, run
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
-from orchestrator.recipe.keys import KEYS, Key, _options
+from orchestrator.key import Key, options_of
+from orchestrator.recipe.keys import KEYS
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.spec import CHOICES
 from orchestrator.units import GIB
@@ -29,7 +30,7 @@ def other(key: Key) -> str | None:
     """A value of the key's type that is hardly anybody's default."""
     if key.name in SPECIAL:
         return SPECIAL[key.name]
-    kind = next(option for option in _options(key.type) if option is not type(None))
+    kind = next(option for option in options_of(key.type) if option is not type(None))
     if typing.get_origin(kind) is typing.Literal:
         choices = [str(choice) for choice in typing.get_args(kind)]
         return next((choice for choice in reversed(choices) if choice != key.default), choices[-1])

@@ -12,9 +12,11 @@ from msgspec.structs import replace
 from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
+from orchestrator.engines.hf_config import config_keywords
 from orchestrator.engines.hf_export import export_fields
 from orchestrator.errors import InputError
 from orchestrator.model.families import from_hf_config
+from orchestrator.model.spec import Architecture
 from orchestrator.recipe import Settings
 
 GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 260}
@@ -140,5 +142,34 @@ def test_engines_say_why_they_exchange_no_weights() -> None:
     assert "tied" in str(ENGINES["deepspeed"].why_no_exchange(replace(t5, tie_embeddings=False), None))
     assert "another function" in str(ENGINES["megatron"].why_no_exchange(t5, None))
     experts = load("recipe=mixtral_tiny").architecture
-    for engine in ENGINES.values():
-        assert "experts" in str(engine.why_no_exchange(experts, None)), engine.name
+    assert "experts" in str(ENGINES["deepspeed"].why_no_exchange(experts, None))
+
+
+def changed(model: Architecture, **experts: Any) -> Architecture:
+    return replace(model, feed_forward=replace(model.feed_forward, **experts))
+
+
+def test_experts_are_exchanged_as_the_class_of_transformers_that_computes_them() -> None:
+    mixtral, qwen = load("recipe=mixtral_tiny").architecture, load("recipe=qwen3_moe_tiny").architecture
+    assert export_fields(mixtral)["model_class"] == "MixtralForCausalLM"
+    assert export_fields(qwen)["model_class"] == "Qwen3MoeForCausalLM"
+    why = ENGINES["megatron"].why_no_exchange
+    assert why(mixtral, "mixtral") is None
+    assert why(qwen, "qwen3_moe") is None
+    assert "MixtralForCausalLM makes scores sum to one" in str(why(changed(mixtral, normalized=False), None))
+    assert "does not scale scores" in str(why(changed(qwen, scaling=2.5), None))
+    assert "no shared_experts" in str(why(changed(qwen, shared_ffn_hidden_size=96), None))
+    grouped = changed(qwen, score="sigmoid", expert_bias=True, shared_ffn_hidden_size=96, groups=4, group_topk=2, topk=6)
+    assert "values a group by its 2 best experts" in str(why(grouped, None))
+    assert why(changed(grouped, topk=4), None) is None
+
+
+def test_how_experts_are_balanced_may_differ_from_the_checkpoint(tmp_path: Path) -> None:
+    mixtral = load("recipe=mixtral_tiny").architecture
+    config = {"model_type": "mixtral"} | config_keywords(mixtral)
+    folder = checkpoint(tmp_path / "weights", **config | {"router_aux_loss_coef": 0.5})
+    words = ("recipe=mixtral_tiny", f"model.init_from={folder}")
+    assert load(*words).run.init_from == str(folder)
+    checkpoint(folder, **config | {"num_experts_per_tok": 1})
+    with pytest.raises(InputError, match="the checkpoint"):
+        load(*words)

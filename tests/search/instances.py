@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,9 +15,11 @@ from orchestrator.cost.price import CostModel
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
+from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, MIB
 
 MIXED = StateBytes(weight=2, gradient=4, master=4, moments=8)
@@ -28,6 +31,13 @@ TRAITS = Traits(
 )
 CALIBRATION = Calibration(context_bytes=0.0, communicator_bytes=0.0, workspace_bytes=0.0, step_overhead_s=1e-5, microbatch_overhead_s=1e-6)
 """Without the fixed bytes and overheads that would drown a toy model's differences."""
+
+
+def planned_engines(engines: Iterable[tuple[Capabilities, Traits]], *calibrations: Calibration) -> list[PlannedEngine]:
+    """The engines as a search is given them: with the calibration of all, or one for each."""
+    pairs = list(engines)
+    each = calibrations * len(pairs) if len(calibrations) == 1 else calibrations
+    return [PlannedEngine(capabilities=able, traits=traits, calibration=c) for (able, traits), c in zip(pairs, each, strict=True)]
 
 
 class Instance:
@@ -50,6 +60,18 @@ class Instance:
         self.limit = self._limit(rng)
 
     @property
+    def workload(self) -> Workload:
+        return Workload(model=self.model, training=self.training, cluster=self.cluster)
+
+    @property
+    def settings(self) -> SearchSettings:
+        return SearchSettings(limit=self.limit, top_k=1)
+
+    @property
+    def planned_engines(self) -> list[PlannedEngine]:
+        return planned_engines(self.engines, self.calibration)
+
+    @property
     def engines(self) -> list[tuple[Capabilities, Traits]]:
         return [(self.capabilities, self.traits)]
 
@@ -62,7 +84,7 @@ class Instance:
         return megatron_like(**changes, uneven_stages=rng.random() < 0.8)
 
     def _limit(self, rng: random.Random) -> MemoryLimit:
-        costs = CostModel(self.model, self.training, self.cluster, self.traits, self.calibration)
+        costs = CostModel(self.workload, self.traits, self.calibration)
         one = Candidate(
             engine=self.capabilities.engine,
             strategy=Strategy(mesh=Mesh(dp=self.cluster.num_gpus), recompute="full"),

@@ -19,6 +19,7 @@ from orchestrator.search.layerwise import AnalyticPrices, LayerwiseResult, Outer
 from orchestrator.strategy.layerwise import TRAITS, LayerwiseStage
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.tree import divisors
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, MIB
 
 
@@ -38,7 +39,7 @@ def prices_of(seed: int) -> tuple[Prices, int, MemoryLimit]:
     batch = rng.choice([4, 8])
     where = cluster(rng.choice([2, 4]), bandwidth=rng.choice([1, 20, 300]) * GB)
     calibration = replace(CALIBRATION, overlap_efficiency=rng.choice([0.0, 0.8]), op_overhead_s=0.0)
-    prices = AnalyticPrices(CostModel(model, training(batch, seq=64), where, TRAITS, calibration))
+    prices = AnalyticPrices(CostModel(Workload(model=model, training=training(batch, seq=64), cluster=where), TRAITS, calibration))
     return prices, batch, MemoryLimit(limit=int(leanest(prices, batch, 1) * rng.choice([1.0, 1.1, 1.3, 1.6, 10.0])), reserve=0)
 
 
@@ -87,10 +88,11 @@ def pipeline_of(seed: int, pp: int) -> tuple[Prices, int, MemoryLimit]:
     hidden = rng.choice([64, 128])
     if rng.random() < 0.4:
         model = two_kinds(layers - 1, hidden) if rng.random() < 0.5 else gpt(layers, hidden=hidden, seq=64, vocab=512)
-        prices: Prices = AnalyticPrices(CostModel(model, training(batch, seq=64), where, TRAITS, calibration))
+        workload = Workload(model=model, training=training(batch, seq=64), cluster=where)
+        prices: Prices = AnalyticPrices(CostModel(workload, TRAITS, calibration))
     else:
         profile = random_profile(rng, layers, tuple(divisors(group)), min(layers, rng.choice([1, 1, 2, 2, 3])))
-        prices = ProfilePrices(profile, CostModel(gpt(2), training(batch), where, TRAITS, calibration))
+        prices = ProfilePrices(profile, CostModel(Workload(model=gpt(2), training=training(batch), cluster=where), TRAITS, calibration))
     return prices, batch, MemoryLimit(limit=int(leanest(prices, batch, pp) * rng.choice([1.0, 1.05, 1.1, 1.3, 1.6, 10.0])), reserve=0)
 
 
@@ -141,5 +143,5 @@ def medium_of(seed: int, pp: int) -> tuple[Prices, int, MemoryLimit]:
     where = cluster(pp * group, bandwidth=rng.choice([1, 20, 300]) * GB)
     calibration = replace(CALIBRATION, overlap_efficiency=rng.choice([0.0, 0.8]), op_overhead_s=0.0)
     profile = random_profile(rng, layers, tuple(divisors(group)), layers - rng.randint(0, 2))
-    prices = ProfilePrices(profile, CostModel(gpt(2), training(batch), where, TRAITS, calibration))
+    prices = ProfilePrices(profile, CostModel(Workload(model=gpt(2), training=training(batch), cluster=where), TRAITS, calibration))
     return prices, batch, MemoryLimit(limit=int(leanest(prices, batch, pp) * rng.choice([1.02, 1.1, 1.3, 1.6, 3.0])), reserve=0)

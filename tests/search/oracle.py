@@ -145,7 +145,7 @@ def best(
     found: tuple[float, Candidate, tuple[Stage, ...]] | None = None
     workload = Workload(model=model, training=training, cluster=cluster)
     for capabilities, traits in engines:
-        costs = CostModel(model, training, cluster, traits, calibration)
+        costs = CostModel(workload, traits, calibration)
         legal: dict[Candidate, list[Recompute]] = {}
         for candidate in outer_choices(capabilities, workload):
             key = replace(candidate, strategy=replace(candidate.strategy, recompute="none"))

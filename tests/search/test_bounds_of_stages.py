@@ -9,7 +9,6 @@ from orchestrator.errors import NoPlanError
 from orchestrator.search import inner
 from orchestrator.search.partition import Way
 from orchestrator.search.planner import search
-from orchestrator.strategy.pins import Pins
 
 
 def test_a_stage_is_never_faster_than_the_capacity_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +19,7 @@ def test_a_stage_is_never_faster_than_the_capacity_says(monkeypatch: pytest.Monk
     def checked(self: inner.Inner, p: int, start: int, sizes: tuple[int, ...]) -> list[Way]:
         nonlocal seen
         found = made(self, p, start, sizes)
-        if self.pp > 1:
+        if self.capacity is not None:
             capacity, layers = self.capacity, sum(sizes)
             for way in found:
                 assert capacity.seconds(p, layers) <= way.work_s * (1 + 1e-9)
@@ -32,5 +31,5 @@ def test_a_stage_is_never_faster_than_the_capacity_says(monkeypatch: pytest.Monk
     for seed in range(0, 80, 2):
         instance = Instance(seed)
         with contextlib.suppress(NoPlanError):
-            search(instance.model, instance.training, instance.cluster, instance.engines, Pins(), instance.limit, instance.calibration)
+            search(instance.workload, instance.planned_engines, instance.settings)
     assert seen > 100

@@ -6,7 +6,7 @@ import math
 
 import oracle
 import pytest
-from instances import Instance
+from instances import Instance, planned_engines
 from msgspec.structs import replace
 from small_engines import HEADS, deepspeed_like
 from small_models import cluster, gpt, training
@@ -16,6 +16,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import LayerSpan, Stage
 from orchestrator.search.planner import check_plan, search
+from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import Candidate, Recompute
@@ -58,9 +59,9 @@ def agrees(seed: int, schedules: tuple[str, ...], pins: Pins) -> bool | None:
     traits = replace(given.traits, engine="deepspeed")
     asked: list[tuple[Capabilities, Traits]] = [(engine(seed, schedules), traits)]
     expected = oracle.best(given.model, given.training, given.cluster, asked, given.limit, given.calibration)
-    offered = [(engine(seed), traits)]
+    offered = planned_engines([(engine(seed), traits)], given.calibration)
     try:
-        found = search(given.model, given.training, given.cluster, offered, pins, given.limit, given.calibration, top_k=1)
+        found = search(given.workload, offered, replace(given.settings, pins=pins))
     except (NoPlanError, InputError):
         return None if expected is None else False
     assert expected is not None
@@ -88,7 +89,8 @@ def test_the_engine_proposes_it_and_takes_each_layer_in_a_mode_of_its_own() -> N
     traits = spec.traits(where.software)
     engines = [(spec.capabilities(where.software), traits)]
     pins = Pins(pp=2, schedule=OURS)
-    found = search(gpt(4), training(8), where, engines, pins, AMPLE, datasheet(where, traits), top_k=1)
+    workload = Workload(model=gpt(4), training=training(8), cluster=where)
+    found = search(workload, planned_engines(engines, datasheet(where, traits)), SearchSettings(pins=pins, limit=AMPLE, top_k=1))
     plan = found.plan
     assert (plan.pp, plan.schedule, plan.zero_stage, plan.vpp) == (2, OURS, 1, 1)
     modes: tuple[Recompute, ...] = ("none", "full", "selective")

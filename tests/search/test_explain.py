@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from instances import CALIBRATION, TRAITS
+from instances import CALIBRATION, TRAITS, planned_engines
 from msgspec.structs import replace
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
@@ -8,19 +8,26 @@ from test_planner import AMPLE, seconds, some_plan
 
 from orchestrator.cost.bounds import Floors, filled
 from orchestrator.engines import ENGINES
+from orchestrator.hardware.spec import Cluster
 from orchestrator.plan import Plan
-from orchestrator.report.text import beyond_text, explanation_text, proof, unasked_text, wide_tp_text
-from orchestrator.search.explain import LONG_SEQUENCE, Explanation, beyond, explain, narrower_tp
+from orchestrator.report.text import explanation_text, proof, unasked_text, wide_tp_text
+from orchestrator.search.explain import Explanation, explain, narrower_tp
 from orchestrator.search.planner import search
+from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import MIB
 
 MODEL = gpt(6, hidden=256, seq=128, vocab=1024)
 
 
+def workload(where: Cluster) -> Workload:
+    return Workload(model=MODEL, training=training(16, seq=128), cluster=where)
+
+
 def asked(pins: Pins, limit: MemoryLimit = AMPLE) -> Explanation:
     engines = [(megatron_like(), TRAITS)]
-    (answer,) = explain(pins, MODEL, training(16, seq=128), cluster(8), engines, Pins(), limit, CALIBRATION)
+    (answer,) = explain(pins, workload(cluster(8)), planned_engines(engines, CALIBRATION), SearchSettings(limit=limit))
     return answer
 
 
@@ -49,7 +56,7 @@ def test_why_not_the_other_rank_order_has_a_plan_or_the_rule_of_an_engine_withou
     for name, engine in ENGINES.items():
         given = [(engine.capabilities(where.software), engine.traits(where.software))]
         pins = Pins(rank_order="tp-cp-ep-pp-dp")
-        (answers[name],) = explain(pins, MODEL, training(16, seq=128), where, given, Pins(), AMPLE, CALIBRATION)
+        (answers[name],) = explain(pins, workload(where), planned_engines(given, CALIBRATION), SearchSettings(limit=AMPLE))
     plan = answers["megatron"].plan
     assert plan is not None
     assert plan.rank_order == ("tp", "cp", "ep", "pp", "dp")
@@ -60,7 +67,8 @@ def test_why_not_the_other_rank_order_has_a_plan_or_the_rule_of_an_engine_withou
 def test_why_not_does_not_advise_to_leave_out_what_was_asked() -> None:
     assert "to relax" not in asked(Pins(tp=8)).why
     engines = [(megatron_like(), TRAITS)]
-    (answer,) = explain(Pins(tp=4), MODEL, training(16, seq=128), cluster(8), engines, Pins(dp=4), AMPLE, CALIBRATION)
+    settings = SearchSettings(pins=Pins(dp=4), limit=AMPLE)
+    (answer,) = explain(Pins(tp=4), workload(cluster(8)), planned_engines(engines, CALIBRATION), settings)
     assert "leave out pin.dp" in answer.why
 
 
@@ -109,7 +117,7 @@ def test_tp_wider_than_a_node_is_shown_beside_the_best_plan_without() -> None:
     nodes = cluster(8, gpus_per_node=2)
 
     def best(tp: int) -> Plan:
-        return search(MODEL, training(16, seq=128), nodes, engines, Pins(tp=tp), AMPLE, CALIBRATION, top_k=1).plan
+        return search(workload(nodes), planned_engines(engines, CALIBRATION), SearchSettings(pins=Pins(tp=tp), limit=AMPLE, top_k=1)).plan
 
     assert [narrower_tp(best(tp)) for tp in (1, 2, 4)] == [None, None, 2]
     text = wide_tp_text(best(4), best(2), "")
@@ -119,37 +127,14 @@ def test_tp_wider_than_a_node_is_shown_beside_the_best_plan_without() -> None:
 
 
 def test_the_proof_says_what_is_proven() -> None:
-    result, engine = some_plan(), replace(megatron_like(), pinned_axes=("cp",))
+    result, engine = some_plan(), replace(megatron_like(), axes=(*megatron_like().axes, "cp"), least_sequence_part=2048)
     assert result.proven
     assert result.at_least_s == seconds(result.plan)
     said = proof(result.plan, result.at_least_s, [engine])
     assert said.startswith(f"Proven the fastest of the plans of {engine.engine} that were searched and fit")
-    assert said.endswith(f"; only with a pin: {engine.engine}'s cp")
+    assert said.endswith("; only with a pin: cp of several samples at a time or into parts of less than 2,048 tokens")
     assert "up to 10.0% faster" in proof(result.plan, 0.9 * seconds(result.plan), [engine])
     assert proof(result.plan, None, [engine]).startswith("Not proven")
-
-
-def test_a_faster_degree_that_only_a_pin_takes_is_found_where_sequences_are_long() -> None:
-    plan = some_plan().plan
-    engines = [(replace(megatron_like(), pinned_axes=("cp",)), TRAITS)]
-    tried: list[int] = []
-
-    def answer(pins: Pins) -> tuple[Explanation, ...]:
-        """cp 2 and 4 are faster than the plan, 8 is not."""
-        tried.append(pins.cp)
-        seconds_with = {2: 0.9, 4: 0.8}.get(pins.cp, 2.0) * seconds(plan)
-        other = replace(plan, predicted=replace(plan.predicted, step_time_s=seconds_with))
-        return (Explanation(question=f"cp={pins.cp}", plan=other),)
-
-    assert beyond(plan, engines, answer) is None
-    assert not tried, "its sequences are short"
-    long = replace(plan, training=replace(plan.training, seq_length=LONG_SEQUENCE), cluster=cluster(16))
-    found = beyond(long, engines, answer)
-    assert (found and found.question, tried) == ("cp=4", [2, 4, 8])
-    assert found is not None
-    assert found.plan is not None
-    assert "pin.cp=4 takes" in (text := beyond_text(long, found.question, found.plan))
-    assert "(-20.0%)" in text
 
 
 def test_a_filled_pipeline_is_between_the_mean_and_the_even_schedule() -> None:
@@ -164,7 +149,7 @@ def test_floors_undercut_every_price() -> None:
 
     result = some_plan(top_k=40)
     capabilities = megatron_like()
-    costs = CostModel(MODEL, training(16, seq=128), cluster(8), TRAITS, CALIBRATION)
+    costs = CostModel(workload(cluster(8)), TRAITS, CALIBRATION)
     floors = Floors(costs, capabilities, AMPLE.usable, pinned_layout=False)
     priced = [outcome for outcome in result.outcomes if outcome.step_time_s is not None]
     assert len(priced) >= 40

@@ -12,6 +12,7 @@ import random
 from typing import Any, NamedTuple
 
 import pytest
+from instances import planned_engines
 from msgspec.structs import replace
 from small_models import cluster
 
@@ -24,9 +25,11 @@ from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.search.planner import search
+from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, MIB
 
 SEEDS, MORE = range(16), range(16, 1000)
@@ -49,9 +52,14 @@ class Question(NamedTuple):
     limit: MemoryLimit
     pins: Pins = Pins()
 
+    @property
+    def workload(self) -> Workload:
+        return Workload(model=self.model, training=self.training, cluster=self.cluster)
+
     def plan(self) -> Plan | None:
         try:
-            return search(self.model, self.training, self.cluster, self.engines, self.pins, self.limit, self.calibrations, top_k=1).plan
+            settings = SearchSettings(pins=self.pins, limit=self.limit, top_k=1)
+            return search(self.workload, planned_engines(self.engines, *self.calibrations), settings).plan
         except NoPlanError:
             return None
 

@@ -15,6 +15,7 @@ from orchestrator.search.layerwise import ProfilePrices, layerwise
 from orchestrator.search.layerwise_stage import StageSolver, _Sequence
 from orchestrator.strategy.layerwise import TRAITS, galvatron_json
 from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, MIB
 
 from instances import CALIBRATION  # isort: skip
@@ -89,7 +90,8 @@ def profile(**changes: object) -> Profile:
 
 
 def measured(num_gpus: int = 4, batch: int = 16) -> ProfilePrices:
-    return ProfilePrices(profile(), CostModel(gpt(2), training(batch), cluster(num_gpus, bandwidth=5 * GB), TRAITS, CALIBRATION))
+    workload = Workload(model=gpt(2), training=training(batch), cluster=cluster(num_gpus, bandwidth=5 * GB))
+    return ProfilePrices(profile(), CostModel(workload, TRAITS, CALIBRATION))
 
 
 def test_more_memory_is_never_slower_layer_by_layer() -> None:

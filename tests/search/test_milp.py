@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
-from instances import CALIBRATION, TRAITS
+from instances import CALIBRATION, TRAITS, planned_engines
 from milp import Program, outer_choices
 from msgspec.structs import replace
 from small_engines import HEADS, INTERLEAVED, deepspeed_like, megatron_like
@@ -21,8 +21,9 @@ from orchestrator.model.spec import LayerRun, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.search.partition import Partitions, Way
 from orchestrator.search.planner import SearchResult, search
+from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities, Traits
-from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, KIB
 
@@ -41,6 +42,10 @@ class Medium(NamedTuple):
     traits: Traits
     calibration: Any
     limit: MemoryLimit
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(model=self.model, training=self.training, cluster=self.cluster)
 
 
 @cache
@@ -79,8 +84,8 @@ def medium(seed: int) -> Medium:
 
 
 def planned(m: Medium) -> SearchResult:
-    engines = [(m.capabilities, m.traits)]
-    return search(m.model, m.training, m.cluster, engines, Pins(), m.limit, m.calibration, top_k=1)
+    engines = planned_engines([(m.capabilities, m.traits)], m.calibration)
+    return search(m.workload, engines, SearchSettings(limit=m.limit, top_k=1))
 
 
 def optimum(m: Medium, result: SearchResult) -> tuple[float, float]:
@@ -88,11 +93,10 @@ def optimum(m: Medium, result: SearchResult) -> tuple[float, float]:
     search did not take only plans that are faster than the search's are looked for."""
     assert result.plan.predicted is not None
     ours = result.plan.predicted.step_time_s
-    costs = CostModel(m.model, m.training, m.cluster, m.traits, m.calibration)
-    given = Workload(model=m.model, training=m.training, cluster=m.cluster)
+    costs = CostModel(m.workload, m.traits, m.calibration)
     best = bound = math.inf
     seen = False
-    for candidate, modes in outer_choices(m.capabilities, given):
+    for candidate, modes in outer_choices(m.capabilities, m.workload):
         chosen = candidate.label() == result.plan.candidate.label()
         seen = seen or chosen
         for some in [[mode] for mode in modes] if m.capabilities.recompute_varies == "never" else [modes]:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import oracle
 import pytest
-from instances import CALIBRATION, MODULES, TRAITS, Instance, Wide
+from instances import CALIBRATION, MODULES, TRAITS, Instance, Wide, planned_engines
 from msgspec.structs import replace
 from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
@@ -14,10 +15,12 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.search.partition import Partitions, Way
 from orchestrator.search.planner import SearchResult, check_plan, reprice, search
+from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, MIB
 
 SOME, QUICK, FULL = range(60), range(300), range(300, 2000)
@@ -26,16 +29,7 @@ AMPLE = MemoryLimit(limit=80 * GIB, reserve=0)
 
 def planned(instance: Instance) -> SearchResult | None:
     try:
-        return search(
-            instance.model,
-            instance.training,
-            instance.cluster,
-            instance.engines,
-            Pins(),
-            instance.limit,
-            instance.calibration,
-            top_k=1,
-        )
+        return search(instance.workload, instance.planned_engines, instance.settings)
     except NoPlanError:
         return None
 
@@ -203,17 +197,16 @@ def test_a_planted_bug_in_the_bound_of_what_is_left_is_caught(monkeypatch: pytes
 # ---- laws
 
 
-def some_plan(capabilities: Capabilities | None = None, layers: int = 6, gpus: int = 8, **changes: object) -> SearchResult:
-    arguments: dict[str, object] = {
-        "model": gpt(layers, hidden=256, seq=128, vocab=1024),
-        "training": training(16, seq=128),
-        "cluster": cluster(gpus),
-        "engines": [(capabilities or megatron_like(), TRAITS)],
-        "pins": Pins(),
-        "limit": AMPLE,
-        "calibration": CALIBRATION,
-    }
-    return search(**(arguments | changes))  # type: ignore[arg-type]
+def some_plan(capabilities: Capabilities | None = None, layers: int = 6, gpus: int = 8, **changes: Any) -> SearchResult:
+    """The search's answer; `changes` are fields of the workload and the settings, `engines` (pairs), `calibrations`, and what else `search`
+    takes."""
+    pairs = changes.pop("engines", [(capabilities or megatron_like(), TRAITS)])
+    engines = planned_engines(pairs, *changes.pop("calibrations", [CALIBRATION]))
+    given = {"model": gpt(layers, hidden=256, seq=128, vocab=1024), "training": training(16, seq=128), "cluster": cluster(gpus)}
+    workload = Workload(**{name: changes.pop(name, value) for name, value in given.items()})
+    asked = {"pins": Pins(), "limit": AMPLE, "top_k": 5}
+    settings = SearchSettings(**{name: changes.pop(name, value) for name, value in asked.items()})
+    return search(workload, engines, settings, **changes)
 
 
 def test_more_memory_is_never_slower() -> None:
@@ -277,7 +270,8 @@ def test_a_plan_keeps_its_sums(seed: int) -> None:
 def test_the_winner_is_priced_by_the_scoring_function() -> None:
     result = some_plan()
     model, plan = gpt(6, hidden=256, seq=128, vocab=1024), result.plan
-    price = CostModel(model, plan.training, plan.cluster, TRAITS, CALIBRATION).price(plan.candidate, plan.stages)
+    workload = Workload(model=model, training=plan.training, cluster=plan.cluster)
+    price = CostModel(workload, TRAITS, CALIBRATION).price(plan.candidate, plan.stages)
     assert plan.predicted == price
 
 
@@ -363,7 +357,7 @@ def test_what_is_faster_by_rounding_only_is_a_tie(faster_by: float, taken: str, 
     twins = [(megatron_like(engine="a"), TRAITS), (megatron_like(engine="b"), TRAITS)]
     once = seconds(some_plan(engines=twins).plan)
     longer = replace(CALIBRATION, step_overhead_s=CALIBRATION.step_overhead_s + once * faster_by)
-    found = some_plan(engines=twins, calibration=[longer, CALIBRATION], top_k=top_k)
+    found = some_plan(engines=twins, calibrations=[longer, CALIBRATION], top_k=top_k)
     assert found.proven
     assert found.plan.engine == taken
     assert all("-0.0%" not in (outcome.reason or "") for outcome in found.outcomes)
@@ -423,18 +417,11 @@ def test_pins_against_a_rule_name_the_rule() -> None:
 
 
 def test_a_budget_ends_the_search_early_and_says_so() -> None:
-    now = 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 1.0
-        return now
-
-    result = some_plan(clock=clock, budget_s=0.5)
+    result = some_plan(stop=lambda: True)
     assert not result.complete
     assert not result.proven
-    assert any("search.budget_s=0.5" in (outcome.reason or "") for outcome in result.outcomes)
-    assert some_plan(clock=clock, budget_s=1e9).complete
+    assert any("search.budget_s" in (outcome.reason or "") for outcome in result.outcomes)
+    assert some_plan(stop=lambda: False).complete
 
 
 def test_progress_goes_to_the_end() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from instances import CALIBRATION, TRAITS, Instance
+from instances import CALIBRATION, TRAITS, Instance, planned_engines
 from msgspec.structs import replace
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
@@ -13,25 +13,28 @@ from small_models import cluster, gpt, training
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.collectives import Link, all_gather, all_reduce, reduce_scatter
 from orchestrator.search.planner import search
+from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.paper import PP_OUTERMOST
-from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB
 
 ORDERS = (("tp", "cp", "ep", "dp", "pp"), ("tp", "cp", "ep", "pp", "dp"))
 
 
-def lost(**arguments: object) -> float | None:
+def lost(workload: Workload, engines: list[PlannedEngine], limit: MemoryLimit) -> float | None:
     """By how much the best plan with PP over the slowest level is slower than the best of both rank orders; None where nothing fits."""
 
-    def seconds(**prunings: object) -> float:
+    def seconds(*prunings: Rule) -> float:
         try:
-            plan = search(pins=Pins(), top_k=1, **arguments, **prunings).plan  # type: ignore[arg-type]
+            plan = search(workload, engines, SearchSettings(limit=limit, prunings=prunings, top_k=1)).plan
         except NoPlanError:
             return math.inf
         assert plan.predicted is not None
         return plan.predicted.step_time_s
 
-    free, pruned = seconds(), seconds(prunings=(PP_OUTERMOST,))
+    free, pruned = seconds(), seconds(PP_OUTERMOST)
     return None if free == math.inf else pruned / free - 1
 
 
@@ -41,9 +44,8 @@ def test_pp_outermost_loses_nothing_on_small_instances() -> None:
     for seed in range(150):
         i = Instance(seed)
         if i.cluster.gpus_per_node < i.cluster.num_gpus:
-            engines = [(replace(i.capabilities, rank_orders=ORDERS), i.traits)]
-            given = {"model": i.model, "training": i.training, "cluster": i.cluster, "engines": engines, "limit": i.limit}
-            losses.append(lost(**given, calibration=i.calibration))
+            engines = planned_engines([(replace(i.capabilities, rank_orders=ORDERS), i.traits)], i.calibration)
+            losses.append(lost(i.workload, engines, i.limit))
     assert len([loss for loss in losses if loss is not None]) >= 15
     assert not any(losses)
 
@@ -52,14 +54,13 @@ def test_pp_outermost_loses_nothing_on_small_instances() -> None:
 def test_pp_outermost_loses_where_activations_outweigh_weights(hidden: int, batch: int, least: float, most: float) -> None:
     """2 x 4 GPUs, sequences of 512. Many micro-batches over the border of small stages weigh more than one reduction of their weights:
     there the rule loses 6%. With larger weights it loses nothing."""
-    loss = lost(
+    workload = Workload(
         model=gpt(8, hidden=hidden, heads=4, seq=512, vocab=1024),
         training=training(batch, seq=512),
         cluster=cluster(8, gpus_per_node=4),
-        engines=[(megatron_like(rank_orders=ORDERS, recompute=("none", "full")), TRAITS)],
-        limit=MemoryLimit(limit=80 * GIB, reserve=0),
-        calibration=CALIBRATION,
     )
+    engines = planned_engines([(megatron_like(rank_orders=ORDERS, recompute=("none", "full")), TRAITS)], CALIBRATION)
+    loss = lost(workload, engines, MemoryLimit(limit=80 * GIB, reserve=0))
     assert loss is not None
     assert least <= loss <= most
 

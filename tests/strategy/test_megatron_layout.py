@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from small_models import gpt
 
 from orchestrator.errors import InputError
@@ -51,7 +52,7 @@ def test_the_grammar_is_megatrons(text: str) -> None:
         ("Et*8|t*8|x|t*16L", "'x' is no part"),
         ("", "has 1 chunks"),
         ("Et*99999999999|t|t|tL", "unrolls to more"),
-        ("Et*8|t*8|m|t*16L", "'m' is no part"),
+        ("Et*8|t*8|m|t*16L", "has 1 layers of multi-token prediction (m); the model has 0"),
         ("Et*8|t*8|t*8|t*8L*2", "loss (L) exactly once"),
         ("tEt*7|t*8|t*8|t*8L", "start with"),
     ],
@@ -61,6 +62,18 @@ def test_a_bad_layout_is_refused(text: str, why: str) -> None:
         parse_layout(text, gpt(32), 4, 1)
     assert caught.value.key == "pin.layout"
     assert why in str(caught.value)
+
+
+def test_a_prediction_layer_stands_before_the_loss_and_is_counted() -> None:
+    model = replace(gpt(8), architecture=replace(gpt(8).architecture, mtp_num_layers=2))
+    stages = parse_layout("Et*5|t*3mmL", model, 2, 1)
+    assert [span.kind for span in stages[1].layers] == ["decoder", "head"]
+    assert layout_string(stages, 2) == "Et*5|t*3m*2L"
+    bad = (("Et*5|t*3L", "has 0 layers of multi-token prediction"), ("Et*5m*2|t*3L", "in the last chunk, right before the loss"))
+    for text, why in bad:
+        with pytest.raises(InputError) as caught:
+            parse_layout(text, model, 2, 1)
+        assert why in str(caught.value)
 
 
 def test_recompute_takes_the_first_layers_of_each_chunk() -> None:

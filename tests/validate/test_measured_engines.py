@@ -38,7 +38,7 @@ def test_nanotron_is_slower_where_its_pipeline_leaves_a_node(change: dict[str, s
 def kept(run: Run) -> list[float]:
     prediction = Pricer(zero_shot).price(run).prediction
     assert prediction is not None
-    plain = CostModel(run.model, run.training, run.cluster, run.engine.traits, datasheet(run.cluster, run.engine.traits))
+    plain = CostModel(run.workload, run.engine.traits, datasheet(run.cluster, run.engine.traits))
     peaks = [stage.peak_memory_bytes for stage in plain.price(run.candidate, run.stages).by_stage]
     gathered = [stage.memory_by_cause["gathered"] for stage in prediction.by_stage]
     both = [peak + held for peak, held in zip(peaks, gathered, strict=True)]

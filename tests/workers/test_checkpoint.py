@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_plans import BERT, GPT, LLAMA, T5, make_plan
+from worker_plans import BERT, DEEPSEEK, GPT, LLAMA, MIXTRAL, QWEN3_MOE, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.plan import RunSettings, to_json
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engines
 
 DEEPSPEED = "megatron_deepspeed"
 ALONE = "deepspeed"
+SP = {"tp": 2, "sequence_parallel": True}
 
 
 def run(pool: Pool, corpus: str, out: Path, *, resume: Path | None = None, save_every: int = 0, **fields: Any) -> list[float]:
@@ -31,6 +32,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "megatron tp2 to tp1": ({"tp": 2}, {}),
     "megatron tp2 zero1 to tp1 dp2": ({"tp": 2, "dp": 2, "zero_stage": 1}, {"dp": 2, "zero_stage": 1}),
     "megatron pp2 vpp2 llama to pp1": ({"model": LLAMA, "pp": 2, "vpp": 2}, {"model": LLAMA}),
+    "megatron experts ep2 zero1 to tp2 pp2 ep4": (
+        {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": QWEN3_MOE, **SP, "pp": 2, "dp": 2, "ep": 4, "zero_stage": 1},
+    ),
     "deepspeed tp2 zero1": ({"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}),
     "deepspeed dp2 zero3": ({"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}),
     "megatron bf16 tp2": ({"tp": 2, "precision": "bf16"}, {"tp": 2, "precision": "bf16"}),
@@ -79,6 +84,24 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deepspeed pp2 zero1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
 }
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "megatron experts ep2 to the same": ({"model": MIXTRAL, "dp": 2, "ep": 2}, {"model": MIXTRAL, "dp": 2, "ep": 2}),
+    "megatron experts tp2 etp2 to ep2": ({"model": MIXTRAL, **SP, "etp": 2}, {"model": MIXTRAL, **SP, "ep": 2}),
+    "megatron experts pp2 ep2 zero0 to zero1": (
+        {"model": MIXTRAL, "pp": 2, "dp": 2, "ep": 2},
+        {"model": MIXTRAL, "dp": 4, "ep": 2, "zero_stage": 1},
+    ),
+    "megatron experts ep2 zero1 to zero0 ep4": (
+        {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": QWEN3_MOE, "dp": 4, "ep": 4},
+    ),
+    "megatron deepseek pp2 ep2 to tp2 ep4": (
+        {"model": DEEPSEEK, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": DEEPSEEK, **SP, "dp": 2, "ep": 4, "zero_stage": 1},
+    ),
+    "megatron bf16 deepseek ep2 to one rank": (
+        {"model": DEEPSEEK, "dp": 2, "ep": 2, "zero_stage": 1, "precision": "bf16"},
+        {"model": DEEPSEEK, "zero_stage": 1, "precision": "bf16"},
+    ),
     "megatron tp2 to dp2 zero1": ({"tp": 2}, {"dp": 2, "zero_stage": 1}),
     "megatron bert tp2 pp2 to dp2": ({"model": BERT, "tp": 2, "pp": 2}, {"model": BERT, "dp": 2}),
     "megatron t5 tp2 to dp2 zero1": ({"model": T5, "tp": 2}, {"model": T5, "dp": 2, "zero_stage": 1}),
@@ -172,3 +195,60 @@ def test_dropout_continues_where_it_was(pool: Pool, corpus: str, tmp_path: Path)
     whole = run(pool, corpus, tmp_path / "first", save_every=2, model=noisy, tp=2)
     resumed = run(pool, corpus, tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step_000002", model=noisy, tp=2)
     np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-6)
+
+
+def test_only_superseded_checkpoints_go(tmp_path: Path) -> None:
+    """The newest whole ones stay, those of every tenth step stay, what an interrupted save left goes, and what is newer is not touched."""
+    from orchestrator.workers.checkpoint import MARKER, superseded
+
+    for step in (5, 10, 15, 20, 25, 30, 35):
+        folder = tmp_path / f"step_{step:06d}"
+        folder.mkdir()
+        if step != 15:
+            (folder / MARKER).write_text("{}")
+
+    def gone(step: int, keep_last: int, keep_every: int) -> list[int]:
+        return [int(path.name.removeprefix("step_")) for path in superseded(tmp_path, step, keep_last, keep_every)]
+
+    assert gone(30, 0, 0) == [15]
+    assert gone(30, 1, 0) == [5, 10, 15, 20, 25]
+    assert gone(30, 2, 0) == [5, 10, 15, 20]
+    assert gone(30, 2, 10) == [5, 15]
+    assert gone(5, 1, 0) == []
+
+
+def test_a_run_keeps_what_it_was_told_to_and_resumes_from_it(pool: Pool, corpus: str, tmp_path: Path) -> None:
+    settings = RunSettings(save_every=1, keep_last=2, keep_every=3)
+    plan = make_plan(run=settings, steps=6, lr=3e-3)
+    whole = pool.run("train_and_save", 1, to_json(plan), corpus, str(tmp_path / "first"))[0]
+    folder = tmp_path / "first" / "checkpoints"
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000003", "step_000005", "step_000006"]
+    again = make_plan(run=RunSettings(resume=str(folder / "step_000003")), steps=6, lr=3e-3)
+    np.testing.assert_allclose(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "second"))[0], whole[3:], atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["megatron", DEEPSPEED])
+def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(engine: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    plan = make_plan(engine=engine, zero_stage=1, run=RunSettings(save_every=1, keep_last=1), steps=1)
+    (said,) = pool.run("save_with_little_disk", 1, to_json(plan), corpus, str(tmp_path / "out"), 20_000)
+    folder = tmp_path / "out" / "checkpoints"
+    assert said.startswith("step 2: the checkpoint can't be written: ")
+    assert said.endswith(f"the newest whole checkpoint is {folder / 'step_000001'}")
+    assert json.loads((folder / "latest.json").read_text())["step"] == 1
+    again = make_plan(engine=engine, zero_stage=1, run=RunSettings(resume=str(tmp_path / "out")), steps=2)
+    assert len(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "next"))[0]) == 1
+
+
+def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> None:
+    from orchestrator.engines.ds_checkpoints import reshardable
+    from orchestrator.workers.states import covers
+
+    seen = set()
+    for stage in (0, 1, 2, 3):
+        for precision in ("fp32", "bf16", "fp16"):
+            for optimizer in ("adamw", "sgd"):
+                dtype = {"grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"} if precision == "bf16" else {}
+                plan = make_plan(engine=ALONE, dp=2, zero_stage=stage, precision=precision, optimizer=optimizer, **dtype)
+                assert reshardable(plan) == covers(plan)
+                seen.add(covers(plan))
+    assert seen == {True, False}

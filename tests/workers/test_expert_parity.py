@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from test_parity import TOLERANCE, Result, assert_equal, measure
-from worker_plans import DEEPSEEK_LIKE, EXPERT_MODELS, MIXTRAL, QWEN3_MOE, make_plan
+from worker_plans import (
+    DEEPSEEK,
+    DEEPSEEK_LIKE,
+    EXPERT_MODELS,
+    LATENT,
+    LATENT_DENSE,
+    MIXTRAL,
+    PREDICTING,
+    PREDICTING_TWICE,
+    QWEN3_MOE,
+    WINDOWED,
+    make_plan,
+)
 from worker_pool import Pool
 
 from orchestrator.model.families import describe
@@ -30,8 +44,44 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3_moe pp2 vpp2 dp2 ep2": (QWEN3_MOE, {"pp": 2, "vpp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
     "deepseek dp2 ep2": (DEEPSEEK_LIKE, {"dp": 2, "ep": 2}),
     "deepseek pp2 uneven dp2 ep2 zero1": (DEEPSEEK_LIKE, {"pp": 2, "split": [[3], [1]], "dp": 2, "ep": 2, "zero_stage": 1}),
+    "latent dp2 zero1 recompute": (LATENT_DENSE, {"dp": 2, "zero_stage": 1, "recompute": ["selective"]}),
+    "latent tp4 sp": (LATENT_DENSE, {"tp": 4, "sequence_parallel": True, "recompute": ["mla_up_proj"]}),
+    "latent deepseek tp2 sp pp2 dp2 ep2 zero1": (DEEPSEEK, {**SP, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
+    "latent deepseek tp2 sp dp2 ep2 etp2": (DEEPSEEK, {**SP, "dp": 2, "ep": 2, "etp": 2, "recompute": ["layernorm+mlp"]}),
+    "latent deepseek pp2 vpp2 dp2 ep2": (DEEPSEEK, {"pp": 2, "vpp": 2, "dp": 2, "ep": 2}),
+    "prediction tp2 sp pp2 uneven dp2 ep2 zero1": (PREDICTING, {**SP, "pp": 2, "split": [[3], [1]], "dp": 2, "ep": 2, "zero_stage": 1}),
+    "prediction pp2 vpp2 head alone dp2 ep2": (PREDICTING, {"pp": 2, "vpp": 2, "split": [[1, 1], [2, 0]], "dp": 2, "ep": 2}),
+    "prediction pp2 even zero1": (PREDICTING, {"pp": 2, "dp": 2, "zero_stage": 1, "recompute": ["full", "none"]}),
+    "prediction dp2 ep2 recompute": (PREDICTING, {"dp": 2, "ep": 2, "recompute": ["mla_up_proj+mlp"]}),
+    "two predictions tp2 pp2 uneven": (PREDICTING_TWICE, {"tp": 2, "pp": 2, "split": [[3], [1]], "micro_batch_size": 4}),
+    "windows and sinks tp2 sp pp2 uneven": (WINDOWED, {**SP, "pp": 2, "split": [[3], [1]], "recompute": ["core_attn+layernorm+mlp"] * 2}),
+    "windows and sinks dp2 zero1": (WINDOWED, {"dp": 2, "zero_stage": 1}),
     "deepseek tp2 sp dp2 ep4": (DEEPSEEK_LIKE, {**SP, "dp": 2, "ep": 4, "recompute": ["layernorm+mlp"]}),
 }
+
+LONG = (
+    "deepseek dp2 ep2",
+    "latent dp2 zero1 recompute",
+    "latent deepseek tp2 sp pp2 dp2 ep2 zero1",
+    "latent deepseek tp2 sp dp2 ep2 etp2",
+    "latent deepseek pp2 vpp2 dp2 ep2",
+    "prediction pp2 even zero1",
+    "windows and sinks dp2 zero1",
+    "prediction dp2 ep2 recompute",
+)
+"""Left to .ci/full: their parts are in other cases."""
+
+
+class References(dict[str, Result]):
+    """Each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[str], Result]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, name: str) -> Result:
+        self[name] = self.make(name)
+        return self[name]
 
 
 def plan_of(model: Any, **fields: Any) -> Plan:
@@ -41,16 +91,31 @@ def plan_of(model: Any, **fields: Any) -> Plan:
 @pytest.fixture(scope="module")
 def expert_references(pool: Pool, corpus: str) -> dict[str, Result]:
     """One process, one micro-batch of the whole batch."""
-    return {name: measure(pool, corpus, plan_of(model, micro_batch_size=8)) for name, model in EXPERT_MODELS.items()}
+    return References(lambda name: measure(pool, corpus, plan_of(EXPERT_MODELS[name], micro_batch_size=8)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.full if case in LONG else ()) for case in CASES])
 def test_experts_over_ranks_compute_what_one_process_computes(
     case: str, pool: Pool, corpus: str, expert_references: dict[str, Result]
 ) -> None:
     model, fields = CASES[case]
     plan = plan_of(model, **fields)
-    assert_equal(measure(pool, corpus, plan), expert_references[model.family], model.vocab_size)
+    assert_equal(measure(pool, corpus, plan), expert_references[model.name], model.vocab_size)
+
+
+@pytest.mark.parametrize(
+    "model", [LATENT_DENSE, replace(LATENT_DENSE, mixer=LATENT), PREDICTING_TWICE, WINDOWED], ids=lambda model: model.name
+)
+def test_one_process_computes_what_plain_torch_computes(model: Any, pool: Pool, corpus: str) -> None:
+    import plain_torch
+
+    from orchestrator.workers import data
+
+    plan = plan_of(model, micro_batch_size=8)
+    tokens, specials = data.open_tokens(plan, Path(corpus), build=True, wait=lambda: None)
+    found = measure(pool, corpus, plan, with_weights=True)
+    expected = plain_torch.train(plan, found["weights"], data.Batches(plan, tokens, specials, dp_rank=0))
+    assert_equal(found, expected, model.vocab_size)
 
 
 def test_a_micro_batchs_balance_is_that_of_one_process_with_as_many_samples(pool: Pool, corpus: str) -> None:
@@ -64,11 +129,36 @@ def test_a_micro_batchs_balance_is_that_of_one_process_with_as_many_samples(pool
     assert abs(whole["norms"][0] / one["norms"][0] - 1) > 10 * TOLERANCE
 
 
-def test_a_model_of_experts_is_cut_into_the_parameters_that_are_priced(pool: Pool) -> None:
-    """Of the first of tp=2 dp=2 ep=2 etp=2: half of an attention, half of each of the two experts that it has of four."""
-    plan = plan_of(MIXTRAL, **SP, dp=2, ep=2, etp=2)
-    spec = describe(MIXTRAL, 32)
-    layers = [run.layer for run in spec.runs for _ in range(run.count)]
-    expert = sum(w.local_numel(1) for layer in layers for w in layer.weights if w.kind == "expert")
-    dense = sum(w.local_numel(2) for layer in layers for w in layer.weights if w.kind != "expert")
-    assert pool.run("count_parameters", 4, to_json(plan)) == [dense + expert // 4] * 4
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        # Half of an attention, half of each of the two experts of four.
+        (MIXTRAL, {**SP, "dp": 2, "ep": 2, "etp": 2}),
+        # Whole down projections; the last stage has a prediction layer and a copy of the embedding.
+        (PREDICTING, {**SP, "pp": 2, "split": [[3], [1]], "ep": 2}),
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_a_model_of_experts_is_cut_into_the_parameters_that_are_priced(model: Any, fields: dict[str, Any], pool: Pool) -> None:
+    plan = plan_of(model, **fields)
+    layers = list(describe(model, 32).layers())
+    first = 1 + sum(span.count for span in plan.stages[0].layers if span.kind == "decoder") if plan.pp > 1 else len(layers)
+    counts = []
+    for stage in (layers[:first], layers[first:]) if plan.pp > 1 else (layers,):
+        weights = [weight for layer in stage for weight in layer.weights if plan.pp > 1 or not weight.tied]
+        expert = sum(weight.local_numel(1) for weight in weights if weight.kind == "expert")
+        dense = sum(weight.local_numel(plan.tp) for weight in weights if weight.kind != "expert")
+        counts += [dense + expert // (plan.ep * plan.etp)] * (plan.world_size // plan.pp)
+    assert pool.run("count_parameters", 4, to_json(plan)) == counts
+
+
+@pytest.mark.full
+def test_latent_attention_over_tp_without_sequence_parallelism_is_what_the_rules_refuse_it_for(
+    pool: Pool, corpus: str, expert_references: dict[str, Result]
+) -> None:
+    """The keys' rotary part is shared by all heads, and each rank's heads know a part of its gradient: these rows of the keys' down
+    projection get another one."""
+    found, expected = measure(pool, corpus, plan_of(LATENT_DENSE, tp=2)), expert_references[LATENT_DENSE.name]
+    name = next(name for name in expected["gradients"] if name.endswith("linear_kv_down_proj.weight"))
+    wrong = abs(found["gradients"][name] - expected["gradients"][name]).max(axis=(0, 2)) / abs(expected["gradients"][name]).max()
+    assert wrong[LATENT.kv_lora_rank :].min() > 100 * TOLERANCE

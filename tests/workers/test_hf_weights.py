@@ -25,6 +25,7 @@ pytestmark = pytest.mark.engines
 TOLERANCE = 1e-4
 DEEPSPEED = "megatron_deepspeed"
 ALONE = "deepspeed"
+SP = {"tp": 2, "sequence_parallel": True}
 VOCAB = 259
 """Padded by megatron-core at every tp."""
 
@@ -57,6 +58,39 @@ T5: dict[str, Any] = {
     "dropout_rate": 0.0,
     "decoder_start_token_id": 0,
 }
+MIXTRAL = LLAMA | {"num_local_experts": 4, "intermediate_size": 40, "sliding_window": None, "router_aux_loss_coef": 0.01}
+QWEN3_MOE = LLAMA | {
+    "head_dim": 12,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.01,
+}
+GLM: dict[str, Any] = LLAMA | {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+    "router_aux_loss_coef": 0.01,
+    "attention_bias": True,
+    "num_nextn_predict_layers": 0,
+}
+"""As GLM-4.5, and the router's groups of DeepSeek-V3."""
+DEEPSEEK: dict[str, Any] = {name: value for name, value in GLM.items() if name not in ("use_qk_norm", "attention_bias")} | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_shared_experts": 2,
+}
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT),
     "gpt2 tanh": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT | {"activation_function": "gelu_new"}),
@@ -64,6 +98,15 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, LLAMA | {"tie_word_embeddings": True}),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, LLAMA),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 12}),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM, MIXTRAL),
+    "qwen3 moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, QWEN3_MOE),
+    "qwen3 moe raw scores": (
+        *(transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+        QWEN3_MOE | {"norm_topk_prob": False},
+    ),
+    "glm": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM, GLM),
+    "deepseek": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK),
+    "deepseek plain queries": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK | {"q_lora_rank": None}),
     "post-norm bert": (transformers.BertConfig, transformers.BertForMaskedLM, BERT),
     "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5),
     "t5 gated": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5 | {"feed_forward_proj": "gated-gelu"}),
@@ -82,6 +125,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 tp2 pp2": ("qwen3", {"tp": 2, "pp": 2}),
     "deepspeed qwen3 tp2 zero3": ("qwen3", {"engine": DEEPSPEED, "tp": 2, "zero_stage": 3}),
     "deepspeed alone qwen3 tp2 dp2 zero1": ("qwen3", {"engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 1}),
+    "mixtral dp2 ep2": ("mixtral", {"dp": 2, "ep": 2}),
+    "mixtral tp2 dp2 ep2 etp2": ("mixtral", {**SP, "dp": 2, "ep": 2, "etp": 2}),
+    "mixtral pp2 dp2 ep2 zero1": ("mixtral", {"pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
+    "qwen3 moe tp2 ep2": ("qwen3 moe", {**SP, "ep": 2}),
+    "qwen3 moe tp2 pp2 dp2 ep4 zero1": ("qwen3 moe", {**SP, "pp": 2, "dp": 2, "ep": 4, "zero_stage": 1}),
+    "qwen3 moe raw scores etp2": ("qwen3 moe raw scores", {"dp": 2, "etp": 2}),
+    "glm one rank": ("glm", {}),
+    "glm tp2 uneven pp2 dp2 ep2 zero1": ("glm", {**SP, "pp": 2, "split": [[1], [3]], "dp": 2, "ep": 2, "zero_stage": 1}),
+    "deepseek tp2 pp2 dp2 ep2 zero1": ("deepseek", {**SP, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
+    "deepseek plain queries tp2 ep2": ("deepseek plain queries", {**SP, "ep": 2}),
     "bert tp2 pp2": ("bert", {"tp": 2, "pp": 2}),
     "deepspeed alone gpt dp2 zero3": ("gpt2 tanh", {"engine": ALONE, "dp": 2, "zero_stage": 3}),
     "deepspeed alone llama tp2 dp2 zero3": ("llama tied", {"engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 3}),
@@ -100,6 +153,9 @@ def make_model(name: str) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     return model
 
 
@@ -134,6 +190,7 @@ def whole_logits(answers: list[list[np.ndarray]], plan: Plan, index: int) -> np.
 
 
 SHORT = ("megatron pp2 vpp2 tied", "deepspeed dp2 zero3", "megatron tp2 pp2 dp2 zero1", "bert tp2 pp2", "deepspeed alone t5 tp2 zero1")
+SHORT += ("mixtral tp2 dp2 ep2 etp2", "deepseek tp2 pp2 dp2 ep2 zero1")
 """Run in every gate; the others in the full one."""
 
 
@@ -159,14 +216,24 @@ def test_logits_are_the_same_loaded_trained_and_exported(case: str, pool: Pool, 
     np.testing.assert_allclose(whole_logits(answers, plan, 1), found, rtol=0, atol=TOLERANCE)
 
 
-def test_weights_in_16_bits_come_back_as_they_were(pool: Pool, tmp_path: Path) -> None:
-    model = make_model("llama").to(torch.bfloat16)
+IN_16_BITS: dict[str, dict[str, Any]] = {"llama": {"engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 3}, "glm": {}}
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("glm", marks=pytest.mark.full)])
+def test_weights_in_16_bits_come_back_as_they_were(name: str, pool: Pool, tmp_path: Path) -> None:
+    """The biases that balance experts stay in 32."""
+    model = make_model(name)
+    biases = {key: buffer.clone() for key, buffer in model.named_buffers() if key.endswith("e_score_correction_bias")}
+    model.to(torch.bfloat16)
+    for key, bias in biases.items():
+        model.get_submodule(key.rpartition(".")[0]).e_score_correction_bias = bias
     model.save_pretrained(tmp_path / "source")
-    plan = plan_of(tmp_path / "source", tmp_path / "out", engine=DEEPSPEED, tp=2, dp=2, zero_stage=3, precision="bf16")
+    plan = plan_of(tmp_path / "source", tmp_path / "out", precision="bf16", **IN_16_BITS[name])
     pool.run("exchange", plan.world_size, to_json(plan), make_batch(), str(tmp_path / "out"))
-    back = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out" / "before")
+    back = MODELS[name][1].from_pretrained(tmp_path / "out" / "before")
     assert back.dtype == torch.bfloat16
     for key, tensor in model.state_dict().items():
+        assert back.state_dict()[key].dtype == tensor.dtype
         assert torch.equal(back.state_dict()[key], tensor), key
 
 

@@ -179,10 +179,10 @@ def plan_of(case: str) -> Plan:
     return make_plan(model, clip=2.0, lr=3e-3, **fields)
 
 
-def measure(pool: Pool, corpus: str, plan: Plan, *, with_weights: bool = False) -> Result:
+def measure(pool: Pool, corpus: str, plan: Plan, *, with_weights: bool = False, masked: bool = False) -> Result:
     from worker_cases import whole
 
-    answers = pool.run("parity", plan.world_size, to_json(plan), corpus, with_weights)
+    answers = pool.run("parity", plan.world_size, to_json(plan), corpus, with_weights, masked)
     result = {name: answers[0][name] for name in ("losses", "norms")}
     for name in ("gradients", "weights") if with_weights else ("gradients",):
         result[name] = whole(answers, name)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import test_context_parallel
 import test_hf_parity
 import test_parity
 import test_pipeline_parity
@@ -45,6 +46,7 @@ def trained() -> dict[str, Plan]:
     """Every parity case by its name: .ci/run and .ci/full train them all."""
     return {
         **{case: test_parity.plan_of(case) for case in test_parity.CASES},
+        **{case: test_context_parallel.plan_of(model, **fields) for case, (model, fields) in test_context_parallel.CASES.items()},
         **{case: test_pipeline_parity.plan_of(case) for case in test_pipeline_parity.CASES},
         **{case: test_hf_parity.hf_plan(model, **fields) for case, (model, fields) in test_hf_parity.ALL.items()},
     }

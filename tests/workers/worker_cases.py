@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor,
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, megatron_groups, models
+from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, megatron_groups, models, weights
 from orchestrator.workers import deepspeed as hugging_face_worker
 from orchestrator.workers import groups as groups_room
 from orchestrator.workers.schedule import learning_rate
@@ -70,8 +70,9 @@ def make_batches(trainer: Any, cache: str) -> data.Batches:
     return data.Batches(plan, tokens, specials, trainer.groups.rank("dp"))
 
 
-def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, Any]:
-    """Losses and gradient norms of all steps, gradients of the first (before clipping), weights before it where wanted."""
+def parity(plan_json: str, cache: str, with_weights: bool = False, masked: bool = False) -> dict[str, Any]:
+    """Losses and gradient norms of all steps, gradients of the first (before clipping), weights before it where wanted. `masked`: with
+    losses on some tokens only, of which every part of a sequence has another number."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
     batches = make_batches(trainer, cache)
@@ -80,6 +81,8 @@ def parity(plan_json: str, cache: str, with_weights: bool = False) -> dict[str, 
         found["weights"] = pieces(trainer, lambda parameter: parameter.detach())
     for step in range(plan.training.steps):
         microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+        for batch in microbatches if masked else ():
+            batch["loss_mask"] = (batch["tokens"] % 3 == 0).float()
         local = trainer.forward_backward(microbatches)
         if step == 0:
             found["gradients"] = gradients(trainer)
@@ -167,7 +170,7 @@ def pieces(trainer: Any, value: Any) -> list[Piece]:
         parameters = {id(p): value(p) for chunk in chunks for p in chunk.parameters()}
         with whole:
             for chunk in chunks:
-                state = chunk.sharded_state_dict()
+                state = weights.sharded_state(chunk)
                 for base in nested_values(state):
                     if isinstance(base, ShardedBase) and isinstance(getattr(base, "data", None), torch.Tensor):
                         base.data = parameters[id(base.data)].float() if id(base.data) in parameters else None  # a buffer
@@ -208,3 +211,29 @@ def whole(answers: list[dict[str, Any]], name: str) -> dict[str, np.ndarray]:
             shape = (1,) * (len(global_shape) - values.ndim) + values.shape
             target[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))] = values.reshape(shape)
     return tensors
+
+
+def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) -> str:
+    """Train one step and save, then another with files of at most so many bytes, which the kernel refuses as it does on a full disk: what
+    the loop says."""
+    import resource
+
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    batches = make_batches(trainer, cache)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    loop.train(trainer, batches, Path(out))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (at_most, hard))
+    try:
+        loop.save(trainer, Path(out), plan.training.steps + 1)
+    except loop.CheckpointError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        if plan.engine == "deepspeed":
+            import hf_cases
+
+            hf_cases.forget(trainer)
+    return ""
+

@@ -11,6 +11,7 @@ from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
@@ -79,6 +80,16 @@ DEEPSEEK_LIKE = replace(
         ),
     ),
 )  # fmt: skip
+LATENT = LatentAttention(q_lora_rank=16, kv_lora_rank=8, qk_head_dim=10, qk_rope_head_dim=4, v_head_dim=6)
+DEEPSEEK = replace(DEEPSEEK_LIKE, name="deepseek_test", mixer=LATENT)
+PREDICTING = replace(DEEPSEEK, name="predicting_test", mtp_num_layers=1)
+PREDICTING_TWICE = replace(LLAMA, name="predicting_twice_test", mtp_num_layers=2)
+LATENT_DENSE = replace(LLAMA, name="latent_test", num_query_groups=None, mixer=replace(LATENT, q_lora_rank=None))
+WINDOWED = replace(
+    LLAMA,
+    name="windowed_test",
+    pattern=(Run(layers=1, mixer=GroupedQueryAttention(window=5, sinks=True)), Run(layers=1, mixer=GroupedQueryAttention(sinks=True))),
+)
 BERT = Architecture(
     family="bert",
     name="bert_test",
@@ -102,7 +113,10 @@ T5 = Architecture(
     max_position_embeddings=32,
 )
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
-EXPERT_MODELS = {model.family: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE)}
+EXPERT_MODELS = {
+    model.name: model
+    for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE, WINDOWED)
+}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:
@@ -142,6 +156,8 @@ def make_plan(
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
+    cp: int = 1,
+    cp_comm_type: Any = "p2p",
     vpp: int = 1,
     ep: int = 1,
     etp: int = 1,
@@ -175,12 +191,13 @@ def make_plan(
     split = split or [[model.num_layers // (pp * vpp)] * vpp for _ in range(pp)]
     return Plan(
         engine=engine,
-        world_size=tp * pp * dp,
+        world_size=tp * pp * cp * dp,
         tp=tp,
         pp=pp,
         vpp=vpp,
         microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
-        cp=1,
+        cp=cp,
+        cp_comm_type=cp_comm_type,
         ep=ep,
         etp=etp,
         dp=dp,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.hf_config import DECODERS, GPT2, class_of, inexpressible
+from orchestrator.engines.hf_config import DENSE, GPT2, class_of, inexpressible
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
@@ -14,7 +14,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in DECODERS if found is not GPT2)
+ULYSSES_CLASSES: Final = tuple(found.model for found in DENSE if found is not GPT2)
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder. t5's bias is not of a shard's length."""
 

@@ -22,18 +22,18 @@ from orchestrator.strategy.spec import ENGINE_OPTIONS, RECOMPUTE_ORDER
 PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
 
-def capabilities(software: Software) -> Capabilities:
-    """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed.
+LEAST_SEQUENCE_PART: Final = 2048
+"""No published run of pretraining whose time is known divides sequences into shorter parts (Megatron-Bridge's recipes, MLPerf, NeMo)."""
 
-    Context parallelism is legal with Transformer Engine on GPUs (rules cp_te, cp_seq), but our worker does not cut sequences: a plan has it
-    where the user pins it, for Megatron's own programs.
-    """
+
+def capabilities(software: Software) -> Capabilities:
+    """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed."""
     return Capabilities(
         engine=NAME,
-        parts=(*megatron_parts.TRAINED, *megatron_parts.EXPERTS),
+        parts=(*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP),
         planned_parts=megatron_parts.PLANNED,
-        axes=("pp", "vpp", "tp", "ep", "etp", "dp"),
-        pinned_axes=("cp",),
+        axes=("pp", "vpp", "tp", "cp", "ep", "etp", "dp"),
+        least_sequence_part=LEAST_SEQUENCE_PART,
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),
         sequence_parallel=True,
@@ -44,6 +44,7 @@ def capabilities(software: Software) -> Capabilities:
         schedules=("1f1b", "interleaved"),
         microbatch_groups=True,
         offload_optimizer=False,
+        options={"cp_comm_type": ("p2p", "a2a", "a2a+p2p", "all_gather")},
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),
         pinned_options=ENGINE_OPTIONS,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestrator.engines.ds_checkpoints import why_no_resume
 from orchestrator.engines.engine import Engine
 from orchestrator.engines.megatron_deepspeed.capabilities import capabilities
 from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron_deepspeed.traits import traits
-from orchestrator.engines.megatron_deepspeed.translate import translate, why_no_exchange
+from orchestrator.engines.megatron_deepspeed.translate import PASSES, translate, why_no_exchange
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -16,5 +17,7 @@ ENGINE: Final = Engine(
     traits=traits,
     translate=translate,
     requirements=REQUIREMENTS,
+    passes=PASSES,
     why_no_exchange=why_no_exchange,
+    why_no_resume=why_no_resume,
 )

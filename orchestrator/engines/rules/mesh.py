@@ -63,10 +63,11 @@ def sp_norm(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def cp_attention(candidate: Candidate, workload: Workload) -> str | None:
+    """On a CPU the worker has an attention of its own (workers/cpu_attention.py)."""
     cluster = workload.cluster
-    if candidate.mesh.cp == 1 or (cluster.software.transformer_engine and not cluster.is_cpu):
+    if candidate.mesh.cp == 1 or cluster.software.transformer_engine or cluster.is_cpu:
         return None
-    return f"cp={candidate.mesh.cp} needs Transformer Engine's attention, on GPUs"
+    return f"cp={candidate.mesh.cp} needs Transformer Engine's attention"
 
 
 def cp_sequence(candidate: Candidate, workload: Workload) -> str | None:
@@ -80,7 +81,7 @@ def cp_family(candidate: Candidate, workload: Workload) -> str | None:
     a = workload.model.architecture
     if candidate.mesh.cp == 1 or a.stack == "decoder":
         return None
-    return f"cp={candidate.mesh.cp}: nobody has tried context parallelism with {a.family} in Megatron"
+    return f"cp={candidate.mesh.cp}: in megatron-core every rank of {a.family} counts positions from 0"
 
 
 def mesh_rules() -> tuple[Rule, ...]:
@@ -105,5 +106,5 @@ def megatron_rules() -> tuple[Rule, ...]:
         rule("expert_order", "rank_order: core/parallel_state.py:808-816", expert_order, "pp", "ep", "etp", "dp", "rank_order"),
         rule("cp_te", "cp_te: core/transformer/dot_product_attention.py:57", cp_attention, "cp"),
         rule("cp_seq", "cp_seq: megatron/training/arguments.py:817", cp_sequence, "cp"),
-        rule("cp_family", "megatron_t5, megatron_bert: cp untested", cp_family, "cp"),
+        rule("cp_family", "core/models/bert/bert_model.py:269-276, core/models/T5/t5_model.py:524-536", cp_family, "cp"),
     )

@@ -6,6 +6,8 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -69,6 +71,56 @@ def relative_attention(_: Candidate, workload: Workload) -> str | None:
     return "position_embedding=relative needs Transformer Engine's attention, on GPUs: megatron-core's own takes no bias"
 
 
+def mixer_kinds(_: Candidate, workload: Workload) -> str | None:
+    mixers = {layer.mixer for layer in workload.model.architecture.kinds_of_layers()}
+    if len(mixers) == 1 or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
+        return None
+    return "latent attention in some layers and another mixer in others: megatron-core has one for all layers"
+
+
+def latent_positions(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    if a.position_embedding == "rope" or not any(isinstance(layer.mixer, LatentAttention) for layer in a.kinds_of_layers()):
+        return None
+    return f"position_embedding={a.position_embedding}: latent attention has rotary positions of its own"
+
+
+def prediction_positions(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    if not a.mtp_num_layers or a.position_embedding in ("rope", "none"):
+        return None
+    return f"position_embedding={a.position_embedding}: Megatron has multi-token prediction with rope and none"
+
+
+def prediction_tied(candidate: Candidate, workload: Workload) -> str | None:
+    a, pp = workload.model.architecture, candidate.mesh.pp
+    if pp == 1 or not a.mtp_num_layers or not a.tie_embeddings:
+        return None
+    given = f"pp={pp} with mtp_num_layers={a.mtp_num_layers} and tied embeddings"
+    return f"{given}: the last stage has the table twice, and can't name its weights"
+
+
+def window_kinds(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    mixers = [layer.mixer for layer in a.each_layer()]
+    attentions = [mixer for mixer in mixers if isinstance(mixer, GroupedQueryAttention)]
+    windows = sorted({attention.window for attention in attentions if attention.window})
+    if len(windows) > 1:
+        return f"windows of {' and '.join(map(str, windows))} tokens in one model: megatron-core has one"
+    if any(attention.sinks for attention in attentions) and not all(attention.sinks for attention in attentions):
+        return "sinks in some layers only: megatron-core has them in all"
+    if a.mtp_num_layers and windows and attentions[0].window != attentions[-1].window:
+        return "a prediction layer after windows in some layers: megatron-core gives it the window of the first layer, not the last's"
+    return None
+
+
+def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
+    mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
+    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
+        return None
+    return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong"
+
+
 def model_rules() -> tuple[Rule, ...]:
     """Those of megatron-core's models."""
     return (
@@ -82,5 +134,17 @@ def model_rules() -> tuple[Rule, ...]:
             position_kind,
             "model",
         ),
+        rule("mixer_kinds", "core/models/gpt/gpt_layer_specs.py: get_gpt_decoder_layer_specs", mixer_kinds, "model"),
+        rule("latent_rope", "core/transformer/multi_latent_attention.py: rope_type", latent_positions, "model"),
+        rule(
+            "latent_sp",
+            "core/transformer/multi_latent_attention.py:608 (the gather of k_pos_emb sums its gradient with sequence parallelism only)",
+            latent_sequence,
+            "tp",
+            "sequence_parallel",
+        ),
+        rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", window_kinds, "model"),
+        rule("mtp_positions", "megatron/training/arguments.py:1229", prediction_positions, "model"),
+        rule("mtp_tied", "core/models/common/language_module/language_module.py:343", prediction_tied, "pp"),
         rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),
     )

@@ -39,10 +39,12 @@ def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
 def cp_kind(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh, a = candidate.strategy, candidate.mesh, workload.model.architecture
     kind, shards = strategy.cp_comm_type, mesh.cp
-    if kind == "p2p" or (kind == "all_gather" and mesh.cp > 1):
-        return None
     if mesh.cp == 1:
-        return f"cp_comm_type={kind} needs cp above 1"
+        return None if kind == "p2p" else f"cp_comm_type={kind} needs cp above 1"
+    if workload.cluster.is_cpu:
+        return None if kind == "all_gather" else f"cp_comm_type={kind} is Transformer Engine's, on GPUs; the worker has all_gather on a CPU"
+    if kind in ("p2p", "all_gather"):
+        return None
     if kind == "a2a+p2p":
         shards = inner_size(mesh, workload.cluster.levels[0].size)
         if shards in (1, mesh.cp):

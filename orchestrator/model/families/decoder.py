@@ -83,6 +83,17 @@ def windowed(config: HfConfig, is_local: Callable[[int], bool]) -> list[bool]:
     return [is_local(index) for index in range(count)] if types is None else [kind == "sliding_attention" for kind in types]
 
 
+def router_groups(config: HfConfig) -> dict[str, Any]:
+    """Fields of Experts, from `n_group` and `topk_group`; one group is none."""
+    groups = config.optional_integer("n_group")
+    return {} if groups is None or groups == 1 else {"groups": groups, "group_topk": config.integer("topk_group")}
+
+
+def balance(config: HfConfig) -> dict[str, Any]:
+    """Fields of Experts, from `router_aux_loss_coef`, which transformers' models of experts add where they return the router's logits."""
+    return {"aux_loss_coeff": config.number("router_aux_loss_coef", 0.0)}
+
+
 def first_dense(config: HfConfig, mixer: Any, experts: Any) -> tuple[Run, ...]:
     """The first `first_k_dense_replace` layers have an MLP, the others experts."""
     dense, count = int(config.number("first_k_dense_replace", 0)), config.integer("num_hidden_layers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.decoder import decoder, first_dense
+from orchestrator.model.families.decoder import decoder, first_dense, router_groups
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.parts.experts import Experts
@@ -23,8 +23,6 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         v_head_dim=config.integer("v_head_dim"),
     )
     width = config.integer("moe_intermediate_size")
-    groups = config.optional_integer("n_group")
-    grouped = groups is not None and groups > 1
     experts = Experts(
         num_experts=config.integer("n_routed_experts"),
         topk=config.integer("num_experts_per_tok"),
@@ -33,8 +31,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         score="softmax" if second else "sigmoid",
         normalized=config.flag("norm_topk_prob", not second),
         scaling=config.number("routed_scaling_factor", 1.0),
-        groups=groups if grouped else None,
-        group_topk=config.integer("topk_group") if grouped else None,
+        **router_groups(config),
         expert_bias=not second,
     )
     return decoder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.decoder import decoder, first_dense
+from orchestrator.model.families.decoder import balance, decoder, first_dense, router_groups
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.parts.attention import GroupedQueryAttention
@@ -13,7 +13,6 @@ from orchestrator.model.parts.experts import Experts
 def from_hf_config(config: HfConfig, name: str) -> Architecture:
     """A config.json of GLM-4.5 or GLM-4.5-Air."""
     config.choice("hidden_act", ("silu",), "silu")
-    config.refuse_unless("n_group", 1, "no published GLM-4.5 has groups of experts")
     width = config.integer("moe_intermediate_size")
     experts = Experts(
         num_experts=config.integer("n_routed_experts"),
@@ -23,6 +22,8 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         score="sigmoid",
         normalized=config.flag("norm_topk_prob", True),
         scaling=config.number("routed_scaling_factor", 1.0),
+        **router_groups(config),
+        **balance(config),
         expert_bias=True,
     )
     mixer = GroupedQueryAttention(qk_norm="head" if config.flag("use_qk_norm", False) else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture, Layer
-from orchestrator.model.families.decoder import decoder, pattern_of, windowed
+from orchestrator.model.families.decoder import balance, decoder, pattern_of, windowed
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.parts.attention import GroupedQueryAttention
@@ -20,6 +20,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         topk=config.integer("num_experts_per_tok", 4),
         ffn_hidden_size=config.integer("intermediate_size"),
         router_bias=True,
+        **balance(config),
     )
     layers = [
         Layer(mixer=GroupedQueryAttention(window=window if local else None, sinks=True), feed_forward=experts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.decoder import decoder
+from orchestrator.model.families.decoder import balance, decoder
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.parts.experts import Experts
@@ -17,6 +17,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         num_experts=config.integer("num_local_experts"),
         topk=config.integer("num_experts_per_tok", 2),
         ffn_hidden_size=config.integer("intermediate_size"),
+        **balance(config),
     )
     return decoder(config, "mixtral", name, feed_forward=experts)
 

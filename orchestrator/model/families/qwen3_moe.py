@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.model.architecture import Architecture
-from orchestrator.model.families.decoder import decoder
+from orchestrator.model.families.decoder import balance, decoder
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import HfConfig
 from orchestrator.model.parts.attention import GroupedQueryAttention
@@ -22,6 +22,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         topk=config.integer("num_experts_per_tok"),
         ffn_hidden_size=config.integer("moe_intermediate_size"),
         normalized=config.flag("norm_topk_prob", False),
+        **balance(config),
     )
     return decoder(config, "qwen3_moe", name, mixer=GroupedQueryAttention(qk_norm="head"), feed_forward=experts)
 

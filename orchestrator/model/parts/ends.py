@@ -52,6 +52,14 @@ def embedding(a: Architecture, tokens: int) -> Part:
     return Part(tuple(weights), tuple(ops))
 
 
+def embedding_copy(a: Architecture) -> Weight:
+    """The token table once more, where layers of multi-token prediction stand on another stage than the first (mcore gpt_model.py:149)."""
+    shape = (a.vocab_size, a.hidden_size)
+    return Weight(
+        name="embedding.word_embeddings.weight", shape=shape, split=0, kind="embedding", pad_to=a.make_vocab_size_divisible_by, tied=True
+    )
+
+
 def logits(a: Architecture, tokens: int, prefix: str = "output_layer") -> tuple[Op, ...]:
     """Hidden states to logits over the padded vocabulary, and the loss."""
     h, v = a.hidden_size, a.vocab_size

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
-from orchestrator.model.ops import Dispatch, Gemm, Op, Pointwise, Saved, Weight
+from orchestrator.model.ops import Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
 from orchestrator.model.parts.mlp import activation_moved
 from orchestrator.model.parts.part import READ, WRITE, Part
 from orchestrator.values import Value
@@ -75,7 +75,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         routed, moved = tokens * self.topk, activation_moved(a)
         kept = Saved(name="moe.permuted", elements=routed * h, shard="tp", group="mlp")
         act_input = Saved(name="moe.gate_up", elements=routed * n, shard="tp", group="mlp")
-        product = Saved(name="moe.product", elements=routed * f, shard="tp", group="mlp")
+        product = Saved(name="moe.product", elements=routed * f, shard="tp", group="expert_activation")
         weights = [
             Weight(name="mlp.router.weight", shape=(experts, h)),
             Weight(name="mlp.experts.linear_fc1.weight", shape=(experts, n, h), kind="expert"),
@@ -105,9 +105,14 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ]
             if self.shared_gate:
                 weights.append(Weight(name="mlp.shared_experts.gate_weight", shape=(1, h)))
+            # As an MLP of their own, with its tensor-parallel region (mcore transformer/moe/shared_experts.py: SharedExpertMLP is an MLP).
+            gate_up = Saved(name="mlp.shared_experts.gate_up", elements=tokens * width, shard="tp", group="mlp")
+            product = Saved(name="mlp.shared_experts.product", elements=tokens * s, shard="tp", group="mlp")
             ops += [
+                Enter(elements=tokens * h),
                 Gemm(name="mlp.shared_experts.linear_fc1", tokens=tokens, k=h, n=width, split="column"),
-                Pointwise(name="mlp.shared_experts.activation", elements=tokens * s, moved=moved, shard="tp"),
-                Gemm(name="mlp.shared_experts.linear_fc2", tokens=tokens, k=s, n=h, split="row"),
+                Pointwise(name="mlp.shared_experts.activation", elements=tokens * s, moved=moved, shard="tp", saves=(gate_up,)),
+                Gemm(name="mlp.shared_experts.linear_fc2", tokens=tokens, k=s, n=h, split="row", saves=(product,)),
+                Exit(elements=tokens * h),
             ]
         return Part(tuple(weights), tuple(ops))

@@ -13,12 +13,24 @@ from orchestrator.strategy.spec import Strategy
 AXIS = "ep"
 
 
-def traffic(elements: float, topk: int, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
+def visited(domains: int, topk: int) -> float:
+    """Of `domains` equal parts of the experts, how many a token's `topk` experts lie in, where routing is even.
+
+    >>> visited(1, 8), visited(2, 2)
+    (1.0, 1.5)
+    """
+    return domains * (1 - (1 - 1 / domains) ** topk)
+
+
+def traffic(
+    elements: float, topk: int, strategy: Strategy, micro_batch_size: int, itemsize: int, *, together: int | None = None
+) -> Iterator[Traffic]:
     """Per micro-batch, for one expert layer: `elements` (tokens x hidden_size per sample) go to `topk` experts each: an all-to-all out
     and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp.
 
-    "allgather": every rank gets all tokens of the group, and the sums are scattered back (token_dispatcher.py:196). "flex" (DeepEP): a
-    token travels once to each rank that has any of its experts, of which ep (1 - (1 - 1/ep)^topk) are different where routing is even.
+    "allgather": every rank gets all tokens of the group, and the sums are scattered back (token_dispatcher.py:196). "flex" (DeepEP,
+    HybridEP): a token travels once to each network domain that has any of its experts, and there once to each rank that does (`visited`
+    of each). `together`: ranks of the ep group in one innermost domain; None: all.
 
     Ranks that share an expert (etp) gather each other's tokens before its first product and scatter the sums behind its second, in place
     of sending them where ep is 1 (token_dispatcher.py:700).
@@ -34,18 +46,25 @@ def traffic(elements: float, topk: int, strategy: Strategy, micro_batch_size: in
         yield from _gathered(local * topk, mesh.etp, 1)
     if mesh.ep == 1:
         return
-    nbytes = local * (topk if kind == "alltoall" else mesh.ep * (1 - (1 - 1 / mesh.ep) ** topk))
-    for when in ("forward", "backward"):
-        yield Traffic(
-            axis=AXIS,
-            operation="all_to_all",
-            nbytes=nbytes,
-            size=mesh.ep,
-            stride=mesh.etp,
-            when=when,
-            count=2,
-            repeats_with_recompute=when == "forward",
-        )
+    exchanges = [(local * topk, mesh.ep, mesh.etp)]
+    if kind == "flex":
+        inside = together or mesh.ep
+        domains = mesh.ep // inside
+        between = (local * visited(domains, topk), domains, mesh.etp * inside)
+        within = (local * visited(mesh.ep, topk), inside, mesh.etp)
+        exchanges = [exchange for exchange in (between, within) if exchange[1] > 1]
+    for nbytes, size, stride in exchanges:
+        for when in ("forward", "backward"):
+            yield Traffic(
+                axis=AXIS,
+                operation="all_to_all",
+                nbytes=nbytes,
+                size=size,
+                stride=stride,
+                when=when,
+                count=2,
+                repeats_with_recompute=when == "forward",
+            )
 
 
 def _gathered(local: float, size: int, stride: int) -> Iterator[Traffic]:

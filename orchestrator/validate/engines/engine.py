@@ -11,7 +11,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Dtype, Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
-from orchestrator.strategy.spec import Candidate, Schedule, ZeroStage
+from orchestrator.strategy.spec import Candidate, Dispatcher, Schedule, ZeroStage
 from orchestrator.values import Value
 
 MemoryOf = Literal["first", "last", "max"]
@@ -33,6 +33,8 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     """Words that say that it is another one after all."""
     resembles: str = ""
     """The planned engine that its runs say most of; empty: none."""
+    dispatcher: Dispatcher = "alltoall"
+    """What a blank dispatcher stands for."""
     zero_stage: ZeroStage | None = None
     """What a blank zero_stage stands for; None: a row must say it."""
     sequence_parallel: bool = False

@@ -1,0 +1,115 @@
+"""The folder of a run: where it is, all that it holds before the start, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from orchestrator import recipe
+from orchestrator.errors import InputError
+from orchestrator.job import File, Job
+from orchestrator.launch import render
+from orchestrator.plan import json_schema, to_json
+from orchestrator.planning import Found
+from orchestrator.recipe import Settings
+
+if TYPE_CHECKING:
+    pass
+
+
+def new_folder(settings: Settings) -> Path:
+    """Where to write: absolute, new or empty, below a folder that can be written. Raises InputError; makes nothing."""
+    if settings.out is None:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", settings.recipe).strip(".") or "run"
+        base = Path("runs").absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        out = base
+        for number in range(2, 1000):  # two runs within a second
+            if not out.exists():
+                break
+            out = base.with_name(f"{base.name}-{number}")
+        shown = str(out)
+    else:
+        shown = settings.out
+        out = Path(settings.out)
+    try:
+        out = out.resolve()
+        if out.is_symlink():  # Python 3.13 leaves a link to itself as it is; before, resolve() says so
+            raise InputError("out", shown, "can't be made: is a link that leads to itself")
+        if out.exists() and not out.is_dir():
+            raise InputError("out", shown, "is a file; a folder that is new or empty is needed")
+        if out.is_dir() and any(out.iterdir()):
+            raise InputError("out", shown, "is a folder with files in it; name a new one")
+        parent = next(parent for parent in (out, *out.parents) if parent.exists())
+        if not parent.is_dir():
+            raise InputError("out", shown, f"can't be made: {parent} is a file")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError("out", shown, f"can't be made: {parent} can't be written")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError("out", shown, f"can't be made: {getattr(error, 'strerror', None) or error}") from None
+    return out
+
+
+def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str | None) -> list[File]:
+    """Everything that the folder holds before the start."""
+    from orchestrator.report.candidates import candidates_csv
+
+    schema = msgspec.json.format(msgspec.json.encode(json_schema()), indent=1).decode() + "\n"
+    saved = str(out / "plan.json") if settings.plan else None
+    files = [
+        File(path="config.yaml", content=recipe.resolved_yaml(settings, saved)),
+        File(path="plan.json", content=to_json(found.plan)),
+        File(path="plan.schema.json", content=schema),
+    ]
+    if found.outcomes:
+        files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
+    files += job.files
+    options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
+    files += render.files(job, slurm=options, container=settings.container)
+    return files
+
+
+def write_folder(out: Path, files: Sequence[File]) -> None:
+    """All files or none: written beside `out` (inside it where it exists already) and moved when complete. Raises InputError."""
+    made = [parent for parent in out.parents if not parent.exists()]
+    existed = out.exists()
+    temporary: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=out if existed else out.parent))
+        for file in files:
+            path = temporary / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.content, encoding="utf-8")
+            if file.executable:
+                path.chmod(0o755)
+        if existed:
+            for path in sorted(temporary.iterdir()):
+                path.rename(out / path.name)
+            temporary.rmdir()
+        else:
+            temporary.chmod(0o755)
+            temporary.rename(out)
+    except BaseException as error:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for parent in made:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+        if isinstance(error, OSError):
+            raise InputError("out", out, f"can't be written: {error.strerror or error}") from None
+        raise
+
+
+def clear_folder(out: Path) -> None:
+    """Take back what `write_folder` wrote: `out` was new or empty before."""
+    shutil.rmtree(out, ignore_errors=True)

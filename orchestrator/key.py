@@ -1,0 +1,261 @@
+"""A setting is declared once, in the annotation of the field that holds it; all that lists settings is derived from the declarations.
+
+    steps: Annotated[int, Key("train.steps", "to train", unit="steps", low=1, high=10**12)] = 20
+
+From that line come the parser of its text, its range, its default, its lines in --help and in the JSON Schema of a recipe, the names of
+which a slip of the keyboard is corrected to, and the place where the value goes. The list itself is recipe/keys.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import types
+import typing
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from functools import cache
+from typing import Any, Final, Literal, Union
+
+import msgspec
+
+from orchestrator.errors import InputError
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What is said of a setting where it is declared; the last three fields are filled in from there (`declared`)."""
+
+    name: str
+    """In full: train.lr."""
+    help: str
+    type: Any = None
+    """What its text is read as, where that is not the field's own type."""
+    default: str = ""
+    """As --help shows it, where that is not the field's own default."""
+    unit: str = ""
+    """Of a number: tokens, steps, s."""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    """The range: at least, at most, more than, less than."""
+    read: Callable[[str, Any], Any] | None = None
+    """Reads name and text (or YAML's list or mapping) to a value, where the type does not say how. Raises InputError."""
+    offered: Any = None
+    """A value that trains the same model and that only the user sets: a plan that would gain by it says so (search/unasked.py)."""
+    path: bool = False
+    """Whether the value is, or may be, a path."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same key."""
+
+    field: str = ""
+    """Where the value goes: this field of the struct `owner`."""
+    owner: Any = None
+
+
+@cache
+def declared(*structs: type[msgspec.Struct]) -> tuple[Key, ...]:
+    """The keys among the fields of structs, in order, each with its field's type and default.
+
+    >>> steps = typing.Annotated[int, Key("train.steps", "to train", low=1)]
+    >>> (key,) = declared(msgspec.defstruct("Run", [("steps", steps, 20)]))
+    >>> key.name, key.type, key.default, key.field
+    ('train.steps', <class 'int'>, '20', 'steps')
+    """
+    found = []
+    for struct in structs:
+        hints = typing.get_type_hints(struct, include_extras=True)
+        for info in msgspec.structs.fields(struct):
+            if typing.get_origin(hints[info.name]) is not typing.Annotated:
+                continue
+            kind, *notes = typing.get_args(hints[info.name])
+            for note in notes:
+                if isinstance(note, Key):
+                    shown_default = note.default or default_shown(info.default)
+                    filled = {"type": kind if note.type is None else note.type, "default": shown_default}
+                    found.append(msgspec.structs.replace(note, **filled, field=info.name, owner=struct))
+    return tuple(found)
+
+
+def default_shown(default: Any) -> str:
+    """A field's default as a user types it; "" for none.
+
+    >>> default_shown((0.9, 0.95)), default_shown(False), default_shown(None), default_shown(())
+    ('0.9,0.95', 'false', '', '')
+    """
+    if default is None or default is msgspec.NODEFAULT:
+        return ""
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    """The members of an optional or union type; (kind,) otherwise."""
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is Union else (kind,)
+
+
+# ------------------------------------------------------------------------------------------------------------- parsing
+
+_INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]{3})*\Z")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
+_NULL = ("null", "~")
+MAX_DIGITS: Final = 18
+"""An integer of more digits is a slip of the keyboard: nothing here counts beyond 10^18."""
+
+
+def parse(key: Key, text: Any) -> Any:
+    """The value that `text` stands for. Raises InputError that names key, value and choices.
+
+    >>> parse(Key("gpus", "", type=int), "16"), parse(Key("train.lr", "", type=float), "3e-4")
+    (16, 0.0003)
+    >>> parse(Key("train.betas", "", type=tuple[float, float]), "[0.9, 0.95]")
+    (0.9, 0.95)
+    """
+    options = options_of(key.type)
+    if text is None or (type(None) in options and key.read is None and isinstance(text, str) and text.lower() in _NULL):
+        if type(None) in options:
+            return None
+        raise InputError(key.name, "null", "needs a value")
+    if key.read is not None:
+        value = key.read(key.name, text)
+    elif is_structured(key.type):
+        return _parse_structure(key, text)
+    else:
+        value = _parse_as(key.name, next(option for option in options if option is not type(None)), text)
+    check_range(key, text, value if isinstance(value, tuple) else (value,))
+    return value
+
+
+def is_structured(kind: Any) -> bool:
+    """Whether values of this type are groups of keys, or lists of them: parts of layers."""
+    members = [inner for option in options_of(kind) for inner in (typing.get_args(option) or (option,))]
+    return any(isinstance(member, type) and issubclass(member, msgspec.Struct) for member in members)
+
+
+def _parse_structure(key: Key, tree: Any) -> Any:
+    """What YAML's tree of strings, or JSON on a command line, stands for."""
+    if isinstance(tree, str):
+        try:
+            tree = json.loads(tree)
+        except ValueError:
+            raise InputError(key.name, shown(tree), "is not JSON; write it in a recipe, as YAML, or here as JSON") from None
+    try:
+        return msgspec.convert(tree, key.type, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(key.name, shown(tree), str(error)) from None
+
+
+def one_text(name: str, text: Any) -> str:
+    """The text itself. Raises InputError for a list, a group of keys, or nothing."""
+    if not isinstance(text, str):
+        raise InputError(name, shown(text), "needs one value, not a list or a group of keys")
+    if not text.strip():
+        raise InputError(name, repr(text), "is empty")
+    return text
+
+
+COUNT: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_COUNT = re.compile(r"([0-9.]+(?:[eE][+]?[0-9]+)?) ?([KMBT]?)\Z")
+
+
+def count(name: str, text: Any) -> int:
+    """A whole number, in short as the field writes it. Raises InputError.
+
+    >>> count("train.tokens", "1.5T"), count("train.tokens", "300B"), count("train.tokens", "1_000")
+    (1500000000000, 300000000000, 1000)
+    """
+    match = _COUNT.match(one_text(name, text).replace("_", ""))
+    try:
+        value = Decimal(match.group(1)) * COUNT[match.group(2)] if match else None
+    except InvalidOperation:
+        value = None
+    if value is None or value != int(value):
+        raise InputError(name, shown(text), "is not a whole number, such as 1T, 300B or 5_000_000")
+    return int(value)
+
+
+def words(name: str, text: Any) -> tuple[str, ...]:
+    """Words as a shell splits them. Raises InputError for an open quote.
+
+    >>> words("slurm.extra", "--comment 'a b'")
+    ('--comment', 'a b')
+    """
+    if text == "":
+        return ()
+    try:
+        return tuple(shlex.split(one_text(name, text)))
+    except ValueError as error:
+        raise InputError(name, shown(text), f"can't be split into words: {error}") from None
+
+
+def _parse_as(name: str, kind: Any, text: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        return _parse_tuple(name, typing.get_args(kind), text)
+    text = one_text(name, text)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        for choice in choices:
+            if text == str(choice):
+                return choice
+        raise InputError(name, shown(text), "is not known", choices)
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise InputError(name, shown(text), "is neither", ["true", "false"])
+    if kind is int:
+        if not _INTEGER.match(text) or len(text) > MAX_DIGITS:
+            raise InputError(name, shown(text), "is not a whole number" if len(text) <= MAX_DIGITS else "is too long for a number")
+        return int(text.replace("_", ""))
+    if kind is float:
+        value = float(text) if _FLOAT.match(text) else math.nan
+        if not math.isfinite(value):
+            raise InputError(name, shown(text), "is not a finite number")
+        return value
+    return text
+
+
+def _parse_tuple(name: str, kinds: tuple[Any, ...], text: Any) -> tuple[Any, ...]:
+    """ "0.9,0.95", "[0.9, 0.95]" or a YAML list."""
+    parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")] if isinstance(text, str) else text
+    if not isinstance(parts, list) or len(parts) != len(kinds):
+        raise InputError(name, shown(text), f"needs {len(kinds)} numbers with a comma between them")
+    return tuple(_parse_as(name, kind, part) for kind, part in zip(kinds, parts, strict=True))
+
+
+def check_range(key: Key, text: Any, values: tuple[Any, ...]) -> None:
+    """Raises InputError where one of the values is outside the key's range; `text` is what the message shows."""
+    if key.low is key.high is key.above is key.below is None:
+        return
+    for value in values:
+        if key.low is not None and value < key.low:
+            raise InputError(key.name, shown(text), f"must be at least {key.low:g}")
+        if key.above is not None and value <= key.above:
+            raise InputError(key.name, shown(text), f"must be above {key.above:g}")
+        if key.high is not None and value > key.high:
+            raise InputError(key.name, shown(text), f"must be at most {key.high:.10g}")
+        if key.below is not None and value >= key.below:
+            raise InputError(key.name, shown(text), f"must be below {key.below:g}")
+
+
+LONGEST_SHOWN: Final = 200
+
+
+def shown(value: Any) -> str:
+    """A value in a message: one short line."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
+
+def names(name: str, text: Any) -> tuple[str, ...]:
+    """Names with a comma between them, or YAML's list of them. Raises InputError.
+
+    >>> names("train.change", "lr, steps"), names("train.change", "")
+    (('lr', 'steps'), ())
+    """
+    parts = text if isinstance(text, list) else [] if text in ("", None) else one_text(name, text).split(",")
+    return tuple(one_text(name, part).strip() for part in parts)

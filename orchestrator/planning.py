@@ -1,0 +1,303 @@
+"""Settings become a plan: the engines that may be asked, their prices, the search, what a user may want to know beside it, and the job."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from orchestrator import recipe
+from orchestrator.cost import calibration
+from orchestrator.engines import ENGINES, Engine, passthrough
+from orchestrator.engines.engine import Entry
+from orchestrator.engines.entry import engine_of_entry, entry_job
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.job import Job
+from orchestrator.launch import render
+from orchestrator.model.families import describe
+from orchestrator.plan import Plan, Prices
+from orchestrator.recipe import Settings
+from orchestrator.recipe.documents import check_documents
+from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
+from orchestrator.search.planner import Outcome, check_plan, reprice, search
+from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.search.unasked import Unasked, unasked
+from orchestrator.strategy.capabilities import Capabilities, Traits
+from orchestrator.strategy.legality import lacking_parts, plan_only
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.workload import Workload
+from orchestrator.values import Value
+
+SHOWN_ALTERNATIVES = 5
+
+
+class Found(Value, frozen=True, kw_only=True):
+    """The plan, the best others, and what became of every outer choice (empty for a saved plan)."""
+
+    plan: Plan
+    alternatives: tuple[Plan, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    complete: bool = True
+    """False: search.budget_s ended the search."""
+    at_least_s: float | None = None
+    """Seconds that no plan of the space undercuts, where the search knows."""
+    explained: tuple[Explanation, ...] = ()
+    narrower: tuple[Explanation, ...] = ()
+    """Where tp is wider than the innermost network level: the best plan whose is not."""
+    searched: tuple[Capabilities, ...] = ()
+    """What the engines that were searched can do: the space of which `at_least_s` is true."""
+    unasked: tuple[Unasked, ...] = ()
+    """What the user could have asked for, priced on the plan."""
+    alone: tuple[DataParallel, ...] = ()
+    """Data parallelism alone, where the plan is more than that."""
+    said: Plan | None = None
+    """Where an engine's own program can't be told the plan: the fastest that it can."""
+    limit: MemoryLimit
+    """With what is kept free for the plan's engine."""
+
+
+def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
+    software = settings.cluster.software
+    return [(engine.capabilities(software), engine.traits(software)) for engine in engines]
+
+
+def training_first(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
+    """Without the engines that could only plan this model, where another has all of its parts and trains it."""
+    architecture = settings.architecture
+    offers = [(engine, engine.capabilities(settings.cluster.software)) for engine in engines]
+    able = [engine for engine, has in offers if not lacking_parts(has, architecture) and not plan_only(has, architecture)]
+    return able or list(engines)
+
+
+def searched_pairs(engines: Sequence[Engine], settings: Settings, *, programs: bool) -> list[tuple[Capabilities, Traits]]:
+    """What a search moves in: what the engines' workers run or, with `programs`, what their own programs can be told."""
+    software = settings.cluster.software
+    able = [engine.program.capabilities if programs and engine.program else engine.capabilities for engine in engines]
+    return [(capabilities(software), engine.traits(software)) for capabilities, engine in zip(able, engines, strict=True)]
+
+
+def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration.Calibrated | None]:
+    """The calibration file of each engine: what calibration= says, else the user's folder, else the package's. Raises InputError."""
+    folder = os.environ.get("ORCHESTRATOR_CALIBRATIONS")
+    return calibration.found(settings.calibration, settings.cluster, all_traits, Path(folder) if folder else None)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """What a search makes is needed to its end: looking for garbage in it takes a tenth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class Question(Value, frozen=True, kw_only=True):
+    """What a search is asked for these settings: the workload, the engines that may be used, their calibration files, and the settings."""
+
+    workload: Workload
+    engines: tuple[Engine, ...]
+    planned: tuple[PlannedEngine, ...]
+    files: tuple[calibration.Calibrated | None, ...]
+    asked: SearchSettings
+
+
+def question(settings: Settings, top_k: int = SHOWN_ALTERNATIVES, without: Collection[str] = ()) -> Question:
+    """`without`: engines that are left out. Raises InputError where no engine can be asked."""
+    engines = [engine for engine in usable_engines(settings) if engine.name not in without]
+    pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
+    files = prices(settings, [traits for _, traits in pairs])
+    planned = [
+        PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration.priced(settings.cluster, traits, file))
+        for (capabilities, traits), file in zip(pairs, files, strict=True)
+    ]
+    return Question(
+        workload=workload_of(settings),
+        engines=tuple(engines),
+        planned=tuple(planned),
+        files=tuple(files),
+        asked=SearchSettings(pins=settings.pins, limit=settings.limit, top_k=top_k),
+    )
+
+
+Progress = Callable[[int, int, float | None], None]
+"""Called while a search goes on: outer choices done, in all, and seconds of the best plan so far."""
+
+
+def fastest(settings: Settings, asked: Question | None = None, progress: Progress | None = None) -> Found:
+    """The fastest plan of all engines that may be used, without an answer to any other question. Raises NoPlanError."""
+    asked = asked or question(settings, top_k=1)
+    with without_gc():
+        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=out_of_time(settings))
+    index = [engine.name for engine in asked.planned].index(result.plan.engine)
+    plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
+    return Found(
+        plan=plan,
+        alternatives=result.alternatives,
+        outcomes=result.outcomes,
+        complete=result.complete,
+        at_least_s=result.at_least_s,
+        searched=tuple(engine.capabilities for engine in asked.planned),
+        limit=settings.limit.of(asked.planned[index].calibration.memory_margin),
+    )
+
+
+def searched_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:
+    """The fastest plan of all engines that may be used but those `without` names, and what a user may want to know beside it. Raises
+    NoPlanError."""
+    asked = question(settings, without=without)
+    found = fastest(settings, asked, progress)
+    plan, planned = found.plan, asked.planned
+
+    def why_not(questions: Pins) -> tuple[Explanation, ...]:
+        return explain(questions, asked.workload, planned, asked.asked)
+
+    inside = narrower_tp(plan) if settings.pins.tp is None else None
+    with without_gc():
+        return msgspec.structs.replace(
+            found,
+            said=None if settings.entry is not None else said_plan(plan, asked, settings),
+            explained=why_not(settings.explain),
+            narrower=why_not(Pins(tp=inside)) if inside is not None else (),
+            alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
+            unasked=unasked(plan, next(engine for engine in planned if engine.name == plan.engine)),
+        )
+
+
+def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
+    """The fastest plan that an engine's own program can be told, where it can't be told this one; None: it can, or none."""
+    alone = msgspec.structs.replace(asked.asked, top_k=1)
+    for engine, planned in zip(asked.engines, asked.planned, strict=True):
+        program = engine.program
+        if program is None or (engine.name == plan.engine and program.why_not(plan) is None):
+            continue
+        if program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
+            continue
+        ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
+        try:
+            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings)).plan
+        except NoPlanError:
+            continue
+        found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
+        if program.why_not(found) is None:
+            return found
+    return None
+
+
+def workload_of(settings: Settings) -> Workload:
+    """What is to be planned for."""
+    training = settings.training
+    model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
+    return Workload(model=model, training=training, cluster=settings.cluster)
+
+
+def out_of_time(settings: Settings) -> Callable[[], bool]:
+    """Whether search.budget_s have passed since this was called."""
+    budget_s, started = settings.budget_s, time.monotonic()
+    return lambda: budget_s is not None and time.monotonic() - started > budget_s
+
+
+def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
+    """What plan.json keeps of a calibration of the user's own."""
+    if known is None or not known.source:
+        return None
+    file = known.file
+    return Prices(source=known.source, fitted_on=file.fitted_on, constants=file.values(), interval=file.interval)
+
+
+def divided(plan: Plan) -> bool:
+    """Whether the plan divides the model, or its weights, over ranks."""
+    return plan.tp * plan.pp * plan.cp > 1 or plan.zero_stage == 3
+
+
+def exchanging(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
+    """Those that can load model.init_from and write model.export_to. Raises InputError where there are none."""
+    run = settings.run
+    if run.init_from is None and run.export_to is None:
+        return list(engines)
+    key, folder = ("model.init_from", run.init_from) if run.init_from is not None else ("model.export_to", run.export_to)
+    if settings.entry is not None:
+        raise InputError(key, folder, f"is for our workers; entry={settings.entry} loads and writes weights itself")
+    kind = None if run.init_from is None else recipe.model_type(run.init_from)
+    reasons = {engine.name: engine.why_no_exchange(settings.architecture, kind) for engine in engines}
+    able = [engine for engine in engines if reasons[engine.name] is None]
+    if not able:
+        raise InputError(key, folder, "; ".join(dict.fromkeys(filter(None, reasons.values()))))
+    return able
+
+
+def asked_engines(settings: Settings) -> list[Engine]:
+    """Those that engine= leaves, or the one of plan=. Raises InputError where it lacks what some of the user's keys are for."""
+    name = settings.engine if settings.plan is None else settings.plan.engine
+    if settings.entry is not None and name == "auto":
+        name = engine_of_entry(ENGINES)
+    if name != "auto":
+        if name in ENGINES and not passthrough.reaches(ENGINES[name].passes, settings.extra):
+            passthrough.check_reached(name, settings.extra, {other: engine.passes for other, engine in ENGINES.items()})
+        return [ENGINES[name]] if name in ENGINES else []
+    return [engine for engine in ENGINES.values() if passthrough.reaches(engine.passes, settings.extra)]
+
+
+def usable_engines(settings: Settings) -> list[Engine]:
+    """Those of them that a search is over: they exchange weights as asked, and train the model where any does. Raises InputError."""
+    return training_first(exchanging(asked_engines(settings), settings), settings)
+
+
+def saved_plan(settings: Settings) -> Found:
+    """The plan of plan=PATH, checked and priced again. Raises InputError where it is not legal or does not fit."""
+    assert settings.plan is not None
+    engine = settings.plan.engine
+    if engine not in ENGINES:
+        raise InputError("engine", engine, "of the plan is not known", ENGINES)
+    exchanging([ENGINES[engine]], settings)
+    traits = ENGINES[engine].traits(settings.cluster.software)
+    saved = settings.plan.prices
+    if saved is not None and settings.calibration is None:  # the prices that the plan was made with
+        base = calibration.datasheet(settings.cluster, traits)
+        constants = calibration.kept(base, settings.plan.calibration, saved.fitted_on, saved.constants, saved.interval)
+    else:
+        (file,) = prices(settings, [traits])
+        constants, saved = calibration.priced(settings.cluster, traits, file), kept_prices(file)
+    limit = settings.limit.of(constants.memory_margin)
+    check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
+    plan = msgspec.structs.replace(reprice(settings.plan, traits, constants), prices=saved)
+    return Found(plan=plan, limit=limit)
+
+
+def found_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:
+    """The plan of plan=PATH, or the fastest of the engines but those `without` names. Raises InputError, NoPlanError."""
+    return saved_plan(settings) if settings.plan is not None else searched_plan(settings, progress, without)
+
+
+def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
+    """The plan as the job of our worker, or of the user's own program, with the user's variables. `said`: as `Found`. Raises InputError."""
+    job = ENGINES[plan.engine].translate(plan)
+    if said is not None and (program := ENGINES[said.engine].program) is not None:
+        job = program.beside(job, plan, said)
+    if settings.entry is not None:
+        entry = Entry(program=settings.entry, arguments=settings.entry_args, without=settings.entry_without,
+                      launcher=settings.entry_launcher, exit_minutes=render.exit_minutes(settings.slurm.time))  # fmt: skip
+        job = entry_job(ENGINES, plan, job, entry)
+        job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
+    return render.with_environment(with_enough_documents(settings, plan, job), settings.env)
+
+
+def with_enough_documents(settings: Settings, plan: Plan, job: Job) -> Job:
+    """The job of an engine's own program that divides its data by whole documents, of which there are enough. Raises InputError where not;
+    beside our worker, which cuts anywhere in a text, a note says so of the file with the program's arguments."""
+    program = ENGINES[plan.engine].program
+    arguments = None if program is None else program.of_documents(plan)
+    if program is None or arguments is None:
+        return job
+    try:
+        check_documents(arguments if settings.entry is None else job.arguments, plan.training.seq_length)
+    except InputError as error:
+        if settings.entry is not None:
+            raise
+        return msgspec.structs.replace(job, notes=(*job.notes, f"{program.arguments} can't be started: {error}"))
+    return job

@@ -1,0 +1,233 @@
+"""train.resume=: the checkpoint that a run continues, and what the run would change of what it was trained with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.errors import InputError, nearest
+from orchestrator.key import shown
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.plan import Plan, RunSettings, Source, from_json
+from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS
+from orchestrator.recipe.layers import Flat, flatten
+from orchestrator.recipe.read import read_yaml
+from orchestrator.recipe.saved import FREE
+from orchestrator.recipe.sources import read_text
+from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
+from orchestrator.values import Value
+
+RESUME: Final = "train.resume"
+SHORT: Final = "resume"
+CHANGE: Final = "train.change"
+FOLDER: Final = "checkpoints"
+MARKER: Final = "latest.json"
+CONFIG: Final = "config.yaml"
+PLAN: Final = "plan.json"
+"""Files that workers/checkpoint.py and the command write."""
+
+DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "seed")
+"""Step k takes the samples from k * global_batch_size on of an order that these fix: another value repeats some and leaves others out."""
+STATES: Final = ("optimizer", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
+"""What the optimizer's states in the checkpoint are of."""
+MASTER_WEIGHTS: Final = {"fp32": "none", "bf16": "fp32", "fp8": "fp32", "fp16": "fp32 and a loss scale"}
+"""What an optimizer keeps beside the weights, by precision: a checkpoint has it or not."""
+MODEL_CHOICES: Final = ("hidden_dropout", "attention_dropout")
+DATA_CHOICES: Final = {"data": {"data": "data", "blend": "data.blend", "split": "data.split"}, "tokenizer": {"tokenizer": "tokenizer"}}
+"""Fields of RunSettings and their keys, by the name that train.change= takes."""
+
+
+class Checkpoint(Value, frozen=True, kw_only=True):
+    """A whole checkpoint: `folder` holds it, `run` is the folder of the run that wrote it after `step` steps. `plan`: what it was trained
+    with; None where neither of the two folders says."""
+
+    folder: Path
+    run: Path
+    step: int
+    engine: str
+    plan: Plan | None
+
+
+def checkpoint_of(resume: str | None) -> Checkpoint | None:
+    """What train.resume= names: a run's folder, its folder of checkpoints, or one checkpoint. None: nothing, or there is no such
+    folder, which `existing_folder` says. Raises InputError."""
+    if resume is None:
+        return None
+    start = Path(resume)
+    if not start.is_dir():
+        return None
+    for folder in (start / FOLDER, start):
+        marker = folder / MARKER
+        if not marker.is_file():
+            continue
+        try:
+            content = json.loads(read_text(marker))
+            engine, name, step = str(content["layout"]["engine"]), str(content["folder"]), int(content["step"])
+        except (ValueError, KeyError, TypeError):
+            raise InputError(RESUME, shown(resume), f"{marker} is not a checkpoint's marker") from None
+        where = (folder if folder.name == name else folder / name).resolve()
+        if not where.is_dir():
+            raise InputError(RESUME, shown(resume), f"{marker} names {name}, which is not there")
+        run = where.parent.parent
+        written = next((path for path in (where / PLAN, run / PLAN) if path.is_file()), None)
+        plan = None if written is None else from_json(read_text(written, limit=None), str(written))
+        return Checkpoint(folder=where, run=run, step=step, engine=engine, plan=plan)
+    raise InputError(RESUME, shown(resume), f"holds no finished checkpoint ({FOLDER}/{MARKER})")
+
+
+def with_long_form(given: Flat) -> Flat:
+    """`resume` as `train.resume`. Raises InputError where both are given."""
+    if SHORT not in given:
+        return given
+    if RESUME in given:
+        raise InputError(RESUME, shown(given[RESUME].text), f"{SHORT}={shown(given[SHORT].text)} is given too, which is its short form")
+    return {RESUME if name == SHORT else name: value for name, value in given.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------- recipe
+
+NOT_TAKEN_OVER: Final = (RESUME, CHANGE, "model.init_from")
+"""Of the recipe of the run that is continued: they began that run."""
+
+
+def recipe_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Flat:
+    """The keys of the run that is continued, for a command line that names no model: `train.resume=RUN` knows its recipe. A saved plan that
+    was started is taken over with the rest, unless something is given that a plan would have to agree with. Raises InputError."""
+    path = checkpoint.run / CONFIG
+    if not path.is_file():
+        why = f"has no {CONFIG} that says what is trained; name it: recipe=, or model.* keys"
+        raise InputError(RESUME, shown(str(checkpoint.run)), why)
+    keys = {name: value for name, value in flatten(read_yaml(path), str(path)).items() if name not in NOT_TAKEN_OVER}
+    if any(name.partition(".")[0] not in FREE and KEYS[name].owner not in FREE_WITH_PLAN for name in given):
+        keys.pop("plan", None)
+    return keys
+
+
+def names_a_model(given: Mapping[str, Any]) -> bool:
+    """Whether these keys say what is to be trained."""
+    return any(name in given for name in ("recipe", "plan", "profile", "model.family", "model.hf_config", "model.init_from"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- in words
+
+
+def said(checkpoint: Checkpoint) -> str:
+    """Which checkpoint is continued, in one line."""
+    line = f"continues {checkpoint.folder} after step {checkpoint.step}, written by {checkpoint.engine}"
+    if checkpoint.plan is None:
+        line += f"; no {PLAN} says what it was trained with, so that nothing can be compared"
+    return line
+
+
+LAYOUT: Final = ("world_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_stage", "zero_shard_size", "rank_order")
+
+
+def layout_changes(before: Plan, now: Plan) -> str:
+    """What of the layout differs, as "tp 2 -> 1, dp 1 -> 2"; empty where nothing does."""
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in LAYOUT]
+    changes = [f"{name} {_short(old)} -> {_short(new)}" for name, old, new in pairs if old != new]
+    stages = [[sum(span.count for span in stage.layers) for stage in plan.stages] for plan in (before, now)]
+    if not changes and stages[0] != stages[1]:
+        changes.append(f"layers of the stages {stages[0]} -> {stages[1]}")
+    return ", ".join(changes)
+
+
+# ---------------------------------------------------------------------------------------------------------------- changes
+
+
+def check_changes(checkpoint: Checkpoint, architecture: Architecture, training: Training, run: RunSettings) -> None:
+    """Nothing that decides convergence differs from the checkpoint's but what `run.change` names. Raises InputError that lists all that
+    does: what can't be changed, then what has to be named."""
+    if checkpoint.plan is not None:
+        _check_against(checkpoint, checkpoint.plan, architecture, training, run)
+    if checkpoint.step >= training.steps and run.export_to is None:
+        more = f"name more (with {CHANGE}=steps), or model.export_to= to write its weights"
+        raise InputError("train.steps", training.steps, f"{checkpoint.folder} has done {checkpoint.step} already; {more}")
+
+
+def _check_against(checkpoint: Checkpoint, before: Plan, architecture: Architecture, training: Training, run: RunSettings) -> None:
+    refused = [
+        *_model_differences(before.model, architecture),
+        *_differences("train", before.training, training, DATA_ORDER, "the data would not go on where it stopped"),
+        *_differences("train", before.training, training, STATES, "the optimizer's states in the checkpoint are of the other"),
+    ]
+    old, new = before.training.precision, training.precision
+    if MASTER_WEIGHTS[old] != MASTER_WEIGHTS[new]:
+        why = f"the checkpoint's optimizer keeps as master weights: {MASTER_WEIGHTS[old]}, this one: {MASTER_WEIGHTS[new]}"
+        refused.append(f"train.precision={new} (was {old}): {why}")
+    if refused:
+        new_run = "A new run can begin with its weights: model.init_from=, written by model.export_to="
+        raise InputError(RESUME, shown(str(checkpoint.folder)), f"can't continue with {'; '.join(refused)}. {new_run}")
+    changed = _choices(before, architecture, training, run)
+    for name in run.change:
+        if name not in changed:
+            raise InputError(CHANGE, name, "does not differ from the checkpoint's", list(changed) or ["nothing: leave it out"])
+    unnamed = {name: text for name, text in changed.items() if name not in run.change}
+    if unnamed:
+        name_them = f"{CHANGE}={','.join(changed)}"
+        raise InputError(
+            RESUME, shown(str(checkpoint.folder)), f"was trained otherwise: {'; '.join(unnamed.values())}. If that is meant: {name_them}"
+        )
+
+
+def _model_differences(before: Architecture, now: Architecture) -> list[str]:
+    free = {*FREE_FIELDS, *(("max_position_embeddings",) if before.position_embedding in UNLIMITED else ())}
+    fields = tuple(name for name in Architecture.__struct_fields__ if name not in free)
+    return _differences("model", before, now, fields, "the checkpoint is of another model")
+
+
+def _differences(group: str, before: Any, now: Any, names: tuple[str, ...], why: str) -> list[str]:
+    """One sentence for those of the fields that differ; nothing where none does."""
+    found = _told({name: "seed" if name == "seed" else f"{group}.{name}" for name in names}, before, now)
+    return [f"{found}: {why}"] if found else []
+
+
+def _told(keys: Mapping[str, str], before: Any, now: Any) -> str:
+    """The fields that differ, under these keys, with both values."""
+    pairs = [(key, getattr(before, name), getattr(now, name)) for name, key in keys.items()]
+    return ", ".join(f"{key}={_short(new)} (was {_short(old)})" for key, old, new in pairs if old != new)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Source):
+        return f"{value.weight:g} {value.path}"
+    return ",".join(_short(item) for item in value) if isinstance(value, tuple) else shown(value)
+
+
+def _choices(before: Plan, architecture: Architecture, training: Training, run: RunSettings) -> dict[str, str]:
+    """What differs and may, by the name that train.change= takes."""
+    changed: dict[str, str] = {}
+    for name in choices():
+        if name == "dropout":
+            told = _told({field: f"model.{field}" for field in MODEL_CHOICES}, before.model, architecture)
+        elif name in DATA_CHOICES:
+            told = _told(DATA_CHOICES[name], before.run, run)
+        elif name == "steps" and before.training.schedule == training.schedule == "constant":
+            told = ""  # with a constant rate the number of steps only says when to stop
+        else:
+            told = _told({name: f"train.{name}"}, before.training, training)
+        if told:
+            changed[name] = told
+    return changed
+
+
+def choices() -> tuple[str, ...]:
+    """What train.change= may name: every setting of the training that is neither the model, nor the order of the data, nor the kind of the
+    optimizer's states."""
+    fixed = {*DATA_ORDER, *STATES}
+    return (*(name for name in Training.__struct_fields__ if name not in fixed), "dropout", *DATA_CHOICES)
+
+
+def check_names(change: tuple[str, ...], resume: str | None) -> None:
+    """Raises InputError for a name that train.change= can't have, and for one without a checkpoint."""
+    if change and resume is None:
+        raise InputError(CHANGE, ",".join(change), f"is for a run that continues another: {RESUME}=RUN")
+    for name in change:
+        if name not in choices():
+            close = nearest(name, choices())
+            raise InputError(CHANGE, name, f"can't be changed on the way{f'; did you mean {close}?' if close else ''}", choices())

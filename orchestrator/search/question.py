@@ -1,0 +1,60 @@
+"""What a search is asked: for which engines it may plan, and what the user has fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Recompute
+from orchestrator.strategy.workload import Workload
+from orchestrator.values import Value
+
+
+class PlannedEngine:
+    """An engine as a search sees it: what it can do, how it behaves, and the constants of its prices. It keeps its latest cost model, so
+    that one search after another for the same workload prices each layer once."""
+
+    def __init__(self, *, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> None:
+        self.capabilities, self.traits, self.calibration = capabilities, traits, calibration
+        self._latest: list[tuple[Workload, CostModel]] = []
+
+    @property
+    def name(self) -> str:
+        return self.capabilities.engine
+
+    def offering(self, capabilities: Capabilities) -> PlannedEngine:
+        """The same engine where it can do something else: its own program, say, in place of our worker. It costs the same."""
+        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=self.calibration)
+        other._latest = self._latest
+        return other
+
+    def costs(self, workload: Workload, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
+        """Its prices. `modes`: the recompute modes that bounds reckon with."""
+        if not self._latest or self._latest[0][0] is not workload:
+            self._latest[:] = [(workload, CostModel(workload, self.traits, self.calibration))]
+        return self._latest[0][1].reckoning_with(modes)
+
+
+Engines = Sequence[PlannedEngine]
+
+
+class SearchSettings(Value, frozen=True, kw_only=True):
+    """`pins` fix choices; `top_k` best plans are wanted, one for each outer choice; `prunings` are further rules to cut branches by, such
+    as the paper's (strategy/paper.py)."""
+
+    pins: Pins = Pins()
+    limit: MemoryLimit | None = None
+    """None: all that the GPU has, less what each engine keeps free."""
+    top_k: int = 5
+    prunings: tuple[Rule, ...] = ()
+
+    def limit_for(self, engine: PlannedEngine, workload: Workload) -> MemoryLimit:
+        """With what is kept free for this engine."""
+        limit = self.limit or MemoryLimit(limit=workload.cluster.gpu.memory, reserve=None)
+        return limit.of(engine.calibration.memory_margin)
+
+
+DEFAULTS = SearchSettings()

@@ -1,0 +1,106 @@
+"""What a layer of experts costs, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from cost_cases import DEEPSPEED, cost_model
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.compute import Rates, gemm_seconds, grouped_seconds
+from orchestrator.cost.layer import folded
+from orchestrator.hardware.collectives import all_to_all, exchange_link
+from orchestrator.hardware.spec import Cluster, Level
+from orchestrator.model.families import describe
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.spec import Architecture, Enter, Exit, ModelSpec
+from orchestrator.strategy.axes import dp, ep, tp
+from orchestrator.strategy.spec import Candidate, Mesh, Strategy
+from orchestrator.units import GB
+
+H, S, F, SHARED, TOPK = 1024, 2048, 512, 1536, 8
+MOE = Architecture(
+    **{"family": "gpt", "name": "moe", "num_layers": 2, "hidden_size": H, "num_attention_heads": 16, "ffn_hidden_size": 4096},
+    **{"vocab_size": 51200, "max_position_embeddings": S, "activation": "swiglu", "add_bias_linear": False},
+    feed_forward=Experts(num_experts=64, topk=TOPK, ffn_hidden_size=F),
+)
+
+
+def moe(**experts: object) -> ModelSpec:
+    return describe(replace(MOE, feed_forward=replace(MOE.experts[0], **experts)), S)
+
+
+def candidate(strategy: Strategy) -> Candidate:
+    return Candidate(engine="megatron", strategy=strategy, micro_batch_size=1, num_microbatches=8)
+
+
+def two_levels(inside: int, inner: float, outer: float) -> Cluster:
+    model = cost_model(moe())
+    nvlink = Level(name="nvlink", size=inside, bandwidth=inner, latency=0.0)
+    levels = (nvlink, Level(name="fabric", size=4096, bandwidth=outer, latency=0.0))
+    return replace(model.cluster, num_gpus=1024, gpus_per_node=min(8, inside), levels=levels)
+
+
+@pytest.mark.parametrize(
+    ("inside", "size", "leaves"),
+    [(8, 8, 0.0), (8, 16, 8 / 16), (8, 64, 56 / 64), (72, 64, 0.5), (64, 64, 0.0), (64, 128, 0.5)],
+)
+def test_an_all_to_all_sends_what_leaves_a_domain_over_each_ranks_own_adapter(inside: int, size: int, leaves: float) -> None:
+    """1 GB a rank. On 72-GPU racks some group of 64 lies across a border: the smallest part that all groups share is 8 of 64."""
+    link = exchange_link(two_levels(inside, 450 * GB, 50 * GB), size, 1)
+    seconds = all_to_all(1 * GB, size, link)
+    if inside == 72:
+        leaves = 56 / 64
+    assert seconds == pytest.approx(max((size - 1) / size / 450, leaves / 50))
+
+
+def test_experts_products_take_their_flops_and_their_bytes() -> None:
+    """Four experts of 128 rows, 4096 x 2048, at 1 PFLOP/s and 4 TB/s, half of each reached: 2.1 GFLOP in 4.3 us, and 18.4 MB
+    in 9.2 us, four times one after the other. The plain product of all 512 rows reads the weight once."""
+    plain = Calibration(gemm_efficiency=0.5, gemm_half_tokens=0, gemm_half_features=0, memory_efficiency=0.5, expert_efficiency=1.0)
+    rates = Rates(1e15, 1e15, 4e12, 2)
+    flops, moved = 2 * 128 * 4096 * 2048, 2 * (128 * 4096 + 4096 * 2048 + 128 * 2048)
+    assert grouped_seconds(4, 128, 4096, 2048, rates, plain) == pytest.approx(4 * (flops / 0.5e15 + moved / 2e12))
+    assert grouped_seconds(4, 128, 4096, 2048, rates, plain) > gemm_seconds(512, 4096, 2048, rates, plain)
+    added = grouped_seconds(4, 128, 4096, 2048, rates, plain, more_bytes=1e6) - grouped_seconds(4, 128, 4096, 2048, rates, plain)
+    assert added == pytest.approx(4 * 1e6 / 2e12)
+
+
+def test_shared_experts_are_a_tensor_parallel_mlp() -> None:
+    """They gather and scatter the layer's tokens over tp as a dense MLP of their width does (mcore moe/shared_experts.py)."""
+    with_shared = next(run.layer for run in moe(shared_ffn_hidden_size=SHARED).runs if run.layer.kind == "experts_decoder")
+    without = next(run.layer for run in moe().runs if run.layer.kind == "experts_decoder")
+    strategy = Strategy(mesh=Mesh(tp=4), sequence_parallel=True)
+
+    def moved(layer: object) -> float:
+        return sum(item.nbytes * item.count for item in tp.traffic(layer, strategy, 1, 2))  # type: ignore[arg-type]
+
+    # in: gathered forward, gathered and scattered backward; out: scattered forward, gathered backward
+    assert moved(with_shared) - moved(without) == 5 * S * H * 2
+    kept = with_shared.saved_bytes(1, sequence_parallel=False, cp=1, itemsize=2, flash_attention=True)
+    kept -= without.saved_bytes(1, sequence_parallel=False, cp=1, itemsize=2, flash_attention=True)
+    assert kept == 2 * S * (2 * SHARED + SHARED)  # gate and up, and their product
+    assert sum(isinstance(op, Enter | Exit) for op in with_shared.ops) == 2 + sum(isinstance(op, Enter | Exit) for op in without.ops)
+
+
+def test_flex_sends_a_token_to_a_node_once_and_to_each_rank_there_once() -> None:
+    """64 ranks on 8 nodes, 8 experts a token: 8 (1 - (7/8)^8) = 5.25 nodes, 64 (1 - (63/64)^8) = 7.58 ranks."""
+    strategy = Strategy(mesh=Mesh(dp=64, ep=64), moe_token_dispatcher_type="flex")
+    items = [item for item in ep.traffic(1000.0, 8, strategy, 1, 2, together=8) if item.when == "forward"]
+    assert [(item.size, item.stride) for item in items] == [(8, 8), (8, 1)]
+    assert [item.nbytes / 2000 for item in items] == [pytest.approx(8 * (1 - (7 / 8) ** 8)), pytest.approx(64 * (1 - (63 / 64) ** 8))]
+
+
+@pytest.mark.parametrize(("stage", "passes"), [(1, 0), (3, 2)])
+def test_experts_weights_are_gathered_in_every_micro_batch_under_zero_3(stage: int, passes: int) -> None:
+    """Over the 32 / 8 ranks with the same experts, which are 8 apart: in forward and in backward; at stage 1 once a step alone."""
+    model = cost_model(moe(), traits=DEEPSPEED)
+    strategy = Strategy(mesh=Mesh(dp=32, ep=8), zero_stage=stage)  # type: ignore[arg-type]
+    weights = 8 * 3 * H * F * 2
+    items = [item for item in dp.traffic(weights, weights, folded(strategy), DEEPSPEED) if item.when != "step"]
+    gathers = [item for item in items if item.operation == "all_gather"]
+    assert [(item.nbytes, item.size, item.stride) for item in gathers] == [(weights, 4, 8)] * passes
+    everywhere = replace(strategy, mesh=Mesh(dp=8, ep=8))  # one copy of the experts: theirs don't travel
+    spread, alone = (model.layer(candidate(one), "experts_decoder", "none").by_cause for one in (strategy, everywhere))
+    hidden = "overlap"  # traffic that runs beside compute slows it down by a share of its seconds
+    assert (spread["dp"] + spread[hidden] > alone["dp"] + alone[hidden]) == (stage == 3)

@@ -1,0 +1,81 @@
+"""What follows from a key's one declaration: the schema of a recipe, what is offered unasked, where a wrong value stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from orchestrator import recipe, run
+from orchestrator.detect import Machine
+from orchestrator.errors import InputError
+from orchestrator.job import ContainerOptions, SlurmOptions
+from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
+from orchestrator.plan import RunSettings
+from orchestrator.recipe.keys import KEYS
+from orchestrator.recipe.layers import flatten
+from orchestrator.search.unasked import OFFERED
+
+SHIPPED = sorted(Path("recipes/models").glob("*.yaml"))
+SCHEMA = recipe.recipe_schema()
+CHECK = jsonschema.Draft202012Validator(SCHEMA)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_of_the_schema(path: Path) -> None:
+    assert not [error.message for error in CHECK.iter_errors(yaml.safe_load(path.read_text()))]
+
+
+def test_a_resolved_configuration_is_of_the_schema() -> None:
+    words = (
+        "recipe=gpt_tiny",
+        "gpus=4",
+        "data.blend=1 LICENSE 2 README.md",
+        "launch.wait=true",
+        "megatron.init_method_std=0.02",
+        "slurm.gres=none",
+    )
+    resolved = recipe.resolved_yaml(recipe.load(words, Machine(host_memory=2**34), ["megatron"]))
+    assert not [error.message for error in CHECK.iter_errors(yaml.safe_load(resolved))]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"train": {"lr": -1.0}}, {"train": {"learning_rate": 1.0}}, {"gpu": 4}, {"gpus": 0}, {"launch": "docker"}, {"pin": {"zero_stage": 5}},
+     {"model": {"feed_forward": {"kind": "expert"}}}, {"slurm": {"partitions": "a"}}, {"train.lr": 0}, {"train": {"betas": [0.9]}}],
+)  # fmt: skip
+def test_what_a_recipe_can_not_say_is_not_of_the_schema(wrong: dict[str, Any]) -> None:
+    assert not CHECK.is_valid(wrong)
+    with pytest.raises(InputError):
+        flatten(json.loads(json.dumps(wrong), parse_float=str, parse_int=str), "")
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(SCHEMA))
+
+
+def test_every_field_that_a_user_may_set_is_a_key() -> None:
+    """None of them is forgotten in a list, as there is none; those that only the program fills in are named here."""
+    filled_in = {"planner", "blend", "split"}
+    for struct in (Training, Architecture, RunSettings, SlurmOptions, ContainerOptions):
+        fields = {info.name for info in msgspec.structs.fields(struct)}
+        assert fields - {key.field for key in KEYS.values() if key.owner is struct} <= filled_in
+
+
+def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("recipe: gpt_tiny\nslurm: {nodes: two}\n")
+    with pytest.raises(InputError) as refused:
+        recipe.load([f"recipe={mine}"], Machine(host_memory=2**34), ["megatron"])
+    assert str(refused.value) == f"{mine}: slurm.nodes=two: is not a whole number"
+
+
+def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
+    assert [key for key, _ in OFFERED] == ["pin.tp_comm_overlap=true", "pin.cuda_graph_impl=local", "train.precision_aware_optimizer=true"]

@@ -1,0 +1,215 @@
+"""Thirty ways to resume wrongly: one clear error each where the command is typed, nothing written; and what a right one takes over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from orchestrator import run
+from orchestrator.plan import from_json, to_json
+from orchestrator.recipe import resuming
+from orchestrator.recipe.keys import KEYS
+
+TINY = ("recipe=gpt_tiny", "gpus=2", "launch=none")
+AGAIN = ("train.resume=old", "launch=none")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def finish(out: Path, step: int) -> None:
+    """What workers/checkpoint.py leaves of a run in `out` that has saved after `step` steps, but for the weights."""
+    checkpoint = out / "checkpoints" / f"step_{step:06d}"
+    checkpoint.mkdir(parents=True)
+    plan = from_json((out / "plan.json").read_text())
+    (checkpoint / "plan.json").write_text(to_json(plan))
+    marker = json.dumps({"step": step, "folder": checkpoint.name, "layout": {"engine": plan.engine}})
+    for place in (checkpoint, checkpoint.parent):
+        (place / "latest.json").write_text(marker)
+
+
+@pytest.fixture
+def old(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run of gpt_tiny that has done 20 of its 40 steps."""
+    assert run.main((*TINY, "out=old")) == 0
+    finish(folder / "old", 20)
+    (folder / "corpus.txt").write_text("word " * 9000)
+    capsys.readouterr()
+    return folder / "old"
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...]) -> str:
+    before = listing(folder)
+    assert run.main(words) == 2
+    output = capsys.readouterr()
+    assert listing(folder) == before, "something was written"
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    assert "defect" not in output.err
+    return output.err.removeprefix("error: ").strip()
+
+
+ANOTHER_MODEL = "the checkpoint is of another model"
+DATA_ORDER = "the data would not go on where it stopped"
+STATES = "the optimizer's states in the checkpoint are of the other"
+MEANT = "If that is meant: train.change="
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "more layers": (("model.num_layers=8",), f"model.num_layers=8 (was 4): {ANOTHER_MODEL}"),
+    "wider": (("model.hidden_size=512",), "model.hidden_size=512 (was 128)"),
+    "another vocabulary": (("model.vocab_size=1000",), f"model.vocab_size=1000 (was 260): {ANOTHER_MODEL}"),
+    "another activation": (("model.activation=relu",), ANOTHER_MODEL),
+    "longer learned positions": (("model.max_position_embeddings=256",), f"model.max_position_embeddings=256 (was 128): {ANOTHER_MODEL}"),
+    "another recipe": (("recipe=llama_tiny",), ANOTHER_MODEL),
+    "another batch": (("train.global_batch_size=32",), f"train.global_batch_size=32 (was 16): {DATA_ORDER}"),
+    "shorter sequences": (("train.seq_length=64",), f"train.seq_length=64 (was 128): {DATA_ORDER}"),
+    "another seed": (("seed=7",), f"seed=7 (was 1234): {DATA_ORDER}"),
+    "sgd": (("train.optimizer=sgd",), f"train.optimizer=sgd (was adamw): {STATES}"),
+    "bf16": (("train.precision=bf16",), "train.precision=bf16 (was fp32): the checkpoint's optimizer keeps as master weights: none"),
+    "another rate": (("train.lr=3e-4",), f"train.lr=0.0003 (was 0.001). {MEANT}lr"),
+    "more steps, whose cosine has another rate": (("train.steps=80",), f"train.steps=80 (was 40). {MEANT}steps"),
+    "both": (("train.steps=80", "train.lr=3e-4"), f"train.lr=0.0003 (was 0.001); train.steps=80 (was 40). {MEANT}lr,steps"),
+    "only one of them named": (("train.steps=80", "train.lr=3e-4", "train.change=lr"), f"train.steps=80 (was 40). {MEANT}lr,steps"),
+    "another schedule": (("train.schedule=constant",), f"train.schedule=constant (was cosine). {MEANT}schedule"),
+    "a warm-up": (("train.warmup=30",), f"train.warmup=30 (was 4). {MEANT}warmup"),
+    "other betas": (("train.betas=0.9,0.999",), f"train.betas=0.9,0.999 (was 0.9,0.95). {MEANT}betas"),
+    "decay": (("train.weight_decay=0",), f"train.weight_decay=0 (was 0.1). {MEANT}weight_decay"),
+    "clipping": (("train.clip=0",), f"train.clip=0 (was 1). {MEANT}clip"),
+    "dropout": (("model.dropout=0.1",), f"{MEANT}dropout"),
+    "other data": (("data=corpus.txt",), f"corpus.txt (was null). {MEANT}data"),
+    "another split": (("data.split=90,10,0",), f"data.split=90,10,0 (was ). {MEANT}data"),
+    "a change that is none": (("train.change=lr",), "train.change=lr: does not differ from the checkpoint's; "),
+    "a change of what can't be changed": (("train.change=seed",), "train.change=seed: can't be changed on the way"),
+    "a slip in a change": (("train.change=step",), "train.change=step: can't be changed on the way; did you mean steps?"),
+    "steps that are done": (("train.steps=20", "train.change=steps"), "train.steps=20: "),
+    "another engine": (("engine=deepspeed",), "engine=deepspeed: can't continue from train.resume=old, which engine=megatron wrote"),
+    "resume and train.resume": (("resume=old",), "train.resume=old: resume=old is given too"),
+    "out that is the old run": (("out=old",), "out=old: is a folder with files in it"),
+    "a plan that another run has": (("plan=old/plan.json", "gpus=4"), "gpus=4: the plan says 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_ways_to_resume_wrongly(case: str, old: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, message = WRONG[case]
+    assert message in refused(capsys, folder, (*AGAIN, *words))
+
+
+def test_there_are_thirty_of_them() -> None:
+    assert len(WRONG) >= 30
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message"),
+    [
+        ("config.yaml", None, "has no config.yaml that says what is trained; name it: recipe="),
+        ("checkpoints/step_000020/plan.json", "{", "is not a plan of version 1"),
+        ("checkpoints/latest.json", "{", "is not a checkpoint's marker"),
+        ("checkpoints/latest.json", '{"layout": {"engine": "megatron"}, "step": 20, "folder": "gone"}', "names gone, which is not there"),
+    ],
+)
+def test_what_is_missing_or_broken_in_the_old_run(
+    path: str, content: str | None, message: str, old: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (old / path).unlink() if content is None else (old / path).write_text(content)
+    assert message in refused(capsys, folder, AGAIN)
+
+
+def test_changes_and_retention_are_for_runs_that_have_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is for a run that continues another" in refused(capsys, folder, (*TINY, "train.change=lr"))
+    assert "train.save_every= writes, and that is 0" in refused(capsys, folder, (*TINY, "train.keep_last=2"))
+    assert "is beside train.keep_last=N" in refused(capsys, folder, (*TINY, "train.save_every=1", "train.keep_every=2"))
+
+
+def planned(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    assert run.main(words) == 0, capsys.readouterr().err
+    out = next(word.removeprefix("out=") for word in words if word.startswith("out="))
+    return from_json((Path(out) / "plan.json").read_text()), capsys.readouterr().out
+
+
+def test_a_run_knows_its_recipe(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same plan again, from the checkpoint, under the name and settings of the old run."""
+    plan, said = planned((*AGAIN, "out=new"), capsys)
+    before = from_json((old / "plan.json").read_text())
+    same = {"run": before.run, "rejected": before.rejected}  # the checkpoint's engine alone was searched: others are refused by nobody
+    assert msgspec.structs.replace(plan, **same) == before
+    assert plan.run.resume == str(old)
+    assert f"continues {old}/checkpoints/step_000020 after step 20, written by megatron" in said
+    assert "From the checkpoint to this plan: the same layout" in said
+
+
+def test_the_next_allocation_has_other_gpus(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`resume=RUN gpus=4` is planned anew, and the way from the old layout to the new one is said."""
+    plan, said = planned(("resume=old", "gpus=4", "launch=none", "out=new"), capsys)
+    before = from_json((old / "plan.json").read_text())
+    assert (plan.world_size, plan.training) == (4, before.training)
+    assert "world_size 2 -> 4" in said
+
+
+def test_named_changes_are_made_and_are_the_next_runs_own(old: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that continues the changed one takes its settings over, not its changes."""
+    plan, _ = planned((*AGAIN, "train.lr=3e-4", "train.steps=80", "train.change=lr,steps", "out=new"), capsys)
+    assert (plan.training.lr, plan.training.steps, plan.run.change) == (3e-4, 80, ("lr", "steps"))
+    finish(folder / "new", 60)
+    further, _ = planned(("train.resume=new", "launch=none", "out=newest"), capsys)
+    assert (further.training, further.run.change) == (plan.training, ())
+    written = yaml.safe_load((folder / "new" / "config.yaml").read_text())
+    assert written["train"]["change"] == "lr,steps"
+
+
+def test_a_constant_rate_may_go_on_for_longer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned((*TINY, "train.schedule=constant", "out=old"), capsys)
+    finish(folder / "old", 40)
+    plan, _ = planned((*AGAIN, "train.steps=80", "out=new"), capsys)
+    assert plan.training.steps == 80
+
+
+def test_a_finished_run_is_converted(old: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finish(old, 40)
+    plan, _ = planned((*AGAIN, "model.export_to=weights", "out=new"), capsys)
+    assert plan.run.export_to == str(folder / "weights")
+
+
+def test_a_saved_plan_is_continued_unless_something_else_is_asked_for(old: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned(("plan=old/plan.json", "launch=none", "out=by_plan"), capsys)
+    finish(folder / "by_plan", 20)
+    again, _ = planned(("train.resume=by_plan", "launch=none", "out=again"), capsys)
+    assert again.stages == from_json((old / "plan.json").read_text()).stages
+    wider, _ = planned(("train.resume=by_plan", "gpus=4", "launch=none", "out=wider"), capsys)
+    assert wider.world_size == 4
+
+
+def test_a_deepspeed_checkpoint_for_one_layout_is_not_promised_to_another(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    types = ("train.precision=bf16", "train.grad_reduce_dtype=bf16", "train.grad_accum_dtype=bf16")
+    words = ("recipe=gpt_tiny", "engine=deepspeed", "launch=none", "pin.zero_stage=0", *types)
+    planned((*words, "gpus=2", "out=old"), capsys)
+    finish(folder / "old", 20)
+    message = refused_or_none(capsys, folder, ("train.resume=old", "gpus=4", "launch=none", "out=new"))
+    assert "stage 0 in 16 bits, fp16 and sgd continue in the same layout only" in message
+
+
+def refused_or_none(capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...]) -> str:
+    assert run.main(words) == 2
+    assert not (folder / "new").exists()
+    return capsys.readouterr().err
+
+
+def test_every_setting_of_the_training_is_the_data_the_states_or_a_choice() -> None:
+    """A new field of Training can't be forgotten: it is a choice until it is declared otherwise. And each has a key."""
+    from orchestrator.model.training import Training
+
+    fields = {*resuming.DATA_ORDER, *resuming.STATES, *(set(resuming.choices()) - {"dropout", "data", "tokenizer"})}
+    assert fields == set(Training.__struct_fields__)
+    assert all(name == "seed" or f"train.{name}" in KEYS for name in fields)
