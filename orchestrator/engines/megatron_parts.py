@@ -136,6 +136,10 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
         fields["moe_router_topk_scaling_factor"] = experts.scaling
     if experts.groups is not None:
         fields |= {"moe_router_num_groups": experts.groups, "moe_router_group_topk": experts.group_topk}
+    if experts.capacity_factor is not None:
+        fields["moe_expert_capacity_factor"] = experts.capacity_factor
+        if experts.pad_to_capacity:
+            fields["moe_pad_expert_input_to_capacity"] = True
     if experts.expert_bias:
         fields |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": experts.bias_update_rate}
     return fields

@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import MLATransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 
@@ -47,7 +49,7 @@ class LatentDotProductAttention(DotProductAttention):
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
-def complete(spec: Any) -> Any:
+def complete(spec: Any, config: MLATransformerConfig) -> Any:
     """A local spec of layers with latent attention, or of a block of them, with these two in place of what can't do it."""
     # 0.16.1 takes `TELinear = None` for an installed Transformer Engine, and compares with it (multi_latent_attention.py:54-66).
     multi_latent_attention.HAVE_TE, multi_latent_attention.TELinear = False, DuplicatedLinear
@@ -55,4 +57,6 @@ def complete(spec: Any) -> Any:
         parts = layer.submodules.self_attention.submodules
         parts.linear_q_down_proj = parts.linear_kv_down_proj = DuplicatedLinear
         parts.core_attention = LatentDotProductAttention
+        if config.q_lora_rank is None:  # queries have no latent vector, and 0.19 refuses a norm that nothing passes
+            parts.q_layernorm = IdentityOp
     return spec

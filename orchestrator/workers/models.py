@@ -125,7 +125,7 @@ def _gpt(config: TransformerConfig, engine: dict[str, Any], first: bool, last: b
     if latent and not te:
         from orchestrator.workers.latent_attention import complete
 
-        spec, last_layer = complete(spec), last_layer and complete(last_layer)
+        spec, last_layer = complete(spec, config), last_layer and complete(last_layer, config)
     head = gpt_layer_specs.get_gpt_mtp_block_spec(config, last_layer, te, vp_stage=vp_stage) if last_layer else None
     return GPTModel(config, spec, pre_process=first, post_process=last, vp_stage=vp_stage, mtp_block_spec=head, **engine["model"])
 

@@ -129,6 +129,22 @@ def test_a_micro_batchs_balance_is_that_of_one_process_with_as_many_samples(pool
     assert abs(whole["norms"][0] / one["norms"][0] - 1) > 10 * TOLERANCE
 
 
+def test_an_expert_with_a_capacity_drops_what_it_drops_on_one_process_with_as_many_samples(pool: Pool, corpus: str) -> None:
+    """Dropped is by the tokens of one rank's micro-batch: ep and dp change nothing, padding changes no number, and more samples or half a
+    sequence (tp) on a rank make another choice."""
+    tight = replace(MIXTRAL, feed_forward=replace(MIXTRAL.feed_forward, capacity_factor=1.0))
+    one = measure(pool, corpus, plan_of(tight, micro_batch_size=2))
+    assert_equal(measure(pool, corpus, plan_of(tight, dp=2, ep=2, micro_batch_size=2)), one, tight.vocab_size)
+    padded = replace(tight, feed_forward=replace(tight.feed_forward, pad_to_capacity=True))
+    assert_equal(measure(pool, corpus, plan_of(padded, dp=2, ep=2, zero_stage=1, micro_batch_size=2)), one, tight.vocab_size)
+    for plan in (plan_of(MIXTRAL, micro_batch_size=2), plan_of(tight, **SP, etp=2, micro_batch_size=2)):
+        other = measure(pool, corpus, plan)["gradients"]
+        assert (
+            max(abs(other[name] - gradient).max() / abs(gradient).max() for name, gradient in one["gradients"].items() if "mlp" in name)
+            > 0.05
+        )
+
+
 @pytest.mark.parametrize(
     ("model", "fields"),
     [
