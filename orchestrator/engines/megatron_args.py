@@ -54,10 +54,8 @@ def program_of(plan: Plan) -> str | None:
 
 
 def why_not(plan: Plan) -> str | None:
-    """Why Megatron's command line can't say this plan; None: it can."""
+    """Why Megatron's command line can't say this plan of megatron-core's own training loop; None: it can."""
     said = megatron_lm(plan.cluster.software)
-    if plan.engine != "megatron":
-        return f"{said} is engine=megatron, not {plan.engine}"
     if plan.zero_stage >= 2 and not plan.megatron_fsdp:
         return f"{said} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
     if plan.zero_stage >= 1 and plan.training.optimizer != "adamw":

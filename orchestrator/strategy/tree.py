@@ -279,8 +279,10 @@ class Tree:
                 yield _with_mesh(candidate, "tp", degree)
 
     def _cp(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Parts of sequences no shorter than the engine is to be searched with."""
+        most = self.workload.training.seq_length // self.capabilities.least_sequence_part
         for degree in self._degrees["cp"]:
-            if self._left(candidate) % degree == 0:
+            if self._left(candidate) % degree == 0 and (degree <= max(1, most) or self.pins.cp is not None):
                 yield _with_mesh(candidate, "cp", degree)
 
     def _cp_comm_type(self, candidate: Candidate) -> Iterator[Candidate]:
@@ -348,8 +350,11 @@ class Tree:
             yield _with_strategy(candidate, sequence_parallel=choice)
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Under context parallelism that nobody asked for one sample: ranks that share two samples would better take one each, with as many
+        tokens and less to exchange."""
         per_rank = self.workload.training.global_batch_size // candidate.mesh.dp
-        for size in self.pins.among("micro_batch_size", divisors(per_rank)):
+        free = self.pins.cp is None and self.pins.dp is None
+        for size in self.pins.among("micro_batch_size", (1,) if candidate.mesh.cp > 1 and free else divisors(per_rank)):
             yield replace(candidate, micro_batch_size=size, num_microbatches=per_rank // size)
 
     def _vpp(self, candidate: Candidate) -> Iterator[Candidate]:

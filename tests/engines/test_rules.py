@@ -249,11 +249,6 @@ def test_more_tensor_parallel_ranks_than_query_groups_are_legal() -> None:
     assert refusals(M, workload(LLAMA), tp=8, dp=1, num_microbatches=64) == {}
 
 
-def test_no_engine_offers_context_parallelism_that_no_worker_runs() -> None:
-    for engine in BOTH:
-        assert "cp" not in ENGINES[engine].capabilities(Software()).axes
-
-
 @pytest.mark.parametrize(
     ("engine", "key", "before", "after"),
     [

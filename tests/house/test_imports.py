@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "screen": COMMANDS,
     "run": COMMANDS,
     "data": {"recipe"},
+    "versions": {"detect"},
 }
 ENGINE_PACKAGES = {"torch", "megatron", "deepspeed", "transformers"}
 
