@@ -56,6 +56,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "two predictions tp2 pp2 uneven": (PREDICTING_TWICE, {"tp": 2, "pp": 2, "split": [[3], [1]], "micro_batch_size": 4}),
     "windows and sinks tp2 sp pp2 uneven": (WINDOWED, {**SP, "pp": 2, "split": [[3], [1]], "recompute": ["core_attn+layernorm+mlp"] * 2}),
     "windows and sinks dp2 zero1": (WINDOWED, {"dp": 2, "zero_stage": 1}),
+    "latent deepseek tp2 sp cp2 ep2": (DEEPSEEK, {**SP, "cp": 2, "ep": 2}),
+    "windows and sinks cp2 dp2": (WINDOWED, {"cp": 2, "dp": 2}),
     "deepseek tp2 sp dp2 ep4": (DEEPSEEK_LIKE, {**SP, "dp": 2, "ep": 4, "recompute": ["layernorm+mlp"]}),
 }
 
@@ -67,6 +69,8 @@ LONG = (
     "latent deepseek pp2 vpp2 dp2 ep2",
     "prediction pp2 even zero1",
     "windows and sinks dp2 zero1",
+    "windows and sinks cp2 dp2",
+    "latent deepseek tp2 sp cp2 ep2",
     "prediction dp2 ep2 recompute",
 )
 """Left to .ci/full: their parts are in other cases."""
