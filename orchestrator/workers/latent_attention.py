@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import MLATransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 
@@ -54,7 +52,7 @@ def with_widths(attention: type[DotProductAttention]) -> type[DotProductAttentio
     return LatentDotProductAttention
 
 
-def complete(spec: Any, config: MLATransformerConfig) -> Any:
+def complete(spec: Any) -> Any:
     """A local spec of layers with latent attention, or of a block of them, with these two in place of what can't do it."""
     # 0.16.1 takes `TELinear = None` for an installed Transformer Engine, and compares with it (multi_latent_attention.py:54-66).
     multi_latent_attention.HAVE_TE, multi_latent_attention.TELinear = False, DuplicatedLinear
@@ -64,6 +62,4 @@ def complete(spec: Any, config: MLATransformerConfig) -> Any:
             continue  # layers of a kind share one spec
         parts.linear_q_down_proj = parts.linear_kv_down_proj = DuplicatedLinear
         parts.core_attention = with_widths(parts.core_attention)
-        if config.q_lora_rank is None:  # queries have no latent vector, and 0.19 refuses a norm that nothing passes
-            parts.q_layernorm = IdentityOp
     return spec

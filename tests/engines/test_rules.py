@@ -304,8 +304,18 @@ def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_tha
     assert plan_only(capabilities, biased)
     assert not plan_only(capabilities, MIXTURE)
     job = ENGINES[M].translate(make_plan(M, biased))
-    assert job.without_worker == "plan only: our worker does not train routers with a bias"
+    assert job.without_worker == "plan only: our worker trains routers with a bias under Megatron-core 0.19 alone"
     assert [file.path for file in job.files] == []
+
+
+def test_what_a_release_trains_alone_or_lacks_is_said_of_that_release() -> None:
+    old, new = (ENGINES[M].capabilities(Software(megatron_core=version)) for version in ("0.16.1", "0.19.2"))
+    biased = replace(MIXTURE, add_bias_linear=True, feed_forward=replace(SIX, router_bias=True))
+    full_rank = replace(LLAMA, mixer=replace(LATENT, q_lora_rank=None))
+    assert [plan_only(has, biased) for has in (old, new)] == [True, False]
+    assert [plan_only(has, full_rank) for has in (old, new)] == [False, True]
+    given = workload(biased, software=Software(megatron_core="0.19.2"))
+    assert "silently wrong" in refusals(M, given, tp=2, dp=4, etp=2, sequence_parallel=True)["experts_biases"]
 
 
 def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> None:
