@@ -178,10 +178,9 @@ def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
             continue
         if program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
             continue
-        ((capabilities, traits),) = searched_pairs([engine], settings, programs=True)
-        told = PlannedEngine(capabilities=capabilities, traits=traits, calibration=planned.calibration)
+        ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(asked.workload, [told], alone, stop=out_of_time(settings)).plan
+            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings)).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)

@@ -239,16 +239,16 @@ def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
 
 def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:
     """Start, show progress, compare prediction and measurement; the exit status."""
+    if start.how == "none":
+        how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
+        print(f"Not started: {start.why}.{how}")
+        return 0
     from orchestrator.launch import local, slurm
     from orchestrator.report.measured import comparison_table, measured_step_time
     from orchestrator.report.progress import TrainingProgress
 
     console = screen()
     submitted: slurm.Submitted | None = None
-    if start.how == "none":
-        how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
-        print(f"Not started: {start.why}.{how}")
-        return 0
     if start.how == "slurm":
         submitted = slurm.submit(out, settings.slurm)
         print(submitted, flush=True)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, padded
 from orchestrator.strategy.axes import cp, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Strategy
@@ -183,7 +183,7 @@ def layer_seconds(
             factor = c.loss_factor if op.name == "cross_entropy" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory
             b_memory += elements * back * factor / memory
-    launches = sum(not isinstance(op, Enter | Exit) for op in layer.ops) * c.op_overhead_s + one_by_one * c.grouped_launch_s
+    launches = sum(not isinstance(op, tp.BORDERS) for op in layer.ops) * c.op_overhead_s + one_by_one * c.grouped_launch_s
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
     )
