@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.job import Job
+from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
@@ -87,10 +88,10 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
         for other in found.unasked:
             print(text.unasked_text(plan, other.key, other.predicted, found.limit))
         print(text.proof(plan, found.at_least_s, found.searched) + ".")
-        if found.beyond is not None and found.beyond.plan is not None:
-            print(text.beyond_text(plan, found.beyond.question, found.beyond.plan))
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")
-    for note in job.notes:
+    slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    by_slurm = settings.launch == "slurm" or job.num_nodes > 1
+    for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):
         print(f"note: {note}")
     sys.stdout.flush()
