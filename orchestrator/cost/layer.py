@@ -10,7 +10,7 @@ from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, LayerSpec
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
-from orchestrator.strategy.spec import Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
 FORWARD_SHARE = 1 / 3
@@ -158,10 +158,10 @@ class LayerPrices:
                 causes["overhead"] += seconds_launched - passes[when]
                 passes[when] = seconds_launched
         if c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops):
-            waits = {"forward": FORWARD_SHARE * c.expert_sync_s, "backward": (1 - FORWARD_SHARE) * c.expert_sync_s}
-            for when, seconds_waited in waits.items():
-                causes["overhead"] += seconds_waited
-                passes[when] += seconds_waited
+            # Backward has the counts of forward, and waits only where it makes the dispatch again.
+            for when in ("forward", "backward") if dispatches_again(recompute) else ("forward",):
+                causes["overhead"] += c.expert_sync_s
+                passes[when] += c.expert_sync_s
         return passes["forward"], passes["backward"], causes
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
@@ -171,6 +171,15 @@ class LayerPrices:
         mesh = strategy.mesh
         ends = (layer.input_elements + layer.output_elements) * self._workload.itemsize * micro_batch_size
         return ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))
+
+
+def dispatches_again(recompute: Recompute) -> bool:
+    """Whether backward sends tokens to their experts anew.
+
+    >>> [dispatches_again(mode) for mode in ("none", "selective", "core_attn+mlp", "full")]
+    [False, False, True, True]
+    """
+    return recompute == "full" or "mlp" in RECOMPUTE_MODULES.get(recompute, ())
 
 
 def folded(strategy: Strategy) -> Strategy:
