@@ -88,8 +88,6 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
         for other in found.unasked:
             print(text.unasked_text(plan, other.key, other.predicted, found.limit))
         print(text.proof(plan, found.at_least_s, found.searched) + ".")
-        if found.beyond is not None and found.beyond.plan is not None:
-            print(text.beyond_text(plan, found.beyond.question, found.beyond.plan))
         print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
     print(f"Written to {out}")
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)

@@ -53,7 +53,7 @@ class PassPrices:
     def _priced(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
         w, c, network = self._workload, self._workload.calibration, self._network
         precision, traits = w.training.precision, w.traits
-        shape = (strategy, micro_batch_size, precision, w.cluster.gpu, traits, states, c)
+        shape = (strategy, micro_batch_size, precision, w.cluster.gpu, traits, states, c, network.domain)
         forward, backward = layer_seconds(layer, *shape)
         causes = dict.fromkeys(CAUSES, 0.0)
         for part in (forward, backward):
@@ -97,7 +97,7 @@ class PassPrices:
             launch_forward_s=launch["forward"],
             launch_backward_s=launch["backward"],
             causes=causes,
-            kept=cache(partial(activations, layer, recompute, strategy, micro_batch_size, precision, traits, c)),
+            kept=cache(partial(activations, layer, recompute, strategy, micro_batch_size, precision, traits, c, network.domain)),
         )
 
     def _dense_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:

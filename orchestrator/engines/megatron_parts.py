@@ -3,6 +3,8 @@ is said in TransformerConfig's words and in Megatron-LM's flags."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from orchestrator.model.architecture import Architecture
@@ -15,10 +17,10 @@ TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder
 
 OWN_LOOP: Final = (
     *("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias"),
-    *("latent_attention", "mtp"),
+    *("latent_attention", "mtp", "window", "sinks"),
 )
 """The same, under megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group, and no case trains latent
-attention or multi-token prediction there."""
+attention, multi-token prediction, windows or sinks there."""
 
 SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
@@ -26,8 +28,6 @@ SIGMOID_BALANCE: Final = "seq_aux_loss"
 PLANNED: Final = {
     "router_bias": "our worker does not train routers with a bias",
     "expert_mlp_bias": "our worker does not train experts with biases",
-    "window": "our worker does not set attention windows yet, which Megatron-core has",
-    "sinks": "our worker does not set attention sinks yet, which Megatron-core has",
     "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
     "clamped_swiglu": "our worker does not set GPT-OSS's clamped activation yet, which Megatron-core has",
@@ -61,6 +61,7 @@ def config_fields(a: Architecture) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if any(attention.qk_norm == "head" for attention in _attentions(a)):
         fields["qk_layernorm"] = True
+    fields |= _window_fields(_attentions(a))
     latent = latent_attention(a)
     if latent is not None:
         fields |= _latent_fields(a, latent)
@@ -68,6 +69,20 @@ def config_fields(a: Architecture) -> dict[str, Any]:
         fields |= _expert_fields(a, a.experts[0])
     if a.mtp_num_layers:
         fields["mtp_num_layers"] = a.mtp_num_layers
+    return fields
+
+
+def _window_fields(attentions: Sequence[GroupedQueryAttention]) -> dict[str, Any]:
+    """Windows as tokens seen before a token's own and after it, the layers that have them, and sinks, which all have or none (rule
+    window_kinds)."""
+    windows = [attention.window for attention in attentions]
+    fields: dict[str, Any] = {}
+    if any(windows):
+        fields["window_size"] = [max(window for window in windows if window) - 1, 0]
+        if not all(windows):
+            fields["window_attn_skip_freq"] = [int(window is not None) for window in windows]
+    if any(attention.sinks for attention in attentions):
+        fields["softmax_type"] = "learnable"
     return fields
 
 
@@ -142,6 +157,20 @@ def flags(a: Architecture) -> list[tuple[str, ...]]:
         if value is True:
             found.append((flag,))
         elif value is not False:
-            # The list of a pattern is a Python expression there (arguments.py, moe_freq_type).
-            found.append((flag, str(value)))
+            found.append((flag, _words(field, value)))
     return found
+
+
+def _words(field: str, value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    return ",".join(map(str, value)) if field == "window_size" else pattern(value)
+
+
+def pattern(values: Sequence[int]) -> str:
+    """A list as the Python expression that Megatron evaluates, which has no spaces (arguments.py, moe_freq_type and _eval_pattern).
+
+    >>> pattern([0, 0, 0, 1, 1])
+    '([0]*3+[1]*2)'
+    """
+    return "(" + "+".join(f"[{value}]*{len(list(run))}" for value, run in groupby(values)) + ")"

@@ -76,6 +76,9 @@ def build_chunks(stack: str, config: TransformerConfig, engine: dict[str, Any], 
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
         chunk = STACKS[stack].build(config, engine, first, last, vp_stage)
+        for name, parameter in chunk.named_parameters():
+            if name.endswith("softmax_offset"):  # one a head, of which tp ranks have different ones; untagged, the norm counts the first's
+                parameter.tensor_model_parallel = True
         if last:
             mask_padding(chunk.output_layer, vocab_size)
         chunks.append(chunk)

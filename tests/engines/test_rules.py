@@ -12,6 +12,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
@@ -40,6 +41,10 @@ def refusals(engine: str, given: Workload, **choices: Any) -> dict[str, str]:
     chosen = candidate(engine, **({"dp": 8} | choices))
     found = {rule.id: rule.check(chosen, given) for rule in rules_of(capabilities, given)}
     return {name: why for name, why in found.items() if why is not None}
+
+
+def windowed(window: int, *, sinks: bool = False) -> Run:
+    return Run(layers=1, mixer=GroupedQueryAttention(window=window, sinks=sinks))
 
 
 BOTH = ("megatron", "megatron_deepspeed")
@@ -81,6 +86,13 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("latent_rope", M, workload(replace(LATENT_LLAMA, position_embedding="none")), {}, "rotary positions of its own"),
     ("mtp_positions", M, workload(replace(GPT, mtp_num_layers=1)), {}, "with rope and none"),
     ("mtp_tied", M, workload(replace(LLAMA, mtp_num_layers=1, tie_embeddings=True)), {"pp": 2, "dp": 4}, "the table twice"),
+    ("recompute_latent", M, workload(LLAMA), {"recompute": "mla_up_proj+mlp"}, "which this model has not"),
+    ("recompute_experts", M, workload(LLAMA), {"recompute": "moe_act"}, "a dense model has none"),
+    ("recompute_experts", M, workload(MIXTURE, software=BARE), {"recompute": "moe_act", "ep": 2}, "is Transformer Engine's"),
+    ("recompute_experts", M, workload(MIXTURE, precision="fp8"), {"recompute": "mla_up_proj+moe_act", "ep": 2}, "delayed scaling"),
+    ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4), windowed(8)))), {}, "windows of 4 and 8 tokens"),
+    ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4, sinks=True), Run(layers=1)))), {}, "in some layers only"),
+    ("window_kinds", M, workload(replace(LLAMA, mtp_num_layers=1, pattern=(windowed(4), Run(layers=1)))), {}, "of the first layer"),
     ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
     ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
@@ -235,11 +247,6 @@ def test_sequence_parallelism_with_local_norms_is_legal_where_our_shim_makes_it_
 def test_more_tensor_parallel_ranks_than_query_groups_are_legal() -> None:
     """Since 0.16 (core/transformer/attention.py:289)."""
     assert refusals(M, workload(LLAMA), tp=8, dp=1, num_microbatches=64) == {}
-
-
-def test_no_engine_offers_context_parallelism_that_no_worker_runs() -> None:
-    for engine in BOTH:
-        assert "cp" not in ENGINES[engine].capabilities(Software()).axes
 
 
 @pytest.mark.parametrize(

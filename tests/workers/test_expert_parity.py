@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from worker_plans import (
     PREDICTING,
     PREDICTING_TWICE,
     QWEN3_MOE,
+    WINDOWED,
     make_plan,
 )
 from worker_pool import Pool
@@ -43,15 +45,17 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepseek dp2 ep2": (DEEPSEEK_LIKE, {"dp": 2, "ep": 2}),
     "deepseek pp2 uneven dp2 ep2 zero1": (DEEPSEEK_LIKE, {"pp": 2, "split": [[3], [1]], "dp": 2, "ep": 2, "zero_stage": 1}),
     "latent dp2 zero1 recompute": (LATENT_DENSE, {"dp": 2, "zero_stage": 1, "recompute": ["selective"]}),
-    "latent tp4 sp": (LATENT_DENSE, {"tp": 4, "sequence_parallel": True}),
+    "latent tp4 sp": (LATENT_DENSE, {"tp": 4, "sequence_parallel": True, "recompute": ["mla_up_proj"]}),
     "latent deepseek tp2 sp pp2 dp2 ep2 zero1": (DEEPSEEK, {**SP, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
     "latent deepseek tp2 sp dp2 ep2 etp2": (DEEPSEEK, {**SP, "dp": 2, "ep": 2, "etp": 2, "recompute": ["layernorm+mlp"]}),
     "latent deepseek pp2 vpp2 dp2 ep2": (DEEPSEEK, {"pp": 2, "vpp": 2, "dp": 2, "ep": 2}),
     "prediction tp2 sp pp2 uneven dp2 ep2 zero1": (PREDICTING, {**SP, "pp": 2, "split": [[3], [1]], "dp": 2, "ep": 2, "zero_stage": 1}),
     "prediction pp2 vpp2 head alone dp2 ep2": (PREDICTING, {"pp": 2, "vpp": 2, "split": [[1, 1], [2, 0]], "dp": 2, "ep": 2}),
     "prediction pp2 even zero1": (PREDICTING, {"pp": 2, "dp": 2, "zero_stage": 1, "recompute": ["full", "none"]}),
-    "prediction dp2 ep2 recompute": (PREDICTING, {"dp": 2, "ep": 2, "recompute": ["layernorm+mlp"]}),
+    "prediction dp2 ep2 recompute": (PREDICTING, {"dp": 2, "ep": 2, "recompute": ["mla_up_proj+mlp"]}),
     "two predictions tp2 pp2 uneven": (PREDICTING_TWICE, {"tp": 2, "pp": 2, "split": [[3], [1]], "micro_batch_size": 4}),
+    "windows and sinks tp2 sp pp2 uneven": (WINDOWED, {**SP, "pp": 2, "split": [[3], [1]], "recompute": ["core_attn+layernorm+mlp"] * 2}),
+    "windows and sinks dp2 zero1": (WINDOWED, {"dp": 2, "zero_stage": 1}),
     "deepseek tp2 sp dp2 ep4": (DEEPSEEK_LIKE, {**SP, "dp": 2, "ep": 4, "recompute": ["layernorm+mlp"]}),
 }
 
@@ -62,6 +66,7 @@ LONG = (
     "latent deepseek tp2 sp dp2 ep2 etp2",
     "latent deepseek pp2 vpp2 dp2 ep2",
     "prediction pp2 even zero1",
+    "windows and sinks dp2 zero1",
     "prediction dp2 ep2 recompute",
 )
 """Left to .ci/full: their parts are in other cases."""
@@ -96,6 +101,21 @@ def test_experts_over_ranks_compute_what_one_process_computes(
     model, fields = CASES[case]
     plan = plan_of(model, **fields)
     assert_equal(measure(pool, corpus, plan), expert_references[model.name], model.vocab_size)
+
+
+@pytest.mark.parametrize(
+    "model", [LATENT_DENSE, replace(LATENT_DENSE, mixer=LATENT), PREDICTING_TWICE, WINDOWED], ids=lambda model: model.name
+)
+def test_one_process_computes_what_plain_torch_computes(model: Any, pool: Pool, corpus: str) -> None:
+    import plain_torch
+
+    from orchestrator.workers import data
+
+    plan = plan_of(model, micro_batch_size=8)
+    tokens, specials = data.open_tokens(plan, Path(corpus), build=True, wait=lambda: None)
+    found = measure(pool, corpus, plan, with_weights=True)
+    expected = plain_torch.train(plan, found["weights"], data.Batches(plan, tokens, specials, dp_rank=0))
+    assert_equal(found, expected, model.vocab_size)
 
 
 def test_a_micro_batchs_balance_is_that_of_one_process_with_as_many_samples(pool: Pool, corpus: str) -> None:

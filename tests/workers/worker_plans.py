@@ -85,6 +85,11 @@ DEEPSEEK = replace(DEEPSEEK_LIKE, name="deepseek_test", mixer=LATENT)
 PREDICTING = replace(DEEPSEEK, name="predicting_test", mtp_num_layers=1)
 PREDICTING_TWICE = replace(LLAMA, name="predicting_twice_test", mtp_num_layers=2)
 LATENT_DENSE = replace(LLAMA, name="latent_test", num_query_groups=None, mixer=replace(LATENT, q_lora_rank=None))
+WINDOWED = replace(
+    LLAMA,
+    name="windowed_test",
+    pattern=(Run(layers=1, mixer=GroupedQueryAttention(window=5, sinks=True)), Run(layers=1, mixer=GroupedQueryAttention(sinks=True))),
+)
 BERT = Architecture(
     family="bert",
     name="bert_test",
@@ -108,7 +113,10 @@ T5 = Architecture(
     max_position_embeddings=32,
 )
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
-EXPERT_MODELS = {model.name: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE)}
+EXPERT_MODELS = {
+    model.name: model
+    for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE, WINDOWED)
+}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:

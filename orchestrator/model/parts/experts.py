@@ -75,7 +75,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         routed, moved = tokens * self.topk, activation_moved(a)
         kept = Saved(name="moe.permuted", elements=routed * h, shard="tp", group="mlp")
         act_input = Saved(name="moe.gate_up", elements=routed * n, shard="tp", group="mlp")
-        product = Saved(name="moe.product", elements=routed * f, shard="tp", group="mlp")
+        product = Saved(name="moe.product", elements=routed * f, shard="tp", group="expert_activation")
         weights = [
             Weight(name="mlp.router.weight", shape=(experts, h)),
             Weight(name="mlp.experts.linear_fc1.weight", shape=(experts, n, h), kind="expert"),
