@@ -8,7 +8,7 @@ from orchestrator.cost.network import Network
 from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.workload import EngineWorkload
-from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
 from orchestrator.values import Value
@@ -157,12 +157,23 @@ class LayerPrices:
             if seconds_launched > passes[when]:
                 causes["overhead"] += seconds_launched - passes[when]
                 passes[when] = seconds_launched
-        if c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops):
+        waits = self._dispatch_wait(layer, strategy)
+        if waits:
             # Backward has the counts of forward, and waits only where it makes the dispatch again.
             for when in ("forward", "backward") if dispatches_again(recompute) else ("forward",):
-                causes["overhead"] += c.expert_sync_s
-                passes[when] += c.expert_sync_s
+                causes["overhead"] += waits
+                passes[when] += waits
         return passes["forward"], passes["backward"], causes
+
+    def _dispatch_wait(self, layer: LayerSpec, strategy: Strategy) -> float:
+        """Seconds in which the device waits for the host behind a dispatch: for the counts, and for what is quantised expert by expert."""
+        c = self._workload.calibration
+        if not c.expert_sync_s or not any(isinstance(op, Dispatch) for op in layer.ops):
+            return 0.0
+        tensors = 0.0
+        if self._workload.training.precision == "fp8":
+            tensors = sum(op.experts / strategy.mesh.ep for op in layer.ops if isinstance(op, Gemm) and op.experts)
+        return c.expert_sync_s + tensors * c.expert_quantise_s
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
         """A CUDA graph has an input and an output of its own."""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import Rates, gemm_seconds, grouped_seconds
 from orchestrator.cost.layer import folded
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.collectives import all_to_all, exchange_link
 from orchestrator.hardware.spec import Cluster, Level
 from orchestrator.model.families import describe
@@ -127,3 +128,14 @@ def test_what_a_node_passes_on_runs_beside_what_nodes_send_each_other() -> None:
     crossing = S * H * 2 * 2 * (1 - 0.5**8) / 2
     assert model.cluster.levels[1].bandwidth == 25 * GB
     assert model.layer(candidate(strategy), "experts_decoder", "none").by_cause["ep"] == pytest.approx(4 * crossing / (25 * GB))
+
+
+def test_fp8_waits_for_each_of_a_ranks_experts_to_be_quantised() -> None:
+    """64 experts over ep=8: two tensors of each of eight, 100 us each, beside 10 ms a dispatch; in bf16 nothing is quantised."""
+    constants = Calibration(expert_sync_s=1e-2, expert_quantise_s=1e-4)
+    cluster = replace(cost_model(moe()).cluster, gpu=GPUS["H100-SXM-80GB"])
+    one = candidate(Strategy(mesh=Mesh(dp=8, ep=8)))
+    for precision, waits in (("bf16", 1e-2), ("fp8", 1e-2 + 16e-4)):
+        both = (cost_model(moe(), calibration=given, cluster=cluster, precision=precision) for given in (Calibration(), constants))
+        before, after = (model.layer(one, "experts_decoder", "none") for model in both)
+        assert after.forward_s - before.forward_s == pytest.approx(waits), precision
