@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from orchestrator import plan as plan_module
+from orchestrator.plan import Plan, from_json
 from orchestrator.workers import distributed, groups, preflight
 
 LEAVE_S = 10.0
 """What the others get to leave before the process that holds the store does."""
 
 
-def check(plan: plan_module.Plan, out: Path) -> None:
+def check(plan: Plan, out: Path) -> None:
     """Every rank. Raises PreflightError."""
     kept: list[dist.Store] = []
 
@@ -53,7 +53,7 @@ def main() -> None:
     distributed.end_at_once_on_signals()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    plan = plan_module.from_json(arguments.plan.read_bytes(), str(arguments.plan))
+    plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     try:
         check(plan, arguments.out)
     except preflight.PreflightError as error:
