@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from typing import Final
 
 from orchestrator.engines import ENGINES
@@ -61,7 +62,7 @@ def machine(environment: Mapping[str, str] = os.environ) -> Machine:
         flash_attention=_installed("flash_attn"),
         apex=_installed("apex"),
         megatron_core=_version("megatron-core"),
-        missing=tuple(name for name in _wanted() if not _installed(name)),
+        missing=tuple(name for name in modules_of_engines() if not _installed(name)),
     )
 
 
@@ -99,8 +100,8 @@ def _nvidia_smi(*arguments: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.strip()]
 
 
-def _wanted() -> list[str]:
-    """The modules that any engine needs, each once, in the engines' order."""
+def modules_of_engines() -> list[str]:
+    """What any engine's ranks import, each once, in the engines' order."""
     return list(dict.fromkeys(module for engine in ENGINES.values() for module in engine.requirements.modules))
 
 
@@ -113,8 +114,18 @@ def _version(distribution: str) -> str:
 
 
 def _installed(name: str) -> bool:
-    """Whether a package is there, without importing it."""
+    """Whether a module is there, without importing it or a package that it is in.
+
+    >>> _installed("json.tool"), _installed("json.nothing"), _installed("nothing.json")
+    (True, False, False)
+    """
+    top, *inner = name.split(".")
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(top)
+        for depth in range(len(inner)):
+            if spec is None:
+                return False
+            spec = PathFinder.find_spec(".".join((top, *inner[: depth + 1])), spec.submodule_search_locations)
     except (ImportError, ValueError):
         return False
+    return spec is not None

@@ -74,7 +74,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     if found.outcomes:
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
     files += job.files
-    options = msgspec.structs.replace(settings.slurm, python=settings.slurm.python or python, planner=sys.executable)
+    options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     files += render.files(job, slurm=options, container=settings.container)
     return files
 

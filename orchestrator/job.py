@@ -76,6 +76,8 @@ class Job(Value, frozen=True, kw_only=True):
 class SlurmOptions(Value, frozen=True, kw_only=True):
     """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
 
+    `exclusive` None: where the job takes every GPU of its nodes (`launch.render.with_whole_nodes`).
+
     `gres` None: `--gpus-per-node` for an nccl job; "" (`slurm.gres=none`) asks for no GPUs at all (sites that hand out whole nodes).
     `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
     srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
@@ -97,7 +99,9 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     ] = None
     cpus_per_task: Annotated[int | None, Key("slurm.cpus_per_task", "cores of a task", low=1)] = None
     mem: Annotated[str | None, Key("slurm.mem", "host memory of a node", read=one_line)] = None
-    exclusive: Annotated[bool, Key("slurm.exclusive", "true: whole nodes")] = False
+    exclusive: Annotated[
+        bool | None, Key("slurm.exclusive", "true: nothing else on the nodes", type=bool, default="true where all GPUs of a node are used")
+    ] = None
     reservation: Annotated[str | None, Key("slurm.reservation", "reservation name", read=one_line)] = None
     dependency: Annotated[str | None, Key("slurm.dependency", "as sbatch takes it (afterok:1234)", read=one_line)] = None
     switches: Annotated[str | None, Key("slurm.switches", "leaf switches at most", read=one_line)] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +14,8 @@ import msgspec
 from orchestrator import recipe
 from orchestrator.cost import calibration
 from orchestrator.engines import ENGINES, Engine, passthrough
-from orchestrator.engines.entry import ENGINE_OF_ENTRY, entry_job
-from orchestrator.engines.megatron_args import megatron_flags, program_of, why_not
+from orchestrator.engines.engine import Entry
+from orchestrator.engines.entry import engine_of_entry, entry_job
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import Job
 from orchestrator.launch import render
@@ -23,7 +23,7 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan, Prices
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
-from orchestrator.search.explain import DataParallel, Explanation, beyond, data_parallelism_alone, explain, narrower_tp
+from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
@@ -49,8 +49,6 @@ class Found(Value, frozen=True, kw_only=True):
     explained: tuple[Explanation, ...] = ()
     narrower: tuple[Explanation, ...] = ()
     """Where tp is wider than the innermost network level: the best plan whose is not."""
-    beyond: Explanation | None = None
-    """A faster plan that has what the search leaves to a pin."""
     searched: tuple[Capabilities, ...] = ()
     """What the engines that were searched can do: the space of which `at_least_s` is true."""
     unasked: tuple[Unasked, ...] = ()
@@ -109,9 +107,12 @@ class Question(Value, frozen=True, kw_only=True):
     asked: SearchSettings
 
 
-def question(settings: Settings, top_k: int = SHOWN_ALTERNATIVES, prunings: tuple[Rule, ...] = ()) -> Question:
-    """`prunings`: further rules that a plan must keep. Raises InputError where no engine can be asked."""
-    engines = training_first(exchanging(asked_engines(settings), settings), settings)
+def question(
+    settings: Settings, top_k: int = SHOWN_ALTERNATIVES, without: Collection[str] = (), prunings: tuple[Rule, ...] = ()
+) -> Question:
+    """`without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises InputError where no engine can be
+    asked."""
+    engines = [engine for engine in usable_engines(settings) if engine.name not in without]
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
     planned = [
@@ -158,9 +159,10 @@ def explained(settings: Settings, questions: Pins) -> tuple[Explanation, ...]:
         return explain(questions, asked.workload, asked.planned, asked.asked)
 
 
-def searched_plan(settings: Settings, progress: Progress | None = None) -> Found:
-    """The fastest plan of all engines that may be used, and what a user may want to know beside it. Raises NoPlanError."""
-    asked = question(settings)
+def searched_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:
+    """The fastest plan of all engines that may be used but those `without` names, and what a user may want to know beside it. Raises
+    NoPlanError."""
+    asked = question(settings, without=without)
     found = fastest(settings, asked, progress)
     plan, planned = found.plan, asked.planned
 
@@ -174,7 +176,6 @@ def searched_plan(settings: Settings, progress: Progress | None = None) -> Found
             said=None if settings.entry is not None else said_plan(plan, asked, settings),
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
-            beyond=beyond(plan, planned, why_not),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
             unasked=unasked(plan, next(engine for engine in planned if engine.name == plan.engine)),
         )
@@ -185,14 +186,13 @@ def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
     alone = msgspec.structs.replace(asked.asked, top_k=1)
     for engine, planned in zip(asked.engines, asked.planned, strict=True):
         program = engine.program
-        if program is None or program.why_not(plan) is None:
+        if program is None or (engine.name == plan.engine and program.why_not(plan) is None):
             continue
         if program.why_never(settings.architecture, settings.training, settings.cluster.software) is not None:
             continue
-        ((capabilities, traits),) = searched_pairs([engine], settings, programs=True)
-        told = PlannedEngine(capabilities=capabilities, traits=traits, calibration=planned.calibration)
+        ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(asked.workload, [told], alone, stop=out_of_time(settings)).plan
+            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings)).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
@@ -244,13 +244,20 @@ def exchanging(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
 
 
 def asked_engines(settings: Settings) -> list[Engine]:
-    """Those that engine= leaves, or the one of plan=."""
+    """Those that engine= leaves, or the one of plan=. Raises InputError where it lacks what some of the user's keys are for."""
     name = settings.engine if settings.plan is None else settings.plan.engine
     if settings.entry is not None and name == "auto":
-        name = ENGINE_OF_ENTRY
+        name = engine_of_entry(ENGINES)
     if name != "auto":
+        if name in ENGINES and not passthrough.reaches(ENGINES[name].passes, settings.extra):
+            passthrough.check_reached(name, settings.extra, {other: engine.passes for other, engine in ENGINES.items()})
         return [ENGINES[name]] if name in ENGINES else []
-    return [engine for engine in ENGINES.values() if passthrough.reaches(engine.name, settings.extra)]
+    return [engine for engine in ENGINES.values() if passthrough.reaches(engine.passes, settings.extra)]
+
+
+def usable_engines(settings: Settings) -> list[Engine]:
+    """Those of them that a search is over: they exchange weights as asked, and train the model where any does. Raises InputError."""
+    return training_first(exchanging(asked_engines(settings), settings), settings)
 
 
 def saved_plan(settings: Settings) -> Found:
@@ -274,9 +281,9 @@ def saved_plan(settings: Settings) -> Found:
     return Found(plan=plan, limit=limit, explained=explained(settings, settings.explain) if settings.explain.given() else ())
 
 
-def found_plan(settings: Settings, progress: Progress | None = None) -> Found:
-    """The plan of plan=PATH, or the fastest. Raises InputError, NoPlanError."""
-    return saved_plan(settings) if settings.plan is not None else searched_plan(settings, progress)
+def found_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:
+    """The plan of plan=PATH, or the fastest of the engines but those `without` names. Raises InputError, NoPlanError."""
+    return saved_plan(settings) if settings.plan is not None else searched_plan(settings, progress, without)
 
 
 def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
@@ -285,23 +292,24 @@ def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
     if said is not None and (program := ENGINES[said.engine].program) is not None:
         job = program.beside(job, plan, said)
     if settings.entry is not None:
-        job = entry_job(plan, job, settings.entry, settings.entry_args, settings.entry_without,
-                        render.exit_minutes(settings.slurm.time), settings.entry_launcher)  # fmt: skip
+        entry = Entry(program=settings.entry, arguments=settings.entry_args, without=settings.entry_without,
+                      launcher=settings.entry_launcher, exit_minutes=render.exit_minutes(settings.slurm.time))  # fmt: skip
+        job = entry_job(ENGINES, plan, job, entry)
         job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
     return render.with_environment(with_enough_documents(settings, plan, job), settings.env)
 
 
 def with_enough_documents(settings: Settings, plan: Plan, job: Job) -> Job:
-    """The job of Megatron-LM's program, whose data has what its --split asks for. Raises InputError where not; beside our worker, which
-    cuts anywhere in a text, a note says so of megatron_args.sh."""
-    if plan.engine != "megatron" or program_of(plan) != "pretrain_gpt.py":
+    """The job of an engine's own program that divides its data by whole documents, of which there are enough. Raises InputError where not;
+    beside our worker, which cuts anywhere in a text, a note says so of the file with the program's arguments."""
+    program = ENGINES[plan.engine].program
+    arguments = None if program is None else program.of_documents(plan)
+    if program is None or arguments is None:
         return job
-    if settings.entry is not None:
-        check_documents(job.arguments, plan.training.seq_length)
-        return job
-    flags = megatron_flags(plan) if why_not(plan) is None else ()
     try:
-        check_documents([word for flag in flags for word in flag], plan.training.seq_length)
+        check_documents(arguments if settings.entry is None else job.arguments, plan.training.seq_length)
     except InputError as error:
-        return msgspec.structs.replace(job, notes=(*job.notes, f"megatron_args.sh can't be started: {error}"))
+        if settings.entry is not None:
+            raise
+        return msgspec.structs.replace(job, notes=(*job.notes, f"{program.arguments} can't be started: {error}"))
     return job

@@ -28,7 +28,7 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import asked_engines, found_plan, searched_plan, the_job, workload_of
+from orchestrator.planning import asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -61,8 +61,11 @@ def run(words: Sequence[str]) -> int:
     if settings.engine == LAYERWISE:
         return layerwise_run(settings, out)
     start = choose_start(settings, machine)
+    absent = left_out(start, settings, machine)
+    for name, why in absent.items():
+        print(f"engine={name} is left out: {why}; launch=none plans for it too", flush=True)
     with SearchProgress() as progress:
-        found = found_plan(settings, progress.show)
+        found = found_plan(settings, progress.show, absent)
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     job = the_job(settings, found.plan, found.said)
@@ -211,6 +214,16 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
     return lacking[0] if lacking and None not in lacking else None
 
 
+def left_out(start: Start, settings: Settings, machine: detect.Machine) -> dict[str, str]:
+    """The engines that are not searched, since the job is to start on this machine and it lacks their packages, with what it lacks; none
+    where no engine would be left."""
+    if start.how != "local" or settings.plan is not None:
+        return {}
+    lacks = {engine.name: lacks_packages(engine, machine) for engine in usable_engines(settings)}
+    absent = {name: why for name, why in lacks.items() if why is not None}
+    return absent if len(absent) < len(lacks) else {}
+
+
 def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
     """What this engine needs and this machine has not; None: all is there."""
     missing = engine.requirements.lacking(machine.missing)
@@ -221,16 +234,16 @@ def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
 
 def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:
     """Start, show progress, compare prediction and measurement; the exit status."""
+    if start.how == "none":
+        how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
+        print(f"Not started: {start.why}.{how}")
+        return 0
     from orchestrator.launch import local, slurm
     from orchestrator.report.measured import comparison_table, measured_step_time
     from orchestrator.report.progress import TrainingProgress
 
     console = screen()
     submitted: slurm.Submitted | None = None
-    if start.how == "none":
-        how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
-        print(f"Not started: {start.why}.{how}")
-        return 0
     if start.how == "slurm":
         submitted = slurm.submit(out, settings.slurm)
         print(submitted, flush=True)

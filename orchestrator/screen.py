@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
 from orchestrator.job import Job
+from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
@@ -129,8 +130,6 @@ def show_search(console: Console, found: Found) -> None:
     for other in found.unasked:
         say(text.unasked_text(plan, other.key, other.predicted, found.limit))
     say(text.proof(plan, found.at_least_s, found.searched) + ".")
-    if found.beyond is not None and found.beyond.plan is not None:
-        say(text.beyond_text(plan, found.beyond.question, found.beyond.plan))
     total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
     say(text.choices_text(total, priced))
 
@@ -142,6 +141,8 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     console.file.flush()
     what = "; candidates.csv has each choice with its price or reason" if found.outcomes else ""
     print(f"Written to {out}{what}")
-    for note in job.notes:
+    slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    by_slurm = settings.launch == "slurm" or job.num_nodes > 1
+    for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):
         print(f"note: {note}")
     sys.stdout.flush()

@@ -8,6 +8,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.recompute import dropped
 from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, padded
+from orchestrator.strategy.axes import cp
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Recompute, Strategy
 
@@ -42,8 +43,10 @@ def activations(
     precision: str,
     traits: Traits,
     calibration: Calibration,
+    domain: int = 1,
 ) -> Activations:
-    """Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps the input."""
+    """Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps the input. `domain`: GPUs
+    of the innermost network level."""
     mesh, sp = strategy.mesh, strategy.sequence_parallel
     itemsize = activation_itemsize(precision)
 
@@ -84,6 +87,10 @@ def activations(
         few = max((op.elements for op in layer.ops if isinstance(op, Attention) and op.kv_heads < mesh.tp), default=0)
         gathered = max(gathered, 2 * few * itemsize * micro_batch_size / mesh.cp)
     working = calibration.transient_activations * largest + gathered
+    if mesh.cp > 1:
+        inner, steps = cp.cut(strategy, traits.context_parallel, domain)
+        attention = (op for op in layer.ops if isinstance(op, Attention))
+        working += max((cp.working_bytes(op, strategy, micro_batch_size, itemsize, inner, steps) for op in attention), default=0.0)
     logits = logits_bytes(layer, strategy, micro_batch_size, traits)
     return Activations(kept, working + logits, working + logits + everything - kept)
 

@@ -13,12 +13,13 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil, expm1, log1p
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from orchestrator.cost.schedule import fewest_in_flight, in_flight
+from orchestrator.cost.schedule import fewest_by_stage, in_flight
 from orchestrator.cost.stage import exposed_of
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
@@ -38,15 +39,16 @@ def time_floor(costs: CostModel, candidate: Candidate) -> float:
     overhead = costs.calibration.microbatch_overhead_s * candidate.vpp
     busy = sync = gather = optimizer = forward = backward = slowest = 0.0
     for kind, count in costs.workload.counts.items():
-        modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
-        layer_forward, layer_backward = min(cost.forward_s for cost in modes), min(cost.backward_s for cost in modes)
-        busy += count * (layer_forward + layer_backward)
-        forward += count * layer_forward
-        backward += count * max(cost.backward_s for cost in modes)  # the most that can hide the reduction
-        sync += count * modes[0].sync_s
-        gather += count * modes[0].gather_s
-        optimizer += count * modes[0].optimizer_s
-        slowest = max(slowest, ceil(count / stages) * (layer_forward + layer_backward))
+        modes = costs.modes_of(candidate, kind)
+        plain = costs.layer(candidate, kind, "none")  # no mode is faster: what runs again only takes time, hidden traffic included
+        longest = max(costs.layer(candidate, kind, mode).backward_s for mode in (("full",) if "full" in modes else modes))
+        busy += count * plain.seconds
+        forward += count * plain.forward_s
+        backward += count * longest  # the most that can hide the reduction
+        sync += count * plain.sync_s
+        gather += count * plain.gather_s
+        optimizer += count * plain.optimizer_s
+        slowest = max(slowest, ceil(count / stages) * plain.seconds)
     half = stages * overhead / 2
     slowdown = min(1.0, costs.calibration.overlap_slowdown)
     exposed = exposed_of(costs.workload, candidate, sync, gather, forward + half, backward + half, slowdown)
@@ -64,16 +66,17 @@ def memory_floor(costs: CostModel, candidate: Candidate) -> float:
     fixed = sum(costs.fixed_bytes(candidate).values())
     slack = 1 + costs.calibration.allocator_slack
     shape = candidate.num_microbatches, candidate.vpp, candidate.microbatch_group_size_per_vp_stage
-    flights = [fewest_in_flight(candidate.schedule, stages, i, *shape) for i in range(stages)]
+    flights = fewest_by_stage(candidate.schedule, stages, *shape)
+    least, groups = min(flights), Counter(flights).items()
     mean = floor = 0.0
     for kind, count in costs.workload.counts.items():
         modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
         static, saved = modes[0].static_bytes, min(cost.saved_bytes for cost in modes)
         transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes)
-        mean += count * (static + slack * saved * min(flights))
-        share = sum(1 / nbytes for flight in flights if (nbytes := static + slack * saved * flight) > 0)
+        mean += count * (static + slack * saved * least)
+        share = sum(many / nbytes for flight, many in groups if (nbytes := static + slack * saved * flight) > 0)
         alone = count / share if share else 0.0
-        one = static + slack * (saved * min(flights) + transient)
+        one = static + slack * (saved * least + transient)
         floor = max(floor, alone, one)
     return fixed + max(floor, mean / stages)
 

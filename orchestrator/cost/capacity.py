@@ -1,18 +1,20 @@
 """How many layers a stage can hold and work through in a given time: what narrows the splits before any stage is priced.
 
-Closed forms over counts: a stage with n layers keeps at least its static bytes and what its micro-batches in flight save; what is above the
-limit must be recomputed, in the mode that does it fastest. Both only grow with n, so that the most layers for a time are found without
-pricing a stage. Stage i can't end before a micro-batch has come down to it and gone back up: the stages before it hold at least what those
-behind can't, and that shortens its time in turn (`Capacity.ranges`). Of several kinds of layers each number is the least of them.
+A stage with n layers keeps at least what n of its cheapest layers do (`StageMemory`); what is above the limit must be recomputed, in the
+mode that does it fastest. Both only grow with n, so that the most layers for a time are found by bisection. Stage i can't end before a
+micro-batch has come down to it and gone back up: the stages before it hold at least what those behind can't, and that shortens its time in
+turn (`Capacity.ranges`). Where a stage may hold several kinds of layers each number is the least of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import NamedTuple
 
+from orchestrator.cost.memory import StageMemory, peak
 from orchestrator.cost.price import CostModel, LayerCost
+from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.spec import Candidate, Recompute
 
 ROUNDING = 1e-9
@@ -34,19 +36,56 @@ class _Relief(NamedTuple):
     by_layer: bool
 
 
-class _Place(NamedTuple):
-    """A stage but for its layers: seconds of a micro-batch, bytes that stay and that a pass adds, and micro-batches in flight over all
-    its chunks."""
+class _Layer(NamedTuple):
+    """The least of some kinds of layers in some modes: seconds of a micro-batch, bytes, parameters."""
 
     seconds: float
-    nbytes: float
-    transient: float
-    flight: int
+    optimizer_s: float
+    static: float
+    saved: float
+    forward: float
+    backward: float
+    in_backward: float
+    in_step: float
+    parameters: int
+    reliefs: tuple[_Relief, ...] = ()
+
+    @classmethod
+    def of(cls, plain: Sequence[LayerCost], every: Sequence[LayerCost]) -> _Layer:
+        """Of these kinds without recompute, and in every mode that they may have."""
+        return cls(
+            seconds=min(cost.seconds for cost in every),
+            optimizer_s=min(cost.optimizer_s for cost in plain),
+            static=min(cost.static_bytes for cost in plain),
+            saved=min(cost.saved_bytes for cost in plain),
+            forward=min(cost.transient_forward_bytes for cost in every),
+            backward=min(cost.transient_backward_bytes for cost in every),
+            in_backward=min(cost.backward_bytes for cost in plain),
+            in_step=min(cost.step_bytes for cost in plain),
+            parameters=min(cost.parameters for cost in plain),
+        )
+
+
+NOTHING = _Layer(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def kinds_by_stage(model: ModelSpec, pp: int) -> list[tuple[str, ...]]:
+    """The kinds of transformer layers that each of so many stages may hold, were they split anywhere: at least one layer in each, but for
+    the first and the last."""
+    runs, layers, found = model.runs[1:-1], sum(run.count for run in model.runs[1:-1]), []
+    for p in range(pp):
+        low, high = max(0, p - 1), layers - max(0, pp - 2 - p)
+        begin, kinds = 0, []
+        for run in runs:
+            if begin < high and begin + run.count > low:
+                kinds.append(run.layer.kind)
+            begin += run.count
+        found.append(tuple(dict.fromkeys(kinds)))
+    return found
 
 
 class Capacity:
-    """For one outer choice. `partial`: modes that a stage may have on some of its layers alone; `flights`: micro-batches in flight by
-    stage, counted in chunks."""
+    """For one outer choice. `partial`: modes that a stage may have on some of its layers alone; `memories`: of each stage."""
 
     def __init__(
         self,
@@ -56,64 +95,80 @@ class Capacity:
         partial: Sequence[Recompute],
         layers: int,
         usable: float,
-        flights: Sequence[int],
+        memories: Sequence[StageMemory],
     ) -> None:
-        first, *inside, last = (run.layer.kind for run in costs.model.runs)
         self.pp, self.vpp, self.m, self.layers = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches, layers
         self.usable = usable * (1 + ROUNDING)
-        self.slack = 1 + costs.calibration.allocator_slack
-        by_kind = [{mode: costs.layer(candidate, kind, mode) for mode in ("none", *modes)} for kind in dict.fromkeys(inside)]
-        plain = [by_mode["none"] for by_mode in by_kind]
-        every = [by_mode[mode] for by_mode in by_kind for mode in modes]
-        self.saved = min(cost.saved_bytes for cost in plain)
-        self.static = min(cost.static_bytes for cost in plain)
-        self.in_backward = min(cost.backward_bytes for cost in plain)
-        self.layer_s = min(_seconds(cost) for cost in every)
-        self.reliefs = []
-        for mode in modes:
-            less = max(by_mode["none"].saved_bytes - by_mode[mode].saved_bytes for by_mode in by_kind)
-            more = min(_seconds(by_mode[mode]) for by_mode in by_kind) - self.layer_s
-            if less > 0.0:
-                self.reliefs.append(_Relief(less, max(0.0, more), mode in partial))
-        ends = [costs.layer(candidate, kind, "none") for kind in (first, last)]
-        overhead = costs.calibration.microbatch_overhead_s
-        self.transient_forward = min(cost.transient_forward_bytes for cost in every)
-        self.transient_backward = min(cost.transient_backward_bytes for cost in every)
-        stiff = sum(costs.fixed_bytes(candidate).values())
-        self.places = []
-        for p, flight in enumerate(flights):
-            here = [cost for cost, there in zip(ends, (p == 0, p == self.pp - 1), strict=True) if there]
-            self.places.append(
-                _Place(
-                    candidate.vpp * overhead + sum(map(_seconds, here)),
-                    stiff + sum(cost.static_bytes for cost in here),
-                    max((max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in here), default=0.0),
-                    flight,
-                )
-            )
+        self.memories = memories
+        inside = tuple(dict.fromkeys(run.layer.kind for run in costs.model.runs[1:-1]))
+        by_kind = {kind: {mode: costs.layer(candidate, kind, mode) for mode in ("none", *modes)} for kind in inside}
+
+        def least(kinds: Iterable[str]) -> _Layer:
+            some = [by_kind[kind] for kind in kinds]
+            found = _Layer.of([by_mode["none"] for by_mode in some], [by_mode[mode] for by_mode in some for mode in modes])
+            reliefs = []
+            for mode in modes:
+                less = max(by_mode["none"].saved_bytes - by_mode[mode].saved_bytes for by_mode in some)
+                more = min(by_mode[mode].seconds for by_mode in some) - found.seconds
+                if less > 0.0:
+                    reliefs.append(_Relief(less, max(0.0, more), mode in partial))
+            return found._replace(reliefs=tuple(reliefs))
+
+        of_all = least(inside)
+        self.layer_s = of_all.seconds
+        by_stage = kinds_by_stage(costs.model, self.pp) if len(inside) > 1 else [inside] * self.pp
+        known = {kinds: of_all if kinds in ((), inside) else least(kinds) for kinds in dict.fromkeys(by_stage)}
+        self.least_layers = [known[kinds] for kinds in by_stage]
+        outer = [costs.layer(candidate, costs.model.runs[i].layer.kind, "none") for i in (0, -1)]
+        first, last = (_Layer.of([cost], [cost]) for cost in outer)
+        self.ends = [[end for end, there in ((first, p == 0), (last, p == self.pp - 1)) if there] or [NOTHING] for p in range(self.pp)]
+        """Embedding and head, where they are."""
+        self.empty_s = [candidate.vpp * costs.calibration.microbatch_overhead_s + sum(end.seconds for end in ends) for ends in self.ends]
+        """Seconds of a micro-batch in each stage, but for its layers."""
+        self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
         hops = costs.hop_seconds(candidate)
         self.down = [0.0] * self.pp
         """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
         for p in range(1, self.pp):
-            self.down[p] = self.down[p - 1] + overhead + 2 * hops[p - 1] + (_seconds(ends[0]) if p == 1 else 0.0)
-        updates = layers * min(cost.optimizer_s for cost in plain) + sum(cost.optimizer_s for cost in ends)
+            overhead = costs.calibration.microbatch_overhead_s
+            self.down[p] = self.down[p - 1] + overhead + 2 * hops[p - 1] + (first.seconds if p == 1 else 0.0)
+        updates = layers * of_all.optimizer_s + first.optimizer_s + last.optimizer_s
         self.once = costs.once_seconds(candidate) + updates / self.pp
         """Seconds of a step beside its schedule: the slowest update is at least the mean."""
         self.fewest = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
 
+    def peak(self, p: int, n: int) -> float:
+        """Bytes of stage p with n layers that are not recomputed, at least."""
+        memory, layer, ends = self.memories[p], self.least_layers[p] if n else NOTHING, self.ends[p]
+        saved = [n // self.vpp * layer.saved] * self.vpp  # as in the smallest chunk
+        if self.pp > 1:
+            saved[0 if p == 0 else -1] += ends[0].saved
+        else:
+            saved[0] += sum(end.saved for end in ends)
+        stiff = memory.stiff_bytes(
+            n * layer.static + sum(end.static for end in ends), n * layer.parameters + sum(end.parameters for end in ends)
+        )
+        forward, backward = max(layer.forward, *(end.forward for end in ends)), max(layer.backward, *(end.backward for end in ends))
+        in_backward, in_step = (n * mine + others for mine, others in (
+            (layer.in_backward, sum(end.in_backward for end in ends)), (layer.in_step, sum(end.in_step for end in ends))
+        ))  # fmt: skip
+        return peak(stiff, memory.slack, memory.phases(memory.activations(saved), forward, backward, in_backward, in_step))
+
     def seconds(self, p: int, n: int) -> float:
         """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""
-        place = self.places[p]
-        alike = n // self.vpp  # layers of the smallest chunk
-        held = self.slack * place.flight
-        passing = max(place.transient, self.transient_forward, self.transient_backward + n * self.in_backward) if n else place.transient
-        over = place.nbytes + n * self.static + held * alike * self.saved + self.slack * passing - self.usable
-        plain = place.seconds + n * self.layer_s
+        found = self._known[p].get(n)
+        if found is None:
+            found = self._known[p][n] = self._seconds(p, n)
+        return found
+
+    def _seconds(self, p: int, n: int) -> float:
+        layer, memory = self.least_layers[p], self.memories[p]
+        plain, over = self.empty_s[p] + n * layer.seconds, self.peak(p, n) - self.usable
         if over <= 0.0:
             return plain
-        best = INFINITE
-        for relief in self.reliefs:
-            if over > held * alike * relief.nbytes:
+        best, held = INFINITE, (1 + memory.slack) * memory.flight
+        for relief in layer.reliefs:
+            if over > held * (n // self.vpp) * relief.nbytes:
                 continue
             again = self.vpp * ceil(over / (held * relief.nbytes) - ROUNDING) if relief.by_layer else n
             best = min(best, again * relief.seconds)
@@ -122,11 +177,11 @@ class Capacity:
     def most(self, p: int, seconds: float) -> int:
         """The most layers that stage p works through in `seconds` a micro-batch; -1: not even without any."""
         room = seconds * (1 + ROUNDING)
-        if self.places[p].seconds > room:
+        if self.empty_s[p] > room:
             return -1
-        high = self.layers
-        if self.layer_s > 0.0 and room < INFINITE:
-            high = min(high, int((room - self.places[p].seconds) / self.layer_s * (1 + ROUNDING)))
+        high, layer_s = self.layers, self.least_layers[p].seconds
+        if layer_s > 0.0 and room < INFINITE:
+            high = min(high, int((room - self.empty_s[p]) / layer_s * (1 + ROUNDING)))
         room = min(room, LONGEST)  # what does not fit takes for ever
         if self.seconds(p, high) <= room:
             return high
@@ -165,7 +220,3 @@ class Capacity:
             middle = (low + high) / 2
             low, high = (middle, high) if self.ranges(middle) is None else (low, middle)
         return low
-
-
-def _seconds(cost: LayerCost) -> float:
-    return cost.forward_s + cost.backward_s

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
-from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Pointwise, padded
-from orchestrator.strategy.axes import tp
+from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.strategy.axes import cp, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Strategy
 from orchestrator.units import ITEMSIZE
@@ -138,8 +138,9 @@ def layer_seconds(
     traits: Traits,
     states: StateBytes,
     calibration: Calibration,
+    domain: int = 1,
 ) -> LayerSeconds:
-    """Forward and backward without traffic, recompute or ZeRO."""
+    """Forward and backward without traffic, recompute or ZeRO. `domain`: GPUs of the innermost network level."""
     c, mesh = calibration, strategy.mesh
     itemsize = activation_itemsize(precision)
     rates = Rates.of(gpu, precision, c)
@@ -173,7 +174,7 @@ def layer_seconds(
                 b_gemm += GEMM_BACKWARD_FLOPS * forward
                 b_memory += groups * (accumulate + 2 * states.weight * k * n) / memory
         elif isinstance(op, Attention):
-            seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c)
+            seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
             f_attention += seconds[0]
             b_attention += seconds[1]
         elif isinstance(op, Pointwise):
@@ -182,7 +183,7 @@ def layer_seconds(
             factor = c.loss_factor if op.name == "cross_entropy" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory
             b_memory += elements * back * factor / memory
-    launches = sum(not isinstance(op, Enter | Exit) for op in layer.ops) * c.op_overhead_s + one_by_one * c.grouped_launch_s
+    launches = sum(not isinstance(op, tp.BORDERS) for op in layer.ops) * c.op_overhead_s + one_by_one * c.grouped_launch_s
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
     )
@@ -195,8 +196,11 @@ def _attention(
     rates: Rates,
     traits: Traits,
     c: Calibration,
+    domain: int,
 ) -> tuple[float, float]:
-    """(forward, backward). Heads over tp, queries over cp; the ring visits all keys."""
+    """(forward, backward). Heads over tp, pairs of queries and keys over cp: a rank that exchanged sequence shards for heads has long
+    sequences of few heads; one that passes keys on or gathers them has two chunks of each sequence, and a kernel for each chunk of keys,
+    whose results it adds up."""
     mesh, itemsize = strategy.mesh, rates.itemsize
     memory = rates.bandwidth * c.memory_efficiency
     heads = max(1.0, op.heads / mesh.tp) * micro_batch_size
@@ -205,12 +209,15 @@ def _attention(
     flops = 4 * pairs * op.head_dim
     if traits.flash_attention:
         flops *= op.visible
-        saturation = 1 + c.attention_half_length / min(queries, op.key_len)
+        inner, steps = cp.cut(strategy, traits.context_parallel, domain)
+        chunks = 1 if inner == mesh.cp else 2 * mesh.cp // inner
+        saturation = 1 + c.attention_half_length / min(op.query_len / chunks, op.key_len)
         per_flop = saturation / rates.peak
         forward = flops * per_flop / c.attention_efficiency
         backward = FLASH_BACKWARD_FLOPS * flops * per_flop / c.attention_backward_efficiency
         moved = (2 * queries + 2 * op.key_len) * heads * op.head_dim * itemsize / memory
-        return max(forward, moved), max(backward, 2 * moved)
+        merged = cp.merged_bytes(op, strategy, micro_batch_size, itemsize, steps)
+        return max(forward, moved) + merged[0] / memory, max(backward, 2 * moved) + merged[1] / memory
     scores = gemm_seconds(queries, op.head_dim, op.key_len, rates, c, batched=True) * heads
     values = gemm_seconds(queries, op.key_len, op.head_dim, rates, c, batched=True) * heads
     scale = itemsize / FULL_PRECISION_MOVED

@@ -1,10 +1,12 @@
-"""What a layer costs under each choice of the paper's space: by the analytic model or by a measured profile; stages and plans from that."""
+"""What a layer costs under each choice of Galvatron's space (arXiv 2211.13878), where every layer has its own tp, ZeRO-3 and recompute:
+by the analytic model or by a measured profile; stages and plans from that."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from orchestrator.cost.memory import Phase, peak
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.cost.schedule import finish_times, in_flight
@@ -44,6 +46,7 @@ class Prices(Protocol):
     runs: tuple[tuple[str, int], ...]
     """(kind, layers in a row), embedding and head included where they are searched."""
     slack: float
+    """Share of activations and transients that fragmentation adds."""
     hidden_share: float
     """Of a backward pass, beside which gradients can be reduced."""
     slowdown: float
@@ -74,7 +77,7 @@ class AnalyticPrices:
         self.world = costs.cluster.num_gpus
         self.runs = tuple((run.layer.kind, run.count) for run in costs.model.runs)
         c = costs.calibration
-        self.slack, self.hidden_share, self.slowdown = 1 + c.allocator_slack, c.overlap_efficiency, c.overlap_slowdown
+        self.slack, self.hidden_share, self.slowdown = c.allocator_slack, c.overlap_efficiency, c.overlap_slowdown
         self.sequence_parallel = True
         self._ways: dict[tuple[str, Outer], list[Way]] = {}
 
@@ -159,7 +162,7 @@ class ProfilePrices:
         self.runs = tuple((layer.kind, layer.count) for layer in profile.layers)
         self._layers: dict[str, LayerProfile] = {layer.kind: layer for layer in profile.layers}
         c = costs.calibration
-        self.slack, self.hidden_share, self.slowdown = 1.0, c.overlap_efficiency, c.overlap_slowdown
+        self.slack, self.hidden_share, self.slowdown = 0.0, c.overlap_efficiency, c.overlap_slowdown
         self.sequence_parallel = False
         self._ways: dict[tuple[str, Outer], list[Way]] = {}
 
@@ -258,7 +261,7 @@ def stage_price(prices: Prices, outer: Outer, stage: int, blocks: Sequence[tuple
         backward_s=backward,
         exposed_s=sync - hidden + prices.slowdown * hidden,
         optimizer_s=optimizer,
-        peak_bytes=prices.fixed_bytes(outer, stage, flight) + static + prices.slack * (flight * saved + transient),
+        peak_bytes=peak(prices.fixed_bytes(outer, stage, flight) + static, prices.slack, [Phase("pass", flight * saved, transient)]),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import mul
 from typing import NamedTuple
 
@@ -52,6 +52,15 @@ def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBy
     return nbytes
 
 
+def peak(stiff: float, slack: float, phases: Iterable[Phase]) -> float:
+    """The most bytes at any time: what is there in all phases (`stiff`), and what comes and goes in the fullest, fragmentation included.
+
+    >>> peak(100.0, 0.5, [Phase("forward", 10.0, 2.0), Phase("backward", 6.0, 8.0)])
+    121.0
+    """
+    return stiff + (1 + slack) * max([phase.kept + phase.transient for phase in phases])
+
+
 def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: float) -> float:
     """Bytes of what stage `index` keeps of its borders for `flight` micro-batches, where its schedule keeps any: its input and its
     output, of which the first stage has no input and the last no output.
@@ -70,7 +79,7 @@ def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: 
 class StageMemory:
     """One stage's place in a candidate's pipeline, whatever its layers. The one place where a peak is computed."""
 
-    __slots__ = ("_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flights", "slack")
+    __slots__ = ("_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack")
 
     def __init__(
         self, workload: EngineWorkload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
@@ -82,7 +91,9 @@ class StageMemory:
         m, pp = candidate.num_microbatches, candidate.mesh.pp
         self.flights = in_flight_by_chunk(candidate.schedule, pp, index, m, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
         """Micro-batches in flight by chunk, at each time when saved bytes may peak."""
-        self.borders = borders_kept(candidate, index, max(map(sum, self.flights)), boundary_bytes)
+        self.flight = max(map(sum, self.flights))
+        """The most at once, counted in chunks."""
+        self.borders = borders_kept(candidate, index, self.flight, boundary_bytes)
         self.slack = workload.calibration.allocator_slack
         """Share of activations and transients that fragmentation adds."""
 
@@ -97,12 +108,6 @@ class StageMemory:
         """What is there in all phases: states, what every rank has, buckets for so many parameters."""
         return static + self.fixed_bytes + bucket_bytes(self._workload, self.candidate, self._states, parameters)
 
-    def moving_bytes(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> float:
-        """The most that comes and goes, fragmentation included, by the bytes of each phase (`phases`)."""
-        return (1 + self.slack) * max(
-            [phase.kept + phase.transient for phase in self.phases(kept, forward, backward, in_backward, in_step)]
-        )
-
     def phases(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> tuple[Phase, Phase, Phase]:
         """`kept`: activations; `forward`, `backward`: transient in a layer; `in_backward`, `in_step`: of all layers together."""
         besides = backward + in_backward
@@ -114,8 +119,7 @@ class StageMemory:
         """The most that a stage of these layers needs."""
         kept = self.activations(sums.saved)
         stiff = self.stiff_bytes(sums.weights + sums.gradients + sums.optimizer, sums.parameters)
-        moving = self.moving_bytes(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step)
-        return stiff + moving
+        return peak(stiff, self.slack, self.phases(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step))
 
     def itemised(self, sums: StageSums) -> tuple[str, dict[str, float]]:
         """The phase in which the stage needs most, and `peak_bytes` by cause."""

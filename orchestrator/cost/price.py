@@ -8,6 +8,9 @@ shown.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+
+from msgspec.structs import replace
 
 from orchestrator.cost import bounds, memory
 from orchestrator.cost.calibration import Calibration
@@ -21,7 +24,7 @@ from orchestrator.hardware.collectives import COLLECTIVES, Link
 from orchestrator.strategy.axes import pp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage
-from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.workload import Workload
 
 __all__ = ["CostModel", "LayerCost", "StageCost", "StageMemory", "StageSums"]
@@ -31,9 +34,12 @@ __all__ = ["CostModel", "LayerCost", "StageCost", "StageMemory", "StageSums"]
 class _Setting:
     """What a strategy at a micro-batch size has been priced at."""
 
-    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers")
+    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers", "without_experts")
 
-    def __init__(self) -> None:
+    def __init__(self, strategy: Strategy) -> None:
+        mesh = strategy.mesh
+        self.without_experts = strategy if mesh.ep * mesh.etp == 1 else replace(strategy, mesh=replace(mesh, ep=1, etp=1))
+        """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.hops: tuple[float, ...] | None = None
         self.boundary_bytes: float | None = None
@@ -52,11 +58,20 @@ class CostModel:
         self.kinds, self.itemsize = w.kinds, w.itemsize
         self.network = Network(w.cluster, w.calibration, w.traits)
         self._layers = LayerPrices(w, self.network)
+        self._with_experts = {kind for kind, layer in w.kinds.items() if any(weight.kind == "expert" for weight in layer.weights)}
         self.modes = modes
         self._settings: dict[tuple[Strategy, int], _Setting] = {}
-        self._setting = _Setting()
+        self._setting = _Setting(Strategy(mesh=Mesh()))
         self._current: Candidate | None = None
         self._memories: dict[int, StageMemory] = {}
+
+    def reckoning_with(self, modes: tuple[Recompute, ...]) -> CostModel:
+        """The same prices, whose bounds reckon with these recompute modes: what either prices the other knows."""
+        if modes == self.modes:
+            return self
+        other = copy(self)
+        other.modes = modes
+        return other
 
     # ---- layers
 
@@ -65,7 +80,11 @@ class CostModel:
         layers = self._setting_of(candidate).layers
         cost = layers.get((kind, recompute))
         if cost is None:
-            cost = self._layers.of(self.kinds[kind], recompute, candidate.strategy, candidate.micro_batch_size)
+            strategy = self._strategy_of(candidate, kind)
+            known = layers if strategy is candidate.strategy else self._known(strategy, candidate.micro_batch_size).layers
+            cost = known.get((kind, recompute))
+            if cost is None:
+                cost = known[kind, recompute] = self._layers.of(self.kinds[kind], recompute, strategy, candidate.micro_batch_size)
             layers[kind, recompute] = cost
         return cost
 
@@ -79,7 +98,8 @@ class CostModel:
     def layer_floor_seconds(self, candidate: Candidate, kind: str, states: StateBytes) -> tuple[float, float]:
         """(forward, backward) that a layer of this kind takes at least, whatever its recompute, ZeRO stage and offload; `states`: the
         fewest bytes per parameter of the stages in question."""
-        return self._layers.floor_seconds(self.kinds[kind], candidate.strategy, candidate.micro_batch_size, states)
+        strategy = self._strategy_of(candidate, kind)
+        return self._layers.floor_seconds(self.kinds[kind], strategy, candidate.micro_batch_size, states)
 
     # ---- stages
 
@@ -204,6 +224,16 @@ class CostModel:
         """What is priced already for this strategy and micro-batch size. A search asks thousands of times in a row for one candidate:
         only a new one is hashed."""
         if candidate is not self._current:
-            self._setting = self._settings.setdefault((candidate.strategy, candidate.micro_batch_size), _Setting())
+            self._setting = self._known(candidate.strategy, candidate.micro_batch_size)
             self._current, self._memories = candidate, {}
         return self._setting
+
+    def _known(self, strategy: Strategy, micro_batch_size: int) -> _Setting:
+        found = self._settings.get((strategy, micro_batch_size))
+        if found is None:
+            found = self._settings[strategy, micro_batch_size] = _Setting(strategy)
+        return found
+
+    def _strategy_of(self, candidate: Candidate, kind: str) -> Strategy:
+        """All of the candidate's strategy that a layer of this kind knows of."""
+        return candidate.strategy if kind in self._with_experts else self._setting_of(candidate).without_experts

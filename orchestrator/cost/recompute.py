@@ -11,11 +11,18 @@ from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
 DROPPED: dict[str, tuple[str, ...]] = {
     "core_attn": ("core_attention",),
     "layernorm": ("norm", "mlp_norm"),
-    "mlp": ("mlp",),
+    "mlp": ("mlp", "expert_activation"),
+    "moe_act": ("expert_activation",),
+    "mla_up_proj": ("up_projected",),
 }
 """Groups of saved tensors by module: a module's checkpoint keeps its input, and makes again what it saves and gives."""
 NORMS = ("input_layernorm", "pre_mlp_layernorm")
 """The norms that "layernorm" is about (transformer_layer.py:382-436); the one before cross-attention is not."""
+AGAIN: dict[str, tuple[str, ...]] = {
+    "moe_act": ("mlp.experts.activation",),
+    "mla_up_proj": tuple(f"self_attention.{name}" for name in ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "rotary")),
+}
+"""Operations of modules that are a few by name (moe/experts.py, activation_recompute; multi_latent_attention.py, qkv_up_checkpoint)."""
 MLP = "mlp."
 """How the MLP's operations are called (model/parts/mlp.py)."""
 
@@ -26,7 +33,7 @@ def dropped(mode: Recompute, *, fused_norms: bool) -> tuple[str, ...]:
     With `fused_norms` the MLP begins with its norm (Transformer Engine's LayerNormLinear), whose output then goes too.
 
     >>> dropped("mlp", fused_norms=True), dropped("selective", fused_norms=True)
-    (('mlp', 'mlp_norm'), ('core_attention',))
+    (('mlp', 'expert_activation', 'mlp_norm'), ('core_attention',))
     """
     modules = RECOMPUTE_MODULES.get(mode, ())
     groups = [group for module in modules for group in DROPPED[module]]
@@ -44,6 +51,7 @@ def again(layer: LayerSpec, mode: Recompute, *, fused_norms: bool) -> LayerSpec 
         where |= {i for i, op in enumerate(layer.ops) if isinstance(op, Attention)}
     if "layernorm" in modules:
         where |= {i for i, name in enumerate(names) if name in NORMS}
+    where |= {i for module in modules for i, name in enumerate(names) if name in AGAIN.get(module, ())}
     inside = [i for i, name in enumerate(names) if name.startswith(MLP)]
     if "mlp" in modules and inside:  # of experts too, with their exchange of tokens (Megatron's module "moe")
         first, last = inside[0], inside[-1]

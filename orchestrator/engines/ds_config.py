@@ -7,7 +7,9 @@ without `gradient_clipping` DeepSpeed clips at 1.0, and without `grad_accum_dtyp
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from math import pi
+from types import MappingProxyType
 from typing import Any, Final
 
 from orchestrator.engines.ds_pipeline import SECTION, is_pipeline_module
@@ -16,6 +18,8 @@ from orchestrator.job import File
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 BUCKET_ELEMENTS: Final = 50_000_000
 """Elements of a reduction bucket: large enough for bandwidth, 0.2 GB in fp32 (DeepSpeed's default for prefetching). A weight that is larger
@@ -205,9 +209,9 @@ def tensor_parallel(plan: Plan) -> dict[str, Any]:
     return {"autotp_size": plan.tp, "vocab_parallel_lm_head": False}
 
 
-def ds_config(plan: Plan) -> dict[str, Any]:
-    """What the engine gets. With tp=1 all three batch fields; otherwise train_batch_size is left out: without Megatron's groups
-    DeepSpeed would check it against the whole world (README "silently wrong" 5)."""
+def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """What the engine gets. `more`: sections that this engine alone has. With tp=1 all three batch fields; otherwise train_batch_size is
+    left out: without Megatron's groups DeepSpeed would check it against the whole world (README "silently wrong" 5)."""
     config: dict[str, Any] = {}
     if plan.tp == 1:
         config["train_batch_size"] = plan.global_batch_size
@@ -222,19 +226,15 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     }
     if is_pipeline_module(plan):
         config["pipeline"] = dict(SECTION)
-    if plan.engine == "deepspeed" and plan.cp > 1:
-        # By which a script without Ulysses' groups divides the world before the batch is checked against it (runtime/config.py:468).
-        config["sequence_parallel_size"] = plan.cp
-    if plan.engine == "deepspeed" and plan.tp > 1:
-        config["tensor_parallel"] = tensor_parallel(plan)
+    config |= more
     if plan.training.optimizer == "sgd" and plan.zero_stage >= 1:
         config["zero_allow_untested_optimizer"] = True
     return with_ds(config, plan)
 
 
-def by_hand(plan: Plan) -> dict[str, Any]:
+def by_hand(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     """`ds_config` with the schedule, for a script that leaves the learning rate to DeepSpeed."""
-    config = ds_config(plan)
+    config = ds_config(plan, more)
     schedule = scheduler(plan)
     if schedule is None:
         return config
@@ -242,12 +242,12 @@ def by_hand(plan: Plan) -> dict[str, Any]:
     return config | {"optimizer": optimizer | {"params": optimizer["params"] | {"lr": first_rate(plan)}}, "scheduler": schedule}
 
 
-def for_trainer(plan: Plan) -> dict[str, Any]:
+def for_trainer(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     """`ds_config` with "auto" where `transformers.Trainer` and accelerate fill in what they are given (raw DeepSpeed drops it or refuses).
 
     The schedule is left to the Trainer. With tp>1 the Trainer gets DeepSpeed's AutoTP of that size.
     """
-    config = ds_config(plan)
+    config = ds_config(plan, more)
     config |= {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     for name in ("bf16", "fp16"):
         if name in config:
@@ -274,9 +274,10 @@ def dumps(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def deepspeed_files(plan: Plan) -> tuple[list[File], list[str]]:
-    """ds_config.json and ds_config.auto.json, and what a user should know of them."""
-    files = [File(path="ds_config.json", content=dumps(by_hand(plan))), File(path="ds_config.auto.json", content=dumps(for_trainer(plan)))]
+def deepspeed_files(plan: Plan, more: Mapping[str, Any] = NOTHING) -> tuple[list[File], list[str]]:
+    """ds_config.json and ds_config.auto.json, and what a user should know of them. `more`: as `ds_config`."""
+    contents = {"ds_config.json": by_hand(plan, more), "ds_config.auto.json": for_trainer(plan, more)}
+    files = [File(path=path, content=dumps(content)) for path, content in contents.items()]
     found = [f"ds_config.json assumes {plan.dp} data-parallel ranks of {plan.world_size}."]
     if plan.pp > 1:
         found.append("ds_config.auto.json: the HF Trainer has no pipeline; it would run these settings over data parallelism.")

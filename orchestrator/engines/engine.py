@@ -1,8 +1,10 @@
-"""What an engine is to the rest of the house: pure functions, what it needs installed, and a name."""
+"""What every engine declares, as one value (`Engine`): what it can run, how it is priced, how a plan becomes the job that runs it, and what
+must be installed there. Pure: nothing of an engine's own packages is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 from orchestrator.hardware.spec import Cluster, Software
 from orchestrator.job import Job
@@ -25,6 +27,17 @@ class Requirements(Value, frozen=True, kw_only=True):
         return tuple(name for name in self.modules if name in missing)
 
 
+class Entry(Value, frozen=True, kw_only=True):
+    """A program of the user's own in place of our worker. `arguments`: the user's, which come last; `without`: flags of ours that it does
+    not get; `exit_minutes`: what the job's time limit leaves it, None: there is no limit."""
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    launcher: Literal["torchrun", "deepspeed"] = "torchrun"
+    exit_minutes: int | None = None
+
+
 class Program(Value, frozen=True, kw_only=True):
     """The engine's own program, which entry= starts in place of our worker, and what it can be told."""
 
@@ -38,18 +51,25 @@ class Program(Value, frozen=True, kw_only=True):
     """Why they can't say this plan; None: they can."""
     beside: Callable[[Job, Plan, Plan], Job]
     """The job of a plan that they can't say, with the arguments of another plan (the last) in its folder, and a note that says so."""
+    of_documents: Callable[[Plan], Sequence[str] | None]
+    """The arguments by which it divides a corpus, where it does so by whole documents; None: this plan's program does not."""
 
 
 class Engine(Value, frozen=True, kw_only=True):
     """`capabilities`: what it can run with this software; `traits`: how it is priced; `translate`: a plan as the job that runs it, which
-    names the worker that each rank starts; `requirements`: what must be installed there."""
+    names the worker that each rank starts; `requirements`: what must be installed there; `passes`: the groups of keys that reach its
+    configuration as they are (passthrough.py), each with the sections of that configuration that this engine has."""
 
     name: str
     capabilities: Callable[[Software], Capabilities]
     traits: Callable[[Software], Traits]
     translate: Callable[[Plan], Job]
     requirements: Requirements
+    passes: Mapping[str, tuple[str, ...]] = {}
     program: Program | None = None
+    entry: Callable[[Plan, Job, Entry], Job] | None = None
+    """The job with a user's own program in our worker's place; raises InputError where it can't be started with the plan. None: with no
+    plan of this engine."""
     why_no_exchange: Callable[[Architecture, str | None], str | None] = lambda architecture, model_type: (
         "this engine's worker neither loads nor writes checkpoints of Hugging Face's"
     )

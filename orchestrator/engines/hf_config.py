@@ -1,4 +1,5 @@
-"""A plan's model as a Hugging Face configuration: class, keywords, attention, data type, checkpointing; and what it can't express."""
+"""A plan's model as a configuration of Hugging Face transformers (class, keywords, attention, data type, checkpointing), and why some
+models have none there. For engines that train transformers' models, and for weights that go to or come from them. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
@@ -99,9 +101,10 @@ def _qwen3_moe(a: Architecture) -> dict[str, Any]:
     }
 
 
-def _glm4_moe(a: Architecture) -> dict[str, Any]:
+def _sigmoid_routed(a: Architecture) -> dict[str, Any]:
+    """Of GLM-4.5 and DeepSeek-V3."""
     experts = a.experts[0]
-    keywords = _routed(a) | {
+    return _routed(a) | {
         "n_routed_experts": experts.num_experts,
         "moe_intermediate_size": experts.ffn_hidden_size,
         "n_shared_experts": experts.shared_ffn_hidden_size // experts.ffn_hidden_size,
@@ -110,11 +113,28 @@ def _glm4_moe(a: Architecture) -> dict[str, Any]:
         "n_group": experts.groups or 1,
         "topk_group": experts.group_topk or 1,
         "first_k_dense_replace": sum(isinstance(layer.feed_forward, Mlp) for layer in a.each_layer()),
-        "use_qk_norm": "qk_norm" in a.features(),
         "attention_bias": a.add_qkv_bias,
         "num_nextn_predict_layers": 0,
     }
-    return keywords | {"rope_parameters": _rope(a) | {"partial_rotary_factor": a.rotary_percent}}
+
+
+def _glm4_moe(a: Architecture) -> dict[str, Any]:
+    more = {"use_qk_norm": "qk_norm" in a.features(), "rope_parameters": _rope(a) | {"partial_rotary_factor": a.rotary_percent}}
+    return _sigmoid_routed(a) | more
+
+
+def _deepseek_v3(a: Architecture) -> dict[str, Any]:
+    mixer = next(layer.mixer for layer in a.each_layer())
+    assert isinstance(mixer, LatentAttention)
+    keywords = _sigmoid_routed(a) | {
+        "num_key_value_heads": a.num_attention_heads,
+        "q_lora_rank": mixer.q_lora_rank,
+        "kv_lora_rank": mixer.kv_lora_rank,
+        "qk_nope_head_dim": mixer.qk_head_dim,
+        "qk_rope_head_dim": mixer.qk_rope_head_dim,
+        "v_head_dim": mixer.v_head_dim,
+    }
+    return {name: value for name, value in keywords.items() if name != "head_dim"}
 
 
 def _bert(a: Architecture) -> dict[str, Any]:
@@ -248,6 +268,14 @@ def _sigmoid_experts(a: Architecture, name: str) -> Iterator[str]:
     yield from _attention_dropout_only(a, name)
 
 
+def _latent_experts(a: Architecture, name: str) -> Iterator[str]:
+    if a.norm_epsilon != LATENT_EPSILON:
+        yield f"norm_epsilon={a.norm_epsilon}: transformers' {name} has {LATENT_EPSILON} in the norms of latent vectors"
+    yield from _sigmoid_experts(a, name)
+
+
+LATENT_EPSILON: Final = 1e-6
+"""DeepseekV3RMSNorm's default, with which DeepseekV3Attention makes them."""
 GROUP_SCORES: Final = 2
 """DeepSeek-V3's router (modeling_deepseek_v3.py, route_tokens_to_experts)."""
 ROTARY: Final = ("attention", "mlp", "llama3_rope")
@@ -269,8 +297,12 @@ GLM4_MOE: Final = HfClass(
     *("Glm4MoeConfig", "Glm4MoeForCausalLM", _glm4_moe, ("swiglu",), "RMSNorm", "rope"),
     *((*ROUTED, *SIGMOID, "qk_norm", "partial_rotary"), _sigmoid_experts),
 )
+DEEPSEEK_V3: Final = HfClass(
+    *("DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3, ("swiglu",), "RMSNorm", "rope"),
+    *(("latent_attention", "experts", *SIGMOID), _latent_experts),
+)
 DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3)
-WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE)
+WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V3)
 """The first that has all of a model is its class. One more class is a line here, and its keywords."""
 BERT: Final = HfClass(
     *("BertConfig", "BertForMaskedLM", _bert, ("gelu", "relu"), "LayerNorm", "learned_absolute"),

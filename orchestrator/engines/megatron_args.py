@@ -9,7 +9,7 @@ import shlex
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.megatron_versions import RELEASES, release_of
+from orchestrator.engines.megatron_versions import RELEASES, names, release_of
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
     chunk_lengths,
@@ -36,7 +36,12 @@ Flag = tuple[str, ...]
 T5_EXTRA_IDS: Final = 100
 """Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
 
-ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {"gelu": (), "swiglu": (("--swiglu",),), "relu": ()}
+ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
+    "gelu": (),
+    "swiglu": (("--swiglu",),),
+    "relu": (),
+    "clamped_swiglu": (("--quick-geglu",),),
+}
 """Activations by flag. geglu can't be said; relu can't either, but GELU in its place has the same shapes and cost, and a note says so."""
 
 ROPE_SCALING_FACTOR: Final = 8.0
@@ -54,10 +59,8 @@ def program_of(plan: Plan) -> str | None:
 
 
 def why_not(plan: Plan) -> str | None:
-    """Why Megatron's command line can't say this plan; None: it can."""
+    """Why Megatron's command line can't say this plan of megatron-core's own training loop; None: it can."""
     said = megatron_lm(plan.cluster.software)
-    if plan.engine != "megatron":
-        return f"{said} is engine=megatron, not {plan.engine}"
     if plan.zero_stage >= 2 and not plan.megatron_fsdp:
         return f"{said} has no zero_stage={plan.zero_stage} with these groups (its FSDP is another engine)"
     if plan.zero_stage >= 1 and plan.training.optimizer != "adamw":
@@ -93,6 +96,12 @@ def _why_not_model(model: Architecture, software: Software) -> str | None:
     if script is None:
         had = next(release for release in reversed(RELEASES) if model.stack in release.programs)
         return f"{said} has no {had.programs[model.stack]} any more; {had.tag} has (cluster.software.megatron_core={had.version})"
+    known = names("flags", software.megatron_core)
+    lacking = [name for name in megatron_parts.CLAMPED if model.activation == "clamped_swiglu" and name not in known]
+    if lacking:
+        return f"{script} of {said} has no flag for {' and '.join(lacking)}"
+    if "sinks" in model.features() and "softmax_type" not in known:
+        return f"{script} of {said} has no flag for attention sinks (--softmax-type)"
     if megatron_parts.latent_attention(model) is not None and not software.transformer_engine:
         return f"{script} of {said} needs Transformer Engine for latent attention: megatron-core's own attention has one width for all"
     if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
@@ -290,8 +299,10 @@ def _software(plan: Plan) -> list[Flag]:
         flags += [("--spec", "local")]
     if not apex or plan.megatron_fsdp:
         flags += [("--no-gradient-accumulation-fusion",)]
+    if not apex or "window" in plan.model.features():
+        flags += [("--no-masked-softmax-fusion",)]
     if not apex:
-        flags += [("--no-masked-softmax-fusion",), ("--no-persist-layer-norm",)]
+        flags += [("--no-persist-layer-norm",)]
     if not te or megatron_parts.latent_attention(plan.model) is not None:
         flags += [("--no-rope-fusion",)]
     if on_cpu:

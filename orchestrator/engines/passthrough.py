@@ -1,8 +1,9 @@
 """What a user gives the engine directly: `megatron.<field or flag>=...` and `ds.<path>=...`.
 
-A name must be one that the planned megatron-core, Megatron-LM's parser (megatron_versions.py) or DeepSpeed 0.19.8 knows (known.json; a
-test compares it with the installed engines), its text must be a value of that field's type, and where the plan decides the same thing it
-must say the same: the plan was priced and checked with its own value. The plan carries them in `extra`, so that it reproduces.
+An engine says which of the two groups it takes (`Engine.passes`). A name must be one that the planned megatron-core, Megatron-LM's parser
+(megatron_versions.py) or DeepSpeed 0.19.8 knows (known.json; a test compares it with the installed engines), its text must be a value of
+that field's type, and where the plan decides the same thing it must say the same: the plan was priced and checked with its own value. The
+plan carries them in `extra`, so that it reproduces.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, Final
@@ -34,9 +35,11 @@ from orchestrator.strategy.spec import ENGINE_OPTIONS, PP_BEFORE_DP
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
-REACHED: Final = {MEGATRON: ("megatron", "megatron_deepspeed"), DS: ("megatron_deepspeed", "deepspeed")}
-"""The engines that have megatron-core's configuration, and those that have a ds_config."""
 SECTIONS: Final = ("transformer_config", "ddp", "optimizer")
+"""Of megatron-core's configuration: the layers', its data parallelism's, its optimizer's. An engine that brings the latter two itself has
+the first alone."""
+Passes = Mapping[str, Sequence[str]]
+"""As `Engine.passes`: the groups that an engine takes, each with its sections."""
 
 FLAG_OF: Final = {
     "bucket_size": "ddp_bucket_size",
@@ -245,7 +248,7 @@ EXPERT_FIELDS: Final = (
     "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
     "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
     "moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias",
-    "moe_router_bias_update_rate",
+    "moe_router_bias_update_rate", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
 )  # fmt: skip
 """TransformerConfig's fields that say what a model's experts are."""
 
@@ -426,21 +429,30 @@ WHOLE_SECTIONS: Final = {
 """Sections that take the place of a plan's choice, whatever they say."""
 
 
-def reaches(engine: str, extra: dict[str, dict[str, Any]]) -> bool:
-    """Whether this engine has all that these values are for."""
-    return all(engine in REACHED[group] for group, values in extra.items() if values)
+def reaches(passes: Passes, extra: dict[str, dict[str, Any]]) -> bool:
+    """Whether an engine that passes these groups has all that these values are for."""
+    return all(group in passes for group, values in extra.items() if values)
 
 
-def check(plan: Plan) -> None:
-    """Raises InputError where a name is unknown, the plan's engine has no such configuration, or the plan decides otherwise."""
-    for group, values in plan.extra.items():
+def check_reached(engine: str, extra: dict[str, dict[str, Any]], all_passes: Mapping[str, Passes]) -> None:
+    """Raises InputError for the first value that this engine has no configuration for, with the engines that have. `all_passes`: by
+    engine."""
+    for group, values in extra.items():
+        if values and group in GROUPS and group not in all_passes.get(engine, {}):
+            name, value = next(iter(values.items()))
+            others = [other for other, passes in all_passes.items() if group in passes]
+            raise InputError(f"{group}.{name}", _said(value), f"does not reach engine={engine}", others)
+
+
+def check(plan: Plan, passes: Passes) -> None:
+    """Raises InputError where a name is unknown, the plan's engine, which passes these groups, has no such configuration, or the plan
+    decides otherwise."""
+    for group in plan.extra:
         if group not in GROUPS:
             raise InputError("extra", group, "is no group of the plan's pass-through", GROUPS)
-        if values and plan.engine not in REACHED[group]:
-            name = f"{group}.{next(iter(values))}"
-            raise InputError(name, _said(next(iter(values.values()))), f"does not reach engine={plan.engine}", REACHED[group])
+    check_reached(plan.engine, plan.extra, {plan.engine: passes})
     for name, value in plan.extra.get(MEGATRON, {}).items():
-        _check_megatron(plan, name, value)
+        _check_megatron(plan, name, value, passes[MEGATRON])
     for path, value in plan.extra.get(DS, {}).items():
         key = f"{DS}.{path}"
         _check_type(key, _ds_kind(key, path), value)
@@ -453,7 +465,7 @@ def check(plan: Plan) -> None:
             _agree(key, value, DS_DECIDED[path], plan)
 
 
-def _check_megatron(plan: Plan, name: str, value: Any) -> None:
+def _check_megatron(plan: Plan, name: str, value: Any, sections: Sequence[str]) -> None:
     key = f"{MEGATRON}.{name}"
     version = _version(plan)
     kind = megatron_kind(name, version)
@@ -471,8 +483,7 @@ def _check_megatron(plan: Plan, name: str, value: Any) -> None:
     if name in NEEDS and value and (lacking := NEEDS[name](plan)):
         raise InputError(key, _said(value), f"is refused by Megatron: it needs {lacking}")
     known = fields(version)
-    only_elsewhere = not any(name in known[section] for section in sections_of(plan)) and any(name in known[s] for s in SECTIONS)
-    if only_elsewhere and plan.engine != "megatron":
+    if not any(name in known[section] for section in sections) and any(name in known[section] for section in SECTIONS):
         why = f"is of Megatron's data parallelism or optimizer, and engine={plan.engine} has DeepSpeed's; {DS}.* reaches those"
         raise InputError(key, _said(value), why)
 
@@ -519,16 +530,11 @@ def _version(plan: Plan) -> str:
     return release_of(plan.cluster.software.megatron_core).version
 
 
-def sections_of(plan: Plan) -> tuple[str, ...]:
-    """The sections of engine.json that this plan's worker has."""
-    return SECTIONS if plan.engine == "megatron" else SECTIONS[:1]
-
-
-def with_megatron(engine: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """engine.json with the user's fields in every section that has them."""
+def with_megatron(engine: dict[str, Any], plan: Plan, sections: Sequence[str]) -> dict[str, Any]:
+    """engine.json with the user's fields in every one of its `sections` that has them."""
     extra = plan.extra.get(MEGATRON, {})
     changed = dict(engine)
-    for section in sections_of(plan):
+    for section in sections:
         more = {name: value for name, value in extra.items() if name in fields(_version(plan))[section]}
         if section == "ddp" and "fp8_param" in extra:  # one flag sets both (arguments.py:1331)
             more["fp8_param_gather"] = extra["fp8_param"]

@@ -7,7 +7,7 @@ distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from math import lcm
 from typing import Any, Final
@@ -29,7 +29,7 @@ TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", 
 MOMENT_DTYPE: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
 """Moments of 8 bits are kept as bytes, with a scale (optimizer_config.py)."""
 
-ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"}
+ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu", "clamped_swiglu": "quick_gelu"}
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
 
@@ -139,8 +139,9 @@ def recompute_modules(model: Architecture, modules: Sequence[str]) -> list[str]:
     return [*modules, "moe"] if model.experts and "mlp" in modules else list(modules)
 
 
-def common_fields(plan: Plan) -> dict[str, Any]:
-    """TransformerConfig's arguments that all ranks share. An encoder-decoder's encoder takes the same with `encoder_num_layers`."""
+def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
+    """TransformerConfig's arguments that all ranks share. `own_ddp`: gradients are summed by megatron-core's own data parallelism. An
+    encoder-decoder's encoder takes the same with `encoder_num_layers`."""
     model, training, software = plan.model, plan.training, plan.cluster.software
     on_cpu = plan.cluster.is_cpu
     te = software.transformer_engine and not on_cpu
@@ -177,10 +178,11 @@ def common_fields(plan: Plan) -> dict[str, Any]:
         "overlap_p2p_comm": plan.vpp > 1,
         "batch_p2p_comm": plan.vpp == 1,
         # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925); DeepSpeed reads param.grad, which it leaves empty.
-        "gradient_accumulation_fusion": apex and plan.engine == "megatron" and not plan.megatron_fsdp,
+        "gradient_accumulation_fusion": apex and own_ddp and not plan.megatron_fsdp,
         "bias_activation_fusion": not on_cpu and model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear),
         "bias_dropout_fusion": not on_cpu,
-        "masked_softmax_fusion": apex,
+        # That kernel has the causal mask only: it would forget a window, and is asked before it (fusions/fused_softmax.py:245).
+        "masked_softmax_fusion": apex and "window" not in model.features(),
         "persist_layer_norm": apex,
         # Latent attention's fused rotation knows YaRN's frequencies alone (transformer_config.py:2068).
         "apply_rope_fusion": te and model.position_embedding == "rope" and not latent,
@@ -332,18 +334,19 @@ def module_fields(plan: Plan) -> dict[str, Any]:
     return fields
 
 
-def engine_fields(plan: Plan) -> dict[str, Any]:
+def engine_fields(plan: Plan, sections: Collection[str]) -> dict[str, Any]:
     """The content of engine.json: what workers build from and tests check.
 
     "transformer_config": arguments common to all ranks; "per_stage": what each pipeline stage adds or changes; "module": class and
-    layer specs; "model": constructor arguments; "ddp" and "optimizer": used by the megatron engine alone.
+    layer specs; "model": constructor arguments; "ddp" and "optimizer": megatron-core's own data parallelism and optimizer, where the
+    engine's `sections` have them.
     """
     return {
         "engine": plan.engine,
         "module": module_fields(plan),
-        "transformer_config": common_fields(plan),
+        "transformer_config": common_fields(plan, own_ddp="ddp" in sections),
         "per_stage": [recompute_fields(plan, stage) for stage in range(plan.pp)],
         "model": model_fields(plan),
-        "ddp": ddp_fields(plan) if plan.engine == "megatron" else None,
-        "optimizer": optimizer_fields(plan) if plan.engine == "megatron" else None,
+        "ddp": ddp_fields(plan) if "ddp" in sections else None,
+        "optimizer": optimizer_fields(plan) if "optimizer" in sections else None,
     }

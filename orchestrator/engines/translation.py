@@ -53,10 +53,11 @@ def assemble(
     notes: Sequence[str],
     more_environment: Mapping[str, str] = {},
     without_worker: str = "",
+    passes: Mapping[str, Sequence[str]] = {},
 ) -> Job:
-    """The job in which each rank runs `python -m worker` with these files. Raises InputError where the ranks don't fill the nodes evenly,
-    or the user's own values contradict the plan."""
-    passthrough.check(plan)
+    """The job in which each rank runs `python -m worker` with these files. `passes`: the engine's, as `Engine` says. Raises InputError
+    where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
+    passthrough.check(plan, passes)
     nodes, ranks = shape(plan)
     if nodes * ranks != plan.world_size:
         per_node = plan.cluster.gpus_per_node

@@ -17,7 +17,7 @@ from typing import Any
 Row = dict[str, Any]
 
 FOLDER = Path("logs") / "deepspeed"
-"""Where ds_config.json of an entry= run puts them (engines/entry.py)."""
+"""Where ds_config.json of an entry= run puts them (engines/deepspeed/entry.py)."""
 TIMES = ("elapsed_time_ms_forward", "elapsed_time_ms_backward", "elapsed_time_ms_step")
 """Of all micro-batches of a step; what a script does between them is not in it."""
 

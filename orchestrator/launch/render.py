@@ -362,6 +362,26 @@ def container_command(container: ContainerOptions, out: str, gpus: bool) -> str:
     return " ".join([*words, "bash", *quoted(f"{out}/launch.sh")])
 
 
+def with_whole_nodes(job: Job, slurm: SlurmOptions, gpus_per_node: int) -> SlurmOptions:
+    """`exclusive` decided: a job that takes every GPU of its nodes takes their cores too, of which Slurm would otherwise give one a task.
+    A job without GPUs, and one whose site hands out whole nodes (`gres` ""), says nothing."""
+    if slurm.exclusive is not None or job.backend != "nccl" or slurm.gres == "":
+        return slurm
+    return msgspec.structs.replace(slurm, exclusive=job.world_size // (slurm.nodes or job.num_nodes) >= gpus_per_node)
+
+
+def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
+    """What job.sbatch leaves to the site, in one sentence each, where that has surprised people."""
+    found = []
+    if slurm.time is None:
+        found.append("job.sbatch has no time limit: the partition's holds, before which the ranks save and end; slurm.time=12:00:00")
+    if job.backend == "nccl" and not slurm.exclusive and slurm.gres != "" and slurm.cpus_per_task is None:
+        ranks = job.world_size // (slurm.nodes or job.num_nodes)
+        tasks = "a task" if slurm.style == "srun" else f"the one task that starts {ranks} rank{'s' if ranks > 1 else ''}"
+        found.append(f"job.sbatch shares its nodes, and Slurm may give one core to {tasks}: slurm.cpus_per_task=, or slurm.exclusive=true")
+    return tuple(found)
+
+
 def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None = None) -> str:
     """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). Raises InputError."""
     nodes = job.num_nodes if slurm.nodes is None else slurm.nodes

@@ -78,7 +78,8 @@ class Saved(Value, frozen=True, kw_only=True):
     """A tensor kept for the backward pass, per sample. `itemsize` None: the compute dtype's.
 
     `group` names the recompute that drops it: "core_attention" (Megatron's selective recompute: scores and logsumexp, not q, k, v),
-    "mlp" (what the activation makes and takes), "norm" and "mlp_norm" (outputs of the norms before attention and MLP, which are inputs of
+    "mlp" (what the activation makes and takes), "expert_activation" (what that of experts makes), "up_projected" (queries, keys and
+    values of latent attention), "norm" and "mlp_norm" (outputs of the norms before attention and MLP, which are inputs of
     GEMMs); "attention" (q, k, v, the inputs of the projection and of cross-attention), "residual" (inputs of norms) and "dropout" (hidden
     masks) go only with the whole layer.
     `quadratic`: exists only without flash (fused) attention; its element count has the product of two sequence lengths.

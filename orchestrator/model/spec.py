@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+SAVING = (Gemm, Attention, Pointwise)
+
+
 class LayerSpec(Value, frozen=True, kw_only=True):
     """One kind of layer. `input_elements` per sample is what enters (what full recompute keeps, what a pipeline boundary before it
     carries); `output_elements` what leaves. `recomputable`: engines recompute transformer layers, never the embedding or the head."""
@@ -48,7 +51,7 @@ class LayerSpec(Value, frozen=True, kw_only=True):
     def saved(self, *, flash_attention: bool) -> Iterator[Saved]:
         """What the layer keeps for its backward pass with this attention."""
         for op in self.ops:
-            if isinstance(op, Gemm | Attention | Pointwise):
+            if isinstance(op, SAVING):
                 yield from (saved for saved in op.saves if saved.exists(flash_attention=flash_attention))
 
     def saved_bytes(

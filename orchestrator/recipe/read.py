@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import shown
@@ -28,7 +26,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     >>> read_arguments(["slurm.time=12:30:00", "gpus=4"])
     {'slurm': {'time': '12:30:00'}, 'gpus': '4'}
     """
-    tree = OmegaConf.create({})
+    tree: Tree = {}
     beside: Tree = {}
     seen: dict[str, str] = {}
     for word in words:
@@ -44,10 +42,16 @@ def read_arguments(words: Sequence[str]) -> Tree:
         if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             beside[name] = value
         else:
-            OmegaConf.update(tree, name, value)
-    plain = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(plain, dict)
-    return typing.cast(Tree, plain | beside)
+            *groups, last = name.split(".")
+            branch = tree
+            for group in groups:
+                branch = branch.setdefault(group, {})
+                if not isinstance(branch, dict):
+                    raise InputError(name, shown(value), f"is below {group}, which is given as a value too")
+            if isinstance(branch.get(last), dict):
+                raise InputError(name, shown(value), "is given as a value, and keys below it too")
+            branch[last] = value
+    return tree | beside
 
 
 def as_texts(value: Any) -> Any:
@@ -97,18 +101,22 @@ def _no_interpolation(name: str, value: str) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Only its composer is used: scalars stay as they were typed."""
+    """Only its composer is used: scalars stay as they were typed, and aliases are refused."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise InputError(str(self.name), None, f"line {line}: YAML aliases are not taken; write the value out")
+        return super().compose_node(parent, index)
 
 
 def read_yaml(path: Path) -> Tree:
     """A YAML file as a tree whose scalars are strings. Raises InputError that names the file, the line and the key."""
     text = read_text(path)
     try:
-        for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, yaml.AliasEvent):
-                line = event.start_mark.line + 1 if event.start_mark else "?"
-                raise InputError(str(path), None, f"line {line}: YAML aliases are not taken; write the value out")
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        loader.name = str(path)
+        node = loader.get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""

@@ -17,7 +17,8 @@ FIRST_COLUMNS = (
 """The columns of the first version, in their order for ever; every choice that was declared since then follows them."""
 COLUMNS = (*FIRST_COLUMNS, *(choice.name for choice in CHOICES if choice.name not in FIRST_COLUMNS))
 
-_NAMES = tuple(choice.name for choice in CHOICES)
+_SAID = (*(choice.name for choice in CHOICES), "engine", "num_microbatches", "step_time_s", "peak_memory_bytes", "reason")
+_PLACES = tuple(_SAID.index(column) for column in COLUMNS)
 _values = getter(choice.path for choice in CHOICES)
 
 
@@ -34,15 +35,17 @@ class Outcome(Protocol):
     def reason(self) -> str | None: ...
 
 
-def _row(outcome: Outcome) -> list[object]:
+def _row(outcome: Outcome) -> list[str]:
     candidate = outcome.candidate
-    said = dict(zip(_NAMES, map(shown, _values(candidate)), strict=True))
-    said["engine"] = candidate.engine
-    said["num_microbatches"] = str(candidate.num_microbatches)
-    said["step_time_s"] = "" if outcome.step_time_s is None else repr(float(outcome.step_time_s))
-    said["peak_memory_bytes"] = "" if outcome.peak_memory_bytes is None else str(round(outcome.peak_memory_bytes))
-    said["reason"] = outcome.reason or ""
-    return [said[column] for column in COLUMNS]
+    said = [
+        *map(shown, _values(candidate)),
+        candidate.engine,
+        str(candidate.num_microbatches),
+        "" if outcome.step_time_s is None else repr(float(outcome.step_time_s)),
+        "" if outcome.peak_memory_bytes is None else str(round(outcome.peak_memory_bytes)),
+        outcome.reason or "",
+    ]
+    return [said[place] for place in _PLACES]
 
 
 def candidates_csv(outcomes: Iterable[Outcome]) -> str:

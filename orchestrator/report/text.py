@@ -385,8 +385,10 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     engines = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     even = " (interleaved: chunks as even and groups as small as they go)" if plan.pp > 1 else ""
     space = f"plans of {engines} that were searched and fit{even}"
-    axes = [f"{capabilities.engine}'s {axis}" for capabilities in searched for axis in capabilities.pinned_axes]
-    pinned = [*axes, *(option for capabilities in searched for option in capabilities.pinned_options)]
+    least = max((capabilities.least_sequence_part for capabilities in searched if "cp" in capabilities.axes), default=0)
+    short = f" or into parts of less than {least:,} tokens" if least > 1 else ""
+    several = [f"cp of several samples at a time{short}"] if least else []
+    pinned = [*several, *(option for capabilities in searched for option in capabilities.pinned_options)]
     beside = f"; only with a pin: {', '.join(dict.fromkeys(pinned))}" if pinned else ""
     if gap <= NOISE:
         return f"Proven the fastest of the {space}{beside}"
@@ -401,17 +403,6 @@ def choices_text(total: int, priced: int) -> str:
     """
     others = ": the others are ruled out by bounds or rules" if priced < total else ""
     return f"{priced:,} of {total:,} choices had to be priced{others}"
-
-
-def beyond_text(plan: Plan, question: str, other: Plan) -> str:
-    """A faster plan outside of the space that was searched, and what it needs."""
-    if plan.predicted is None or other.predicted is None:
-        raise ValueError("the plan has no prediction")
-    faster = 1 - other.predicted.step_time_s / plan.predicted.step_time_s
-    return (
-        f"Outside of what was searched: pin.{question} takes {format_seconds(other.predicted.step_time_s)} (-{_percent(faster)}): "
-        f"{choice(other)}, which our worker does not train; entry=.../pretrain_gpt.py starts the engine's own program with it"
-    )
 
 
 def unasked_text(plan: Plan, key: str, other: Prediction, limit: MemoryLimit) -> str:

@@ -185,7 +185,8 @@ def _check_recompute(where: str, stage: Stage, model: ModelSpec, capabilities: C
         j = next(j for j, span in inside if span.recompute != inside[0][1].recompute)
         why = "one stage either recomputes the same modules of all its layers or its first layers fully (--recompute-method block)"
         raise InputError(f"{where}[{j}].recompute", stage.layers[j].recompute, why)
-    _check_first_layers(where, (((span.chunk, span.kind), j, span) for j, span in inside), "a stage")
+    encoder = {edge.source for edge in model.edges}
+    _check_first_layers(where, (((span.chunk, span.kind in encoder), j, span) for j, span in inside), "a stage")
 
 
 def _check_first_layers(where: str, spans: Iterable[tuple[object, int, LayerSpan]], of: str) -> None:
@@ -214,6 +215,7 @@ def _check_same_recompute(plan: Plan, model: ModelSpec, whole: bool) -> None:
     inside = [(index, j, span) for index, stage in enumerate(plan.stages) for j, span in enumerate(stage.layers) if span.kind not in fixed]
     modes = {span.recompute for *_, span in inside}
     if not whole and modes == {"none", "full"}:
-        _check_first_layers("stages", (((index, span.chunk, span.kind), j, span) for index, j, span in inside), "all stages")
+        encoder = {edge.source for edge in model.edges}
+        _check_first_layers("stages", (((index, span.chunk, span.kind in encoder), j, span) for index, j, span in inside), "all stages")
     elif len(modes) > 1:
         raise InputError("stages", None, f"{plan.engine} recomputes all layers in the same way, not {' and '.join(sorted(modes))}")

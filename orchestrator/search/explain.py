@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from msgspec.structs import replace
 
 from orchestrator.errors import InputError, NoPlanError
@@ -55,33 +53,6 @@ def explain(questions: Pins, workload: Workload, engines: Engines, settings: Sea
         except InputError as error:  # a layout that is not this model's
             answers.append(Explanation(question=question, why=error.why))
     return tuple(answers)
-
-
-LONG_SEQUENCE = 16_384
-"""Tokens from which a degree that only a pin takes is looked at unasked: below it context parallelism has won no published run."""
-
-
-def beyond(plan: Plan, engines: Engines, asked: Callable[[Pins], Sequence[Explanation]]) -> Explanation | None:
-    """The fastest plan that has a degree which the search leaves to a pin (`Capabilities.pinned_axes`), where it is faster than `plan`.
-
-    Looked for where sequences are long, which such degrees are for: the least degree, then twice that, as long as the time falls.
-    `asked` answers questions as `explain` does.
-    """
-    best: Explanation | None = None
-    assert plan.predicted is not None
-    least = plan.predicted.step_time_s
-    left_out = {axis for engine in engines for axis in engine.capabilities.pinned_axes}
-    for axis in sorted(left_out) if plan.training.seq_length >= LONG_SEQUENCE else ():
-        degree = 2
-        while degree <= plan.cluster.num_gpus:
-            (answer,) = asked(Pins(**{axis: degree}))
-            seconds = answer.plan.predicted.step_time_s if answer.plan is not None and answer.plan.predicted is not None else None
-            if seconds is not None and seconds < least * (1 - NOISE):
-                best, least = answer, seconds
-            elif best is not None:
-                break
-            degree *= 2
-    return best
 
 
 def narrower_tp(plan: Plan) -> int | None:

@@ -18,13 +18,12 @@ from operator import le
 from typing import NamedTuple
 
 from orchestrator.cost.capacity import Capacity
-from orchestrator.cost.price import CostModel, StageCost
-from orchestrator.cost.schedule import in_flight, in_flight_by_chunk
+from orchestrator.cost.price import CostModel, LayerCost, StageCost, StageSums
 from orchestrator.model.spec import ModelSpec
 from orchestrator.search.partition import ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
-from orchestrator.strategy.layout import LayerSpan, Stage
-from orchestrator.strategy.megatron_layout import chunk_sizes, pieces, stages_of, transformer_layers
+from orchestrator.strategy.layout import Stage
+from orchestrator.strategy.megatron_layout import chunk_sizes, first_layers, pieces, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
@@ -51,11 +50,15 @@ class Answer(NamedTuple):
     bound_s: float
 
 
-class Made(NamedTuple):
-    """What a way of a stage is made of: layers before it, layers of each chunk, and of these the first so many in this mode."""
+Chunks = tuple[tuple[tuple[str, int], ...], ...]
+"""What each chunk of a stage holds: runs of (kind of layer, count)."""
 
-    start: int
+
+class Made(NamedTuple):
+    """What a way of a stage is made of: layers of each chunk, in number and as runs, and of these the first so many in this mode."""
+
     sizes: tuple[int, ...]
+    chunks: Chunks
     recompute: tuple[Recompute, int]
     cost: StageCost
 
@@ -118,12 +121,16 @@ class Inner:
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
-        self._runs_between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
+        self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
+        self._costs: dict[tuple[str, Recompute], LayerCost] = {}
+        self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
         group = candidate.microbatch_group_size_per_vp_stage
-        self._flights = [in_flight_by_chunk(candidate.schedule, self.pp, p, m, self.vpp, group) for p in range(self.pp)]
-        partial = [mode for mode in modes if mode == "full" or self._by_layer]
-        flights = [in_flight(candidate.schedule, self.pp, p, m, self.vpp, group) for p in range(self.pp)]
-        self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self.usable, flights)
+        self._places = [(p == 0, p == self.pp - 1, memory.flights) for p, memory in enumerate(self._memories)]
+        """All by which a stage's place changes what it costs."""
+        self.capacity: Capacity | None = None
+        if self._fixed is None:
+            partial = [mode for mode in modes if mode == "full" or self._by_layer]
+            self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self.usable, self._memories)
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
         self.pipeline = Pipeline(candidate.schedule, self.pp, m, self.vpp, group, hops, costs.once_seconds(candidate), self._score)
 
@@ -150,82 +157,92 @@ class Inner:
 
         `start`: transformer layers before its first chunk, which only matters with several kinds of layers.
         """
-        held = sizes if self._one_kind else self._pieces(p, start, sizes)
-        key = (held, p == 0, p == self.pp - 1, self._flights[p])
-        found = self._ways.get(key)
+        here = (sizes, self._places[p], p if self._fixed is not None else start) if not self._one_kind else (sizes, self._places[p])
+        found = self._ways.get(here)
         if found is None:
-            made = [self._way(p, start, sizes, recompute) for recompute in self._recomputes(p, start, sizes)]
-            found = self._ways[key] = []
-            for way in sorted((way for way in made if way.peak_bytes <= self.usable), key=lambda way: way.work_s):
-                if not any(beats(other, way) for other in found):
-                    found.append(way)
+            chunks = self._chunks(p, start, sizes)
+            alike = (chunks, self._places[p])
+            found = self._ways.get(alike)
+            if found is None:
+                found = self._ways[alike] = []
+                made = [self._way(p, sizes, chunks, recompute) for recompute in self._recomputes(p, sizes, chunks)]
+                for way in sorted((way for way in made if way.peak_bytes <= self.usable), key=lambda way: way.work_s):
+                    if not any(beats(other, way) for other in found):
+                        found.append(way)
+            self._ways[here] = found
         return found
 
-    def _recomputes(self, p: int, start: int, sizes: tuple[int, ...]) -> list[tuple[Recompute, int]]:
+    def _recomputes(self, p: int, sizes: tuple[int, ...], chunks: Chunks) -> list[tuple[Recompute, int]]:
         """Nothing where that fits, since whatever is recomputed only costs time; else of each mode the fewest layers that do."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
         for mode in self.modes:
             if mode == "none" or not whole:
-                if self._way(p, start, sizes, (mode, 0)).peak_bytes <= self.usable:
+                if self._peak(p, chunks, (mode, 0)) <= self.usable:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
-                found += [(mode, n) for n in self._fewest(p, start, sizes, mode)]
+                found += [(mode, n) for n in self._fewest(p, whole, chunks, mode)]
             else:
                 found.append((mode, self.layers))
         return found
 
-    def _fewest(self, p: int, start: int, sizes: tuple[int, ...], mode: Recompute) -> list[int]:
+    def _fewest(self, p: int, most: int, chunks: Chunks, mode: Recompute) -> list[int]:
         """The least number of layers recomputed in this mode with which the stage fits, if any has: each more costs time and saves bytes.
         Bytes are nearly linear in the number: the guess is that they are."""
-
-        def peak(n: int) -> float:
-            return self._way(p, start, sizes, (mode, n)).peak_bytes
-
-        low, high = 1, max(sizes)
-        first, last = peak(low), peak(high)
+        low, high = 1, most
+        first, last = self._peak(p, chunks, (mode, low)), self._peak(p, chunks, (mode, high))
         if first <= self.usable or last > self.usable:
             return [low] if first <= self.usable else []
         guess = low + int((first - self.usable) / (first - last) * (high - low))
         while high - low > 1:  # `low` does not fit, `high` does
             guess = min(max(guess, low + 1), high - 1)
-            low, high = (low, guess) if peak(guess) <= self.usable else (guess, high)
+            low, high = (low, guess) if self._peak(p, chunks, (mode, guess)) <= self.usable else (guess, high)
             guess = high - 1 if guess == high else low + 1
         return [high]
 
-    def _way(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Way:
-        cost = self.costs.stage(self.candidate, self._stage(p, start, sizes, recompute), p)
-        return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, Made(start, sizes, recompute, cost))
+    def _way(self, p: int, sizes: tuple[int, ...], chunks: Chunks, recompute: tuple[Recompute, int]) -> Way:
+        cost = self.costs.stage_cost(self.candidate, self._sums(p, chunks, recompute), p)
+        made = Made(sizes, chunks, recompute, cost)
+        return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, made)
 
-    def _pieces(self, p: int, start: int, sizes: tuple[int, ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
-        """What each chunk of the stage holds: runs of (kind of layer, count)."""
+    def _peak(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> float:
+        """Bytes of stage p so."""
+        return self._memories[p].peak_bytes(self._sums(p, chunks, recompute))
+
+    def _sums(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> StageSums:
+        """The layers of stage p added up, in the order in which the plan has them."""
+        mode, first_n = recompute
+        sums = self.costs.sums(self.candidate)
+        if p == 0:
+            sums.add(self._layer(self.model.runs[0].layer.kind, "none"), 1)
+        for chunk, runs in enumerate(chunks):
+            recomputed = first_layers(self.model, runs, 0 if mode == "none" else first_n)
+            for (kind, count), inside in zip(runs, recomputed, strict=True):
+                if inside:
+                    sums.add(self._layer(kind, mode), inside, chunk)
+                if count > inside:
+                    sums.add(self._layer(kind, "none"), count - inside, chunk)
+        if p == self.pp - 1:
+            sums.add(self._layer(self.model.runs[-1].layer.kind, "none"), 1, self.vpp - 1)
+        return sums
+
+    def _layer(self, kind: str, mode: Recompute) -> LayerCost:
+        cost = self._costs.get((kind, mode))
+        if cost is None:
+            cost = self._costs[kind, mode] = self.costs.layer(self.candidate, kind, mode)
+        return cost
+
+    def _chunks(self, p: int, start: int, sizes: tuple[int, ...]) -> Chunks:
         if self._one_kind:
             kind = self.model.runs[1].layer.kind
             return tuple(((kind, size),) for size in sizes)
         starts = [start] if self._fixed is None else [sum(self._fixed[: v * self.pp + p]) for v in range(self.vpp)]
-        return tuple(self._between(first, first + size) for first, size in zip(starts, sizes, strict=True))
+        return tuple(self._runs(first, first + size) for first, size in zip(starts, sizes, strict=True))
 
-    def _between(self, start: int, end: int) -> tuple[tuple[str, int], ...]:
-        found = self._runs_between.get((start, end))
+    def _runs(self, start: int, end: int) -> tuple[tuple[str, int], ...]:
+        found = self._between.get((start, end))
         if found is None:
-            found = self._runs_between[start, end] = tuple((kind, count) for kind, _, count in pieces(self.model, start, end))
+            found = self._between[start, end] = tuple((kind, count) for kind, _, count in pieces(self.model, start, end))
         return found
-
-    def _stage(self, p: int, start: int, sizes: tuple[int, ...], recompute: tuple[Recompute, int]) -> Stage:
-        """The stage as the plan would have it, without the numbers of its layers, which no price asks for."""
-        mode, first_n = recompute
-        spans: list[LayerSpan] = []
-        if p == 0:
-            spans.append(LayerSpan(kind=self.model.runs[0].layer.kind, first=0, count=1))
-        for chunk, runs in enumerate(self._pieces(p, start, sizes)):
-            for kind, count in runs:
-                inside = 0 if mode == "none" else min(first_n, count)
-                if inside:
-                    spans.append(LayerSpan(kind=kind, first=0, count=inside, recompute=mode, chunk=chunk))
-                if count > inside:
-                    spans.append(LayerSpan(kind=kind, first=0, count=count - inside, chunk=chunk))
-        if p == self.pp - 1:
-            spans.append(LayerSpan(kind=self.model.runs[-1].layer.kind, first=0, count=1, chunk=self.vpp - 1))
-        return Stage(layers=tuple(spans))
 
     # ---- the splits
 
@@ -248,8 +265,8 @@ class Inner:
         worst = 0.0
         tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in self.modes]
         for p in range(self.pp):
-            start, chunks = sum(sizes[:p]), sizes[p :: self.pp]
-            worst = max(worst, min(self._way(p, start, chunks, recompute).peak_bytes for recompute in tries))
+            chunks = self._chunks(p, sum(sizes[:p]), sizes[p :: self.pp])
+            worst = max(worst, min(self._peak(p, chunks, recompute) for recompute in tries))
         return worst
 
     def _fixed_steps(self, sizes: tuple[int, ...]) -> Steps | None:
@@ -259,7 +276,7 @@ class Inner:
 
     def _steps(self, upper: float) -> Steps | None:
         """From each number of layers before a stage to those before the next, in splits of `upper` seconds at most; None: there is none."""
-        ranges = self.capacity.ranges(upper)
+        ranges = self.capacity.ranges(upper) if self.capacity is not None else None
         if ranges is None:
             return None
         fewest, most = ranges
@@ -285,9 +302,11 @@ class Inner:
             if steps is None:
                 return Answer(None, self.need(self._fixed), INFINITE)
             return Answer(None, None, max(low, Partitions(self.pipeline, steps, self.pp).bound))
-        if self._fixed is None and self.capacity.ranges(INFINITE) is None:
+        if self.capacity is None:
+            return Answer(None, None, low)
+        if self.capacity.ranges(INFINITE) is None:
             return Answer(None, self.need(self.even_sizes()), INFINITE)
-        return Answer(None, None, low if self._fixed is not None else self.capacity.least(low, high))
+        return Answer(None, None, self.capacity.least(low, high))
 
     def solve(self, threshold: float = INFINITE, further: int = 0) -> Answer:
         """The best partition of at most `threshold` seconds; else why there is none. `further`: once more where some were left out, with a
@@ -364,9 +383,9 @@ class Inner:
         n = min(n, max(made.sizes))
         if made.recompute[1] >= n:
             return way
-        key = (p, made.start, made.sizes, n)
+        key = (p, made.chunks, n)
         if key not in self._more:
-            self._more[key] = self._way(p, made.start, made.sizes, ("full", n))
+            self._more[key] = self._way(p, made.sizes, made.chunks, ("full", n))
         return self._more[key]
 
     def _walk(self, walk: Partitions, best: Best | None, upper: float, further: int = 0, near: Best | None = None) -> Best | None:

@@ -7,7 +7,7 @@ together like those of the engines' plans (search/partition.py). What no plan un
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
@@ -73,18 +73,13 @@ Split = list[tuple[int, int, int]]
 """(stage, its first layer, the first one behind it), in order."""
 
 
-class _Sums:
-    """Sums over layers from the first on, of one number for each kind."""
+def sums(runs: Sequence[tuple[str, int]], each: dict[str, float]) -> list[float]:
+    """Of one number for each kind of layer, over the first so many layers.
 
-    def __init__(self, runs: Sequence[tuple[str, int]], each: dict[str, float]) -> None:
-        self.begins = [0, *accumulate(count for _, count in runs)]
-        self.each = [each[kind] for kind, _ in runs]
-        self.before = [0.0, *accumulate(count * each[kind] for kind, count in runs)]
-
-    def to(self, layer: int) -> float:
-        """Of the layers before this one."""
-        run = min(bisect_right(self.begins, layer) - 1, len(self.each) - 1)
-        return self.before[run] + (layer - self.begins[run]) * self.each[run]
+    >>> sums([("a", 2), ("b", 1)], {"a": 1.0, "b": 5.0})
+    [0.0, 1.0, 2.0, 7.0]
+    """
+    return [0.0, *accumulate(each[kind] for kind, count in runs for _ in range(count))]
 
 
 class _Place(NamedTuple):
@@ -93,7 +88,7 @@ class _Place(NamedTuple):
 
     room: float
     price: float
-    sums: tuple[_Sums, _Sums, _Sums]
+    sums: tuple[list[float], list[float], list[float]]
     ends: tuple[float, float, float]
     constant: float
 
@@ -117,7 +112,7 @@ class Splits:
         """Seconds that no split undercuts, as far as is known."""
         self._held = [(n, prices.fixed_bytes(outer, p, n)) for p in range(self.pp) for n in (in_flight("1f1b", self.pp, p, self.m),)]
         """Micro-batches in flight by stage, and bytes that are there whatever the layers."""
-        self._way = _Sums(self.inner, self.fastest)
+        self._way = sums(self.inner, self.fastest)
         """Of one micro-batch, at the fastest."""
         self._places: list[_Place] = []
         self._fronts: dict[tuple[object, ...], tuple[float, Front]] = {}
@@ -168,14 +163,13 @@ class Splits:
 
     def known(self, p: int, start: int, end: int) -> float:
         """Seconds that stage p with these layers needs at least: what solving said, or sums over layers; infinite where they don't fit."""
-        solved = self._fronts.get(self._key(p, start, end))
+        solved = self._fronts.get(self._key(p, start, end)) if self._fronts else None
         if solved is not None:
             return solved[1].least_s
-        place = self._places[p]
-        lean, seconds, priced = (sums.to(end) - sums.to(start) + more for sums, more in zip(place.sums, place.ends, strict=True))
-        if lean > place.room * (1 + ROUNDING):
+        room, price, (lean, seconds, priced), (bytes_here, s_here, priced_here), constant = self._places[p]
+        if lean[end] - lean[start] + bytes_here > room * (1 + ROUNDING):
             return INFINITE
-        return max(seconds, priced - place.price * place.room) + place.constant
+        return max(seconds[end] - seconds[start] + s_here, priced[end] - priced[start] + priced_here - price * room) + constant
 
     def _place(self, p: int, solver: StageSolver) -> _Place:
         columns: tuple[dict[str, float], ...] = ({}, {}, {})
@@ -189,15 +183,15 @@ class Splits:
             columns[2][kind] = min(seconds + solver.price * nbytes for nbytes, seconds in ways)
         here = [kind for kind, there in ((self.first, p == 0), (self.last, p == self.pp - 1)) if kind and there]
         least = min(way.transient_bytes for kind, _ in self.inner for way in self.prices.ways(kind, self.outer))
-        lean, seconds, priced = (_Sums(self.inner, column) for column in columns)
+        lean, seconds, priced = (sums(self.inner, column) for column in columns)
         a, b, c = (sum(column[kind] for kind in here) for column in columns)
         constant = solver.constant - solver.share * solver.ahead
-        return _Place(solver.room - self.prices.slack * least, solver.price, (lean, seconds, priced), (a, b, c), constant)
+        return _Place(solver.room - solver.slack * least, solver.price, (lean, seconds, priced), (a, b, c), constant)
 
     # ---- the splits
 
-    def estimate(self) -> None:
-        """Raise the bound: each stage of the even split says what a byte is worth at its place."""
+    def estimate(self, upper: float) -> None:
+        """Raise the bound, to `upper` seconds at most: each stage of the even split says what a byte is worth at its place."""
         even = self._even()
         for p, start, end in even:
             solver = self._solver(p, start, end)
@@ -206,7 +200,7 @@ class Splits:
             if self.pp == 1:
                 self.least = max(self.least, bound + self.once)
         if self.pp > 1:
-            self.least = max(self.least, self._table(INFINITE)[0])
+            self.least = max(self.least, self._table(upper)[0])
 
     def search(self, upper: float) -> Found | None:
         """A good split of less than `upper` seconds: the even one, and those with the least bound, whose stages are solved until that
@@ -283,7 +277,7 @@ class Splits:
         if p == 0:
             return 0.0
         first = self.fastest[self.first] if self.first else 0.0
-        return first + self._way.to(layers) + p * (self.overhead + self.back)
+        return first + self._way[layers] + p * (self.overhead + self.back)
 
     def _edges(self, upper: float) -> Iterable[tuple[int, int, int]]:
         """(stage, first layer, first behind) of splits in which no stage alone takes `upper` seconds, from the last stage on."""
@@ -317,7 +311,7 @@ class Splits:
         togo: list[dict[int, tuple[float, int]]] = [{} for _ in range(self.pp)] + [{self.layers: (0.0, 0)}]
         for p, start, end in self._edges(upper):
             if end in togo[p + 1]:
-                one = self._way.to(end) - self._way.to(start) + self.overhead + (self.back if p < self.pp - 1 else 0.0)
+                one = self._way[end] - self._way[start] + self.overhead + (self.back if p < self.pp - 1 else 0.0)
                 one += self.fastest[self.first] if p == 0 and self.first else 0.0
                 one += self.fastest[self.last] if p == self.pp - 1 and self.last else 0.0
                 bound = max(self.known(p, start, end), one + togo[p + 1][end][0])
@@ -334,14 +328,10 @@ class Splits:
 
     def _even(self) -> Split:
         """Each stage has as much to do, every layer at its fastest, and none too few layers."""
-        spent, borders = self._way, [0]
-        total = spent.to(self.layers)
+        borders, total = [0], self._way[-1]
         for p in range(1, self.pp):
-            low, high = borders[-1] + 1, self.layers - (self.pp - p)
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if spent.to(middle) >= total * p / self.pp * (1 - ROUNDING) else (middle + 1, high)
-            borders.append(low)
+            share = total * p / self.pp * (1 - ROUNDING)
+            borders.append(bisect_left(self._way, share, borders[-1] + 1, self.layers - (self.pp - p)))
         borders.append(self.layers)
         return [(p, borders[p], borders[p + 1]) for p in range(self.pp)]
 
@@ -393,7 +383,7 @@ def layerwise(
             continue
         found = None
         if turn == 0:
-            splits.estimate()
+            splits.estimate(each * batch)
         else:
             tried += turn == 1
             found = splits.search(each * batch) if turn == 1 else splits.finish(each * batch)

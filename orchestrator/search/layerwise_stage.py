@@ -84,6 +84,7 @@ class StageSolver:
         self, prices: Prices, outer: Outer, index: int, runs: Sequence[tuple[str, int]], flight: int, room: float, *, whole: bool
     ) -> None:
         self.prices, self.outer, self.index, self.flight, self.room, self.whole = prices, outer, index, flight, room, whole
+        self.slack = 1 + prices.slack
         self.layers = [kind for kind, count in runs for _ in range(count)]
         self.hides = (1 - prices.slowdown) * prices.hidden_share * whole
         overhead, _ = prices.overheads_s()
@@ -104,7 +105,7 @@ class StageSolver:
         self.least_transient = (
             max((min(way.transient_bytes for way in prices.ways(kind, outer)) for kind in kinds), default=0.0) if self.legal else 0.0
         )
-        self.cap = room - prices.slack * self.least_transient
+        self.cap = room - self.slack * self.least_transient
         self.steps = 0
         """That were taken from a point to one behind the next layer."""
         self.price, self.share, self.least = 0.0, 0.0, INFINITE
@@ -120,7 +121,7 @@ class StageSolver:
 
     def nbytes(self, way: Way) -> float:
         """What a layer adds to the stage's bytes, without what is transient."""
-        return way.static_bytes + self.prices.slack * self.flight * way.saved_bytes
+        return way.static_bytes + self.slack * self.flight * way.saved_bytes
 
     def _options(self, kind: str) -> dict[int, list[_Option]]:
         """By tp, those that no other one of the same tp covers."""
@@ -272,7 +273,7 @@ class StageSolver:
             kind: {tp: kept for tp, some in by_tp.items() if (kept := [o for o in some if o.way.transient_bytes <= high])}
             for kind, by_tp in self.options.items()
         }
-        part.least_transient, part.cap = low, self.room - self.prices.slack * low
+        part.least_transient, part.cap = low, self.room - self.slack * low
         return part
 
     def seconds(self, cost: LayerwiseStage) -> float:
@@ -286,7 +287,7 @@ class StageSolver:
     def fastest(self, upper: float) -> tuple[list[LayerwiseStage], bool]:
         """(those below `upper` that fit and no other one covers, whether none was left out for number)."""
         most = (upper - self.constant + self.share * self.ahead + self.price * self.cap) * (1 + ROUNDING)
-        room, slack, complete = self.room * (1 + ROUNDING), self.prices.slack, True
+        room, slack, complete = self.room * (1 + ROUNDING), self.slack, True
         rests = self._cheapest(self.share, self.price).rest
         leanest = [0.0]
         for kind in reversed(self.layers):

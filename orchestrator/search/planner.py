@@ -143,7 +143,7 @@ def search(
             complete = False
             for choice in (choice for left in (group, *(item[3] for item in queue)) for choice in left):
                 candidate = choice.leaf.candidate
-                outcomes[choice.order] = Outcome(choice=candidate.label(), candidate=candidate, reason=STOPPED)
+                outcomes[choice.order] = Outcome(candidate=candidate, reason=STOPPED)
             break
         if best.excludes(bound, order):
             slower += [(choice, bound) for choice in group]
@@ -179,7 +179,7 @@ def search(
                 unfinished.append((inner, choice))
             if answer.solution is not None:
                 seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
-                outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
+                outcomes[order] = Outcome(candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
                 best.add(answer.solution, choice)
                 done += 1
                 continue
@@ -188,7 +188,7 @@ def search(
         done += 1
         if need is not None:
             why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limits[choice.engine].usable)}"
-            outcomes[order] = Outcome(choice=candidate.label(), candidate=candidate, peak_memory_bytes=need, reason=why)
+            outcomes[order] = Outcome(candidate=candidate, peak_memory_bytes=need, reason=why)
         else:
             slower.append((choice, bound))
     if progress is not None:
@@ -204,10 +204,11 @@ def search(
     winner = plans[0]
     assert winner.predicted is not None
     top = winner.predicted.step_time_s
+    named = winner.candidate.label()
     for choice, bound in slower:
         candidate = choice.leaf.candidate
-        why = f"slower than {winner.candidate.label()} by at least {_percent(bound, top)}"
-        outcomes[choice.order] = Outcome(choice=candidate.label(), candidate=candidate, reason=why)
+        why = f"slower than {named} by at least {_percent(bound, top)}"
+        outcomes[choice.order] = Outcome(candidate=candidate, reason=why)
     everything = _in_order(cut, outcomes)
     rejected = _rejected(plans, top, cut)
     return SearchResult(

@@ -13,20 +13,29 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
 
-class PlannedEngine(Value, frozen=True, kw_only=True):
-    """An engine as a search sees it: what it can do, how it behaves, and the constants of its prices."""
+class PlannedEngine:
+    """An engine as a search sees it: what it can do, how it behaves, and the constants of its prices. It keeps its latest cost model, so
+    that one search after another for the same workload prices each layer once."""
 
-    capabilities: Capabilities
-    traits: Traits
-    calibration: Calibration
+    def __init__(self, *, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> None:
+        self.capabilities, self.traits, self.calibration = capabilities, traits, calibration
+        self._latest: list[tuple[Workload, CostModel]] = []
 
     @property
     def name(self) -> str:
         return self.capabilities.engine
 
+    def offering(self, capabilities: Capabilities) -> PlannedEngine:
+        """The same engine where it can do something else: its own program, say, in place of our worker. It costs the same."""
+        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=self.calibration)
+        other._latest = self._latest
+        return other
+
     def costs(self, workload: Workload, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
         """Its prices. `modes`: the recompute modes that bounds reckon with."""
-        return CostModel(workload, self.traits, self.calibration, modes)
+        if not self._latest or self._latest[0][0] is not workload:
+            self._latest[:] = [(workload, CostModel(workload, self.traits, self.calibration))]
+        return self._latest[0][1].reckoning_with(modes)
 
 
 Engines = Sequence[PlannedEngine]

@@ -34,8 +34,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     """Further ones that are planned and priced though our worker can't train them, each with what is lacking."""
     axes: tuple[str, ...]
     """Of tp, pp, vpp, cp, ep, dp: an axis that is not here has degree 1."""
-    pinned_axes: tuple[str, ...] = ()
-    """Further ones that only a pin takes: our workers don't run them, the engine's own programs do."""
+    least_sequence_part: int = 1
+    """Tokens of a sequence that a rank must hold for cp to be searched; a pin takes any part."""
     zero_stages: tuple[ZeroStage, ...]
     zero_stages_with_pipeline: tuple[ZeroStage, ...]
     sequence_parallel: bool

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -71,6 +72,7 @@ class Choice(Value, frozen=True, kw_only=True):
         return self.short if value is True else f"{self.short}={shown(value)}"
 
 
+@lru_cache(maxsize=10_000, typed=True)
 def shown(value: object) -> str:
     """A choice's value as a user types it and tables show it.
 
@@ -119,4 +121,5 @@ def getter(paths: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def line(choices: Sequence[Choice], values: Iterable[Any]) -> list[str]:
     """What there is to say of each choice with its value."""
-    return [word for choice, value in zip(choices, values, strict=True) if (word := choice.says(value))]
+    said = (choice.says(value) for choice, value in zip(choices, values, strict=True) if choice.always_said or value != choice.default)
+    return [word for word in said if word]

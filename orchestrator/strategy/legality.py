@@ -152,7 +152,7 @@ def _optimizer_dtypes(capabilities: Capabilities) -> Check:
 
 
 def _axis(capabilities: Capabilities, name: str) -> Check:
-    offered = name in capabilities.axes or name in capabilities.pinned_axes
+    offered = name in capabilities.axes
 
     def check(candidate: Candidate, _: Workload) -> str | None:
         degree = candidate.vpp if name == "vpp" else candidate.mesh.degree(name)

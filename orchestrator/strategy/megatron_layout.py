@@ -115,7 +115,7 @@ def stages_of(
 ) -> tuple[Stage, ...]:
     """Stages from the number of transformer layers of each chunk (vpp-major; the sum is the model's).
 
-    `recompute[p]` is (mode, n): stage p computes the first n layers of each run of each of its chunks in that mode, the others "none".
+    `recompute[p]` is (mode, n): stage p computes the first n layers of each stack in each of its chunks in that mode, the others "none".
     """
     modes: Sequence[tuple[Recompute, int]] = recompute if recompute is not None else [("none", 0)] * pp
     ends = tuple(accumulate(sizes))
@@ -126,8 +126,9 @@ def stages_of(
         for chunk, index in enumerate(range(p, len(sizes), pp)):
             if index == 0:
                 spans.append(LayerSpan(kind=model.runs[0].layer.kind, first=0, count=1, chunk=chunk))
-            for kind, first, count in pieces(model, ends[index] - sizes[index], ends[index]):
-                inside = min(first_n, count) if mode != "none" else 0
+            inner = pieces(model, ends[index] - sizes[index], ends[index])
+            recomputed = first_layers(model, [(kind, count) for kind, _, count in inner], first_n if mode != "none" else 0)
+            for (kind, first, count), inside in zip(inner, recomputed, strict=True):
                 if inside:
                     spans.append(LayerSpan(kind=kind, first=first, count=inside, recompute=mode, chunk=chunk))
                 if count > inside:
@@ -136,6 +137,20 @@ def stages_of(
                 spans.append(LayerSpan(kind=model.runs[-1].layer.kind, first=0, count=1, chunk=chunk))
         stages.append(Stage(layers=tuple(spans)))
     return tuple(stages)
+
+
+def first_layers(model: ModelSpec, runs: Sequence[tuple[str, int]], first_n: int) -> list[int]:
+    """How many layers of each run of a chunk are among the first so many of their stack: an encoder and a decoder are two stacks, kinds of
+    layers that follow each other in a decoder are one (Megatron's TransformerBlock, which takes --recompute-num-layers)."""
+    if len(runs) == 1:
+        return [min(first_n, runs[0][1])]
+    encoder = {edge.source for edge in model.edges}
+    left, found = {True: first_n, False: first_n}, []
+    for kind, count in runs:
+        inside = min(left[kind in encoder], count)
+        left[kind in encoder] -= inside
+        found.append(inside)
+    return found
 
 
 def pieces(model: ModelSpec, start: int, end: int) -> list[tuple[str, int, int]]:

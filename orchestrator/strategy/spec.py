@@ -9,8 +9,9 @@ from orchestrator.strategy.choices import Choice, declared, getter, line
 from orchestrator.values import Value
 
 Recompute = Literal[
-    "none", "layernorm", "selective", "core_attn+layernorm", "mlp", "layernorm+mlp", "core_attn+mlp", "core_attn+layernorm+mlp", "full"
-]
+    "none", "layernorm", "selective", "core_attn+layernorm", "moe_act", "mla_up_proj", "mla_up_proj+moe_act",
+    "mlp", "layernorm+mlp", "core_attn+mlp", "core_attn+layernorm+mlp", "mla_up_proj+mlp", "full",
+]  # fmt: skip
 """What of a layer is computed again in backward: nothing, modules of it, or all. "selective" is core_attn, as in Korthikanti et al."""
 ZeroStage = Literal[0, 1, 2, 3]
 Schedule = Literal["1f1b", "interleaved", "deepspeed_1f1b"]

@@ -56,11 +56,9 @@ BY_NAME = {choice.name: choice for choice in CHOICES}
 class Outcome(Value, frozen=True, kw_only=True):
     """What became of an outer choice: priced, or the reason why it was not taken.
 
-    `choice` is its name. A branch that was cut before all was decided has `decided` < LEVELS: the other fields of `candidate` then mean
-    nothing. Seconds, bytes.
+    A branch that was cut before all was decided has `decided` < LEVELS: the other fields of `candidate` then mean nothing. Seconds, bytes.
     """
 
-    choice: str
     candidate: Candidate
     decided: tuple[str, ...] = LEVELS
     step_time_s: float | None = None
@@ -68,6 +66,11 @@ class Outcome(Value, frozen=True, kw_only=True):
     reason: str | None = None
     rule: str | None = None
     """The rule that forbids it, where one does."""
+
+    @property
+    def choice(self) -> str:
+        """Its name: the candidate's, or what was decided of it."""
+        return self.candidate.label() if self.decided == LEVELS else branch_name(self.candidate, self.decided)
 
 
 class Leaf(NamedTuple):
@@ -189,7 +192,7 @@ class Tree:
         root = _with_strategy(root, grad_reduce_dtype=self.workload.training.grad_reduce_dtype, **pinned)
         why = unsuited(self.capabilities, self.workload)
         if why is not None:
-            cut(Outcome(choice=root.engine, candidate=root, decided=(), reason=why, rule="unsuited"))
+            cut(Outcome(candidate=root, decided=(), reason=why, rule="unsuited"))
             return
         if self._broken(root, 0, cut):
             return
@@ -232,11 +235,11 @@ class Tree:
             candidate = _with_mesh(root, axis, degree)
             if self.world % degree:
                 why = f"{axis}={degree} does not divide the {self.world} GPUs"
-                cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="mesh"))
+                cut(Outcome(candidate=candidate, decided=(axis,), reason=why, rule="mesh"))
                 continue
             if axis == "pp" and self.chunks is not None and self.chunks % degree:
                 why = f"pin.layout has {self.chunks} chunks, which pp={degree} does not divide"
-                cut(Outcome(choice=f"{root.engine} {axis}={degree}", candidate=candidate, decided=(axis,), reason=why, rule="layout"))
+                cut(Outcome(candidate=candidate, decided=(axis,), reason=why, rule="layout"))
                 continue
             for rule in self._alone.get(axis, ()):
                 broken = rule.check(candidate, self.workload)
@@ -279,8 +282,10 @@ class Tree:
                 yield _with_mesh(candidate, "tp", degree)
 
     def _cp(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Parts of sequences no shorter than the engine is to be searched with."""
+        most = self.workload.training.seq_length // self.capabilities.least_sequence_part
         for degree in self._degrees["cp"]:
-            if self._left(candidate) % degree == 0:
+            if self._left(candidate) % degree == 0 and (degree <= max(1, most) or self.pins.cp is not None):
                 yield _with_mesh(candidate, "cp", degree)
 
     def _cp_comm_type(self, candidate: Candidate) -> Iterator[Candidate]:
@@ -348,8 +353,11 @@ class Tree:
             yield _with_strategy(candidate, sequence_parallel=choice)
 
     def _micro_batch_size(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Under context parallelism that nobody asked for one sample: ranks that share two samples would better take one each, with as many
+        tokens and less to exchange."""
         per_rank = self.workload.training.global_batch_size // candidate.mesh.dp
-        for size in self.pins.among("micro_batch_size", divisors(per_rank)):
+        free = self.pins.cp is None and self.pins.dp is None
+        for size in self.pins.among("micro_batch_size", (1,) if candidate.mesh.cp > 1 and free else divisors(per_rank)):
             yield replace(candidate, micro_batch_size=size, num_microbatches=per_rank // size)
 
     def _vpp(self, candidate: Candidate) -> Iterator[Candidate]:
@@ -400,7 +408,6 @@ class Tree:
 def _illegal(candidate: Candidate, decided: tuple[str, ...], rule: Rule, why: str) -> Outcome:
     name = rule.id if rule.engine_rule == PLANNER else f"{rule.id} ({rule.engine_rule})"
     return Outcome(
-        choice=branch_name(candidate, decided),
         candidate=candidate,
         decided=decided,
         reason=f"illegal by rule {name}: {why}",

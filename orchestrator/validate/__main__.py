@@ -1,12 +1,13 @@
 """Prices measured runs as they were run, and says how far off the predictions are.
 
     python -m orchestrator.validate runs=DIR_OR_CSV [report=FILE.json] [picture=FILE.svg] [calibration=NAME_OR_FILE] [recovery=true]
-                                   [page=FILE.md]
+                                   [page=FILE.md] [recipes=CSV]
 
 `runs`: a table in the schema of published measurements, a folder of them, or a folder of our own runs (plan.json, metrics.jsonl in each).
 `report`: every figure as JSON. `picture`: predicted against measured step times. `calibration`: shipped (the default), datasheet, a file
 or a folder. `recovery=true`: plans every published production configuration anew, and says how close the published one comes.
-`page`: a Markdown page whose tables, between their marks, are written anew from these figures.
+`page`: a Markdown page whose tables, between their marks, are written anew from these figures. `recipes`: a table of published recipes
+(expert_recipes_bridge.csv's columns), also without `runs`: is each legal, or which rule does it break, does it fit, how near is our best.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from rich.table import Table
 
 from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.errors import InputError
-from orchestrator.validate import accuracy, own, page, picture, recovery
+from orchestrator.validate import accuracy, own, page, picture, recipes, recovery
 from orchestrator.validate.metrics import Priced, spreads
 from orchestrator.validate.pricing import Choose, named, price_runs
 from orchestrator.validate.report import measured_beside, parts_of, report_of, table_of
 from orchestrator.validate.runs import Run, Unusable
 
-KEYS = ("runs", "report", "picture", "calibration", "recovery", "page")
+KEYS = ("runs", "report", "picture", "calibration", "recovery", "page", "recipes")
 COLUMNS = (
     ("time_median_ape", "time", "{:.1%}"),
     ("time_within_20", "within 20%", "{:.0%}"),
@@ -84,9 +85,18 @@ def show_unused(console: Console, unusable: Sequence[Unusable]) -> None:
 def run(words: Sequence[str]) -> None:
     """The command. Raises InputError."""
     console = Console(width=None if sys.stdout.isatty() else 200)
-    given = arguments(words, KEYS, required=("runs",))
+    given = arguments(words, KEYS, required=() if any(word.startswith("recipes=") for word in words) else ("runs",))
     recover = truth(given, "recovery")
     choose = named(given.get("calibration"))
+    published = recipes.read(given["recipes"]) if "recipes" in given else None
+    if published is not None and "runs" not in given:
+        for key in ("picture", "page", "recovery"):
+            if key in given:
+                raise InputError(key, given[key], "is about runs, and runs= is not given")
+        judged = {"recipes": show_recipes(console, published, choose)}
+        if "report" in given:
+            write(given["report"], json.dumps(judged, indent=1) + "\n", "report")
+        return
     runs, unusable = own.measured(Path(given["runs"]))
     rows, failed = price_all(runs, choose)
     unusable += failed
@@ -100,6 +110,8 @@ def run(words: Sequence[str]) -> None:
     show_planned(console, report["planned"])
     if recover:
         report["recovery"] = show_recovery(console, runs, choose)
+    if published is not None:
+        report["recipes"] = show_recipes(console, published, choose)
     show_unused(console, unusable)
     if "report" in given:
         write(given["report"], json.dumps(report, indent=1) + "\n", "report")
@@ -144,6 +156,23 @@ def show_recovery(console: Console, runs: Sequence[Run], choose: Choose) -> dict
         console.print(f"  {one.label}: {flags}, {ratio} of our best ({one.best})", highlight=False, markup=False)
     figures = recovery.figures(found)
     console.print(f"recovery: {figures}", highlight=False, markup=False)
+    return figures
+
+
+def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choose) -> dict[str, Any]:
+    """Judges every published recipe, a line each."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("planning published recipes")
+        found = recipes.judge_all(rows, choose, lambda done, total: progress.update(task, completed=done, total=total))
+    for one in found:
+        if one.judged:
+            ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
+            flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'} ({one.peak_gib:.0f} GiB)"
+            console.print(f"  {one.recipe}: {flags}, {ratio} of our best ({one.best})", highlight=False, markup=False)
+        else:
+            console.print(f"  {one.recipe}: not judged: {one.why}", highlight=False, markup=False)
+    figures = recipes.figures(found)
+    console.print(f"recipes: {figures}", highlight=False, markup=False)
     return figures
 
 

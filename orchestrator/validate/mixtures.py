@@ -34,8 +34,10 @@ MOONLIGHT: Final = LatentAttention(kv_lora_rank=512, qk_head_dim=128, qk_rope_he
 """Moonlight's and DeepSeek-V2-Lite's: one matrix for the queries."""
 MIXTURES: Final = {
     "qwen3_30b_a3b": Mixture(768, kv_channels=128, qk_norm=True),
+    "qwen3_vl_30b_a3b": Mixture(768, kv_channels=128, qk_norm=True),
     "qwen3_moe_30b": Mixture(768, kv_channels=128, qk_norm=True),
     "qwen3_235b_a22b": Mixture(1536, kv_channels=128, qk_norm=True),
+    "qwen3_vl_235b_a22b": Mixture(1536, kv_channels=128, qk_norm=True),
     "qwen3_moe_235b": Mixture(1536, kv_channels=128, qk_norm=True),
     "deepseek_v3": Mixture(2048, shared=2048, dense_layers=3, latent=DEEPSEEK_V2, mtp=1),
     "deepseek_v2_lite": Mixture(1408, shared=2816, dense_layers=1, latent=MOONLIGHT),
@@ -49,6 +51,32 @@ MIXTURES: Final = {
     "grok1": Mixture(32768),
 }
 """By the name's beginning: their config.json (Hugging Face; xai-org/grok-1's run.py)."""
+SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")
+SHAPES: Final[dict[str, dict[str, int]]] = {
+    name: dict(zip(SIZES, facts, strict=True))
+    for name, facts in {
+        "llama3_8b": (32, 4096, 32, 8, 14336, 128256),
+        "llama3_70b": (80, 8192, 64, 8, 28672, 128256),
+        "llama31_405b": (126, 16384, 128, 8, 53248, 128256),
+        "qwen3_30b_a3b": (48, 2048, 32, 4, 6144, 151936),
+        "qwen3_vl_30b_a3b": (48, 2048, 32, 4, 6144, 151936),
+        "qwen3_235b_a22b": (94, 4096, 64, 4, 12288, 151936),
+        "qwen3_vl_235b_a22b": (94, 4096, 64, 4, 12288, 151936),
+        "gpt_oss_20b": (24, 2880, 64, 8, 2880, 201088),
+        "gpt_oss_120b": (36, 2880, 64, 8, 2880, 201088),
+        "deepseek_v3": (61, 7168, 128, 128, 18432, 129280),
+        "kimi_k2": (61, 7168, 64, 64, 18432, 163840),
+        "mixtral_8x7b": (32, 4096, 32, 8, 14336, 32000),
+        "mixtral_8x22b": (56, 6144, 48, 8, 16384, 32768),
+    }.items()
+}
+"""The sizes of published models by name (their config.json), for rows that print a name alone. Of models with vision the language model."""
+ROUTING: Final = {
+    **dict.fromkeys(("qwen3_30b_a3b", "qwen3_vl_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_235b_a22b"), (128, 8)),
+    **{"gpt_oss_20b": (32, 4), "gpt_oss_120b": (128, 4), "deepseek_v3": (256, 8), "kimi_k2": (384, 8)},
+    **dict.fromkeys(("mixtral_8x7b", "mixtral_8x22b"), (8, 2)),
+}
+"""Their experts, and how many a token goes to."""
 WITHOUT_PREDICTION: Final = "w/o_mtp"
 """How a name says that the model was trained without its layer of multi-token prediction. The others' printed TFLOP/s over their tokens/s
 are 260 GFLOP a token, which is with it; of those that say so 250."""
@@ -69,6 +97,23 @@ def facts_of(name: str) -> Mixture | None:
     plain = plain_name(name)
     found = next((facts for words, facts in MIXTURES.items() if plain.startswith(words)), None)
     return found._replace(mtp=0) if found is not None and WITHOUT_PREDICTION in plain else found
+
+
+def with_shape(row: dict[str, str]) -> dict[str, str]:
+    """The row with the sizes of the published model of its name where it prints none.
+
+    >>> row = with_shape({"model_name": "Qwen3-30B-A3B", "num_layers": "4"})
+    >>> row["num_layers"], row["hidden_size"], row["num_experts"]
+    ('4', '2048', '128')
+    """
+    plain = plain_name(row.get("model_name", ""))
+    name = next((name for name in SHAPES if plain.startswith(name)), None)
+    if name is None or row.get("hidden_size"):
+        return row
+    known = {key: str(value) for key, value in SHAPES[name].items()}
+    if name in ROUTING:
+        known["num_experts"], known["moe_router_topk"] = map(str, ROUTING[name])
+    return {**row, **{key: row.get(key) or value for key, value in known.items()}}
 
 
 def latent_of(text: str) -> LatentAttention:

@@ -7,6 +7,7 @@ stands for is decided here, by source, and only where the source's engine has on
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from orchestrator.units import GIB
 from orchestrator.validate import layout, networks
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
+from orchestrator.validate.mixtures import with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from orchestrator.validate.rows import SkipError, number, whole
 from orchestrator.validate.runs import ExpertsRun, Run, Unusable
@@ -133,8 +135,9 @@ def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unus
             yield Unusable(table=table, run_id=row.get("run_id", ""), why=str(skip))
 
 
-def read_row(table: str, row: dict[str, str]) -> Run:
-    """One row. Raises SkipError with the reason."""
+def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
+    """One row; `measured`: whether it must have a time or a peak. Raises SkipError with the reason."""
+    row = with_shape(row)
     status = row.get("status", "")
     notes = row.get("notes", "")
     if status not in ("ok", "oom", "crashed/oom"):
@@ -246,7 +249,7 @@ def read_row(table: str, row: dict[str, str]) -> Run:
     fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
     if not row.get("recompute") and not engine.says_recompute:
         memory = fits = None  # what is kept is not known
-    if status == "ok" and time_s is None and memory is None:
+    if measured and status == "ok" and time_s is None and memory is None:
         raise SkipError("neither time nor memory can be compared")
     kind = row.get("peak_memory_kind", "")
     return Run(
@@ -411,4 +414,8 @@ def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
         return "full", 0.5
     if text in ("selective", "selective (core_attn)", "core_attn", "core_attn (implied)"):
         return "selective", 1.0
+    block = re.fullmatch(r"full block (\d+)", text)  # of each chunk the first so many layers
+    if block:
+        chunks = whole(row, "pp") * whole(row, "vpp", 1)
+        return "full", min(1.0, int(block.group(1)) * chunks / whole(row, "num_layers"))
     raise SkipError(f"recompute {text} is not priced")

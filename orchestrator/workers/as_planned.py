@@ -55,7 +55,7 @@ def require_as_planned(engine: Any, plan: Plan, clip: float | None = None) -> No
     if plan.cp == 1:
         # Under Ulysses DeepSpeed has no group of data-parallel ranks alone.
         pairs["dp"] = (engine.dp_world_size, plan.dp)
-    if plan.tp == 1 or plan.engine != "deepspeed":
+    if engine.autotp_size() <= 1:
         # Micro-batch x accumulation x the world that its configuration saw, which under AutoTP is all ranks.
         pairs["global_batch_size"] = (engine.train_batch_size(), plan.global_batch_size)
     for key, (found, wanted) in pairs.items():

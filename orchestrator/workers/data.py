@@ -473,10 +473,12 @@ class Batches:
         ]
 
     def _stack(self, ordinals: range) -> dict[str, np.ndarray]:
-        samples = [self._sample(ordinal) for ordinal in ordinals]
+        samples = [self.sample(ordinal) for ordinal in ordinals]
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
-    def _sample(self, ordinal: int) -> dict[str, np.ndarray]:
+    def sample(self, ordinal: int) -> dict[str, np.ndarray]:
+        """Arrays [seq_length] of the run's sample number `ordinal`, counted over all steps and data-parallel ranks. Raises InputError where
+        the vocabulary is too small for it."""
         seed = self.plan.training.seed
         source, turn = self.blending.place(ordinal) if self.blending else (0, ordinal)
         part, size = self.parts[source], self.sizes[source]

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.errors import InputError
+from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.workers.hf_files import CONFIG, KEY, Checkpoint, Rows, write_config, write_files
@@ -77,7 +78,7 @@ def _gpt(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
 
 
 def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """transformers' LlamaForCausalLM, and Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and GLM-4.5, whose names are the same."""
+    """transformers' LlamaForCausalLM, and Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, GLM-4.5 and DeepSeek-V3, whose names are the same."""
     outside = {
         "embedding.word_embeddings.weight": ("model.embed_tokens.weight", a.vocab_size),
         "decoder.final_layernorm.weight": ("model.norm.weight", rows),
@@ -88,20 +89,45 @@ def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
     module, _, kind = key.rpartition(".")
     here = f"model.layers.{layer}."
     if kind == "layer_norm_weight":
-        norm = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "post_attention_layernorm"}[module]
-        return [Rows(f"{here}{norm}.weight", 0, rows)]
+        return [Rows(f"{here}{NORMS_BEFORE[module]}.weight", 0, rows)]
     if module == "self_attention.linear_qkv":
         q, k, v = (f"{here}self_attn.{name}_proj.{kind}" for name in "qkv")
         return _qkv(a, (q, 0), (k, 0), (v, 0))
+    if has_latent(a) and module in LATENT_NAMES:
+        return [Rows(f"{here}self_attn.{LATENT_NAMES[module]}.weight", 0, rows)]
     if module.startswith("mlp."):
         return [Rows(f"{here}{name}", begin, end) for name, begin, end in _feed_forward(a, module, kind, rows)]
     plain = {
+        "input_layernorm": "input_layernorm",
         "pre_mlp_layernorm": "post_attention_layernorm",
         "self_attention.q_layernorm": "self_attn.q_norm",
         "self_attention.k_layernorm": "self_attn.k_norm",
         "self_attention.linear_proj": "self_attn.o_proj",
     }
     return [Rows(f"{here}{plain[module]}.{kind}", 0, rows)]
+
+
+NORMS_BEFORE = {
+    "self_attention.linear_qkv": "input_layernorm",
+    "mlp.linear_fc1": "post_attention_layernorm",
+    "self_attention.linear_q_up_proj": "self_attn.q_a_layernorm",
+    "self_attention.linear_kv_up_proj": "self_attn.kv_a_layernorm",
+}
+"""Where a linear's own norm stands: Transformer Engine has it in the linear, and local layers' keys say so too."""
+LATENT_NAMES = {
+    "self_attention.linear_q_proj": "q_proj",
+    "self_attention.linear_q_down_proj": "q_a_proj",
+    "self_attention.linear_q_up_proj": "q_b_proj",
+    "self_attention.linear_kv_down_proj": "kv_a_proj_with_mqa",
+    "self_attention.linear_kv_up_proj": "kv_b_proj",
+    "self_attention.q_layernorm": "q_a_layernorm",
+    "self_attention.kv_layernorm": "kv_a_layernorm",
+}
+"""Of latent attention. Both have a head's part without positions before its rotary part, and a head's key before its value."""
+
+
+def has_latent(a: Architecture) -> bool:
+    return any(isinstance(layer.mixer, LatentAttention) for layer in a.kinds_of_layers())
 
 
 def _feed_forward(a: Architecture, module: str, kind: str, rows: int) -> Iterator[tuple[str, int, int]]:

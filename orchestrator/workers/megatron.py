@@ -28,10 +28,6 @@ from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
 
-OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
-"""The distributed optimizer's checkpoint that any other layout can load (distrib_optimizer.py:1192)."""
-
-
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
 """As long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of it, as other
 models do, that it may be read into another length (t5_model.py, T5LMHead)."""
@@ -131,7 +127,7 @@ class MegatronTrainer:
         for base in nested_values(state):
             if isinstance(base, ShardedTensor) and base.key == T5_HEAD_BIAS:
                 base.allow_shape_mismatch = True
-        state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(OPTIMIZER_FORMAT))
+        state["optimizer"] = self.optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(optimizer_formats.FORMAT))
         return state
 
     def _torch_adams(self) -> list[DistributedOptimizer]:
@@ -184,18 +180,14 @@ class MegatronTrainer:
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)
         other_kind = (saved.layout["zero_stage"] == 0) != (self.plan.zero_stage == 0)
-        (*others, wrapped) = self.optimizer.chained_optimizers
         if other_kind:
-            if others:
-                why = f"was written at zero_stage={saved.layout['zero_stage']}, and experts continue at the same only"
-                raise InputError("train.resume", saved.folder, why)
-            optimizer_formats.ask(state["optimizer"], wrapped)
+            optimizer_formats.ask(state["optimizer"], self.optimizer)
         if same:
             state["generators"] = self._generators()
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
             _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
-        self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], wrapped) if other_kind else state["optimizer"])
+        self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], self.optimizer))
         for wrapped in self._torch_adams():
             # One tensor for all parameters (distrib_optimizer.py:813): it would count every parameter's step.
             for values in wrapped.optimizer.state.values():

@@ -38,7 +38,8 @@ TIMEOUT_S = 50.0
 SHARED_S = 5.0
 """A file that was just written may take seconds to show on another node (NFS keeps attributes for 3 s and more)."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
-PACKAGES = ("torch", "megatron-core", "deepspeed", "transformer-engine", "flash-attn", "transformers")
+EVERYWHERE = ("torch", "transformer-engine", "flash-attn")
+"""Distributions that change what any engine computes, where they are installed; the engine's own stand in engine.json, "requires"."""
 NCCL_BYTES, GLOO_BYTES = 64 * 2**20, 2**18
 """Buffers of the bandwidth measurement: long enough for NCCL's ring to fill; on gloo, a fraction of a second."""
 REPEATS = 4
@@ -74,9 +75,9 @@ class Facts:
 
 
 def packages(more: Iterable[str] = ()) -> dict[str, str]:
-    """Versions by name, of those of PACKAGES and `more` that are installed; nothing is imported."""
+    """Versions by name, of those of EVERYWHERE and `more` that are installed; nothing is imported."""
     found = {}
-    for name in dict.fromkeys((*PACKAGES, *more)):
+    for name in dict.fromkeys((*EVERYWHERE, *more)):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -103,8 +104,9 @@ def data_files(plan: Plan) -> dict[str, int | None]:
     return sizes
 
 
-def gather(plan: Plan, out: Path, store: dist.Store, rank: int, requires: Mapping[str, str] = NOTHING) -> Facts:
-    """This rank's facts. Rank 0 writes a token into the run's folder, and the others look whether they find it there."""
+def gather(plan: Plan, out: Path, store: dist.Store, rank: int, names: Iterable[str] = ()) -> Facts:
+    """This rank's facts. `names`: distributions whose versions are looked up beside EVERYWHERE's. Rank 0 writes a token into the run's
+    folder, and the others look whether they find it there."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     folder = out / "logs"
     path = folder / "preflight-token"
@@ -134,7 +136,7 @@ def gather(plan: Plan, out: Path, store: dist.Store, rank: int, requires: Mappin
         if local_rank < len(names):
             free, total = torch.cuda.mem_get_info(local_rank)
             facts |= {"gpu_free": free, "gpu_memory": total, "mig": "MIG" in names[local_rank].split()}
-    return Facts(rank=rank, host=host(), local_rank=local_rank, python=platform.python_version(), packages=packages(requires), token=token,
+    return Facts(rank=rank, host=host(), local_rank=local_rank, python=platform.python_version(), packages=packages(names), token=token,
                  unwritable=unwritable, data=data_files(plan), **facts)  # fmt: skip
 
 
@@ -283,11 +285,14 @@ def _judge(plan: Plan, store: dist.Store, world: int, deadline: float, out: str,
     return first_mismatch(plan, ranks, out, requires), host_ranges([facts.host for facts in ranks])
 
 
-def check_nodes(plan: Plan, out: Path, store: dist.Store, rank: int, world: int, requires: Mapping[str, str] = NOTHING) -> str:
-    """Every rank, before the groups are made. Raises PreflightError, the same on all ranks."""
+def check_nodes(
+    plan: Plan, out: Path, store: dist.Store, rank: int, world: int, requires: Mapping[str, str] = NOTHING, shared: Iterable[str] = ()
+) -> str:
+    """Every rank, before the groups are made. `shared`: distributions that may be of any version, and missing, but not other ones on other
+    nodes. Raises PreflightError, the same on all ranks."""
     apart = dist.PrefixStore("preflight", store)
     try:
-        return agree(plan, gather(plan, out, apart, rank, requires), apart, world, str(out.resolve()), requires=requires)
+        return agree(plan, gather(plan, out, apart, rank, (*requires, *shared)), apart, world, str(out.resolve()), requires=requires)
     finally:
         if rank == 0:
             (out / "logs" / "preflight-token").unlink(missing_ok=True)

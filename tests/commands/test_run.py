@@ -194,7 +194,7 @@ def test_planning_imports_no_engine_and_is_quick(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- where it starts
 
 READY = Machine(host_memory=16 * GIB)
-NO_TORCH = Machine(missing=("torch", "megatron"))
+NO_TORCH = Machine(missing=("torch", "megatron.core"))
 H100 = Machine(num_gpus=8, gpu_name="NVIDIA H100 80GB HBM3", catalog_name="H100-SXM-80GB", nvlink=True, host_memory=2**40)
 IN_SLURM = Machine(slurm_job="1", slurm_nodes=2)
 CPU = ("recipe=gpt_tiny", "gpus=4")
@@ -211,7 +211,7 @@ def start(machine: Machine, *words: str) -> run.Start:
         (READY, CPU, "local", ""),
         (READY, (*CPU, "launch=none"), "none", "launch=none"),
         (READY, (*CPU, "launch=local"), "local", ""),
-        (NO_TORCH, CPU, "none", "torch, megatron are not installed"),
+        (NO_TORCH, CPU, "none", "torch, megatron.core are not installed"),
         (READY, TWO_NODES, "none", "the plan needs 16 x H100-SXM-80GB, and this machine has no GPU"),
         (H100, ("recipe=llama2_7b", "gpus=8"), "local", ""),
         (H100, ("recipe=llama2_7b", "gpus=4"), "local", ""),
@@ -237,7 +237,7 @@ def test_where_a_job_is_started(machine: Machine, words: tuple[str, ...], how: s
     [
         (READY, TWO_NODES, "this machine has no GPU"),
         (H100, TWO_NODES, "this machine has 8"),
-        (NO_TORCH, CPU, "torch, megatron are not installed"),
+        (NO_TORCH, CPU, "torch, megatron.core are not installed"),
     ],
 )
 def test_launch_local_where_it_can_not_is_an_error(machine: Machine, words: tuple[str, ...], why: str) -> None:
@@ -253,6 +253,54 @@ def test_an_image_with_launch_local_is_refused_with_the_choices(folder: Path, ca
     assert run.main([*CPU, "container.image=a.sif", "launch=none", "out=o"]) == 0
     line = f"To start it: apptainer exec --bind {folder}/o --pwd {folder}/o a.sif bash {folder}/o/launch.sh"
     assert line in " ".join(capsys.readouterr().out.split())
+
+
+NO_DEEPSPEED = Machine(host_memory=16 * GIB, missing=("deepspeed",))
+LEFT_OUT = "is left out: deepspeed is not installed (pip install -e '.[engines]'); launch=none plans for it too"
+
+
+def test_engines_that_can_not_start_here_are_not_searched_for_a_start_here(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the best plan is another engine's, none would start."""
+    started: list[Plan] = []
+    monkeypatch.setattr(run.detect, "machine", lambda: NO_DEEPSPEED)
+    monkeypatch.setattr(run, "follow", lambda start, settings, plan, job, out: started.append(plan) or 0)
+    for words in ((), ("launch=local",)):
+        assert run.main((*TINY, *words, f"out=o{len(words)}")) == 0
+        said = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
+        assert said == [f"engine=megatron_deepspeed {LEFT_OUT}", f"engine=deepspeed {LEFT_OUT}"]
+        with (folder / f"o{len(words)}" / "candidates.csv").open(newline="") as file:
+            assert {row["engine"] for row in csv.DictReader(file)} == {"megatron"}
+    assert [plan.engine for plan in started] == ["megatron", "megatron"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (NO_DEEPSPEED, ("launch=none",)),
+        (NO_DEEPSPEED, ("cluster=dgx_h100",)),
+        (Machine(missing=("torch", "megatron.core", "deepspeed", "transformers")), ()),
+    ],
+)
+def test_a_plan_that_starts_elsewhere_may_be_any_engines(
+    folder: Path, machine: Machine, words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.detect, "machine", lambda: machine)
+    assert run.main((*TINY, *words, "out=o")) == 0
+    said = capsys.readouterr().out
+    assert "left out" not in said
+    assert "Not started: " in said
+    with (folder / "o" / "candidates.csv").open(newline="") as file:
+        assert {row["engine"] for row in csv.DictReader(file)} == set(ENGINES)
+
+
+def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.detect, "machine", lambda: NO_DEEPSPEED)
+    assert run.main((*TINY, "engine=deepspeed", "launch=local", "out=o")) == 2
+    assert "launch=local: deepspeed is not installed" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------------------------- for real

@@ -62,7 +62,7 @@ def test_the_image_runs_as_a_user_and_looks_after_its_health(path: Path) -> None
     assert users == ["${USER_ID}"]
     assert names.index("USER") > max(index for index, name in enumerate(names) if name == "RUN")
     health = next(rest for name, rest in parse(path) if name == "HEALTHCHECK")
-    assert '"python", "-m", "orchestrator.workers.versions"' in health
+    assert '"python", "-m", "orchestrator.versions"' in health
 
 
 @each
@@ -88,7 +88,7 @@ def test_the_install_script_passes_shellcheck() -> None:
 
 @pytest.mark.engines
 def test_the_health_check_imports_the_engines_and_prints_their_versions() -> None:
-    done = subprocess.run([sys.executable, "-m", "orchestrator.workers.versions"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "orchestrator.versions"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = re.search(r"^megatron\.core (\S+)$", done.stdout, re.MULTILINE)
     assert said is not None

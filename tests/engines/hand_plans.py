@@ -7,6 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from orchestrator.engines import ENGINES
+from orchestrator.engines import transformer_config as in_megatrons_words
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Cluster, Gpu, Level, Software
 from orchestrator.model.families import describe
@@ -190,3 +192,8 @@ def candidate(engine: str = "megatron", *, micro_batch_size: int = 1, num_microb
         microbatch_group_size_per_vp_stage=group,
         schedule=schedule,
     )
+
+
+def engine_fields(plan: Plan) -> dict[str, Any]:
+    """engine.json's content of an engine on megatron-core's layers, before a user's own values."""
+    return in_megatrons_words.engine_fields(plan, ENGINES[plan.engine].passes["megatron"])

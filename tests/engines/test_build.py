@@ -14,18 +14,17 @@ from typing import Any
 import msgspec
 import pytest
 from covering_plans import ALL, DEEPSPEED
-from hand_plans import BARE, CPU, GPT, LLAMA, SMALL, make_plan, training_for, workload_of
+from hand_plans import BARE, CPU, GPT, LLAMA, SMALL, engine_fields, make_plan, training_for, workload_of
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
-from orchestrator.engines.ds_config import by_hand
-from orchestrator.engines.transformer_config import engine_fields, layer_counts
+from orchestrator.engines.transformer_config import layer_counts
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan, from_json
 from orchestrator.strategy.legality import broken_rule, rules_of
 from orchestrator.strategy.tree import divisors
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("built")]  # one `answers`
 
 RANDOM_PLANS = 40
 SEED = 7
@@ -42,12 +41,9 @@ def bare(plan: Plan) -> Plan:
 def as_case(plan: Plan) -> dict[str, Any]:
     plan = bare(plan)
     job = ENGINES[plan.engine].translate(plan)
-    engine = json.loads(next(file.content for file in job.files if file.path == "engine.json"))
-    return {
-        "plan": json.loads(msgspec.json.encode(plan)),
-        "engine": engine,
-        "by_hand": by_hand(plan) if engine["ds_config"] is not None else None,
-    }
+    files = {file.path: json.loads(file.content) for file in job.files if file.path in ("engine.json", "ds_config.json")}
+    plain = json.loads(msgspec.json.encode(plan))
+    return {"plan": plain, "engine": files["engine.json"], "by_hand": files.get("ds_config.json")}
 
 
 def unchecked_case(plan: Plan) -> dict[str, Any]:

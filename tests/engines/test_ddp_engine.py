@@ -66,7 +66,7 @@ def test_an_engine_of_another_package_is_a_choice_and_is_searched(site: Path, tm
         ("pin.tp=2", "ddp has no tp"),
         ("pin.zero_stage=1", "ddp has zero_stage 0"),
         ("train.precision=bf16", "ddp has no precision bf16; it has fp32"),
-        ("ds.steps_per_print=1", "does not reach engine=ddp"),
+        ("ds.steps_per_print=1", "does not reach engine=ddp; choose one of megatron_deepspeed, deepspeed"),
         ("model.export_to=there", "neither loads nor writes checkpoints"),
     ],
 )
@@ -104,8 +104,10 @@ def test_deepspeed_needs_no_megatron(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize(("engine", "without"), [("megatron", "megatron"), ("ddp", "transformers"), ("megatron_deepspeed", "deepspeed")])
+@pytest.mark.parametrize(
+    ("engine", "without"), [("megatron", "megatron.core"), ("ddp", "transformers"), ("megatron_deepspeed", "deepspeed")]
+)
 def test_what_the_chosen_engine_lacks_is_said_before_a_search(site: Path, engine: str, without: str) -> None:
-    done = run(site, without, "recipe=gpt_tiny", "gpus=2", f"engine={engine}", "launch=local")
+    done = run(site, without.partition(".")[0], "recipe=gpt_tiny", "gpus=2", f"engine={engine}", "launch=local")
     assert done.returncode
     assert f"launch=local: {without} is not installed" in done.stderr

@@ -8,11 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hand_plans import LLAMA3_8B, make_plan, training_for
+from hand_plans import LLAMA3_8B, engine_fields, make_plan, training_for
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import megatron_flags
-from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.spec import ENGINE_OPTIONS
 

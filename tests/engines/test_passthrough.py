@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_plans import GPT, LLAMA, make_plan, training_for
+from hand_plans import GPT, LLAMA, engine_fields, make_plan, training_for
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES, passthrough
 from orchestrator.engines.ds_config import ds_config
 from orchestrator.engines.megatron_args import megatron_flags
 from orchestrator.engines.megatron_versions import RELEASES, Release
-from orchestrator.engines.transformer_config import engine_fields
 from orchestrator.errors import InputError
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan, from_json, to_json

@@ -54,7 +54,7 @@ def test_nothing_of_it_is_chosen_unasked() -> None:
         ({"cuda_graph_impl": "local"}, lambda plan: plan.strategy.recompute != "full"),
         ({"megatron_fsdp": True}, lambda plan: plan.zero_stage in (2, 3) and plan.pp == 1),
         ({"megatron_fsdp": True, "zero_stage": 3}, lambda plan: plan.zero_stage == 3),
-        ({"zero_shard_size": 8}, lambda plan: plan.zero_stage == 1 and plan.dp > 8),
+        ({"zero_shard_size": 8}, lambda plan: plan.zero_stage == 1 and plan.dp * plan.cp > 8),
         ({"cp": 2, "cp_comm_type": "a2a"}, lambda plan: plan.tp * 2 <= 8),
         ({"reduce_scatter_with_fp32_accumulation": True}, lambda plan: plan.zero_stage == 1 and plan.zero_shard_size is None),
         ({"microbatch_group_size_per_vp_stage": 5}, lambda plan: plan.vpp > 1 and plan.pp <= 5),

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from covering_plans import ALL, DEEPSPEED, MEGATRON
-from hand_plans import BERT, GPT, LLAMA, T5, make_plan, training_for, workload_of
+from hand_plans import BERT, GPT, LLAMA, T5, engine_fields, make_plan, training_for, workload_of
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
-from orchestrator.engines.entry import useful_flags
+from orchestrator.engines.megatron.entry import useful_flags
 from orchestrator.engines.megatron_args import common_recompute, megatron_flags, why_not
-from orchestrator.engines.transformer_config import engine_fields, layout, recompute_fields
+from orchestrator.engines.transformer_config import layout, recompute_fields
 from orchestrator.errors import InputError
 from orchestrator.job import Job
 from orchestrator.model.spec import Architecture

@@ -19,6 +19,7 @@ from slurm_keys import container_options, slurm_options
 
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, Job, SlurmOptions
+from orchestrator.launch import render
 from orchestrator.launch.render import (
     FIRST_PORT,
     PORT_TRIES,
@@ -375,3 +376,20 @@ def test_bad_container_keys_are_refused(values: dict[str, str]) -> None:
     with pytest.raises(InputError) as refused:
         container_options(values)
     assert refused.value.key.startswith("container.")
+
+
+def test_a_job_that_takes_every_gpu_of_its_nodes_takes_them_whole() -> None:
+    """Else a shared node gives eight ranks one core. What the user says holds, and a site without GPU accounting is not told anything."""
+    whole = render.with_whole_nodes(GPT, SlurmOptions(time="1:00:00"), 8)
+    assert "#SBATCH --exclusive" in render.job_sbatch(GPT, whole)
+    assert render.unsaid(GPT, whole) == ()
+    part = render.with_whole_nodes(GPT, SlurmOptions(), 16)
+    assert "--exclusive" not in render.job_sbatch(GPT, part)
+    limit, cores = render.unsaid(GPT, part)
+    assert "slurm.time=" in limit
+    assert "one core to the one task that starts 8 ranks: slurm.cpus_per_task=" in cores
+    assert render.unsaid(GPT, SlurmOptions(time="1:00:00", cpus_per_task=64)) == ()
+    for said in (SlurmOptions(exclusive=False), SlurmOptions(exclusive=True), SlurmOptions(gres="")):
+        assert render.with_whole_nodes(GPT, said, 8) == said
+    assert render.with_whole_nodes(TINY, SlurmOptions(), 4) == SlurmOptions()
+    assert render.with_whole_nodes(GPT, SlurmOptions(nodes=4), 8).exclusive is False

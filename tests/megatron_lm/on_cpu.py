@@ -4,7 +4,11 @@
 
 Only what asks torch.cuda for a GPU is answered otherwise; no arithmetic is changed. Two things are chosen that training does not fix: the
 first weights are those of our workers (orchestrator/workers/weights.py), which depend on the seed and not on the layout, and a stage keeps
-what it has sent (gloo still reads it).
+what it has sent (gloo still reads it). T5's blocks end with the norm that its layers have: without Transformer Engine
+megatron/core/models/T5/t5_spec.py leaves that last norm out.
+
+SAMPLES=FILE.npz, for pretrain_bert.py and pretrain_t5.py, which mask and corrupt by rules of their own: the i-th sample that their dataset
+gives is the i-th row of each array in the file, by the names that the dataset's own samples have.
 """
 
 from __future__ import annotations
@@ -100,6 +104,7 @@ def prepare_training() -> None:
     import megatron.core.datasets.utils as datasets
     import megatron.training.initialize as start
     from megatron.core.models.bert import bert_layer_specs
+    from megatron.core.models.T5 import t5_spec
     from megatron.training import get_args, training
 
     initialise, get_model = training.initialize_megatron, training.get_model
@@ -118,12 +123,27 @@ def prepare_training() -> None:
 
         return get_model(filled, *args, **kwargs)
 
+    t5_spec.TENorm = t5_spec.LNImpl
     # pretrain_bert.py names it at its start, --spec local or not, and without Transformer Engine there is none.
     bert_layer_specs.bert_layer_with_transformer_engine_spec = None
     training.initialize_megatron = without_cuda
     training.get_model = with_our_weights
     start.fused_kernels.load = lambda args: None  # of Megatron's first years, compiled at start
     datasets.compile_helpers = lambda: None
+
+
+def given_samples(file: str) -> None:
+    """The datasets of BERT and T5 give these samples; what decides how many there are, and in which order they are asked for, is theirs."""
+    import numpy as np
+    from megatron.core.datasets import bert_dataset, t5_dataset
+
+    arrays = dict(np.load(file))
+
+    def sample(self: Any, index: int) -> dict[str, Any]:
+        return {name: rows[index] for name, rows in arrays.items()}
+
+    bert_dataset.BERTMaskedWordPieceDataset.__getitem__ = sample
+    t5_dataset.T5MaskedWordPieceDataset.__getitem__ = sample
 
 
 def main() -> None:
@@ -137,6 +157,8 @@ def main() -> None:
 
     assert megatron.core.__file__.startswith(checkout), megatron.core.__file__
     prepare_training()
+    if "SAMPLES" in os.environ:
+        given_samples(os.environ["SAMPLES"])
     sys.argv[0] = f"{checkout}/{Path(__file__).name}"
     runpy.run_path(sys.argv[0], run_name="__main__")
 

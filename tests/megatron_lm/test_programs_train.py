@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 CHECKOUT = os.environ.get("MEGATRON_LM")
@@ -117,21 +118,90 @@ def test_megatrons_program_trains_as_our_worker(name: str, workshop: Workshop, t
     assert_same_rows(found, workshop.rows)
 
 
-@pytest.mark.parametrize("family", ["bert", "t5"])
-def test_the_other_programs_train_too(family: str, workshop: Workshop, tmp_path: Path) -> None:
-    """On sentences of their own: they mask and corrupt by their own rules, so that the losses are not our worker's. Without a network
-    BertWordPieceLowerCase reads its vocabulary only with --legacy-tokenizer."""
+MASKED_MODEL = (
+    f"model.vocab_size={VOCAB}", "model.hidden_size=64", "model.ffn_hidden_size=128", "model.num_layers=4", f"train.seq_length={SEQ}",
+    f"train.global_batch_size={BATCH}", f"train.steps={STEPS}", "train.warmup=2", "pin.micro_batch_size=2", "engine=megatron",
+    "launch=local",
+)  # fmt: skip
+MASKED_LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "bert": (
+        ("gpus=4", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "pin.sequence_parallel=true", "pin.zero_stage=0"),
+        ("gpus=2", "pin.tp=1", "pin.pp=1", "pin.zero_stage=1"),
+    ),
+    "t5": (
+        ("gpus=2", "pin.tp=2", "pin.sequence_parallel=false", "pin.zero_stage=0"),
+        ("gpus=2", "pin.tp=1", "pin.zero_stage=1"),
+    ),
+}
+"""Two of each program; Megatron-core has no pipeline for T5."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A program that masks by rules of its own: its words but for the layout, and, of our worker, the rows and a file of its samples."""
+
+    family: str
+    words: tuple[str, ...]
+    rows: list[dict[str, Any]]
+    samples: Path
+
+
+def as_megatrons(family: str, sample: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One of our worker's samples by the names of Megatron's dataset. Attention sees all of it, but for what a decoder has not read yet."""
+    tokens, loss_mask = sample["tokens"], sample["loss_mask"].astype(np.int64)
+    if family == "bert":
+        none = np.zeros_like(tokens)
+        return {"text": tokens, "types": none, "labels": sample["labels"], "is_random": none[0], "loss_mask": loss_mask,
+                "padding_mask": none + 1, "truncated": none[0]}  # fmt: skip
+    decoder = sample["decoder_tokens"]
+    return {"text_enc": tokens, "text_dec": decoder, "labels": sample["labels"], "loss_mask": loss_mask, "enc_mask": np.ones_like(tokens),
+            "dec_mask": np.ones_like(decoder), "truncated": np.int64(0)}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MASKED_LAYOUTS)
+def masked(request: pytest.FixtureRequest, workshop: Workshop) -> Masked:
+    from orchestrator import plan as plan_module
+    from orchestrator.workers import data
+
+    family, out = request.param, workshop.folder / f"ours-{request.param}"
+    more = {"bert": ("model.num_token_types=0",), "t5": ("model.decoder_num_layers=4", "train.decoder_seq_length=16")}[family]
+    words = (f"recipe={family}_tiny", *MASKED_MODEL, *more)
+    rows = orchestrator(out, *words, *MASKED_LAYOUTS[family][0], f"data={workshop.train[1]}")
+    plan = plan_module.from_json((out / "plan.json").read_bytes(), "plan.json")
+    corpus = data.open_corpus(plan, out / "data", build=True, wait=lambda: None)
+    batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank=0)
+    samples = [as_megatrons(family, batches.sample(ordinal)) for ordinal in range(STEPS * BATCH)]
+    file = workshop.folder / f"samples-{family}.npz"
+    np.savez(file, **{name: np.stack([sample[name] for sample in samples]) for name in samples[0]})
+    return Masked(family, words, rows, file)
+
+
+def started_masked(masked: Masked, workshop: Workshop, out: Path, *words: str) -> list[dict[str, Any]]:
+    """The rows of BERT's or T5's own program, on sentences of its own where no samples are given. Without a network BertWordPieceLowerCase
+    reads its vocabulary only with --legacy-tokenizer."""
     import corpora
 
-    sentences, vocabulary = corpora.sentences(tmp_path)
-    program = (f"entry={workshop.program(f'pretrain_{family}.py')}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
+    sentences, vocabulary = corpora.sentences(workshop.folder)
+    program = (f"entry={workshop.program(f'pretrain_{masked.family}.py')}", f"env.MEGATRON_LM={Path(CHECKOUT or '').resolve()}")
     data = f"entry.args=--data-path {sentences} --vocab-file {vocabulary} --legacy-tokenizer"
-    steps = ("train.steps=5", "train.warmup=0")
-    words = (f"recipe={family}_tiny", "gpus=2", "pin.tp=2", "pin.pp=1", *steps, "engine=megatron", "launch=local")
-    rows = orchestrator(tmp_path / "run", *words, *program, data)
-    assert len(rows) == 5
-    assert rows[0]["loss"] == pytest.approx(math.log(384), abs=0.1), "260 of bert and 384 of t5 are padded to 384"
-    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
+    return orchestrator(out, *masked.words, *program, data, *words)
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_the_programs_that_mask_train_as_our_worker_on_its_samples(layout: int, masked: Masked, workshop: Workshop, tmp_path: Path) -> None:
+    words = MASKED_LAYOUTS[masked.family][layout]
+    found = started_masked(masked, workshop, tmp_path / "run", *words, f"env.SAMPLES={masked.samples}")
+    assert_same_rows(found, masked.rows)
+
+
+def test_the_programs_that_mask_train_alike_in_two_layouts_on_their_own_samples(masked: Masked, workshop: Workshop, tmp_path: Path) -> None:
+    one, other = (
+        started_masked(masked, workshop, tmp_path / f"layout-{index}", *words) for index, words in enumerate(MASKED_LAYOUTS[masked.family])
+    )
+    assert_same_rows(one, other)
+    assert one[0]["loss"] == pytest.approx(math.log(VOCAB), abs=0.1), "nothing of the vocabulary is padding"
+    assert one[-1]["loss"] < one[0]["loss"] - 0.03
+    assert abs(one[1]["loss"] - masked.rows[1]["loss"]) > 1e-4, "their samples are not our worker's"
 
 
 def test_it_evaluates_as_our_worker_and_goes_on_in_another_layout(workshop: Workshop, tmp_path: Path) -> None:

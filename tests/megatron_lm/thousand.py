@@ -65,6 +65,10 @@ def random_plan(draw: random.Random, version: str) -> Any:
     from orchestrator.engines.megatron_versions import release_of
     from orchestrator.errors import InputError
     from orchestrator.hardware.spec import Software
+    from orchestrator.model.architecture import Run
+    from orchestrator.model.parts.attention import GroupedQueryAttention
+    from orchestrator.model.parts.experts import Experts
+    from orchestrator.model.parts.latent_attention import LatentAttention
     from orchestrator.model.training import Training
     from orchestrator.plan import RunSettings, Source
     from orchestrator.strategy.legality import broken_rule
@@ -85,6 +89,16 @@ def random_plan(draw: random.Random, version: str) -> Any:
             model, num_query_groups=one([heads, heads // 2, heads // 4]), rotary_base=one([10000, 500000]), add_qkv_bias=one([True, False]),
             rope_scaling_factor=one([None, None, 8.0]), tie_embeddings=one([True, False]),
         )  # fmt: skip
+        if one([True, False]):
+            latent = LatentAttention(q_lora_rank=one([None, 96]), kv_lora_rank=64, qk_head_dim=64, qk_rope_head_dim=32, v_head_dim=48)
+            experts = Experts(
+                num_experts=one([8, 16]), topk=one([2, 4]), ffn_hidden_size=128, shared_ffn_hidden_size=one([0, 128]),
+                score=one(["softmax", "sigmoid"]), aux_loss_coeff=one([0.0, 0.01]), groups=one([None, 4]), group_topk=2,
+            )  # fmt: skip
+            experts = replace(experts, group_topk=2 if experts.groups else None, expert_bias=experts.score == "sigmoid")
+            mixer = one([GroupedQueryAttention(), GroupedQueryAttention(qk_norm="head"), latent])
+            pattern = one([(Run(layers=layers, feed_forward=experts),), (Run(layers=1), Run(layers=layers - 1, feed_forward=experts))])
+            model = replace(model, mixer=mixer, pattern=pattern, mtp_num_layers=one([0, 1]), rope_scaling_factor=None)
     elif family is not T5:
         model = replace(model, tie_embeddings=family is BERT or one([True, False]))
     gpu = one(["H100-SXM-80GB", "H100-SXM-80GB", "A100-SXM-80GB", "B200", "V100-SXM2-32GB"])
@@ -149,6 +163,8 @@ def random_plan(draw: random.Random, version: str) -> Any:
         more["zero_shard_size"] = dp * cp // 2
     if tp > 1:
         more["tp_comm_overlap"] = one([True, False, False, False])
+    if vpp > 1:  # interleaving by pp micro-batches, or by more
+        more["microbatch_group_size_per_vp_stage"] = one([None, draw.randint(pp, max(pp, batch // (dp * micro)))])
     if cp > 1:
         more["cp_comm_type"] = one(["p2p", "a2a", "all_gather"])
     full = Software(megatron_core=version)
@@ -162,6 +178,9 @@ def random_plan(draw: random.Random, version: str) -> Any:
         overlap_grad_reduce=one([True, True, False]), overlap_param_gather=one([True, True, False]), **more,
     )  # fmt: skip
     plan = replace(plan, run=RunSettings(**run), extra={"megatron": extra} if extra else {})
+    if model.experts:
+        more = {"ep": one([1, 2, 4, 8]), "etp": one([1, tp]), "moe_token_dispatcher_type": one(["alltoall", "allgather", "flex"])}
+        plan = replace(plan, **more)
     if pp > 1 and dp > 1 and one([True, False, False]):
         plan = replace(plan, rank_order=PP_BEFORE_DP)
     rules = ENGINES["megatron"].capabilities(software)
@@ -223,8 +242,13 @@ class Megatron:
         except ImportError:
             from megatron.training.arguments import core_transformer_config_from_args
         from megatron.core.models.common.embeddings import rope_utils
+        from megatron.core.transformer.moe import moe_utils
 
-        self.te_parts = {rope_utils: ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")}
+        permutations = ("fused_permute", "fused_permute_with_probs", "fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs")
+        self.te_parts = {
+            rope_utils: ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"),
+            moe_utils: (*permutations, "fused_unpermute"),
+        }
         self.torch, self.arguments, self.training, self.globals = torch, arguments, training, global_vars
         self.transformer_config = core_transformer_config_from_args
         release = (Path(checkout) / "megatron" / "core" / "package_info.py").read_text()
@@ -400,7 +424,7 @@ def main(number: int, seed: int) -> int:
                     args = megatron.read(words, plan, dict(job.environment))
                     wrong = differences(megatron, plan, json.loads(files["engine.json"]), args)
             except (Exception, SystemExit) as error:
-                wrong = [f"refused: {type(error).__name__}: {str(error) or said.getvalue()[-300:]}"]
+                wrong = [f"refused: {type(error).__name__}: {said.getvalue()[-300:] if isinstance(error, SystemExit) else error}"]
             for text in wrong:
                 kind = text.split(":")[0] if not text.startswith("refused") else text[:160]
                 kinds[kind] += 1

@@ -49,7 +49,7 @@ def test_a_slurm_value_arrives_as_it_was_typed(value: str) -> None:
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda value: "${" not in value and value.strip()))
-def test_no_text_is_changed_on_the_way_through_omegaconf(value: str) -> None:
+def test_no_text_is_changed_on_the_way_into_the_tree(value: str) -> None:
     assert read_arguments([f"slurm.extra={value}"]) == {"slurm": {"extra": value}}
 
 
@@ -416,3 +416,9 @@ def test_a_base_that_is_not_there_or_is_built_on_itself_is_refused(tmp_path: Pat
     text(tmp_path / "b.yaml", "recipe: c.yaml")
     with pytest.raises(InputError, match=r"is built on itself: .*b\.yaml on .*c\.yaml on .*b\.yaml"):
         load(f"recipe={text(tmp_path / 'c.yaml', 'recipe: b.yaml')}".replace("c.yaml", "b.yaml"))
+
+
+@pytest.mark.parametrize("words", [["env.A=1", "env.A.B=2"], ["env.A.B=2", "env.A=1"]])
+def test_a_key_is_a_value_or_has_keys_below_it(words: list[str]) -> None:
+    with pytest.raises(InputError, match="given as a value"):
+        read_arguments(words)

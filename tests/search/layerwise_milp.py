@@ -66,7 +66,7 @@ class LayerwiseProgram:
                     key = x[layer, p, i]
                     sums["forward"][key], sums["backward"][key] = way.forward_s * self.scale, way.backward_s * self.scale
                     sums["sync"][key], sums["optimizer"][key] = way.sync_s * self.scale, way.optimizer_s * self.scale
-                    sums["bytes"][key] = (way.static_bytes + prices.slack * flights[p] * way.saved_bytes) / usable
+                    sums["bytes"][key] = (way.static_bytes + (1 + prices.slack) * flights[p] * way.saved_bytes) / usable
                 least = {x[layer, p, i]: -way.transient_bytes / usable for i, way in enumerate(ways[layer])}
                 self.row({transient: 1.0, **least}, 0, np.inf)
             for layer in range(1, layers):
@@ -85,7 +85,7 @@ class LayerwiseProgram:
             self.row({exposed[p]: 1.0, backward[p]: hides, **negative(sums["sync"])}, 0, np.inf)
             self.row({optimizer: 1.0, **negative(sums["optimizer"])}, 0, np.inf)
             room = 1 - prices.fixed_bytes(outer, p, flights[p]) / usable
-            self.row({**sums["bytes"], transient: prices.slack}, -np.inf, room)
+            self.row({**sums["bytes"], transient: 1 + prices.slack}, -np.inf, room)
         hop = prices.hop_s(outer) * self.scale
         ends = {(what, p, j): self.variable() for what in ("forward", "backward") for p in range(pp) for j in range(m)}
         for line in orders(pp, m, 1):

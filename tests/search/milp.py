@@ -87,8 +87,10 @@ def stage_of(model: ModelSpec, pp: int, p: int, chunks: Sequence[tuple[int, int]
     spans = [LayerSpan(kind=model.runs[0].layer.kind, first=0, count=1)] if p == 0 else []
     for chunk, (start, size) in enumerate(chunks):
         inside = kinds[start : start + size]
+        left = many
         for kind in dict.fromkeys(inside):
-            again = min(many, inside.count(kind))
+            again = min(left, inside.count(kind))
+            left -= again
             parts: list[tuple[int, Recompute]] = [(again, mode), (inside.count(kind) - again, "none")]
             spans += [LayerSpan(kind=kind, first=0, count=count, recompute=how, chunk=chunk) for count, how in parts if count]
     if p == pp - 1:

@@ -19,7 +19,7 @@ def test_a_stage_is_never_faster_than_the_capacity_says(monkeypatch: pytest.Monk
     def checked(self: inner.Inner, p: int, start: int, sizes: tuple[int, ...]) -> list[Way]:
         nonlocal seen
         found = made(self, p, start, sizes)
-        if self.pp > 1:
+        if self.capacity is not None:
             capacity, layers = self.capacity, sum(sizes)
             for way in found:
                 assert capacity.seconds(p, layers) <= way.work_s * (1 + 1e-9)

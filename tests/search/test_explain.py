@@ -10,8 +10,8 @@ from orchestrator.cost.bounds import Floors, filled
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Cluster
 from orchestrator.plan import Plan
-from orchestrator.report.text import beyond_text, explanation_text, proof, unasked_text, wide_tp_text
-from orchestrator.search.explain import LONG_SEQUENCE, Explanation, beyond, explain, narrower_tp
+from orchestrator.report.text import explanation_text, proof, unasked_text, wide_tp_text
+from orchestrator.search.explain import Explanation, explain, narrower_tp
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -127,37 +127,14 @@ def test_tp_wider_than_a_node_is_shown_beside_the_best_plan_without() -> None:
 
 
 def test_the_proof_says_what_is_proven() -> None:
-    result, engine = some_plan(), replace(megatron_like(), pinned_axes=("cp",))
+    result, engine = some_plan(), replace(megatron_like(), axes=(*megatron_like().axes, "cp"), least_sequence_part=2048)
     assert result.proven
     assert result.at_least_s == seconds(result.plan)
     said = proof(result.plan, result.at_least_s, [engine])
     assert said.startswith(f"Proven the fastest of the plans of {engine.engine} that were searched and fit")
-    assert said.endswith(f"; only with a pin: {engine.engine}'s cp")
+    assert said.endswith("; only with a pin: cp of several samples at a time or into parts of less than 2,048 tokens")
     assert "up to 10.0% faster" in proof(result.plan, 0.9 * seconds(result.plan), [engine])
     assert proof(result.plan, None, [engine]).startswith("Not proven")
-
-
-def test_a_faster_degree_that_only_a_pin_takes_is_found_where_sequences_are_long() -> None:
-    plan = some_plan().plan
-    engines = [(replace(megatron_like(), pinned_axes=("cp",)), TRAITS)]
-    tried: list[int] = []
-
-    def answer(pins: Pins) -> tuple[Explanation, ...]:
-        """cp 2 and 4 are faster than the plan, 8 is not."""
-        tried.append(pins.cp)
-        seconds_with = {2: 0.9, 4: 0.8}.get(pins.cp, 2.0) * seconds(plan)
-        other = replace(plan, predicted=replace(plan.predicted, step_time_s=seconds_with))
-        return (Explanation(question=f"cp={pins.cp}", plan=other),)
-
-    assert beyond(plan, planned_engines(engines, CALIBRATION), answer) is None
-    assert not tried, "its sequences are short"
-    long = replace(plan, training=replace(plan.training, seq_length=LONG_SEQUENCE), cluster=cluster(16))
-    found = beyond(long, planned_engines(engines, CALIBRATION), answer)
-    assert (found and found.question, tried) == ("cp=4", [2, 4, 8])
-    assert found is not None
-    assert found.plan is not None
-    assert "pin.cp=4 takes" in (text := beyond_text(long, found.question, found.plan))
-    assert "(-20.0%)" in text
 
 
 def test_a_filled_pipeline_is_between_the_mean_and_the_even_schedule() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_plans import BERT, GPT, LLAMA, T5, make_plan
+from worker_plans import BERT, DEEPSEEK, GPT, LLAMA, MIXTRAL, QWEN3_MOE, T5, make_plan
 from worker_pool import Pool
 
 from orchestrator.plan import RunSettings, to_json
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engines
 
 DEEPSPEED = "megatron_deepspeed"
 ALONE = "deepspeed"
+SP = {"tp": 2, "sequence_parallel": True}
 
 
 def run(pool: Pool, corpus: str, out: Path, *, resume: Path | None = None, save_every: int = 0, **fields: Any) -> list[float]:
@@ -31,6 +32,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "megatron tp2 to tp1": ({"tp": 2}, {}),
     "megatron tp2 zero1 to tp1 dp2": ({"tp": 2, "dp": 2, "zero_stage": 1}, {"dp": 2, "zero_stage": 1}),
     "megatron pp2 vpp2 llama to pp1": ({"model": LLAMA, "pp": 2, "vpp": 2}, {"model": LLAMA}),
+    "megatron experts ep2 zero1 to tp2 pp2 ep4": (
+        {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": QWEN3_MOE, **SP, "pp": 2, "dp": 2, "ep": 4, "zero_stage": 1},
+    ),
     "deepspeed tp2 zero1": ({"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}),
     "deepspeed dp2 zero3": ({"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}),
     "megatron bf16 tp2": ({"tp": 2, "precision": "bf16"}, {"tp": 2, "precision": "bf16"}),
@@ -79,6 +84,24 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deepspeed pp2 zero1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
 }
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "megatron experts ep2 to the same": ({"model": MIXTRAL, "dp": 2, "ep": 2}, {"model": MIXTRAL, "dp": 2, "ep": 2}),
+    "megatron experts tp2 etp2 to ep2": ({"model": MIXTRAL, **SP, "etp": 2}, {"model": MIXTRAL, **SP, "ep": 2}),
+    "megatron experts pp2 ep2 zero0 to zero1": (
+        {"model": MIXTRAL, "pp": 2, "dp": 2, "ep": 2},
+        {"model": MIXTRAL, "dp": 4, "ep": 2, "zero_stage": 1},
+    ),
+    "megatron experts ep2 zero1 to zero0 ep4": (
+        {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": QWEN3_MOE, "dp": 4, "ep": 4},
+    ),
+    "megatron deepseek pp2 ep2 to tp2 ep4": (
+        {"model": DEEPSEEK, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": DEEPSEEK, **SP, "dp": 2, "ep": 4, "zero_stage": 1},
+    ),
+    "megatron bf16 deepseek ep2 to one rank": (
+        {"model": DEEPSEEK, "dp": 2, "ep": 2, "zero_stage": 1, "precision": "bf16"},
+        {"model": DEEPSEEK, "zero_stage": 1, "precision": "bf16"},
+    ),
     "megatron tp2 to dp2 zero1": ({"tp": 2}, {"dp": 2, "zero_stage": 1}),
     "megatron bert tp2 pp2 to dp2": ({"model": BERT, "tp": 2, "pp": 2}, {"model": BERT, "dp": 2}),
     "megatron t5 tp2 to dp2 zero1": ({"model": T5, "tp": 2}, {"model": T5, "dp": 2, "zero_stage": 1}),

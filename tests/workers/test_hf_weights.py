@@ -82,6 +82,15 @@ GLM: dict[str, Any] = LLAMA | {
     "num_nextn_predict_layers": 0,
 }
 """As GLM-4.5, and the router's groups of DeepSeek-V3."""
+DEEPSEEK: dict[str, Any] = {name: value for name, value in GLM.items() if name not in ("use_qk_norm", "attention_bias")} | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_shared_experts": 2,
+}
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT),
     "gpt2 tanh": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT | {"activation_function": "gelu_new"}),
@@ -96,6 +105,8 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         QWEN3_MOE | {"norm_topk_prob": False},
     ),
     "glm": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM, GLM),
+    "deepseek": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK),
+    "deepseek plain queries": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK | {"q_lora_rank": None}),
     "post-norm bert": (transformers.BertConfig, transformers.BertForMaskedLM, BERT),
     "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5),
     "t5 gated": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5 | {"feed_forward_proj": "gated-gelu"}),
@@ -122,6 +133,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe raw scores etp2": ("qwen3 moe raw scores", {"dp": 2, "etp": 2}),
     "glm one rank": ("glm", {}),
     "glm tp2 uneven pp2 dp2 ep2 zero1": ("glm", {**SP, "pp": 2, "split": [[1], [3]], "dp": 2, "ep": 2, "zero_stage": 1}),
+    "deepseek tp2 pp2 dp2 ep2 zero1": ("deepseek", {**SP, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
+    "deepseek plain queries tp2 ep2": ("deepseek plain queries", {**SP, "ep": 2}),
     "bert tp2 pp2": ("bert", {"tp": 2, "pp": 2}),
     "deepspeed alone gpt dp2 zero3": ("gpt2 tanh", {"engine": ALONE, "dp": 2, "zero_stage": 3}),
     "deepspeed alone llama tp2 dp2 zero3": ("llama tied", {"engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 3}),
@@ -177,7 +190,7 @@ def whole_logits(answers: list[list[np.ndarray]], plan: Plan, index: int) -> np.
 
 
 SHORT = ("megatron pp2 vpp2 tied", "deepspeed dp2 zero3", "megatron tp2 pp2 dp2 zero1", "bert tp2 pp2", "deepspeed alone t5 tp2 zero1")
-SHORT += ("mixtral tp2 dp2 ep2 etp2", "glm tp2 uneven pp2 dp2 ep2 zero1")
+SHORT += ("mixtral tp2 dp2 ep2 etp2", "deepseek tp2 pp2 dp2 ep2 zero1")
 """Run in every gate; the others in the full one."""
 
 

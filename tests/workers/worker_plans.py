@@ -85,6 +85,18 @@ DEEPSEEK = replace(DEEPSEEK_LIKE, name="deepseek_test", mixer=LATENT)
 PREDICTING = replace(DEEPSEEK, name="predicting_test", mtp_num_layers=1)
 PREDICTING_TWICE = replace(LLAMA, name="predicting_twice_test", mtp_num_layers=2)
 LATENT_DENSE = replace(LLAMA, name="latent_test", num_query_groups=None, mixer=replace(LATENT, q_lora_rank=None))
+WINDOWED = replace(
+    LLAMA,
+    name="windowed_test",
+    activation="clamped_swiglu",
+    pattern=(Run(layers=1, mixer=GroupedQueryAttention(window=5, sinks=True)), Run(layers=1, mixer=GroupedQueryAttention(sinks=True))),
+)
+GPT_OSS_LIKE = replace(
+    WINDOWED,
+    name="gpt_oss_like_test",
+    add_bias_linear=True,
+    feed_forward=Experts(num_experts=4, topk=2, ffn_hidden_size=24, router_bias=True),
+)
 BERT = Architecture(
     family="bert",
     name="bert_test",
@@ -108,7 +120,10 @@ T5 = Architecture(
     max_position_embeddings=32,
 )
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
-EXPERT_MODELS = {model.name: model for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE)}
+EXPERT_MODELS = {
+    model.name: model
+    for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE, WINDOWED, GPT_OSS_LIKE)
+}
 
 
 def spans(model: Architecture, split: list[list[int]], recompute: list[Any]) -> tuple[Stage, ...]:

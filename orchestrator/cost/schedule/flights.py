@@ -9,6 +9,7 @@ from operator import le
 from orchestrator.cost.schedule.names import of_chunks
 
 
+@lru_cache(maxsize=8192)
 def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> int:
     """The most micro-batches whose saved activations a stage holds at once; with `vpp` > 1 counted in chunks of the stage.
 
@@ -23,6 +24,7 @@ def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: in
     return max(map(sum, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)))
 
 
+@lru_cache(maxsize=8192)
 def in_flight_by_chunk(
     schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None
 ) -> tuple[tuple[int, ...], ...]:
@@ -46,6 +48,12 @@ def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, 
     (3, 2)
     """
     return max(map(min, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)))
+
+
+@lru_cache(maxsize=4096)
+def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
+    """`fewest_in_flight` of each stage."""
+    return tuple(fewest_in_flight(schedule, pp, stage, num_microbatches, vpp, group) for stage in range(pp))
 
 
 @lru_cache(maxsize=8192)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.deepspeed.capabilities import capabilities
+from orchestrator.engines.deepspeed.entry import start
 from orchestrator.engines.deepspeed.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.deepspeed.traits import traits
-from orchestrator.engines.deepspeed.translate import translate, why_no_exchange
+from orchestrator.engines.deepspeed.translate import PASSES, translate, why_no_exchange
 from orchestrator.engines.ds_checkpoints import why_no_resume
 from orchestrator.engines.engine import Engine
 
@@ -17,6 +18,8 @@ ENGINE: Final = Engine(
     traits=traits,
     translate=translate,
     requirements=REQUIREMENTS,
+    passes=PASSES,
+    entry=start,
     why_no_exchange=why_no_exchange,
     why_no_resume=why_no_resume,
 )

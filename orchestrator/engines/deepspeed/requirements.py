@@ -9,5 +9,5 @@ from orchestrator.engines.engine import Requirements
 NAME: Final = "deepspeed"
 REQUIREMENTS: Final = Requirements(
     modules=("torch", "deepspeed", "transformers"),
-    versions=lambda cluster: {"deepspeed": cluster.software.deepspeed},
+    versions=lambda cluster: {"deepspeed": cluster.software.deepspeed, "transformers": ""},
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from orchestrator.engines import passthrough
 from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
-from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config
+from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config, tensor_parallel
 from orchestrator.engines.hf_config import hf_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
@@ -13,16 +14,30 @@ from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
 WORKER: Final = "orchestrator.workers.deepspeed"
+PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
+"""A ds_config has no sections of its own."""
 
 
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
-    engine = engine_file(plan, REQUIREMENTS, {"model": hf_fields(plan), "ds_config": ds_config(plan)})
-    files, notes = deepspeed_files(plan)
+    more = own_sections(plan)
+    engine = engine_file(plan, REQUIREMENTS, {"model": hf_fields(plan), "ds_config": ds_config(plan, more)})
+    files, notes = deepspeed_files(plan, more)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
     if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
-    return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan))
+    return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)
+
+
+def own_sections(plan: Plan) -> dict[str, Any]:
+    """What DeepSpeed's configuration says of parallelism that is DeepSpeed's own: Ulysses and AutoTP."""
+    sections: dict[str, Any] = {}
+    if plan.cp > 1:
+        # By which a script without Ulysses' groups divides the world before the batch is checked against it (runtime/config.py:468).
+        sections["sequence_parallel_size"] = plan.cp
+    if plan.tp > 1:
+        sections["tensor_parallel"] = tensor_parallel(plan)
+    return sections
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

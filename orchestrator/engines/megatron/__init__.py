@@ -6,10 +6,11 @@ from typing import Final
 
 from orchestrator.engines.engine import Engine
 from orchestrator.engines.megatron.capabilities import capabilities
+from orchestrator.engines.megatron.entry import start
 from orchestrator.engines.megatron.program import PROGRAM
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron.traits import traits
-from orchestrator.engines.megatron.translate import translate, why_no_exchange
+from orchestrator.engines.megatron.translate import PASSES, translate, why_no_exchange
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -17,6 +18,8 @@ ENGINE: Final = Engine(
     traits=traits,
     translate=translate,
     requirements=REQUIREMENTS,
+    passes=PASSES,
     program=PROGRAM,
+    entry=start,
     why_no_exchange=why_no_exchange,
 )

@@ -22,14 +22,18 @@ from orchestrator.strategy.spec import ENGINE_OPTIONS, RECOMPUTE_ORDER
 PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
 
+LEAST_SEQUENCE_PART: Final = 2048
+"""No published run of pretraining whose time is known divides sequences into shorter parts (Megatron-Bridge's recipes, MLPerf, NeMo)."""
+
+
 def capabilities(software: Software) -> Capabilities:
     """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed."""
     return Capabilities(
         engine=NAME,
-        parts=(*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP),
-        planned_parts=megatron_parts.PLANNED,
-        axes=("pp", "vpp", "tp", "ep", "etp", "dp"),
-        pinned_axes=("cp",),
+        parts=megatron_parts.trained(software.megatron_core),
+        planned_parts=megatron_parts.planned(software.megatron_core),
+        axes=("pp", "vpp", "tp", "cp", "ep", "etp", "dp"),
+        least_sequence_part=LEAST_SEQUENCE_PART,
         zero_stages=(0, 1),
         zero_stages_with_pipeline=(0, 1),
         sequence_parallel=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -16,6 +17,8 @@ from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.units import format_seconds
 
 ARGUMENTS: Final = "megatron_args.sh"
+NOT_WRITTEN: Final = f"{ARGUMENTS} was not written: "
+"""How the note begins that gives the reason."""
 
 
 def sayable(software: Software) -> Capabilities:
@@ -26,15 +29,24 @@ def sayable(software: Software) -> Capabilities:
 
 def beside(job: Job, plan: Plan, other: Plan) -> Job:
     """As `Program` says."""
-    kept = [note for note in job.notes if not note.startswith(f"{ARGUMENTS} was not written")]
+    kept = [note for note in job.notes if not note.startswith(NOT_WRITTEN)]
+    reasons = [note.removeprefix(NOT_WRITTEN) for note in job.notes if note.startswith(NOT_WRITTEN)]
     said = f"{ARGUMENTS} has another plan, the fastest found that its flags can say: {other.candidate.label()}"
     if plan.predicted is not None and other.predicted is not None:
         slower = 100 * (other.predicted.step_time_s / plan.predicted.step_time_s - 1)
         said += f", predicted {format_seconds(other.predicted.step_time_s)} a step ({slower:+.1f}%)"
-    note = f"{said}; {megatron_args.why_not(plan)}."
+    note = "; ".join([said, *reasons])
     files = [file for file in job.files if file.path != ARGUMENTS]
     file = File(path=ARGUMENTS, content=megatron_args.megatron_args_sh(other))
     return replace(job, files=(*files, file), notes=(*kept, note, *megatron_args.notes(other), *passthrough.notes(other)))
+
+
+def of_documents(plan: Plan) -> Sequence[str] | None:
+    """As `Program` says: pretrain_gpt.py's data set takes whole documents for each of --split's shares, those of BERT and T5 sentences."""
+    if megatron_args.program_of(plan) != "pretrain_gpt.py":
+        return None
+    flags = megatron_args.megatron_flags(plan) if megatron_args.why_not(plan) is None else ()
+    return [word for flag in flags for word in flag]
 
 
 PROGRAM: Final = Program(
@@ -43,4 +55,5 @@ PROGRAM: Final = Program(
     why_never=megatron_args.why_never,
     why_not=megatron_args.why_not,
     beside=beside,
+    of_documents=of_documents,
 )

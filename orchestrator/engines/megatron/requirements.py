@@ -8,4 +8,4 @@ from orchestrator.engines.engine import Requirements
 from orchestrator.engines.megatron_layers import layers_versions
 
 NAME: Final = "megatron"
-REQUIREMENTS: Final = Requirements(modules=("torch", "megatron"), versions=layers_versions)
+REQUIREMENTS: Final = Requirements(modules=("torch", "megatron.core"), versions=layers_versions)

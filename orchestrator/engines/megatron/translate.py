@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import megatron_layers, megatron_parts
+from orchestrator.engines import megatron_layers, megatron_parts, passthrough
+from orchestrator.engines.megatron.program import ARGUMENTS, NOT_WRITTEN
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
-from orchestrator.engines.megatron_args import program_of
-from orchestrator.engines.megatron_layers import arguments_file, layers_fields
+from orchestrator.engines.megatron_args import megatron_args_sh, notes, program_of, why_not
+from orchestrator.engines.megatron_layers import layers_fields, version_notes
 from orchestrator.engines.translation import assemble, engine_file
-from orchestrator.job import Job
+from orchestrator.job import File, Job
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
 WORKER: Final = "orchestrator.workers.megatron"
+PASSES: Final = {passthrough.MEGATRON: passthrough.SECTIONS}
+"""All of megatron-core's configuration is this engine's."""
 
 
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
-    only = megatron_parts.plan_only(plan.model)
+    only = megatron_parts.plan_only(plan.model, plan.cluster.software.megatron_core)
     if only is not None:
-        return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."], without_worker=only)
-    engine = engine_file(plan, REQUIREMENTS, layers_fields(plan) | {"ds_config": None})
-    files, notes = arguments_file(plan)
-    return assemble(plan, WORKER, [engine, *files], notes, without_worker=without_worker(plan))
+        return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
+                        without_worker=only, passes=PASSES)  # fmt: skip
+    engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": None})
+    files, said = arguments_file(plan)
+    return assemble(plan, WORKER, [engine, *files], said, without_worker=without_worker(plan), passes=PASSES)
+
+
+def arguments_file(plan: Plan) -> tuple[list[File], list[str]]:
+    """The arguments of Megatron's own program where they can say the plan, and what a user should know of them."""
+    unsure, reason = version_notes(plan), why_not(plan)
+    if reason is not None:
+        return [], [*unsure, f"{NOT_WRITTEN}{reason}."]
+    return [File(path=ARGUMENTS, content=megatron_args_sh(plan))], [*unsure, *notes(plan), *passthrough.notes(plan)]
 
 
 def without_worker(plan: Plan) -> str:

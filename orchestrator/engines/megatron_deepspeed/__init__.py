@@ -9,7 +9,7 @@ from orchestrator.engines.engine import Engine
 from orchestrator.engines.megatron_deepspeed.capabilities import capabilities
 from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron_deepspeed.traits import traits
-from orchestrator.engines.megatron_deepspeed.translate import translate, why_no_exchange
+from orchestrator.engines.megatron_deepspeed.translate import PASSES, translate, why_no_exchange
 
 ENGINE: Final = Engine(
     name=NAME,
@@ -17,6 +17,7 @@ ENGINE: Final = Engine(
     traits=traits,
     translate=translate,
     requirements=REQUIREMENTS,
+    passes=PASSES,
     why_no_exchange=why_no_exchange,
     why_no_resume=why_no_resume,
 )

@@ -9,6 +9,6 @@ from orchestrator.engines.megatron_layers import layers_versions
 
 NAME: Final = "megatron_deepspeed"
 REQUIREMENTS: Final = Requirements(
-    modules=("torch", "megatron", "deepspeed"),
+    modules=("torch", "megatron.core", "deepspeed"),
     versions=lambda cluster: layers_versions(cluster) | {"deepspeed": cluster.software.deepspeed},
 )

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import megatron_layers
+from orchestrator.engines import megatron_layers, passthrough
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config
 from orchestrator.engines.ds_pipeline import is_pipeline_module, pipeline_fields
+from orchestrator.engines.megatron_args import megatron_lm
 from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
-from orchestrator.engines.megatron_layers import arguments_file, layers_fields
+from orchestrator.engines.megatron_layers import layers_fields, version_notes
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
 WORKER: Final = "orchestrator.workers.megatron_deepspeed"
+PASSES: Final = {passthrough.MEGATRON: ("transformer_config",), passthrough.DS: ()}
+"""megatron-core's layers; data parallelism and optimizer are DeepSpeed's. A ds_config has no sections of its own."""
 
 
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
     pipeline = {"pipeline": pipeline_fields(plan)} if is_pipeline_module(plan) else {}
-    engine = engine_file(plan, REQUIREMENTS, layers_fields(plan) | {"ds_config": ds_config(plan)} | pipeline)
-    files, said = deepspeed_files(plan)
-    arguments, notes = arguments_file(plan)
-    return assemble(plan, WORKER, [engine, *files, *arguments], [*said, *notes], deepspeed_environment(plan))
+    engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": ds_config(plan)} | pipeline)
+    files, notes = deepspeed_files(plan)
+    notes += [*version_notes(plan), f"megatron_args.sh was not written: {megatron_lm(plan.cluster.software)} has no DeepSpeed."]
+    return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
@@ -99,6 +100,20 @@ def prediction_tied(candidate: Candidate, workload: Workload) -> str | None:
     return f"{given}: the last stage has the table twice, and can't name its weights"
 
 
+def window_kinds(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    mixers = [layer.mixer for layer in a.each_layer()]
+    attentions = [mixer for mixer in mixers if isinstance(mixer, GroupedQueryAttention)]
+    windows = sorted({attention.window for attention in attentions if attention.window})
+    if len(windows) > 1:
+        return f"windows of {' and '.join(map(str, windows))} tokens in one model: megatron-core has one"
+    if any(attention.sinks for attention in attentions) and not all(attention.sinks for attention in attentions):
+        return "sinks in some layers only: megatron-core has them in all"
+    if a.mtp_num_layers and windows and attentions[0].window != attentions[-1].window:
+        return "a prediction layer after windows in some layers: megatron-core gives it the window of the first layer, not the last's"
+    return None
+
+
 def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
     mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
     if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
@@ -128,6 +143,7 @@ def model_rules() -> tuple[Rule, ...]:
             "tp",
             "sequence_parallel",
         ),
+        rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", window_kinds, "model"),
         rule("mtp_positions", "megatron/training/arguments.py:1229", prediction_positions, "model"),
         rule("mtp_tied", "core/models/common/language_module/language_module.py:343", prediction_tied, "pp"),
         rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),

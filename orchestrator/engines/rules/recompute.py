@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestrator.engines.megatron_parts import latent_attention
 from orchestrator.engines.rules.rule import rule
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Rule
@@ -44,6 +45,26 @@ def recompute_attention(candidate: Candidate, workload: Workload) -> str | None:
     return f"recompute={mode}: flash attention keeps no scores that core_attn could drop; take {rest}"
 
 
+def recompute_latent(candidate: Candidate, workload: Workload) -> str | None:
+    mode = candidate.strategy.recompute
+    if "mla_up_proj" not in RECOMPUTE_MODULES.get(mode, ()) or latent_attention(workload.model.architecture) is not None:
+        return None
+    return f"recompute={mode}: mla_up_proj is a module of latent attention, which this model has not"
+
+
+def recompute_experts(candidate: Candidate, workload: Workload) -> str | None:
+    mode, cluster, training = candidate.strategy.recompute, workload.cluster, workload.training
+    if "moe_act" not in RECOMPUTE_MODULES.get(mode, ()):
+        return None
+    if not workload.model.architecture.experts:
+        return f"recompute={mode}: moe_act is a module of experts, and a dense model has none"
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return f"recompute={mode}: moe_act needs the experts' products as one, which is Transformer Engine's on GPUs"
+    if training.precision == "fp8" and training.fp8_recipe in (None, "delayed"):
+        return f"recompute={mode}: delayed scaling of FP8 has no recompute of moe_act"
+    return None
+
+
 def recompute_rules() -> tuple[Rule, ...]:
     """Rules on the modules that are recomputed, shared by the engine modes that build megatron-core models."""
     return (
@@ -55,6 +76,15 @@ def recompute_rules() -> tuple[Rule, ...]:
             "recompute",
         ),
         rule("recompute_fused_norm", "recompute_sel: core/transformer/transformer_layer.py:384", recompute_norms, "software", "recompute"),
+        rule("recompute_latent", "core/transformer/transformer_config.py:1217", recompute_latent, "model", "recompute"),
+        rule(
+            "recompute_experts",
+            "core/transformer/transformer_config.py:1212,1242",
+            recompute_experts,
+            "model",
+            "software",
+            "recompute",
+        ),
         rule(
             "recompute_flash",
             "ours: core/transformer/transformer_config.py:1224 (core_attn is needless with fused attention)",

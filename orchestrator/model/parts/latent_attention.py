@@ -35,6 +35,8 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
     def features(self, a: Architecture) -> Iterator[str]:
         """Words of capabilities."""
         yield "latent_attention"
+        if self.q_lora_rank is None:
+            yield "full_rank_queries"
 
     def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
         """As mcore's transformer/multi_latent_attention.py; heads are divided by tp. The norms of the latent vectors are part of the
@@ -70,8 +72,8 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
             head_dim=(width + self.v_head_dim) // 2,  # scores over the whole width, values over theirs
             causal=causal,
             saves=(
-                Saved(name=f"{name}.query", elements=tokens * q, shard="tp", group="attention"),
-                Saved(name=f"{name}.key_value", elements=tokens * (q + values), shard="tp", group="attention"),
+                Saved(name=f"{name}.query", elements=tokens * q, shard="tp", group="up_projected"),
+                Saved(name=f"{name}.key_value", elements=tokens * (q + values), shard="tp", group="up_projected"),
             ),
         )
         rotary = Pointwise(name=f"{name}.rotary", elements=tokens * (q + kv), moved=READ + WRITE, shard="tp")

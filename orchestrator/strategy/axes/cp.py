@@ -23,6 +23,47 @@ def inner_size(mesh: Mesh, domain: int) -> int:
     return max(size for size in range(1, mesh.cp + 1) if mesh.cp % size == 0 and (size == 1 or size * mesh.stride(AXIS) <= domain))
 
 
+def cut(strategy: Strategy, kind: Literal["ring", "all_to_all"], domain: int) -> tuple[int, int]:
+    """(ranks that exchange heads, steps of the ring between such groups) of a rank's attention; keys that are gathered have no ring.
+
+    >>> [cut(Strategy(mesh=Mesh(cp=16), cp_comm_type=how), "ring", 8) for how in ("p2p", "a2a", "a2a+p2p", "all_gather")]
+    [(1, 16), (16, 1), (8, 2), (1, 1)]
+    """
+    mesh = strategy.mesh
+    how = strategy.cp_comm_type if kind == "ring" else "a2a"
+    inner = {"p2p": 1, "all_gather": 1, "a2a": mesh.cp}.get(how) or inner_size(mesh, domain)
+    return inner, 1 if how == "all_gather" else mesh.cp // inner
+
+
+def merged_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, steps: int) -> tuple[float, float]:
+    """What a rank moves in memory, (forward, backward), to add up the results of a ring's steps: every step's output is scaled, read and
+    added to what is there, as are the gradients of queries, keys and values in backward. Of the last rank, whose steps all have
+    outputs for all of its tokens (Transformer Engine, context_parallel.py: flash_attn_fwd_out_correction, dq.add_, dk.add_)."""
+    if steps == 1:
+        return 0.0, 0.0
+    width = op.head_dim * itemsize * micro_batch_size
+    queries = op.query_len / strategy.mesh.cp * max(1.0, op.heads / strategy.mesh.tp) * width
+    keys = op.key_len / strategy.mesh.cp * max(1.0, op.kv_heads / strategy.mesh.tp) * width
+    return (3 * steps - 1) * queries, 3 * (steps - 1) * (queries + 2 * keys)
+
+
+def working_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, inner: int, steps: int) -> float:
+    """What a rank's attention holds while it runs beside what any attention does: the outputs of all steps of a ring until they are added
+    up, the keys and values that come in while others are in use, or those that are gathered; what is exchanged for heads."""
+    mesh = strategy.mesh
+    width = op.head_dim * itemsize * micro_batch_size
+    queries = op.query_len / mesh.cp * max(1.0, op.heads / mesh.tp) * width
+    keys = op.key_len / mesh.cp * max(1.0, op.kv_heads / mesh.tp) * width
+    nbytes = 0.0
+    if steps > 1:
+        nbytes += steps * queries + 2 * 2 * keys
+    elif inner == 1:
+        nbytes += 2 * mesh.cp * keys
+    if inner > 1:
+        nbytes += queries + 2 * keys
+    return nbytes
+
+
 def traffic(
     layer: LayerSpec,
     strategy: Strategy,
@@ -37,15 +78,13 @@ def traffic(
     mesh = strategy.mesh
     if mesh.cp == 1:
         return
-    how = strategy.cp_comm_type if kind == "ring" else "a2a"
-    inner = {"p2p": 1, "all_gather": 1, "a2a": mesh.cp}.get(how) or inner_size(mesh, domain)
+    inner, steps = cut(strategy, kind, domain)
     given = (layer, strategy, micro_batch_size, itemsize)
-    if how == "all_gather":
+    if inner == steps == 1:
         yield from _gathered(*given)
-        return
     if inner > 1:
         yield from _ulysses(*given, ranks=inner)
-    if inner < mesh.cp:
+    if steps > 1:
         yield from _ring(*given, inner=inner)
 
 

@@ -9,6 +9,8 @@ from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.spec import Strategy
 
 AXIS = "tp"
+BORDERS = (Enter, Exit)
+"""Of a tensor-parallel region."""
 
 
 def share(shard: str, strategy: Strategy) -> int:
@@ -26,7 +28,7 @@ def traffic(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsiz
     if mesh.tp == 1:
         return
     for op in layer.ops:
-        if not isinstance(op, Enter | Exit):
+        if not isinstance(op, BORDERS):
             continue
         nbytes = op.elements * itemsize * micro_batch_size / mesh.cp
         for when, operation in _operations(op, sequence_parallel=strategy.sequence_parallel):

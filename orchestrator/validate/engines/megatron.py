@@ -17,6 +17,9 @@ NEMO_STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=
 """NVIDIA's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 off): --grad-reduce-in-bf16, param_and_grad_buffer.py."""
 FUSED_LOSS_LOGITS: Final = 10.0
 """Megatron's --cross-entropy-loss-fusion: bf16 logits 2, fp32 copy 4, and exponentials 4 that jit does not write in place."""
+IN_PLACE_LOGITS: Final = 2.0
+"""Transformer Engine's loss, which Bridge's performance recipes take (cross_entropy_fusion_impl=te): it writes the gradient over the 16-bit
+logits (its pytorch/cross_entropy.py)."""
 CORE, FUSED_LOSS, UNFUSED = "megatron_core_tests", "megatron_core_tests_fused_loss", "megatron_core_tests_unfused"
 
 
@@ -38,7 +41,7 @@ def _of_functional_tests(row: Mapping[str, str], precision: Precision) -> str:
 
 NEMO: Final = MeasuredEngine(
     # its recipes pass chunks on beside the products (Transformer Engine's user buffers)
-    traits=_traits("nemo", constants={"tp_overlap": 0.85}, states=all_stages(NEMO_STATES, FP32_STATES)),
+    traits=_traits("nemo", constants={"tp_overlap": 0.85}, states=all_stages(NEMO_STATES, FP32_STATES), logits_bytes=IN_PLACE_LOGITS),
     printed=("nemo", "bridge"),
     resembles=PLANNED,
     dispatcher="flex",  # of 110 recipes of experts 90 (expert_recipes_bridge), the others say nothing
@@ -49,9 +52,12 @@ NEMO: Final = MeasuredEngine(
     accumulate_dtype="bf16",
 )
 NEMO_FSDP: Final = MeasuredEngine(
-    traits=_traits("nemo_megatron_fsdp"), printed=("megatron-fsdp",), zero_stage=3, sequence_parallel=True
+    traits=_traits("nemo_megatron_fsdp", states=all_stages(NEMO_STATES, FP32_STATES), logits_bytes=IN_PLACE_LOGITS),
+    printed=("megatron-fsdp",),
+    zero_stage=3,
+    sequence_parallel=True,
 )
-"""Megatron-FSDP in NVIDIA's recipes."""
+"""Megatron-FSDP in NVIDIA's recipes, which reduce gradients in 16 bits as the others do."""
 MEGATRON_CORE: Final = MeasuredEngine(
     traits=_traits(CORE),
     printed=("megatron-core", "(te 2.", "megatron"),

@@ -1,6 +1,6 @@
-"""Imports the engines and prints their versions: the images' health check.
+"""Imports what the engines' ranks import and prints the versions: the images' health check.
 
-    python -m orchestrator.workers.versions
+    python -m orchestrator.versions
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import importlib
 import sys
 
-PACKAGES = ("torch", "megatron.core", "deepspeed", "transformers")
+from orchestrator.detect import modules_of_engines
+
 OPTIONAL = ("transformer_engine", "flash_attn", "apex")
+"""Kernels that any engine may use where they are there."""
 
 
 def main() -> int:
     """0 where all engines can be imported; 1 and the reason where one can't."""
     failed = False
-    for name in (*PACKAGES, *OPTIONAL):
+    for name in (*modules_of_engines(), *OPTIONAL):
         try:
             module = importlib.import_module(name)
             print(f"{name} {getattr(module, '__version__', 'of unknown version')}")

@@ -1,0 +1,185 @@
+"""Published recipes without times: is each legal for Megatron, does it fit, how near does it come to our best plan?
+
+A recipe is a row of a table with the columns of expert_recipes_bridge.csv: a model's name, GPUs, precision and every degree. It is judged
+as it is written but for what a plan has no word for: CUDA graphs, overlap of the experts' traffic and NVFP4, which is taken for MXFP8.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.hardware.spec import Software
+from orchestrator.search.planner import search
+from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.legality import broken_rule
+from orchestrator.strategy.pins import Pins
+from orchestrator.validate.pricing import Choose
+from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own
+from orchestrator.validate.rows import SkipError
+from orchestrator.validate.runs import Run
+from orchestrator.validate.tables import read_row
+
+COLUMNS: Final = ("recipe_id", "model", "gpu", "num_gpus", "precision", "tp", "pp", "micro_batch_size", "global_batch_size")
+SOFTWARE: Final = Software(megatron_core="0.19.2")
+"""What the recipes were written for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One recipe. `why`: the rule that it breaks, or why it is not judged; `ratio`: its predicted seconds over our best plan's."""
+
+    recipe: str
+    experts: bool
+    judged: bool
+    legal: bool
+    why: str
+    peak_gib: float = 0.0
+    fits: bool = False
+    ratio: float | None = None
+    best: str = ""
+
+
+def read(path: str) -> list[dict[str, str]]:
+    """The table's rows. Raises InputError where it is no table of recipes."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as stream:
+            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in csv.DictReader(stream)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError("recipes", path, f"can't be read: {error}") from None
+    lacking = [name for name in COLUMNS if not rows or name not in rows[0]]
+    if lacking:
+        raise InputError("recipes", path, f"is not a table of recipes: it lacks {', '.join(lacking)}")
+    return rows
+
+
+def run_of(recipe: dict[str, str]) -> Run:
+    """The recipe as a run that nobody measured. Raises SkipError with the reason."""
+    task = recipe.get("task") or "pretrain"
+    if task not in ("pretrain", "sft"):
+        raise SkipError(f"task {task} is not planned")
+    flex = recipe.get("flex_backend", "") if recipe.get("dispatcher") == "flex" else recipe.get("dispatcher", "")
+    row = {
+        **recipe,
+        "run_id": recipe["recipe_id"],
+        "model_name": recipe["model"],
+        "status": "ok",
+        "engine": "megatron-fsdp" if recipe.get("fsdp") == "1" else "bridge",
+        "precision": recipe["precision"].upper().replace("NVFP4", "MXFP8"),
+        "recompute": recipe.get("recompute_effective", ""),
+        "dispatcher": flex.replace("unset", "alltoall"),
+        "sequence_parallel": "yes" if recipe.get("sequence_parallel") == "1" else "no",
+        "zero_stage": "",
+        "task": "",
+        "gpus_per_node": "4" if recipe["gpu"].startswith(("GB", "VR")) else "8",
+        "notes": "",
+        "dp": "",
+    }
+    run = read_row("recipes", row, measured=False)
+    training = run.training
+    moments = (recipe.get("optimizer_state_dtypes") or "").split("+")
+    if len(moments) == 3:  # of the master weights and both moments
+        names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
+        first, second = (names.get(name, "fp32") for name in moments[1:])
+        training = replace(training, precision_aware_optimizer=True, exp_avg_dtype=first, exp_avg_sq_dtype=second)
+    cluster = replace(run.cluster, num_gpus=run.num_gpus, software=SOFTWARE)
+    return dataclasses.replace(run, training=training, cluster=cluster)
+
+
+class Judge:
+    """Keeps the best plan of every workload that it has planned."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self._best: dict[object, tuple[float | None, str]] = {}
+
+    def judge(self, recipe: dict[str, str]) -> Judged:
+        """Priced by the traits and constants of Bridge's runs, recipe and best plan alike."""
+        experts = bool(recipe.get("ep")) and bool(recipe.get("etp"))
+        try:
+            run = run_of(recipe)
+        except SkipError as skip:
+            return Judged(recipe=recipe["recipe_id"], experts=experts, judged=False, legal=False, why=f"{recipe['model']}: {skip}")
+        workload = run.workload
+        capabilities = megatrons_own(ENGINES[ENGINE].capabilities(workload.cluster.software))
+        candidate = replace(run.candidate, engine=ENGINE)
+        strategy = candidate.strategy
+        if strategy.zero_stage == 3:
+            candidate = replace(candidate, strategy=replace(strategy, megatron_fsdp=True))
+        broken = broken_rule(capabilities, candidate, workload)
+        calibration = self._constants(run)
+        model = CostModel(workload, run.engine.traits, calibration)
+        price = model.price(candidate, run.stages)
+        peak = price.peak_memory_bytes
+        layers = workload.model.architecture.num_layers
+        offloaded = min(layers, int(recipe.get("cpu_offload_layers") or 0))
+        if offloaded:  # the activations of so many layers are on the host
+            kept = max(stage.memory_by_cause["activations"] for stage in price.by_stage)
+            peak -= offloaded / layers * kept * (1 + calibration.allocator_slack)
+        best, label = self._best_of(run, capabilities, strategy.moe_token_dispatcher_type)
+        return Judged(
+            recipe=recipe["recipe_id"],
+            experts=experts,
+            judged=True,
+            legal=broken is None,
+            why="" if broken is None else f"{broken[0].id} ({broken[0].engine_rule}): {broken[1]}",
+            peak_gib=peak / 2**30,
+            fits=peak <= workload.cluster.gpu.memory,
+            ratio=None if best is None else price.step_time_s / best,
+            best=label,
+        )
+
+    def _constants(self, run: Run) -> Calibration:
+        """Without the overlap of the experts' traffic, which a plan has not."""
+        return replace(self._choose(run), ep_overlap=0.0)
+
+    def _best_of(self, run: Run, capabilities: Capabilities, dispatcher: str) -> tuple[float | None, str]:
+        key = (run.workload, run.engine.name, dispatcher)
+        if key not in self._best:
+            planned = PlannedEngine(capabilities=capabilities, traits=run.engine.traits, calibration=self._constants(run))
+            pins = Pins(moe_token_dispatcher_type=None if dispatcher == "alltoall" else dispatcher)
+            try:
+                found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
+            except OrchestratorError as error:
+                self._best[key] = None, f"no plan: {error}"
+            else:
+                predicted = found.plan.predicted
+                self._best[key] = None if predicted is None else predicted.step_time_s, found.plan.candidate.label()
+        return self._best[key]
+
+
+def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] | None]:
+    """`recipes` of the report: shares of those that are judged."""
+    judged = [one for one in found if one.judged]
+    ratios = sorted(one.ratio for one in judged if one.ratio is not None)
+    return {
+        "recipes": len(found),
+        "judged": len(judged),
+        "of_experts": sum(one.experts for one in judged),
+        "legal": sum(one.legal for one in judged) / len(judged) if judged else None,
+        "fits": sum(one.fits for one in judged) / len(judged) if judged else None,
+        "within_5": sum(ratio <= CLOSE for ratio in ratios) / len(ratios) if ratios else None,
+        "median_ratio": ratios[len(ratios) // 2] if ratios else None,
+        "not_judged": dict(Counter(one.why for one in found if not one.judged)),
+    }
+
+
+def judge_all(rows: Sequence[dict[str, str]], choose: Choose, progress: Callable[[int, int], None]) -> list[Judged]:
+    """Every recipe in order."""
+    judge = Judge(choose)
+    found = []
+    for index, row in enumerate(rows):
+        found.append(judge.judge(row))
+        progress(index + 1, len(rows))
+    return found

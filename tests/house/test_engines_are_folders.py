@@ -1,0 +1,64 @@
+"""An engine is a folder: what differs from engine to engine is declared there (orchestrator/engines/engine.py), and nothing outside asks
+which engine it is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from orchestrator.engines import ENGINES
+
+PACKAGE = Path(__file__).parents[2] / "orchestrator"
+
+OTHER_THINGS = {
+    "engines/engine.py": "DeepSpeed's launcher",
+    "job.py": "DeepSpeed's launcher",
+    "recipe/keys.py": "DeepSpeed's launcher, and the keys megatron.*",
+    "recipe/cluster_fields.py": "a package of cluster.software",
+    "engines/passthrough.py": "the keys megatron.*",
+    "strategy/capabilities.py": "layers as megatron-core computes them",
+    "data.py": "the package that indexes a corpus",
+    "workers/distributed.py": "names of loggers",
+    "launch/deepspeed_csv.py": "a folder of logs",
+    "calibrate/groups.py": "which planned engine the constants of a measured one are carried over to",
+    "validate/engines/megatron.py": "which planned engine is as the measured one",
+    "validate/engines/bigscience.py": "which planned engine is most like the measured one",
+    "validate/engines/hf_deepspeed.py": "which planned engine is most like the measured one",
+    "validate/recovery.py": "which planned engine the published runs were of",
+}
+"""Files outside the folders with a text that is an engine's name, and what they mean by it."""
+
+
+def names_engines(source: str) -> bool:
+    """Whether a text in it, of its own and not within a sentence, is an engine's name."""
+    nodes = [*ast.walk(ast.parse(source))]
+    pieces = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    return any(isinstance(node, ast.Constant) and node.value in ENGINES.own and id(node) not in pieces for node in nodes)
+
+
+def outside() -> list[Path]:
+    folders = {PACKAGE / "engines" / name for name in ENGINES.own}
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if not folders & {*path.parents}]
+
+
+def test_every_engine_of_ours_is_a_folder() -> None:
+    for name in ENGINES.own:
+        assert {path.name for path in (PACKAGE / "engines" / name).iterdir()} >= {
+            "__init__.py", "capabilities.py", "requirements.py", "traits.py", "translate.py"
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", outside(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_outside_asks_which_engine_it_is(path: Path) -> None:
+    name = path.relative_to(PACKAGE).as_posix()
+    found = names_engines(path.read_text())
+    assert found == (name in OTHER_THINGS), f"{name}: declare what differs in the engine's folder (engines/engine.py)"
+
+
+def test_asking_is_found_in_every_form() -> None:
+    assert names_engines('if plan.engine == "megatron": pass')
+    assert names_engines('TAKEN = {"ds": ("deepspeed",)}')
+    assert not names_engines('PLACE = f"deepspeed{SEPARATOR}comm"')
+    assert not names_engines('"""engine=megatron is a word of a sentence."""')

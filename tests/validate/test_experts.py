@@ -1,0 +1,126 @@
+"""Runs and recipes of experts: what is read of them, and how they are judged."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.validate import recipes
+from orchestrator.validate.__main__ import main
+from orchestrator.validate.networks import cluster
+from orchestrator.validate.pricing import named
+from orchestrator.validate.runs import ExpertsRun, Run
+from orchestrator.validate.tables import SETTINGS, load, read_rows
+
+ROW = {
+    **{"run_id": "a", "sweep_id": "s", "model_name": "own (4 layers)", "num_layers": "4", "hidden_size": "5120"},
+    **{"num_attention_heads": "128", "num_query_groups": "128", "ffn_hidden_size": "12288", "vocab_size": "102400"},
+    **{"seq_length": "4096", "num_experts": "160"},
+    **{"moe_router_topk": "6", "moe_ffn_hidden_size": "1536", "shared_expert_ffn_hidden_size": "3072", "num_dense_layers": "1"},
+    **{"mla": "1536/512/128/64/128", "gpu": "B200", "gpus_per_node": "8", "num_gpus": "16", "engine": "megatron-core (TE 2.11)"},
+    **{"precision": "bf16", "tp": "1", "pp": "2", "ep": "4", "etp": "2", "dp": "8", "zero_stage": "1", "recompute": "none"},
+    **{"micro_batch_size": "1", "global_batch_size": "32", "status": "ok", "step_time_s": "1.0"},
+}
+
+
+def only(**changes: str) -> Run:
+    (run,) = read_rows("t", [{**ROW, **changes}])
+    assert isinstance(run, Run), run
+    return run
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_row_describes_its_own_experts_and_latent_attention() -> None:
+    run = only()
+    a = run.model.architecture
+    assert a.experts == (Experts(num_experts=160, topk=6, ffn_hidden_size=1536, shared_ffn_hidden_size=3072),)
+    assert a.mixer == LatentAttention(q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    assert [count for _, count in a.layer_runs()] == [1, 3]
+    assert (run.candidate.mesh.ep, run.candidate.mesh.etp) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "experts"),
+    [
+        ({"a2a_overlap": "1", "cuda_graph": "none"}, ExpertsRun(overlaps=True, graph="none")),
+        ({"a2a_overlap": "no", "cuda_graph": "transformer_engine: moe_router+moe_preprocess"}, ExpertsRun(overlaps=False, graph="routers")),
+        ({"cuda_graph": "local: full_iteration", "routing": "forced balance"}, ExpertsRun(graph="whole", balanced=True)),
+        ({"routing": "real router, dropless"}, ExpertsRun(balanced=False)),
+        ({"routing": "padded to capacity 1.0, group-limited"}, ExpertsRun(balanced=True, capacity=True)),
+    ],
+)
+def test_how_experts_ran_is_read_where_it_is_said(said: dict[str, str], experts: ExpertsRun) -> None:
+    assert only(**said).experts == experts
+
+
+def test_the_host_waits_unless_it_need_not_and_traffic_hides_only_where_it_was_made_to() -> None:
+    base = Calibration(expert_sync_s=2e-3, ep_overlap=0.9)
+    waits = {graph: ExpertsRun(graph=graph, overlaps=True).constants(base) for graph in ("none", "routers", "whole")}  # type: ignore[arg-type]
+    assert {graph: c.expert_sync_s for graph, c in waits.items()} == {"none": 2e-3, "routers": 2e-3, "whole": 0.0}
+    assert waits["whole"].grouped_launch_s == 0.0 < waits["none"].grouped_launch_s
+    assert ExpertsRun(capacity=True).constants(base).expert_sync_s == 0.0
+    assert ExpertsRun(overlaps=True).constants(base).ep_overlap == 0.9
+    assert ExpertsRun(overlaps=False).constants(base).ep_overlap == ExpertsRun().constants(base).ep_overlap == 0.0
+
+
+def test_what_a_releases_recipe_sets_fills_the_blanks_where_page_and_recipe_agree(tmp_path: Path) -> None:
+    rows = [{**ROW, "engine": "bridge", "run_id": name, "recompute": "", "etp": "", "ep": "8"} for name in ("agrees", "differs", "unknown")]
+    settings = {"differs": "", "recompute_effective": "none", "dispatcher": "flex", "flex_backend": "hybridep", "a2a_overlap": "1"}
+    settings |= {"etp": "1", "cuda_graph": "local", "cuda_graph_scope": "full_iteration", "fsdp": "0"}
+    settings |= {"cpu_offload_layers": "", "forced_balance": "1"}
+    write_csv(tmp_path / SETTINGS, [{"run_id": "agrees", **settings}, {"run_id": "differs", **settings, "differs": "global_batch"}])
+    write_csv(tmp_path / "runs.csv", rows)
+    found = {run.run_id: run for run in load(tmp_path / "runs.csv")[0]}
+    assert found["agrees"].experts == ExpertsRun(overlaps=True, graph="whole", balanced=True)
+    assert found["differs"].experts == found["unknown"].experts == ExpertsRun()
+
+
+@pytest.mark.parametrize(("gpus", "domain"), [(8, 72), (72, 72), (256, 64), (288, 72), (512, 64)])
+def test_a_job_uses_as_many_gpus_of_every_rack(gpus: int, domain: int) -> None:
+    assert cluster("t", "GB200", gpus, 4, "").levels[0].size == domain
+
+
+RECIPE = {
+    **{"recipe_id": "good", "model": "qwen3_30b_a3b", "task": "pretrain", "gpu": "H100-SXM-80GB", "num_gpus": "16", "precision": "BF16"},
+    **{"seq_length": "4096", "tp": "1", "pp": "1", "vpp": "", "cp": "1", "ep": "16", "etp": "1", "sequence_parallel": "0"},
+    **{"micro_batch_size": "1", "global_batch_size": "64", "recompute_effective": "none", "dispatcher": "flex", "flex_backend": "hybridep"},
+    **{"fsdp": "0", "optimizer_state_dtypes": "fp32", "cpu_offload_layers": ""},
+}
+
+
+def test_recipes_are_judged_or_say_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ({}, {"recipe_id": "odd", "ep": "1", "etp": "2", "tp": "1"}, {"recipe_id": "large", "micro_batch_size": "4"})
+    table = write_csv(tmp_path / "recipes.csv", [{**RECIPE, **change} for change in (*changes, {"recipe_id": "lora", "task": "lora"})])
+    assert main([f"recipes={table}", f"report={tmp_path / 'report.json'}"]) == 0
+    figures = json.loads((tmp_path / "report.json").read_text())["recipes"]
+    assert (figures["recipes"], figures["judged"], figures["of_experts"]) == (4, 3, 3)
+    assert figures["legal"] == pytest.approx(2 / 3)
+    assert figures["not_judged"] == {"qwen3_30b_a3b: task lora is not planned": 1}
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "odd: ILLEGAL experts_ep1 (core/tensor_parallel/layers.py" in said
+    judge = recipes.Judge(named(None))
+    good, _, large = (judge.judge({**RECIPE, **change}) for change in changes)
+    assert (good.legal, good.fits, large.fits) == (True, True, False)
+    assert good.ratio is not None
+    assert 0.5 < good.ratio < 2
+    assert large.peak_gib > 80
+
+
+def test_a_table_that_is_none_of_recipes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_csv(tmp_path / "other.csv", [{"recipe_id": "a"}])
+    assert main([f"recipes={table}"]) != 0
+    assert "is not a table of recipes: it lacks model" in capsys.readouterr().err.replace("\n", " ")
