@@ -28,7 +28,7 @@ SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
 
 PLANNED: Final = {
-    "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
+    "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has; without model.rope_scaling_factor it trains",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
     "zero_centered_norm": "Megatron-core's local norms are not zero-centered; with Transformer Engine they can be",
     "longrope_rope": "Megatron-core has no LongRoPE",
