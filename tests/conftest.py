@@ -1,11 +1,46 @@
-"""Tests marked `full` run only where they are asked for: by `-m full`, or by their own name."""
+"""How the tests are run: which of them, and on how many processes.
+
+The tests marked `full` run only where they are asked for: by `-m full`, or by their own name. A whole run (`python -m pytest`, with or
+without `tests` and `-m`) is shared out to as many processes as there are cores (pytest-xdist), four at most; a run of single files or
+folders is not, `-n 0` and `-p no:xdist` never are. Tests that share a fixture of their module or of the session stay in one process.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 import pytest
 
+ROOT = Path(__file__).parents[1]
+MOST_PROCESSES = 4
+ENGINES_ALONE = re.compile(r"^pytestmark = \[?pytest\.mark\.engines\b", re.MULTILINE)
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Before pytest-xdist looks at its own options. Its processes come here too, and share out nothing."""
+    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
+        return
+    option = config.option
+    whole = ROOT / "tests" in {(config.invocation_params.dir / word).resolve() for word in config.args}
+    asked = option.numprocesses is not None or option.dist != "no"
+    if whole and not (asked or option.usepdb or option.collectonly or option.capture == "no"):
+        option.numprocesses = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+        option.dist = "loadgroup"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_full(config, items)
+    for item in items:
+        group = _shared(item)
+        if group and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _leave_out_full(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`-m "not engines"` replaces an `-m` that stood in setup.cfg, so that what is too long for the gate is left out here."""
     if "full" in config.option.markexpr or any("::" in word for word in config.args):
         return
@@ -13,3 +48,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if "full" not in item.keywords]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _shared(item: pytest.Item) -> str | None:
+    """The fixture's folder where a test uses one of the session's, its file where it uses one of the module's."""
+    info = getattr(item, "_fixtureinfo", None)
+    ours = [fixtures[-1] for fixtures in info.name2fixturedefs.values() if fixtures[-1].baseid] if info is not None else []
+    for scope in ("session", "module"):
+        if places := sorted(fixture.baseid for fixture in ours if fixture.scope == scope):
+            return places[0]
+    return None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module beside the tests is imported by those that need it: doctests are looked for only where there are some, since several
+    import the engines. Nor are files imported of which every test needs the engines where none of these shall run."""
+    if collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    if not collection_path.name.startswith("test_"):
+        return True if ">>> " not in text else None
+    return True if config.option.markexpr == "not engines" and ENGINES_ALONE.search(text) else None

@@ -1,4 +1,5 @@
-"""What a layer costs under each choice of the paper's space: by the analytic model or by a measured profile; stages and plans from that."""
+"""What a layer costs under each choice of Galvatron's space (arXiv 2211.13878), where every layer has its own tp, ZeRO-3 and recompute:
+by the analytic model or by a measured profile; stages and plans from that."""
 
 from __future__ import annotations
 

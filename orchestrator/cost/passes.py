@@ -1,4 +1,5 @@
-"""Forward and backward of a layer on one rank as data parallelism does not change them: compute, recompute, traffic of tp, cp and ep."""
+"""Seconds of a layer's forward and backward pass on one rank, for one micro-batch: compute, recompute, traffic of tp, cp and ep. Data
+parallelism's share (replicas.py) and pipelines' is not in them."""
 
 from __future__ import annotations
 
@@ -36,14 +37,14 @@ class Passes(NamedTuple):
 
 
 class PassPrices:
-    """Keeps what was priced once."""
+    """Prices of passes for one workload under one engine, each computed once."""
 
     def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
         self._known: dict[tuple[object, ...], Passes] = {}
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
-        """This layer's, where its states have so many bytes per parameter (a weight's gradient is written in backward)."""
+        """The passes of this layer. `states`: bytes per parameter (a weight's gradient is written in backward)."""
         key = pass_key(layer, recompute, strategy, micro_batch_size, states)
         known = self._known.get(key)
         if known is None:

@@ -22,8 +22,9 @@ CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp"
 
 
 def step_seconds(candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float) -> float:
-    """`hops`: a transfer by virtual boundary; `once_s`: what comes once a step for all stages. A stage exposes its reduction when it is
-    through; the update begins when all are, and lasts as long as the slowest one's."""
+    """Seconds of a step with these costs, one a stage. `hops`: seconds of a transfer from a chunk of layers to the next, one number or one
+    a border; `once_s`: what comes once a step for all stages. A stage exposes its reduction when it is through; the update begins when all
+    are, and lasts as long as the slowest one's."""
     forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     group = candidate.microbatch_group_size_per_vp_stage

@@ -1,4 +1,5 @@
-"""What an engine is to the rest of the house: pure functions, what it needs installed, and a name."""
+"""What every engine declares, as one value (`Engine`): what it can run, how it is priced, how a plan becomes the job that runs it, and what
+must be installed there. Pure: nothing of an engine's own packages is imported."""
 
 from __future__ import annotations
 

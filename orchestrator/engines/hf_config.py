@@ -1,4 +1,5 @@
-"""A plan's model as a Hugging Face configuration: class, keywords, attention, data type, checkpointing; and what it can't express."""
+"""A plan's model as a configuration of Hugging Face transformers (class, keywords, attention, data type, checkpointing), and why some
+models have none there. For engines that train transformers' models, and for weights that go to or come from them. Pure."""
 
 from __future__ import annotations
 

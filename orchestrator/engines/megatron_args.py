@@ -36,7 +36,12 @@ Flag = tuple[str, ...]
 T5_EXTRA_IDS: Final = 100
 """Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
 
-ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {"gelu": (), "swiglu": (("--swiglu",),), "relu": ()}
+ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
+    "gelu": (),
+    "swiglu": (("--swiglu",),),
+    "relu": (),
+    "clamped_swiglu": (("--quick-geglu",),),
+}
 """Activations by flag. geglu can't be said; relu can't either, but GELU in its place has the same shapes and cost, and a note says so."""
 
 ROPE_SCALING_FACTOR: Final = 8.0
@@ -91,7 +96,11 @@ def _why_not_model(model: Architecture, software: Software) -> str | None:
     if script is None:
         had = next(release for release in reversed(RELEASES) if model.stack in release.programs)
         return f"{said} has no {had.programs[model.stack]} any more; {had.tag} has (cluster.software.megatron_core={had.version})"
-    if "sinks" in model.features() and "softmax_type" not in names("flags", software.megatron_core):
+    known = names("flags", software.megatron_core)
+    lacking = [name for name in megatron_parts.CLAMPED if model.activation == "clamped_swiglu" and name not in known]
+    if lacking:
+        return f"{script} of {said} has no flag for {' and '.join(lacking)}"
+    if "sinks" in model.features() and "softmax_type" not in known:
         return f"{script} of {said} has no flag for attention sinks (--softmax-type)"
     if megatron_parts.latent_attention(model) is not None and not software.transformer_engine:
         return f"{script} of {said} needs Transformer Engine for latent attention: megatron-core's own attention has one width for all"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final
 
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
@@ -17,7 +18,7 @@ TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder
 
 OWN_LOOP: Final = (
     *("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias"),
-    *("latent_attention", "mtp", "window", "sinks"),
+    *("latent_attention", "full_rank_queries", "mtp", "window", "sinks", "clamped_swiglu"),
 )
 """The same, under megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group, and no case trains latent
 attention, multi-token prediction, windows or sinks there."""
@@ -26,11 +27,10 @@ SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
 
 PLANNED: Final = {
-    "router_bias": "our worker does not train routers with a bias",
-    "expert_mlp_bias": "our worker does not train experts with biases",
+    "router_bias": "our worker trains routers with a bias under Megatron-core 0.19 alone",
+    "expert_mlp_bias": "our worker trains experts with biases under Megatron-core 0.19 alone",
     "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
-    "clamped_swiglu": "our worker does not set GPT-OSS's clamped activation yet, which Megatron-core has",
     "zero_centered_norm": "Megatron-core's local norms are not zero-centered; with Transformer Engine they can be",
     "longrope_rope": "Megatron-core has no LongRoPE",
     "qk_norm_hidden": "Megatron-core has no norm of all queries and keys together",
@@ -42,12 +42,25 @@ PLANNED: Final = {
     "embedding_scale": "Megatron-core does not scale token vectors",
     "logits_softcap": "Megatron-core has no soft cap of logits",
 }
-"""Parts that are priced as Megatron-core would run them, and what is lacking to train them."""
+"""Parts that are priced as Megatron-core would run them, and what is lacking to train them under each release."""
 
 
-def plan_only(a: Architecture) -> str | None:
+def trained(version: str) -> tuple[str, ...]:
+    """Parts that our worker trains under this version of Megatron-core, in its own loop."""
+    release = release_of(version)
+    return tuple(word for word in (*TRAINED, *OWN_LOOP, *release.trains) if word not in release.lacks)
+
+
+def planned(version: str) -> dict[str, str]:
+    """Parts that are planned alone, with what is lacking."""
+    release = release_of(version)
+    return {word: why for word, why in PLANNED.items() if word not in release.trains} | dict(release.lacks)
+
+
+def plan_only(a: Architecture, version: str) -> str | None:
     """One line, where a plan for this model can't be trained here; None: it can."""
-    whys = [PLANNED[word] for word in a.features() if word in PLANNED]
+    lacking = planned(version)
+    whys = [lacking[word] for word in a.features() if word in lacking]
     return f"plan only: {'; '.join(dict.fromkeys(whys))}" if whys else None
 
 
@@ -56,12 +69,18 @@ def _attentions(a: Architecture) -> list[GroupedQueryAttention]:
     return [layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, GroupedQueryAttention)]
 
 
+CLAMPED: Final = {"glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
+"""GPT-OSS's gated activation: gate sigmoid(1.702 gate) (up + 1), both clamped (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
+
+
 def config_fields(a: Architecture) -> dict[str, Any]:
     """TransformerConfig's arguments of parts beyond plain attention and an MLP."""
     fields: dict[str, Any] = {}
     if any(attention.qk_norm == "head" for attention in _attentions(a)):
         fields["qk_layernorm"] = True
     fields |= _window_fields(_attentions(a))
+    if a.activation == "clamped_swiglu":
+        fields |= CLAMPED
     latent = latent_attention(a)
     if latent is not None:
         fields |= _latent_fields(a, latent)
@@ -136,6 +155,10 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
         fields["moe_router_topk_scaling_factor"] = experts.scaling
     if experts.groups is not None:
         fields |= {"moe_router_num_groups": experts.groups, "moe_router_group_topk": experts.group_topk}
+    if experts.capacity_factor is not None:
+        fields["moe_expert_capacity_factor"] = experts.capacity_factor
+        if experts.pad_to_capacity:
+            fields["moe_pad_expert_input_to_capacity"] = True
     if experts.expert_bias:
         fields |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": experts.bias_update_rate}
     return fields

@@ -248,7 +248,7 @@ EXPERT_FIELDS: Final = (
     "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
     "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
     "moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk", "moe_router_enable_expert_bias",
-    "moe_router_bias_update_rate",
+    "moe_router_bias_update_rate", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
 )  # fmt: skip
 """TransformerConfig's fields that say what a model's experts are."""
 

@@ -1,4 +1,5 @@
-"""The layers of keys: the recipe's file, then the command line over it; and the parsed values of what is left."""
+"""A user's keys from all that gives them: a recipe's YAML, the recipe that this one is built on, the command line. Each text is read into a
+typed value here; of a key that is given more than once the last source counts, the command line after all files."""
 
 from __future__ import annotations
 
@@ -129,5 +130,5 @@ def fields_of(flat: Flat, struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def filled(flat: Flat, struct: type[Struct]) -> Struct:
-    """A struct with every value that is given, else its own defaults."""
+    """A struct (Training, say) with every value that is given, else its own defaults."""
     return struct(**fields_of(flat, struct))

@@ -28,7 +28,7 @@ def apply() -> None:
     _applied = True
     for shim in (_devices, _factories, _moves, _streams, _generators, _tensor_types, _norms, _checkpoint_without_output, _result_queue):
         shim()
-    for shim in (_router_product, _token_counts, _uneven_pieces, _unpinned, _gathering_attention):
+    for shim in (_router_product, _token_counts, _uneven_pieces, _unpinned, _gathering_attention, _expert_biases):
         shim()
 
 
@@ -252,6 +252,21 @@ def _unpinned() -> None:
         return make(*args, **kwargs)
 
     torch.tensor = tensor
+
+
+def _expert_biases() -> None:
+    """transformer/mlp.py:247 adds an expert's bias in place to what tensor_parallel/layers.py's RowParallelLinear hands through, a view that
+    a function of autograd's own made, which torch refuses. Transformer Engine's layers have no such view."""
+    from megatron.core.tensor_parallel.layers import RowParallelLinear
+
+    plain = RowParallelLinear.forward
+
+    @functools.wraps(plain)
+    def forward(self: Any, input_: torch.Tensor) -> Any:
+        output, bias = plain(self, input_)
+        return (output.clone() if self.is_expert and bias is not None else output), bias
+
+    RowParallelLinear.forward = forward
 
 
 def _gathering_attention() -> None:

@@ -8,6 +8,7 @@ sums the gradient of the keys' rotary part, which all heads share, over the tens
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,13 +39,17 @@ class DuplicatedLinear(torch.nn.Module):
         return make_sharded_tensors_for_checkpoint(state, prefix, {}, sharded_offsets, tp_group=tp, dp_cp_group=dp_cp)
 
 
-class LatentDotProductAttention(DotProductAttention):
-    """Scores over the queries' whole width, values over their own."""
+@cache
+def with_widths(attention: type[DotProductAttention]) -> type[DotProductAttention]:
+    """The same attention, told the widths: scores over the queries' whole one, values over their own."""
 
-    def __init__(self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **more: Any) -> None:
-        super().__init__(*args, **more)
-        if v_channels is not None:
-            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+    class LatentDotProductAttention(attention):
+        def __init__(self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **more: Any) -> None:
+            super().__init__(*args, **more)
+            if v_channels is not None:
+                self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    return LatentDotProductAttention
 
 
 def complete(spec: Any) -> Any:
@@ -53,6 +58,8 @@ def complete(spec: Any) -> Any:
     multi_latent_attention.HAVE_TE, multi_latent_attention.TELinear = False, DuplicatedLinear
     for layer in spec.layer_specs if isinstance(spec, TransformerBlockSubmodules) else [spec]:
         parts = layer.submodules.self_attention.submodules
+        if parts.linear_kv_down_proj is DuplicatedLinear:
+            continue  # layers of a kind share one spec
         parts.linear_q_down_proj = parts.linear_kv_down_proj = DuplicatedLinear
-        parts.core_attention = LatentDotProductAttention
+        parts.core_attention = with_widths(parts.core_attention)
     return spec

@@ -20,6 +20,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factor
 from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
 from orchestrator.workers.parts import Place
 
+DRAWN_TOGETHER = 16
+"""Normal numbers that torch computes from as many uniform ones (aten/src/ATen/native/cpu/DistributionTemplates.h, normal_fill)."""
 RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 BALANCE = "router.expert_bias"
 
@@ -103,8 +105,18 @@ def _fill_normal(shard: ShardedTensor, std: float, seed: int) -> None:
     generator = torch.Generator(device=shard.data.device)
     block = torch.empty((rows, *inner), dtype=torch.float32, device=shard.data.device)
     for index in range(first // rows, -(-last // rows)):
-        generator.manual_seed(block_seed(seed, shard.key, tuple(offset[:lead]), index))
-        block.normal_(0.0, std, generator=generator)
         begin, end = max(first, index * rows), min(last, (index + 1) * rows)
+        generator.manual_seed(block_seed(seed, shard.key, tuple(offset[:lead]), index))
+        _drawn(block, (end - index * rows) * prod(inner)).normal_(0.0, std, generator=generator)
         here = block[begin - index * rows : end - index * rows]
         shard.data[begin - first : end - first].copy_(here[(slice(None), *inner_slices)])
+
+
+def _drawn(block: torch.Tensor, needed: int) -> torch.Tensor:
+    """What to fill of the block where its first `needed` numbers are used. A CPU draws one number after the other, 16 at a time, so that
+    the first are the same whatever follows, but for the last 16, which are drawn again where the length is not divisible; a GPU's
+    depend on how many there are."""
+    drawn = -(-needed // DRAWN_TOGETHER) * DRAWN_TOGETHER
+    if block.device.type != "cpu" or drawn > block.numel() - DRAWN_TOGETHER:
+        return block
+    return block.view(-1)[:drawn]

@@ -16,6 +16,7 @@ from orchestrator.recipe import Settings
 from orchestrator.search.planner import reprice
 from orchestrator.units import format_bytes, format_seconds
 
+pytestmark = pytest.mark.xdist_group("said")  # one `found`
 CASE = ("recipe=llama3_70b", "gpus=64", "train.precision=fp8")
 """The fastest plan recomputes other layers on each stage, and with the same on all it is slower than another without any."""
 

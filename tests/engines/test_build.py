@@ -24,7 +24,7 @@ from orchestrator.plan import Plan, from_json
 from orchestrator.strategy.legality import broken_rule, rules_of
 from orchestrator.strategy.tree import divisors
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("built")]  # one `answers`
 
 RANDOM_PLANS = 40
 SEED = 7

@@ -53,6 +53,7 @@ SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
+BIASED_MIXTURE = replace(MIXTURE, add_bias_linear=True)
 LATENT = LatentAttention(q_lora_rank=32, kv_lora_rank=16, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
 LATENT_LLAMA = replace(LLAMA, mixer=LATENT)
 WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
@@ -93,6 +94,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4), windowed(8)))), {}, "windows of 4 and 8 tokens"),
     ("window_kinds", M, workload(replace(LLAMA, pattern=(windowed(4, sinks=True), Run(layers=1)))), {}, "in some layers only"),
     ("window_kinds", M, workload(replace(LLAMA, mtp_num_layers=1, pattern=(windowed(4), Run(layers=1)))), {}, "of the first layer"),
+    ("experts_biases", M, workload(BIASED_MIXTURE), {"tp": 2, "dp": 4, "etp": 2, "sequence_parallel": True}, "silently wrong"),
     ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
     ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
@@ -304,8 +306,16 @@ def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_tha
     assert plan_only(capabilities, biased)
     assert not plan_only(capabilities, MIXTURE)
     job = ENGINES[M].translate(make_plan(M, biased))
-    assert job.without_worker == "plan only: our worker does not train routers with a bias"
+    assert job.without_worker == "plan only: our worker trains routers with a bias under Megatron-core 0.19 alone"
     assert [file.path for file in job.files] == []
+
+
+def test_what_a_release_trains_alone_or_lacks_is_said_of_that_release() -> None:
+    old, new = (ENGINES[M].capabilities(Software(megatron_core=version)) for version in ("0.16.1", "0.19.2"))
+    biased = replace(MIXTURE, add_bias_linear=True, feed_forward=replace(SIX, router_bias=True))
+    full_rank = replace(LLAMA, mixer=replace(LATENT, q_lora_rank=None))
+    assert [plan_only(has, biased) for has in (old, new)] == [True, False]
+    assert [plan_only(has, full_rank) for has in (old, new)] == [False, True]
 
 
 def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> None:

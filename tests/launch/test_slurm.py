@@ -83,7 +83,11 @@ def test_without_slurm_there_is_a_message(tmp_path: Path, monkeypatch: pytest.Mo
 
 # ------------------------------------------------------------------------------------------------------- a real Slurm
 
-real = [pytest.mark.engines, pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing()))]
+real = [
+    pytest.mark.engines,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,11 @@ import pytest
 import slurm_cluster
 from test_local import wait_for
 
-pytestmark = [pytest.mark.engines, pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing()))]
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
+]
 HERE = Path(__file__).parent
 STEPS = 4
 TRAIN = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "pin.micro_batch_size=4",

@@ -163,6 +163,8 @@ def random_plan(draw: random.Random, version: str) -> Any:
         more["zero_shard_size"] = dp * cp // 2
     if tp > 1:
         more["tp_comm_overlap"] = one([True, False, False, False])
+    if vpp > 1:  # interleaving by pp micro-batches, or by more
+        more["microbatch_group_size_per_vp_stage"] = one([None, draw.randint(pp, max(pp, batch // (dp * micro)))])
     if cp > 1:
         more["cp_comm_type"] = one(["p2p", "a2a", "all_gather"])
     full = Software(megatron_core=version)

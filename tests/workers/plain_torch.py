@@ -106,6 +106,10 @@ def mlp(model: Architecture, x: torch.Tensor, w: Weights, layer: int) -> torch.T
     if model.activation == "swiglu":
         gate, up = x.chunk(2, dim=-1)
         x = F.silu(gate) * up
+    elif model.activation == "clamped_swiglu":
+        gate, up = x.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        x = gate * torch.sigmoid(1.702 * gate) * (up + 1)
     else:
         x = F.gelu(x)
     return linear(x, w, "mlp.linear_fc2", layer)

@@ -52,6 +52,17 @@ def test_layers_names_and_seeds_differ() -> None:
     assert len({tuple(row) for row in values}) == len(values)
 
 
+@pytest.mark.parametrize("length", [2**16, 1000, 60, 15])
+@pytest.mark.parametrize("needed", [1, 7, 16, 20, 45, 100, 990, 8321])
+def test_the_first_numbers_of_a_block_are_the_same_drawn_alone(needed: int, length: int) -> None:
+    """What is not used of a block is not drawn on a CPU: 4 million numbers a parameter where a small model needs a thousand."""
+    whole, part = torch.empty(length), torch.empty(length)
+    whole.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(3))
+    weights._drawn(part, needed).normal_(0.0, 0.02, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(part[:needed], whole[:needed], rtol=0, atol=0)
+    assert weights._drawn(part, needed).numel() < needed + 32
+
+
 def test_the_distribution_is_the_asked_one() -> None:
     values = filled(shard((2000, 20)))
     assert abs(values.mean()) < 3e-4

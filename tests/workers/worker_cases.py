@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
@@ -40,7 +42,17 @@ def group(rank: int, world_size: int, store: str) -> Iterator[None]:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
         _forget_deepspeed()
+        _forget_megatron()
         gc.collect()
+
+
+def _forget_megatron() -> None:
+    """Sums of auxiliary losses by layer, which are as long as the first model of a process needs them."""
+    MTPLossLoggingHelper.tracker.clear()
+    with contextlib.suppress(ImportError):  # 0.19; 0.16 keeps them with the groups
+        from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+
+        destroy_moe_metrics_tracker()
 
 
 def _forget_deepspeed() -> None:

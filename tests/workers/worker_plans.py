@@ -88,7 +88,14 @@ LATENT_DENSE = replace(LLAMA, name="latent_test", num_query_groups=None, mixer=r
 WINDOWED = replace(
     LLAMA,
     name="windowed_test",
+    activation="clamped_swiglu",
     pattern=(Run(layers=1, mixer=GroupedQueryAttention(window=5, sinks=True)), Run(layers=1, mixer=GroupedQueryAttention(sinks=True))),
+)
+GPT_OSS_LIKE = replace(
+    WINDOWED,
+    name="gpt_oss_like_test",
+    add_bias_linear=True,
+    feed_forward=Experts(num_experts=4, topk=2, ffn_hidden_size=24, router_bias=True),
 )
 BERT = Architecture(
     family="bert",
@@ -115,7 +122,7 @@ T5 = Architecture(
 MODELS = {model.family: model for model in (GPT, LLAMA, BERT, T5, QWEN3)}
 EXPERT_MODELS = {
     model.name: model
-    for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE, WINDOWED)
+    for model in (MIXTRAL, QWEN3_MOE, DEEPSEEK_LIKE, DEEPSEEK, LATENT_DENSE, PREDICTING, PREDICTING_TWICE, WINDOWED, GPT_OSS_LIKE)
 }
 
 

@@ -21,6 +21,7 @@ PRELOAD = [
     "orchestrator.workers.deepspeed",
     "worker_cases",
     "hf_cases",
+    "deepspeed",
 ]
 TIMEOUT_S = 120.0
 MOST_THREADS = 150

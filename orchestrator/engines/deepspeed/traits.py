@@ -1,4 +1,4 @@
-"""How DeepSpeed over transformers' models behaves, as pricing needs it."""
+"""How DeepSpeed over transformers' models behaves, as `Traits` that pricing takes: bytes per parameter, buffers, what overlaps. Pure."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def capabilities(software: Software) -> Capabilities:
     """What megatron-core 0.16.1 runs and our worker starts, whatever else is installed."""
     return Capabilities(
         engine=NAME,
-        parts=(*megatron_parts.TRAINED, *megatron_parts.OWN_LOOP),
-        planned_parts=megatron_parts.PLANNED,
+        parts=megatron_parts.trained(software.megatron_core),
+        planned_parts=megatron_parts.planned(software.megatron_core),
         axes=("pp", "vpp", "tp", "cp", "ep", "etp", "dp"),
         least_sequence_part=LEAST_SEQUENCE_PART,
         zero_stages=(0, 1),

@@ -21,7 +21,7 @@ PASSES: Final = {passthrough.MEGATRON: passthrough.SECTIONS}
 
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
-    only = megatron_parts.plan_only(plan.model)
+    only = megatron_parts.plan_only(plan.model, plan.cluster.software.megatron_core)
     if only is not None:
         return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
                         without_worker=only, passes=PASSES)  # fmt: skip

@@ -60,12 +60,20 @@ def experts_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={candidate.mesh.tp}: experts with tensor parallelism train with sequence_parallel=true only"
 
 
+def expert_biases(candidate: Candidate, workload: Workload) -> str | None:
+    mesh, a = candidate.mesh, workload.model.architecture
+    if not a.experts or not a.add_bias_linear or mesh.tp * mesh.etp == 1:
+        return None
+    return f"tp={mesh.tp} etp={mesh.etp} with biases in experts: their gradients are summed over ranks of other experts, silently wrong"
+
+
 def expert_rules() -> tuple[Rule, ...]:
     return (
         rule("experts", "ep_basic: megatron/training/arguments.py:1025; core/transformer/moe/moe_layer.py:103", experts, "ep"),
         rule("expert_kinds", "core/transformer/moe/moe_utils.py: topk_routing_with_score_function", expert_kinds, "model"),
         rule("experts_etp", "core/tensor_parallel/layers.py:842,1166", expert_widths, "etp"),
         rule("experts_ep1", "core/tensor_parallel/layers.py:829,886 (README, silently wrong)", experts_together, "tp", "ep", "etp"),
+        rule("experts_biases", "core/tensor_parallel/layers.py:1228 (sequence_parallel of the biases)", expert_biases, "tp", "etp"),
         rule("experts_fold", "core/parallel_state.py: expert groups fold over tp x cp x dp", experts_fold, "tp", "cp", "ep", "etp", "dp"),
         rule("experts_sp", "core/transformer/moe/moe_layer.py:380", experts_sequence, "tp", "sequence_parallel"),
     )

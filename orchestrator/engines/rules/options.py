@@ -64,6 +64,8 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     mesh = candidate.mesh
     if kind == "flex" and workload.cluster.is_cpu:
         return "moe_token_dispatcher_type=flex needs DeepEP's kernels, on GPUs"
+    if kind == "flex" and any(part.pad_to_capacity for part in workload.model.architecture.experts):
+        return "moe_token_dispatcher_type=flex: DeepEP does not pad experts to their capacity"
     if kind == "flex" and mesh.tp * mesh.ep == 1:
         return "moe_token_dispatcher_type=flex: tp*ep=1, where it has nothing to exchange (core/transformer/moe/token_dispatcher.py:1346)"
     return None

@@ -89,6 +89,12 @@ def _check_experts(experts: Experts) -> None:
         raise InputError("model.experts.topk", experts.topk, f"is above num_experts={experts.num_experts}")
     if (experts.groups is None) != (experts.group_topk is None):
         raise InputError("model.experts.group_topk", experts.group_topk, f"goes with groups={experts.groups}: give both or none")
+    factor = experts.capacity_factor
+    if factor is not None and not 0 < factor <= experts.num_experts / experts.topk:
+        most = f"num_experts/topk={experts.num_experts / experts.topk:g}, with which an expert can take every token"
+        raise InputError("model.experts.capacity_factor", factor, f"must be above 0 and at most {most}")
+    if experts.pad_to_capacity and factor is None:
+        raise InputError("model.experts.pad_to_capacity", "true", "needs capacity_factor")
     if experts.groups and experts.num_experts % experts.groups:
         raise InputError("model.experts.groups", experts.groups, f"does not divide num_experts={experts.num_experts}")
 

@@ -4,6 +4,7 @@ that all tokens visit."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from typing import TYPE_CHECKING, Final, Literal
 
 from orchestrator.model.ops import Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
@@ -47,6 +48,11 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     aux_loss_coeff: float = 0.0
     """Of the loss that balances the experts' load (Switch Transformers, section 2.2): over a micro-batch where scores are a softmax, over a
     sequence where they are sigmoids (DeepSeek-V3, section 2.1.2)."""
+    capacity_factor: float | None = None
+    """The most tokens that an expert takes of a rank's micro-batch, as a multiple of its even share; the others pass it by (GShard,
+    arXiv 2006.16668, section 2.2). None: all that are sent to it, which is called dropless."""
+    pad_to_capacity: bool = False
+    """Every expert computes as many as it could take, zeros where fewer come: shapes that don't depend on the routing."""
     router_bias: bool = False
     """The router's linear has a bias that is trained (GPT-OSS)."""
 
@@ -68,11 +74,23 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         )
         yield from (word for word, used in words if used)
 
+    @property
+    def computed_share(self) -> float:
+        """Tokens that experts compute, of those that are sent to them where routing is even.
+
+        >>> Experts(num_experts=8, topk=2, ffn_hidden_size=4, capacity_factor=1.25, pad_to_capacity=True).computed_share
+        1.25
+        """
+        if self.capacity_factor is None:
+            return 1.0
+        return self.capacity_factor if self.pad_to_capacity else min(1.0, self.capacity_factor)
+
     def part(self, a: Architecture, tokens: int) -> Part:
         """Router, all-to-all, the experts' MLPs as grouped products, and the shared expert beside them."""
         h, f, experts = a.hidden_size, self.ffn_hidden_size, self.num_experts
         n = 2 * f if a.gated else f
-        routed, moved = tokens * self.topk, activation_moved(a)
+        share = self.computed_share
+        routed, moved = ceil(tokens * self.topk * share), activation_moved(a)
         kept = Saved(name="moe.permuted", elements=routed * h, shard="tp", group="mlp")
         act_input = Saved(name="moe.gate_up", elements=routed * n, shard="tp", group="mlp")
         product = Saved(name="moe.product", elements=routed * f, shard="tp", group="expert_activation")
@@ -91,7 +109,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         ops: list[Op] = [
             Gemm(name="mlp.router", tokens=tokens, k=h, n=experts),
             Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp"),
-            Dispatch(elements=tokens * h, topk=self.topk),
+            Dispatch(elements=ceil(tokens * h * share), topk=self.topk),
             Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, split="column", experts=experts, saves=(kept,)),
             Pointwise(name="mlp.experts.activation", elements=routed * f, moved=moved, shard="tp", saves=(act_input,)),
             Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, split="row", experts=experts, saves=(product,)),

@@ -35,6 +35,8 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
     def features(self, a: Architecture) -> Iterator[str]:
         """Words of capabilities."""
         yield "latent_attention"
+        if self.q_lora_rank is None:
+            yield "full_rank_queries"
 
     def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
         """As mcore's transformer/multi_latent_attention.py; heads are divided by tp. The norms of the latent vectors are part of the
