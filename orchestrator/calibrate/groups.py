@@ -56,7 +56,8 @@ class FitGroup:
     """The runs that it is fitted on. A group of experts comes after the dense one of the same GPUs and adds to its constants."""
 
     def has(self, run: Run) -> bool:
-        known = run.kind == "dense" or run.experts.graph is not None  # without that nobody can say what its host waited for
+        ran = (run.experts.graph, run.experts.overlaps)
+        known = run.kind == "dense" or ran != (None, None)  # without that nobody can say what its host waited for
         return run.engine.name in self.engines and run.gpu in self.gpus and run.kind == self.kind and known
 
 
@@ -68,7 +69,7 @@ ULTRA: Final = ("B300", "GB300")
 bounds the clock, so that its products are faster though its peaks are the same."""
 BLACKWELL: Final = (*FIRST, *ULTRA)
 KERNELS = ("gemm_efficiency", "gemm_half_features", "attention_efficiency", "attention_backward_efficiency", "pointwise_factor")
-EXPERTS = ("expert_sync_s",)
+EXPERTS = ("expert_sync_s", "expert_quantise_s")
 OVERLAPPED: Final = {"ep_overlap": (0.95, "beside the passes of another micro-batch; fitted to either Blackwell it lay at this bound")}
 
 GROUPS: Final[tuple[FitGroup, ...]] = (

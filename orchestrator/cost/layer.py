@@ -8,9 +8,9 @@ from orchestrator.cost.network import Network
 from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.workload import EngineWorkload
-from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
-from orchestrator.strategy.spec import Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
 FORWARD_SHARE = 1 / 3
@@ -157,12 +157,23 @@ class LayerPrices:
             if seconds_launched > passes[when]:
                 causes["overhead"] += seconds_launched - passes[when]
                 passes[when] = seconds_launched
-        if c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops):
-            waits = {"forward": FORWARD_SHARE * c.expert_sync_s, "backward": (1 - FORWARD_SHARE) * c.expert_sync_s}
-            for when, seconds_waited in waits.items():
-                causes["overhead"] += seconds_waited
-                passes[when] += seconds_waited
+        waits = self._dispatch_wait(layer, strategy)
+        if waits:
+            # Backward has the counts of forward, and waits only where it makes the dispatch again.
+            for when in ("forward", "backward") if dispatches_again(recompute) else ("forward",):
+                causes["overhead"] += waits
+                passes[when] += waits
         return passes["forward"], passes["backward"], causes
+
+    def _dispatch_wait(self, layer: LayerSpec, strategy: Strategy) -> float:
+        """Seconds in which the device waits for the host behind a dispatch: for the counts, and for what is quantised expert by expert."""
+        c = self._workload.calibration
+        if not c.expert_sync_s or not any(isinstance(op, Dispatch) for op in layer.ops):
+            return 0.0
+        tensors = 0.0
+        if self._workload.training.precision == "fp8":
+            tensors = sum(op.experts / strategy.mesh.ep for op in layer.ops if isinstance(op, Gemm) and op.experts)
+        return c.expert_sync_s + tensors * c.expert_quantise_s
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
         """A CUDA graph has an input and an output of its own."""
@@ -171,6 +182,15 @@ class LayerPrices:
         mesh = strategy.mesh
         ends = (layer.input_elements + layer.output_elements) * self._workload.itemsize * micro_batch_size
         return ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))
+
+
+def dispatches_again(recompute: Recompute) -> bool:
+    """Whether backward sends tokens to their experts anew.
+
+    >>> [dispatches_again(mode) for mode in ("none", "selective", "core_attn+mlp", "full")]
+    [False, False, True, True]
+    """
+    return recompute == "full" or "mlp" in RECOMPUTE_MODULES.get(recompute, ())
 
 
 def folded(strategy: Strategy) -> Strategy:

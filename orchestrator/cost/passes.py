@@ -3,7 +3,7 @@ parallelism's share (replicas.py) and pipelines' is not in them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -113,7 +113,19 @@ class PassPrices:
         for op in layer.ops:
             if isinstance(op, Dispatch):
                 together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
-                yield from ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize, together=together)
+                items = ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize, together=together)
+                yield from self._slower_leg(items) if strategy.moe_token_dispatcher_type == "flex" else items
+
+    def _slower_leg(self, items: Iterable[Traffic]) -> Iterator[Traffic]:
+        """What is sent between nodes is passed on inside them in the same kernel, piece by piece (DeepEP's internode dispatch, HybridEP):
+        of both exchanges the one that takes longer."""
+        slowest: dict[str, Traffic] = {}
+        for item in items:
+            if item.operation != "all_to_all":
+                yield item
+            elif item.when not in slowest or self._network.seconds(item) > self._network.seconds(slowest[item.when]):
+                slowest[item.when] = item
+        yield from slowest.values()
 
     def _traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
         """All that the layer's passes wait for."""

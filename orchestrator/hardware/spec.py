@@ -84,6 +84,18 @@ class Level(Value, frozen=True, kw_only=True):
     source: str = ""
 
 
+def segment(size: int, node: int, num_gpus: int) -> int:
+    """GPUs that a job uses of each domain of `size`, larger than a node: as many whole nodes as leave all domains alike (what Slurm's
+    --segment asks for); all of it where no number of nodes does.
+
+    >>> segment(72, 4, 256), segment(72, 4, 288), segment(72, 4, 8), segment(72, 8, 1024)
+    (64, 72, 72, 64)
+    """
+    if num_gpus <= size or num_gpus % size == 0:
+        return size
+    return next((used for used in range(size - size % node, 0, -node) if num_gpus % used == 0), size)
+
+
 class Software(Value, frozen=True, kw_only=True):
     """What decides legality and speed on the nodes. On a CPU machine nothing of it is there."""
 

@@ -26,7 +26,7 @@ import msgspec
 from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, slowest
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, segment, slowest
 from orchestrator.key import Key, parse, shown
 from orchestrator.recipe.cluster_fields import with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
@@ -157,6 +157,8 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu) -> tuple[L
             raise InputError(key, shown(item), f"must be a mapping with {', '.join(_LEVEL_KEYS)}")
         _check_keys(item, _LEVEL_KEYS, _LEVEL_KEYS[:4], key)
         size = _size(f"{key}.size", item["size"], num_gpus, node, inner)
+        if size > node and all(isinstance(more, dict) and more.get("size") == "unlimited" for more in raw[index + 1 :]):
+            size = segment(size, node, num_gpus)  # of a rack larger than a node
         if size % inner:
             raise InputError(f"{key}.size", size, f"must be a multiple of the level inside it ({inner})")
         levels.append(

@@ -162,6 +162,8 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
         features.append("optimizer offloaded")
     if plan.rank_order != RANK_ORDER:
         features.append(f"ranks in order {'-'.join(plan.rank_order)}")
+    if plan.cp > 1 and plan.engine != "deepspeed":
+        features.append(f"keys and values by {plan.cp_comm_type}")
     features += said_options(plan)
     if plan.microbatch_group_size_per_vp_stage is not None:
         features.append(f"groups of {plan.microbatch_group_size_per_vp_stage} micro-batches")

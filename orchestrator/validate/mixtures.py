@@ -116,6 +116,16 @@ def with_shape(row: dict[str, str]) -> dict[str, str]:
     return {**row, **{key: row.get(key) or value for key, value in known.items()}}
 
 
+def count(row: dict[str, str], key: str, default: int) -> int:
+    """A whole number, 0 included; `default` for a blank. Raises SkipError for what is none."""
+    text = row.get(key, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise SkipError(f"{key}={text} is no whole number")
+    return int(text)
+
+
 def latent_of(text: str) -> LatentAttention:
     """q_lora/kv_lora/qk_head/rope/v_head as the tables print them, a rank of 0 for one matrix. Raises SkipError.
 
@@ -144,10 +154,10 @@ def mixture_of(row: dict[str, str]) -> Architecture:
         num_experts=whole(row, "num_experts"),
         topk=whole(row, "moe_router_topk"),
         ffn_hidden_size=whole(row, "moe_ffn_hidden_size", facts.expert or None),
-        shared_ffn_hidden_size=int(row.get("shared_expert_ffn_hidden_size") or facts.shared),
+        shared_ffn_hidden_size=count(row, "shared_expert_ffn_hidden_size", facts.shared),
     )
-    dense_layers = int(row.get("num_dense_layers") or facts.dense_layers)
-    window = int(row.get("window_every_other") or facts.window)
+    dense_layers = count(row, "num_dense_layers", facts.dense_layers)
+    window = count(row, "window_every_other", facts.window)
     mixer: Mixer | None = latent
     if latent is None and facts.qk_norm:
         mixer = GroupedQueryAttention(qk_norm="head")
@@ -177,5 +187,5 @@ def mixture_of(row: dict[str, str]) -> Architecture:
         tie_embeddings=False,
         mixer=mixer,
         pattern=pattern,
-        mtp_num_layers=int(row.get("mtp_layers") or facts.mtp),
+        mtp_num_layers=count(row, "mtp_layers", facts.mtp),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.hardware import catalog
-from orchestrator.hardware.spec import Cluster, Gpu, Level
+from orchestrator.hardware.spec import Cluster, Gpu, Level, segment
 from orchestrator.units import GB, GBIT, GIB, US
 
 GPU_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -90,23 +90,11 @@ NVL72 = 72
 """GPUs that one NVLink domain of GB200 and GB300 racks has."""
 
 
-def rack(num_gpus: int, gpus_per_node: int) -> int:
-    """GPUs of a rack that a job uses: as many whole nodes as divide it (Slurm's --segment), so that every rack has as many.
-
-    >>> rack(256, 4), rack(288, 4), rack(8, 4), rack(16, 8)
-    (64, 72, 72, 72)
-    """
-    if num_gpus <= NVL72:
-        return NVL72
-    sizes = range(NVL72 - NVL72 % gpus_per_node, 0, -gpus_per_node)
-    return next((size for size in sizes if num_gpus % size == 0), NVL72)
-
-
 def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnect: str) -> Cluster:
     """The cluster that a row names: NVLink inside a node (72 GPUs on GB200/GB300 NVL72), a fabric between nodes."""
     device = gpu(key)
     generation = key.split("-", maxsplit=1)[0]
-    domain = rack(num_gpus, gpus_per_node) if key.startswith("GB") else gpus_per_node
+    domain = segment(NVL72, gpus_per_node, num_gpus) if key.startswith("GB") else gpus_per_node
     bandwidth, latency, source = fabric(table, key, interconnect)
     return Cluster(
         name=f"{table}:{key}",

@@ -1,7 +1,8 @@
 """Published recipes without times: is each legal for Megatron, does it fit, how near does it come to our best plan?
 
 A recipe is a row of a table with the columns of expert_recipes_bridge.csv: a model's name, GPUs, precision and every degree. It is judged
-as it is written but for what a plan has no word for: CUDA graphs, overlap of the experts' traffic and NVFP4, which is taken for MXFP8.
+as it is written. What a plan has no word for (CUDA graphs of whole iterations, overlap of the experts' traffic) is taken to be the same in
+our best plan, and NVFP4 is taken for MXFP8.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def run_of(recipe: dict[str, str]) -> Run:
         "engine": "megatron-fsdp" if recipe.get("fsdp") == "1" else "bridge",
         "precision": recipe["precision"].upper().replace("NVFP4", "MXFP8"),
         "recompute": recipe.get("recompute_effective", ""),
+        "cuda_graph": f"{recipe.get('cuda_graph', '')}: {recipe.get('cuda_graph_scope', '')}",
         "dispatcher": flex.replace("unset", "alltoall"),
         "sequence_parallel": "yes" if recipe.get("sequence_parallel") == "1" else "no",
         "zero_stage": "",
@@ -141,11 +143,11 @@ class Judge:
         )
 
     def _constants(self, run: Run) -> Calibration:
-        """Without the overlap of the experts' traffic, which a plan has not."""
-        return replace(self._choose(run), ep_overlap=0.0)
+        """Those of the recipe's own overlap and CUDA graphs, for our best plan too: layouts are compared, not these."""
+        return run.experts.constants(self._choose(run)) if run.kind == "moe" else self._choose(run)
 
     def _best_of(self, run: Run, capabilities: Capabilities, dispatcher: str) -> tuple[float | None, str]:
-        key = (run.workload, run.engine.name, dispatcher)
+        key = (run.workload, run.engine.name, dispatcher, run.experts)
         if key not in self._best:
             planned = PlannedEngine(capabilities=capabilities, traits=run.engine.traits, calibration=self._constants(run))
             pins = Pins(moe_token_dispatcher_type=None if dispatcher == "alltoall" else dispatcher)

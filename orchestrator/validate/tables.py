@@ -95,6 +95,9 @@ SETTINGS: Final = "bridge_perf_settings.csv"
 """Beside a table: what the release's own recipe sets where the table prints nothing, by run_id."""
 
 
+ACTIVATIONS: Final = "activations"
+
+
 def _with_settings(rows: list[dict[str, str]], file: Path) -> list[dict[str, str]]:
     """The rows with what their recipe sets in the columns that they leave blank, where recipe and table agree on the rest."""
     if not rows or not file.is_file() or "run_id" not in rows[0]:
@@ -117,7 +120,7 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
         "dispatcher": dispatcher,
         "cuda_graph": graph,
         "routing": "forced balance" if settings.get("forced_balance") == "1" else "",
-        "offload": "activations" if settings.get("cpu_offload_layers") else "",
+        "offload": ACTIVATIONS if settings.get("cpu_offload_layers") else "",
     }
     for name, value in more.items():
         said[name] = row.get(name) or value
@@ -167,6 +170,8 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     per_node = whole(row, "gpus_per_node", 8)
     known_time = status == "ok" and bool(row.get("global_batch_size")) and bool(row.get("num_gpus"))
     zero_stage = zero_of(engine, row)
+    if row.get("num_experts") and not row.get("ep") and zero_stage == 3:
+        raise SkipError("ep is not stated, which says what FSDP shards of the experts")
     num_gpus = world_of(row, tp * pp * cp, zero_stage)
     if num_gpus % (tp * pp * cp):
         raise SkipError(f"tp x pp x cp = {tp * pp * cp} does not divide num_gpus={num_gpus}")
@@ -249,6 +254,8 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
     if not row.get("recompute") and not engine.says_recompute:
         memory = fits = None  # what is kept is not known
+    if row.get("offload") == ACTIVATIONS or (row.get("num_experts") and not row.get("recompute") and table.startswith("nvidia")):
+        memory = fits = None  # nor here: its recipe is not known, or moves activations to the host
     if measured and status == "ok" and time_s is None and memory is None:
         raise SkipError("neither time nor memory can be compared")
     kind = row.get("peak_memory_kind", "")
@@ -394,6 +401,9 @@ def dispatcher_of(row: dict[str, str], engine: MeasuredEngine) -> Dispatcher:
 def experts_of(row: dict[str, str]) -> ExpertsRun:
     """How the experts of a row ran beside what a strategy says."""
     overlap, graph = row.get("a2a_overlap", "").lower(), row.get("cuda_graph", "").lower()
+    notes = row.get("notes", "").lower()
+    if not overlap and notes.startswith(("overlap on", "overlap off")):
+        overlap = "1" if notes.startswith("overlap on") else "0"
     return ExpertsRun(
         overlaps=None if not overlap else overlap.startswith(("1", "yes")),
         graph="whole" if "full_iteration" in graph else "routers" if "moe_router" in graph else "none" if graph == "none" else None,

@@ -255,7 +255,7 @@ def _unpinned() -> None:
 
 
 def _expert_biases() -> None:
-    """transformer/mlp.py:247 adds an expert's bias in place to what RowParallelLinear (tensor_parallel/layers.py) hands through, a view
+    """transformer/mlp.py:247 adds an expert's bias in place to what tensor_parallel/layers.py's RowParallelLinear hands through, a view
     that a function of autograd's own made, which torch refuses. Transformer Engine's layers have no such view."""
     from megatron.core.tensor_parallel.layers import RowParallelLinear
 

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import Rates, gemm_seconds, grouped_seconds
 from orchestrator.cost.layer import folded
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.collectives import all_to_all, exchange_link
 from orchestrator.hardware.spec import Cluster, Level
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, Enter, Exit, ModelSpec
 from orchestrator.strategy.axes import dp, ep, tp
-from orchestrator.strategy.spec import Candidate, Mesh, Strategy
+from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import GB
 
 H, S, F, SHARED, TOPK = 1024, 2048, 512, 1536, 8
@@ -104,3 +105,37 @@ def test_experts_weights_are_gathered_in_every_micro_batch_under_zero_3(stage: i
     spread, alone = (model.layer(candidate(one), "experts_decoder", "none").by_cause for one in (strategy, everywhere))
     hidden = "overlap"  # traffic that runs beside compute slows it down by a share of its seconds
     assert (spread["dp"] + spread[hidden] > alone["dp"] + alone[hidden]) == (stage == 3)
+
+
+@pytest.mark.parametrize(("recompute", "waits"), [("none", (1, 0)), ("selective", (1, 0)), ("full", (1, 1))])
+def test_the_device_waits_for_the_host_at_each_dispatch(recompute: Recompute, waits: tuple[int, int]) -> None:
+    """10 ms a dispatch: in forward, and in backward where that makes forward again. Dense layers never wait."""
+    spec = moe()
+    plain, waiting = (cost_model(spec, calibration=Calibration(expert_sync_s=seconds)) for seconds in (0.0, 1e-2))
+    one = candidate(Strategy(mesh=Mesh(dp=8, ep=8)))
+    before, after = (model.layer(one, "experts_decoder", recompute) for model in (plain, waiting))
+    assert after.forward_s - before.forward_s == pytest.approx(waits[0] * 1e-2)
+    assert after.backward_s - before.backward_s == pytest.approx(waits[1] * 1e-2)
+    assert waiting.layer(one, "head", "none") == plain.layer(one, "head", "none")
+
+
+def test_what_a_node_passes_on_runs_beside_what_nodes_send_each_other() -> None:
+    """Eight experts a token over 16 ranks on two A100 nodes (25 and 300 GB/s): the exchange between nodes alone is waited for, 4 times a
+    layer; of tokens x hidden size, half of 2 (1 - (1/2)^8) copies leave each rank."""
+    bandwidth_alone = Calibration(latency_factor=0.0, collective_overhead_s=0.0, outer_efficiency=1.0, outer_scaling=0.0)
+    model = cost_model(moe(), calibration=bandwidth_alone)
+    strategy = Strategy(mesh=Mesh(dp=16, ep=16), moe_token_dispatcher_type="flex")
+    crossing = S * H * 2 * 2 * (1 - 0.5**8) / 2
+    assert model.cluster.levels[1].bandwidth == 25 * GB
+    assert model.layer(candidate(strategy), "experts_decoder", "none").by_cause["ep"] == pytest.approx(4 * crossing / (25 * GB))
+
+
+def test_fp8_waits_for_each_of_a_ranks_experts_to_be_quantised() -> None:
+    """64 experts over ep=8: two tensors of each of eight, 100 us each, beside 10 ms a dispatch; in bf16 nothing is quantised."""
+    constants = Calibration(expert_sync_s=1e-2, expert_quantise_s=1e-4)
+    cluster = replace(cost_model(moe()).cluster, gpu=GPUS["H100-SXM-80GB"])
+    one = candidate(Strategy(mesh=Mesh(dp=8, ep=8)))
+    for precision, waits in (("bf16", 1e-2), ("fp8", 1e-2 + 16e-4)):
+        both = (cost_model(moe(), calibration=given, cluster=cluster, precision=precision) for given in (Calibration(), constants))
+        before, after = (model.layer(one, "experts_decoder", "none") for model in both)
+        assert after.forward_s - before.forward_s == pytest.approx(waits), precision

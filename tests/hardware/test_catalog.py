@@ -68,6 +68,7 @@ LINKS = {
     "dgx_a100_80gb": (300.0, 25.0),
     "dgx_h100": (450.0, 50.0),
     "dgx_h200": (450.0, 50.0),
+    "dgx_h800": (200.0, 50.0),
     "dgx_b200": (900.0, 50.0),
     "gb200_nvl72": (900.0, 50.0),
     "v100_16gb": (150.0, 6.25),
@@ -93,6 +94,12 @@ def test_levels_nest_and_hold_the_job(num_gpus: int) -> None:
         sizes = [level.size for level in load_cluster(name, num_gpus).levels]
         assert sizes[-1] >= num_gpus
         assert all(outer % inner == 0 for inner, outer in pairwise(sizes))
+
+
+@pytest.mark.parametrize(("num_gpus", "together"), [(8, 72), (72, 72), (144, 72), (256, 64), (512, 64), (1000, 40)])
+def test_a_job_takes_as_many_nodes_of_each_rack(num_gpus: int, together: int) -> None:
+    """256 GPUs of racks of 72 are four times 64: expert groups of 64 stay inside one."""
+    assert load_cluster("gb200_nvl72", num_gpus).levels[0].size == together
 
 
 def test_nodes_may_have_any_size() -> None:

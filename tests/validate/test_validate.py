@@ -362,7 +362,7 @@ def test_boundaries_that_deepspeed_partitions_cross_the_network_in_parts() -> No
     (run,) = only(rows)
     hops = []
     for cost in (run.engine.cost, CostModel):
-        model = cost(run.model, run.training, run.cluster, run.engine.traits, zero_shot(run))
+        model = cost(run.workload, run.engine.traits, zero_shot(run))
         hops.append(model.hop_seconds(run.candidate)[0])
     parted, whole = hops
     nbytes = 2 * 2048 * 2048 * 2
@@ -406,7 +406,7 @@ def test_a_prediction_has_the_interval_of_its_calibration() -> None:
     assert prediction is not None
     assert prediction.interval is not None
     low, high = prediction.interval
-    assert low < prediction.step_time_s < high
+    assert low <= prediction.step_time_s <= high
     ((_, plain, _),) = price_runs([run], named("datasheet"))
     assert plain is not None
     assert plain.interval is not None

@@ -35,5 +35,6 @@ TORCHTITAN: Final = MeasuredEngine(
 AUTOMODEL: Final = MeasuredEngine(
     traits=_traits("fsdp_automodel", constants=EAGER | TORCHAO, logits_bytes=TORCH_LOGITS),
     printed=("pytorch fsdp2 (nemo automodel)",),
+    dispatcher="flex",  # its experts are exchanged by DeepEP
     sequence_parallel=True,
 )
