@@ -1,3 +1,71 @@
-"""A strategy orchestrator for DeepSpeed and Megatron: search, translate, start."""
+"""A strategy orchestrator for DeepSpeed and Megatron: search, translate, start.
+
+    import orchestrator as so
+    plan = so.plan(recipe="llama3_70b", gpus=64)
+
+The names of `orchestrator.api` are here too, loaded when the first of them is asked for: importing the package alone costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from orchestrator.api import (
+        Answer,
+        Comparison,
+        InputError,
+        LaunchError,
+        NoPlanError,
+        OrchestratorError,
+        Plan,
+        Point,
+        Sweep,
+        compare,
+        explain,
+        plan,
+        sweep,
+    )
 
 __version__ = "0.1.0"
+__all__ = [
+    "Answer",
+    "Comparison",
+    "InputError",
+    "LaunchError",
+    "NoPlanError",
+    "OrchestratorError",
+    "Plan",
+    "Point",
+    "Sweep",
+    "compare",
+    "explain",
+    "plan",
+    "sweep",
+]
+LAZY: Final = frozenset(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from orchestrator import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LAZY})
+
+
+class _Package(types.ModuleType):
+    """Keeps `orchestrator.plan` the function: importing the module of that name would set the attribute to the module."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in LAZY:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

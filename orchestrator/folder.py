@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     pass
 
 
-def new_folder(settings: Settings) -> Path:
-    """Where to write: absolute, new or empty, below a folder that can be written. Raises InputError; makes nothing."""
-    if settings.out is None:
+def new_folder(settings: Settings, out_key: str | None = None) -> Path:
+    """Where to write: absolute, new or empty, below a folder that can be written. `out_key`: over the settings' own. Raises InputError;
+    makes nothing."""
+    asked = settings.out if out_key is None else out_key
+    if asked is None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", settings.recipe).strip(".") or "run"
         base = Path("runs").absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         out = base
@@ -38,8 +40,8 @@ def new_folder(settings: Settings) -> Path:
             out = base.with_name(f"{base.name}-{number}")
         shown = str(out)
     else:
-        shown = settings.out
-        out = Path(settings.out)
+        shown = asked
+        out = Path(asked)
     try:
         out = out.resolve()
         if out.is_symlink():  # Python 3.13 leaves a link to itself as it is; before, resolve() says so

@@ -27,7 +27,7 @@ from orchestrator.search.explain import DataParallel, Explanation, data_parallel
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
-from orchestrator.strategy.capabilities import Capabilities, Traits
+from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.workload import Workload
@@ -107,8 +107,11 @@ class Question(Value, frozen=True, kw_only=True):
     asked: SearchSettings
 
 
-def question(settings: Settings, top_k: int = SHOWN_ALTERNATIVES, without: Collection[str] = ()) -> Question:
-    """`without`: engines that are left out. Raises InputError where no engine can be asked."""
+def question(
+    settings: Settings, top_k: int = SHOWN_ALTERNATIVES, without: Collection[str] = (), prunings: tuple[Rule, ...] = ()
+) -> Question:
+    """`without`: engines that are left out; `prunings`: further rules that a plan must keep. Raises InputError where no engine can be
+    asked."""
     engines = [engine for engine in usable_engines(settings) if engine.name not in without]
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
@@ -121,7 +124,7 @@ def question(settings: Settings, top_k: int = SHOWN_ALTERNATIVES, without: Colle
         engines=tuple(engines),
         planned=tuple(planned),
         files=tuple(files),
-        asked=SearchSettings(pins=settings.pins, limit=settings.limit, top_k=top_k),
+        asked=SearchSettings(pins=settings.pins, limit=settings.limit, top_k=top_k, prunings=prunings),
     )
 
 
@@ -129,11 +132,13 @@ Progress = Callable[[int, int, float | None], None]
 """Called while a search goes on: outer choices done, in all, and seconds of the best plan so far."""
 
 
-def fastest(settings: Settings, asked: Question | None = None, progress: Progress | None = None) -> Found:
-    """The fastest plan of all engines that may be used, without an answer to any other question. Raises NoPlanError."""
+def fastest(settings: Settings, asked: Question | None = None, progress: Progress | None = None, *, any_plan: bool = False) -> Found:
+    """The fastest plan of all engines that may be used, without an answer to any other question. `any_plan`: the first that is found will
+    do. Raises NoPlanError."""
     asked = asked or question(settings, top_k=1)
+    stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
-        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=out_of_time(settings))
+        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop)
     index = [engine.name for engine in asked.planned].index(result.plan.engine)
     plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
     return Found(
@@ -145,6 +150,13 @@ def fastest(settings: Settings, asked: Question | None = None, progress: Progres
         searched=tuple(engine.capabilities for engine in asked.planned),
         limit=settings.limit.of(asked.planned[index].calibration.memory_margin),
     )
+
+
+def explained(settings: Settings, questions: Pins) -> tuple[Explanation, ...]:
+    """The best plan that has each of these choices, or why there is none."""
+    asked = question(settings)
+    with without_gc():
+        return explain(questions, asked.workload, asked.planned, asked.asked)
 
 
 def searched_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:
@@ -266,7 +278,7 @@ def saved_plan(settings: Settings) -> Found:
     limit = settings.limit.of(constants.memory_margin)
     check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
     plan = msgspec.structs.replace(reprice(settings.plan, traits, constants), prices=saved)
-    return Found(plan=plan, limit=limit)
+    return Found(plan=plan, limit=limit, explained=explained(settings, settings.explain) if settings.explain.given() else ())
 
 
 def found_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:

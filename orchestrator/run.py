@@ -41,11 +41,6 @@ def main(words: Sequence[str]) -> int:
     return command(words, lambda: recipe.help_text(list(ENGINES)), run)
 
 
-def console() -> int:
-    """The console script `orchestrator`: the same as `python -m orchestrator.run`."""
-    return main(sys.argv[1:])
-
-
 def run(words: Sequence[str]) -> int:
     """The way through the house."""
     if "--version" in words:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO, cast
 
 from orchestrator.job import Job
 from orchestrator.launch import render
@@ -24,17 +25,43 @@ SHOWN_AFTER_S = 1.0
 """A search that is done by then needs no progress bar."""
 
 
+class Trimmed(io.TextIOBase):
+    """A text stream without the blanks at the end of lines, with which tables fill their width."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.line = stream, ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream: rich draws with what it can write."""
+        return getattr(self.stream, "encoding", None) or "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *whole, self.line = (self.line + text).split("\n")
+        self.stream.write("".join(f"{line.rstrip(' ')}\n" for line in whole))
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.write(self.line)
+        self.line = ""
+        self.stream.flush()
+
+
 def screen() -> Console:
-    """The terminal at its own width; a file or pipe at a fixed one."""
+    """The terminal at its own width; a file or pipe at a fixed one, without blanks at the ends of lines."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+    return Console() if sys.stdout.isatty() else Console(file=cast(TextIO, Trimmed(sys.stdout)), width=FILE_WIDTH)
 
 
 class SearchProgress:
     """A bar on a terminal once a search has taken SHOWN_AFTER_S; nothing elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "searching") -> None:
+        self.what = what
         self.started = time.monotonic()
         self.bar: Progress | None = None
 
@@ -53,43 +80,67 @@ class SearchProgress:
             from rich.progress import Progress
 
             self.bar = Progress(transient=True)
-            self.bar.add_task("searching", total=total)
+            self.bar.add_task(self.what, total=total)
             self.bar.start()
         found = "" if best_s is None else f", best {format_seconds(best_s)}"
-        self.bar.update(self.bar.task_ids[0], completed=done, description=f"searching{found}")
+        self.bar.update(self.bar.task_ids[0], completed=done, description=f"{self.what}{found}")
 
 
-def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
-    """The plan, its price, the alternatives, and what the files are."""
+def show_found(console: Console, settings: Settings, found: Found) -> None:
+    """The plan, its price, what its training takes, and what nearly won."""
     from orchestrator.report import text
-    from orchestrator.report.memory import data_parallel_table, memory_table
+    from orchestrator.report.budget import budget, budget_text
+    from orchestrator.report.memory import memory_table
 
-    console = screen()
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     plan = found.plan
     model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
     console.print(text.plan_table(plan, model, found.limit))
     console.print(text.price_table(plan, found.limit))
+    say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan))}")
     if not found.complete:
-        print(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
+        say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     if found.outcomes:
-        console.print(text.alternatives_table(plan, found.alternatives))
-        for line in text.close_engines(plan, found.alternatives):
-            print(line)
-        alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
-        if any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
-            console.print(data_parallel_table(plan, alone, found.limit))
-        total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
-        for explanation in found.explained:
-            print(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why))
-            if explanation.refused is not None:
-                console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
-        for other_tp in found.narrower:
-            print(text.wide_tp_text(plan, other_tp.plan, other_tp.why))
-        for other in found.unasked:
-            print(text.unasked_text(plan, other.key, other.predicted, found.limit))
-        print(text.proof(plan, found.at_least_s, found.searched) + ".")
-        print(f"{total} choices: {priced} priced, {total - priced} not taken; candidates.csv has each with its price or reason")
-    print(f"Written to {out}")
+        show_search(console, found)
+    for explanation in found.explained:
+        say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why))
+        if explanation.refused is not None:
+            console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
+
+
+def show_search(console: Console, found: Found) -> None:
+    """What nearly won, what was not asked for, and how sure it is that nothing is faster."""
+    from orchestrator.report import text
+    from orchestrator.report.memory import data_parallel_table
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    plan = found.plan
+    console.print(text.alternatives_table(plan, found.alternatives))
+    for line in text.close_engines(plan, found.alternatives):
+        say(line)
+    alone = [(row.engine, row.zero_stage, row.least.predicted if row.least else None, row.why) for row in found.alone]
+    if any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
+        console.print(data_parallel_table(plan, alone, found.limit))
+    for other_tp in found.narrower:
+        say(text.wide_tp_text(plan, other_tp.plan, other_tp.why))
+    for other in found.unasked:
+        say(text.unasked_text(plan, other.key, other.predicted, found.limit))
+    say(text.proof(plan, found.at_least_s, found.searched) + ".")
+    total, priced = len(found.outcomes), sum(outcome.step_time_s is not None for outcome in found.outcomes)
+    say(text.choices_text(total, priced))
+
+
+def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
+    """The plan, and what was written of it."""
+    console = screen()
+    show_found(console, settings, found)
+    console.file.flush()
+    what = "; candidates.csv has each choice with its price or reason" if found.outcomes else ""
+    print(f"Written to {out}{what}")
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
     for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.spec import Architecture
@@ -53,6 +54,8 @@ def _gpt(a: Architecture) -> dict[str, Any]:
 def _rope(a: Architecture) -> dict[str, Any]:
     if a.rope_scaling_factor is None:
         return {"rope_type": "default", "rope_theta": float(a.rotary_base)}
+    if a.rope_scaling_type == "linear":
+        return {"rope_type": "linear", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor}
     return {"rope_type": "llama3", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **LLAMA3_SCALING}
 
 
@@ -78,6 +81,44 @@ def _llama(a: Architecture) -> dict[str, Any]:
 
 def _qwen3(a: Architecture) -> dict[str, Any]:
     return _rotary(a) | {"attention_bias": False}
+
+
+def _windows(a: Architecture) -> list[int | None]:
+    """Of each layer."""
+    return [layer.mixer.window if isinstance(layer.mixer, GroupedQueryAttention) else None for layer in a.each_layer()]
+
+
+def _mistral(a: Architecture) -> dict[str, Any]:
+    return _rotary(a) | {"sliding_window": _windows(a)[0]}
+
+
+def _phi3(a: Architecture) -> dict[str, Any]:
+    return _rotary(a) | {
+        "sliding_window": _windows(a)[0],
+        "rope_parameters": _rope(a) | {"partial_rotary_factor": a.rotary_percent},
+        "original_max_position_embeddings": a.max_position_embeddings,
+        "pad_token_id": None,
+    }
+
+
+def _olmo2(a: Architecture) -> dict[str, Any]:
+    return _rotary(a) | {"attention_bias": False, "pad_token_id": None}
+
+
+def _gemma3(a: Architecture) -> dict[str, Any]:
+    layers = [layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, GroupedQueryAttention)]
+    local = next((mixer for mixer in layers if mixer.window is not None), layers[0])
+    theta = float(local.rotary_base or a.rotary_base)
+    keywords = _rotary(a) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["full_attention" if mixer.window is None else "sliding_attention" for mixer in layers],
+        "sliding_window": local.window,
+        "query_pre_attn_scalar": int(local.score_width or a.head_dim),
+        "rope_parameters": {"full_attention": _rope(a), "sliding_attention": {"rope_type": "default", "rope_theta": theta}},
+        "attention_bias": False,
+        "pad_token_id": None,
+    }
+    return {name: value for name, value in keywords.items() if name != "hidden_act"}
 
 
 def _routed(a: Architecture) -> dict[str, Any]:
@@ -230,6 +271,48 @@ def _head_norms(a: Architecture, name: str) -> Iterator[str]:
     yield from _attention_dropout_only(a, name)
 
 
+def _bare_linears(a: Architecture, name: str) -> Iterator[str]:
+    """Of classes without any bias."""
+    if a.add_bias_linear or a.add_qkv_bias:
+        yield f"add_bias_linear={a.add_bias_linear} add_qkv_bias={a.add_qkv_bias}: transformers' {name} has no biases".lower()
+
+
+def _one_window(a: Architecture, name: str) -> Iterator[str]:
+    if len(set(_windows(a))) > 1:
+        yield f"pattern: transformers' {name} has the same window in all layers"
+    yield from _bare_linears(a, name)
+    yield from _attention_dropout_only(a, name)
+
+
+def _with(*words: str) -> Callable[[Architecture, str], Iterator[str]]:
+    """Complaints of a class that has these parts always, no biases, and no dropout but attention's."""
+
+    def lacks(a: Architecture, name: str) -> Iterator[str]:
+        yield from (f"transformers' {name} is not without {word}" for word in words if word not in a.features())
+        yield from _bare_linears(a, name)
+        yield from _attention_dropout_only(a, name)
+
+    return lacks
+
+
+def _gemma_layers(a: Architecture, name: str) -> Iterator[str]:
+    yield from _with("qk_norm", *GEMMA)(a, name)
+    layers = [layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, GroupedQueryAttention)]
+    if not any(mixer.window for mixer in layers):
+        yield f"pattern: transformers' {name} has windows in some layers"
+    if any(mixer.window and (mixer.rotary_scaled and a.rope_scaling_factor is not None) for mixer in layers):
+        yield f"rotary_scaled=true: transformers' {name} scales no rotary frequencies in layers with a window"
+    if any(not mixer.window and mixer.rotary_base not in (None, a.rotary_base) for mixer in layers) or len(layers) > 2:
+        yield f"pattern: transformers' {name} has two kinds of layers, of which those with a window have rotary frequencies of their own"
+    if len({mixer.score_width for mixer in layers}) > 1:
+        yield f"score_width: transformers' {name} has one for all layers"
+    if any(mixer.score_width is not None and mixer.score_width != int(mixer.score_width) for mixer in layers):
+        yield f"score_width={layers[0].score_width}: transformers' {name} takes an integer"
+
+
+GEMMA: Final = ("sandwich_norm", "zero_centered_norm", "embedding_scale")
+
+
 def _plain_experts(a: Architecture, name: str) -> Iterator[str]:
     """Of Mixtral and Qwen3-MoE."""
     if a.experts[0].scaling != 1.0:
@@ -240,8 +323,7 @@ def _mixtral_experts(a: Architecture, name: str) -> Iterator[str]:
     if not a.experts[0].normalized:
         yield f"experts.normalized=false: transformers' {name} makes scores sum to one"
     yield from _plain_experts(a, name)
-    if a.add_bias_linear or a.add_qkv_bias:
-        yield f"add_bias_linear={a.add_bias_linear} add_qkv_bias={a.add_qkv_bias}: transformers' {name} has no biases".lower()
+    yield from _bare_linears(a, name)
     yield from _attention_dropout_only(a, name)
 
 
@@ -301,7 +383,24 @@ DEEPSEEK_V3: Final = HfClass(
     *("DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3, ("swiglu",), "RMSNorm", "rope"),
     *(("latent_attention", "experts", *SIGMOID), _latent_experts),
 )
-DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3)
+MISTRAL: Final = HfClass(
+    *("MistralConfig", "MistralForCausalLM", _mistral, ("swiglu",), "RMSNorm", "rope", (*ROTARY, "window"), _one_window),
+)
+PHI3: Final = HfClass(
+    *("Phi3Config", "Phi3ForCausalLM", _phi3, ("swiglu",), "RMSNorm", "rope"),
+    *(("attention", "mlp", "window", "partial_rotary"), _one_window),
+)
+OLMO2: Final = HfClass(
+    *("Olmo2Config", "Olmo2ForCausalLM", _olmo2, ("swiglu",), "RMSNorm", "rope"),
+    *(("attention", "mlp", "qk_norm_hidden", "post_norm"), _with("qk_norm_hidden", "post_norm")),
+)
+GEMMA3: Final = HfClass(
+    *("Gemma3TextConfig", "Gemma3ForCausalLM", _gemma3, ("geglu",), "RMSNorm", "rope"),
+    *(("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA), _gemma_layers),
+)
+DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, PHI3, OLMO2, GEMMA3)
+OF_FAMILY: Final = {"phi3": PHI3}
+"""The class of a family that another class could compute as well, where its checkpoints have other names."""
 WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V3)
 """The first that has all of a model is its class. One more class is a line here, and its keywords."""
 BERT: Final = HfClass(
@@ -334,7 +433,7 @@ def _complaints(a: Architecture, found: HfClass) -> list[str]:
 def class_of(a: Architecture) -> HfClass:
     """The first class that has all of this model, or the one with the fewest reasons against it."""
     candidates = {"decoder": WITH_EXPERTS if a.experts else DENSE, "encoder": (BERT,), "encoder_decoder": (T5,)}[a.stack]
-    return min(candidates, key=lambda found: len(_complaints(a, found)))
+    return min(candidates, key=lambda found: (len(_complaints(a, found)), found is not OF_FAMILY.get(a.family, found)))
 
 
 def inexpressible(a: Architecture) -> str | None:

@@ -124,6 +124,19 @@ _ENTRIES: tuple[Gpu, ...] = (
 GPUS: Final = Extensible("orchestrator.gpus", Gpu, {gpu.name: gpu for gpu in _ENTRIES})
 """Catalog by name; other packages' entry points are part of it."""
 
+POWER_W: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-80GB", "A40", "RTX-A6000", "L40", "RTX-6000-Ada"), 300.0),
+        **dict.fromkeys(("A100-SXM-40GB", "A100-SXM-80GB", "A800-SXM-80GB", "H100-NVL", "H20"), 400.0),
+        **dict.fromkeys(("H100-SXM-80GB", "H100-SXM-96GB", "H800-SXM-80GB", "H200"), 700.0),
+        **dict.fromkeys(("H100-PCIE-80GB", "RTX-3090", "L40S"), 350.0),
+        "A100-PCIE-40GB": 250.0, "GH200-96GB": 1000.0, "B200": 1000.0, "B300": 1100.0, "GB200": 1200.0, "GB300": 1400.0,
+        "TITAN-RTX": 280.0, "RTX-4090": 450.0, "RTX-5090": 575.0, "A30": 165.0, "A10": 150.0, "RTX-A5000": 230.0, "L4": 72.0,
+    }
+)  # fmt: skip
+"""Watts that a GPU may take for long (thermal design power, the highest where a range can be set), by the datasheets named above; GH200's
+with its CPU."""
+
 DRIVER_NAMES: Final = MappingProxyType(
     {
         "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",

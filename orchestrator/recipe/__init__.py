@@ -5,9 +5,23 @@ from __future__ import annotations
 from orchestrator.recipe.clusters import load_cluster, stored
 from orchestrator.recipe.help import help_text
 from orchestrator.recipe.keys import KEYS
+from orchestrator.recipe.read import as_texts, read_arguments
 from orchestrator.recipe.resolved import resolved_yaml
 from orchestrator.recipe.schema import recipe_schema
-from orchestrator.recipe.settings import Settings, load
+from orchestrator.recipe.settings import Settings, load, load_tree
 from orchestrator.recipe.weights import model_type
 
-__all__ = ["KEYS", "Settings", "help_text", "load", "load_cluster", "model_type", "recipe_schema", "resolved_yaml", "stored"]
+__all__ = [
+    "KEYS",
+    "Settings",
+    "as_texts",
+    "help_text",
+    "load",
+    "load_cluster",
+    "load_tree",
+    "model_type",
+    "read_arguments",
+    "recipe_schema",
+    "resolved_yaml",
+    "stored",
+]

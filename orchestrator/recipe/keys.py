@@ -29,6 +29,7 @@ from orchestrator.values import Value
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
 Mixed = Literal["refuse", "slowest"]
+Largest = Literal["seq_length", "global_batch_size", "num_layers"]
 
 MAX_GPUS: Final = 1_000_000
 
@@ -79,6 +80,10 @@ class Inputs(Value, frozen=True, kw_only=True):
     tokens: Annotated[
         int | None,
         Key("train.tokens", "to train, in place of train.steps: 1T, 300B", type=int, read=count, unit="tokens", low=1, high=10**18),
+    ] = None
+    largest: Annotated[
+        Largest | None,
+        Key("largest", "plan for the most of it that fits in memory; global_batch_size: that needs no gradient accumulation", type=Largest),
     ] = None
     limit_gib: Annotated[float | None, Key("memory.limit_gib", "a rank may use", type=float, unit="GiB", default="the GPU's", above=0)] = (
         None
@@ -134,6 +139,18 @@ class Actions(Value, frozen=True, kw_only=True):
         float | None,
         Key("search.budget_s", "after which the search ends with the best so far", type=float, unit="s", default="none", above=0),
     ] = None
+
+
+class Targets(Value, frozen=True, kw_only=True):
+    """What the training must reach: the answer is the least number of GPUs, `gpus=` at most."""
+
+    days: Annotated[float | None, Key("target.days", "the training may take", type=float, unit="days", above=0)] = None
+    tokens_per_s: Annotated[float | None, Key("target.tokens_per_s", "all GPUs together do", type=float, unit="tokens/s", above=0)] = None
+    cost: Annotated[float | None, Key("target.cost", "the training may cost (cluster.price_per_gpu_hour=)", type=float, above=0)] = None
+
+    def given(self) -> dict[str, float]:
+        """Those that are set, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
 FREE_WITH_PLAN: Final = (RunSettings, Actions, SlurmOptions, ContainerOptions)
@@ -213,7 +230,7 @@ def _with_aliases(keys: Iterable[Key]) -> Iterable[Key]:
 DECLARED: Final = in_groups(
     _with_aliases(
         [
-            *declared(Inputs, Actions, RunSettings, Architecture, Training),
+            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training),
             *(pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)),
             *declared(SlurmOptions, ContainerOptions),
         ]

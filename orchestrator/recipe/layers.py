@@ -3,7 +3,7 @@ typed value here; of a key that is given more than once the last source counts, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -38,20 +38,29 @@ def flatten(tree: Tree, where: str) -> Flat:
     prefix = f"{where}: " if where else ""
     flat: Flat = {}
 
-    def visit(branch: Mapping[str, Any], above: str) -> None:
-        for name, value in branch.items():
-            full = f"{above}.{name}" if above else name
-            if isinstance(value, dict) and value and full not in MAPPINGS and (full not in KEYS or full in GROUPS):
-                visit(value, full)
-                continue
-            try:
-                check_key(full, value)
-                flat[full] = Given(typed(full, value), value)
-            except InputError as error:
-                raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
-
-    visit(tree, "")
+    for full, value in leaves(tree):
+        try:
+            if full in flat:
+                raise InputError(full, shown(value), f"is given twice, first as {full}={shown(flat[full].text)}")
+            check_key(full, value)
+            flat[full] = Given(typed(full, value), value)
+        except InputError as error:
+            raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
     return flat
+
+
+def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Full names and values; a mapping that is a value of its own (a cluster's, a layer's part) stays whole.
+
+    >>> dict(leaves({"gpus": "4", "train": {"lr": "1"}, "train.steps": "2"}))
+    {'gpus': '4', 'train.lr': '1', 'train.steps': '2'}
+    """
+    for name, value in tree.items():
+        full = f"{above}.{name}" if above else name
+        if isinstance(value, dict) and value and full not in MAPPINGS and (full not in KEYS or full in GROUPS):
+            yield from leaves(value, full)
+        else:
+            yield full, value
 
 
 def typed(name: str, text: Any) -> Any:

@@ -54,6 +54,21 @@ def read_arguments(words: Sequence[str]) -> Tree:
     return tree | beside
 
 
+def as_texts(value: Any) -> Any:
+    """A Python value as a user would type it: the leaves are texts, or None.
+
+    >>> as_texts({"gpus": 8, "train": {"betas": (0.9, 0.95), "precision_aware_optimizer": True}})
+    {'gpus': '8', 'train': {'betas': ['0.9', '0.95'], 'precision_aware_optimizer': 'true'}}
+    """
+    if isinstance(value, dict):
+        return {str(name): as_texts(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_texts(item) for item in value]
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def parents(name: str) -> list[str]:
     """
     >>> parents("cluster.levels.nvlink.size")

@@ -41,6 +41,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": reserve if reserve is None else reserve / GIB},
         "calibration": settings.calibration,
+        "largest": settings.largest,
+        "target": settings.targets.given(),
         "cluster.price_per_gpu_hour": settings.price_per_gpu_hour,
         "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
         "entry": settings.entry,

@@ -20,7 +20,7 @@ from orchestrator.recipe.sources import read_text
 from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
 from orchestrator.strategy.spec import CHOICES
 
-FREE: Final = ("recipe", "name", "plan", "memory", "search", "data", "env", *passthrough.GROUPS)
+FREE: Final = ("recipe", "name", "plan", "memory", "search", "explain", "data", "env", *passthrough.GROUPS)
 """Keys and groups that a saved plan leaves open, beside those of `keys.FREE_WITH_PLAN`; every other one must agree with it."""
 
 

@@ -22,7 +22,7 @@ from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
-from orchestrator.recipe.keys import Actions
+from orchestrator.recipe.keys import Actions, Largest, Targets
 from orchestrator.recipe.layers import Flat, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
 from orchestrator.recipe.machine import cluster_of, counted, limit_of
 from orchestrator.recipe.model import (
@@ -35,7 +35,7 @@ from orchestrator.recipe.model import (
     with_fp8_recipe,
 )
 from orchestrator.recipe.profiles import FAMILY, stand_in
-from orchestrator.recipe.read import read_arguments
+from orchestrator.recipe.read import Tree, read_arguments
 from orchestrator.recipe.resuming import (
     RESUME,
     Checkpoint,
@@ -73,6 +73,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     explain: Pins
     """Choices of which the user asks why the plan has others; they don't change it."""
     limit: MemoryLimit
+    targets: Targets = Targets()
+    largest: Largest | None = None
     run: RunSettings
     continues: Checkpoint | None = None
     """What train.resume= names."""
@@ -85,7 +87,12 @@ class Settings(Actions, frozen=True, kw_only=True):
 
 def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Settings:
     """Settings of a command line on this machine. `engines`: the names that `engine=` may have besides auto. Raises InputError."""
-    given = flatten(read_arguments(words), "")
+    return load_tree(read_arguments(words), machine, engines)
+
+
+def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
+    """The same for keys that are a tree of texts already. Raises InputError."""
+    given = flatten(tree, "")
     given = with_long_form(given)
     continued = checkpoint_of(value_of(given, RESUME, None))
     if continued is not None and not names_a_model(given):
@@ -151,6 +158,8 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         pins=Pins(**group_of(merged, "pin")),
         explain=Pins(**group_of(merged, "explain")),
         limit=limit_of(merged, cluster),
+        targets=_targets(merged),
+        largest=value_of(merged, "largest", None),
         run=run,
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
@@ -159,6 +168,15 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
         container=container_options(merged),
         env=group_of(merged, "env"),
     )
+
+
+def _targets(merged: Flat) -> Targets:
+    targets = filled(merged, Targets)
+    if targets.cost is not None and value_of(merged, "cluster.price_per_gpu_hour", None) is None:
+        raise InputError("target.cost", merged["target.cost"].text, "needs cluster.price_per_gpu_hour beside it")
+    if targets.given() and value_of(merged, "largest", None) is not None:
+        raise InputError("largest", merged["largest"].text, f"is another question than target.{next(iter(targets.given()))}; ask one")
+    return targets
 
 
 def _check_entry(flat: Flat) -> None:

@@ -51,9 +51,7 @@ def _pp_before_dp(plan: Plan) -> bool:
 
 
 def _sizes(plan: Plan) -> list[int]:
-    return [
-        sum(span.count for span in stage.chunk(chunk) if span.kind not in ENDS) for chunk in range(plan.vpp) for stage in plan.stages
-    ]
+    return [sum(span.count for span in stage.chunk(chunk) if span.kind not in ENDS) for chunk in range(plan.vpp) for stage in plan.stages]
 
 
 WHOLE = ("selective", "full")

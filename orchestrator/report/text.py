@@ -101,7 +101,7 @@ def _regular(chunks: Sequence[Sequence[tuple[str, int, int]]]) -> int:
 
 
 def stage_recompute(stage: Stage) -> str:
-    """"full", "none", or how many transformer layers of each: "full 2 of 9"."""
+    """ "full", "none", or how many transformer layers of each: "full 2 of 9"."""
     counts = recomputed([stage])
     total = sum(counts.values())
     if len(counts) <= 1:
@@ -162,7 +162,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
         features.append("optimizer offloaded")
     if plan.rank_order != RANK_ORDER:
         features.append(f"ranks in order {'-'.join(plan.rank_order)}")
-    if plan.cp > 1 and plan.engine != "deepspeed":
+    if plan.cp_comm_type != "p2p":
         features.append(f"keys and values by {plan.cp_comm_type}")
     features += said_options(plan)
     if plan.microbatch_group_size_per_vp_stage is not None:
@@ -221,9 +221,11 @@ def rank_name(plan: Plan) -> str:
 
 def format_flops(flops: float) -> str:
     """
-    >>> format_flops(432.1e12), format_flops(8.89e9)
-    ('432 TFLOP/s', '8.89 GFLOP/s')
+    >>> format_flops(432.1e12), format_flops(8.89e9), format_flops(1.4403e15)
+    ('432 TFLOP/s', '8.89 GFLOP/s', '1,440 TFLOP/s')
     """
+    if flops >= 1000 * TFLOPS:
+        return f"{round(flops / TFLOPS):,} TFLOP/s"
     return f"{flops / TFLOPS:.3g} TFLOP/s" if flops >= TFLOPS else f"{flops / GFLOPS:.3g} GFLOP/s"
 
 
@@ -258,6 +260,22 @@ def _source(plan: Plan) -> str:
     return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
 
 
+LOPSIDED = 2.0
+"""An interval that reaches so many times further to one side is explained."""
+
+
+def lopsided(step_s: float, low: float, high: float) -> str:
+    """Why an interval is not around its prediction; "" where it is.
+
+    >>> lopsided(100.0, 88.0, 101.0), lopsided(100.0, 95.0, 106.0)
+    (': measured runs were up to 12% faster and 1% slower than predicted', '')
+    """
+    faster, slower = step_s - low, high - step_s
+    if max(faster, slower) <= LOPSIDED * min(faster, slower):
+        return ""
+    return f": measured runs were up to {100 * faster / step_s:.0f}% faster and {100 * slower / step_s:.0f}% slower than predicted"
+
+
 def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
     predicted = plan.predicted
@@ -266,7 +284,7 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     speed = f"{format_seconds(predicted.step_time_s)} a step"
     if predicted.interval:
         low, high = predicted.interval
-        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)})"
+        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)}{lopsided(predicted.step_time_s, low, high)})"
     rank = rank_name(plan)
     speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank}"
     peak = plan.cluster.gpu.peak_flops.get(plan.training.precision)
@@ -377,6 +395,16 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     if gap <= NOISE:
         return f"Proven the fastest of the {space}{beside}"
     return f"Not proven the fastest: one of the {space} may be up to {_percent(gap)} faster{beside}"
+
+
+def choices_text(total: int, priced: int) -> str:
+    """How many of the choices a search had to look at closely.
+
+    >>> choices_text(7775, 6), choices_text(5, 5)
+    ('6 of 7,775 choices had to be priced: the others are ruled out by bounds or rules', '5 of 5 choices had to be priced')
+    """
+    others = ": the others are ruled out by bounds or rules" if priced < total else ""
+    return f"{priced:,} of {total:,} choices had to be priced{others}"
 
 
 def unasked_text(plan: Plan, key: str, other: Prediction, limit: MemoryLimit) -> str:

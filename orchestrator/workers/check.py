@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from orchestrator import plan as plan_module
+from orchestrator.plan import Plan, from_json
 from orchestrator.workers import distributed, groups, preflight
 
 LEAVE_S = 10.0
 """What the others get to leave before the process that holds the store does."""
 
 
-def check(plan: plan_module.Plan, out: Path, shared: Iterable[str]) -> None:
+def check(plan: Plan, out: Path, shared: Iterable[str]) -> None:
     """Every rank. `shared`: the distributions that are compared. Raises PreflightError."""
     kept: list[dist.Store] = []
 
@@ -61,7 +61,7 @@ def main() -> None:
     distributed.end_at_once_on_signals()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    plan = plan_module.from_json(arguments.plan.read_bytes(), str(arguments.plan))
+    plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     try:
         check(plan, arguments.out, engine_packages(arguments.plan.parent))
     except preflight.PreflightError as error:

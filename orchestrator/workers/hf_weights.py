@@ -78,7 +78,8 @@ def _gpt(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
 
 
 def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
-    """transformers' LlamaForCausalLM, and Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, GLM-4.5 and DeepSeek-V3, whose names are the same."""
+    """transformers' LlamaForCausalLM, and Mistral, Qwen2, Qwen3, Phi-3, Mixtral, Qwen3-MoE, GLM-4.5 and DeepSeek-V3, whose names are the
+    same or nearly."""
     outside = {
         "embedding.word_embeddings.weight": ("model.embed_tokens.weight", a.vocab_size),
         "decoder.final_layernorm.weight": ("model.norm.weight", rows),
@@ -91,6 +92,9 @@ def _llama(a: Architecture, key: str, layer: int, rows: int) -> list[Rows]:
     if kind == "layer_norm_weight":
         return [Rows(f"{here}{NORMS_BEFORE[module]}.weight", 0, rows)]
     if module == "self_attention.linear_qkv":
+        if fused(a):
+            name, q_rows, kv_rows = f"{here}self_attn.qkv_proj.{kind}", a.num_attention_heads * a.head_dim, a.query_groups * a.head_dim
+            return _qkv(a, (name, 0), (name, q_rows), (name, q_rows + kv_rows))
         q, k, v = (f"{here}self_attn.{name}_proj.{kind}" for name in "qkv")
         return _qkv(a, (q, 0), (k, 0), (v, 0))
     if has_latent(a) and module in LATENT_NAMES:
@@ -139,13 +143,19 @@ def _feed_forward(a: Architecture, module: str, kind: str, rows: int) -> Iterato
         yield f"{folder}.gate.{'e_score_correction_bias' if kind == 'expert_bias' else kind}", 0, rows
         return
     mlp, _, linear = module.rpartition(".")
-    names = {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}[linear]
+    gate_up = ("gate_up_proj",) if fused(a) else ("gate_proj", "up_proj")
+    names: tuple[str, ...] = {"linear_fc1": gate_up, "linear_fc2": ("down_proj",)}[linear]
     if mlp.startswith("mlp.experts."):
         mlp = mlp.replace("mlp", folder, 1)
         if mixtral:
             names = {"linear_fc1": ("w1", "w3"), "linear_fc2": ("w2",)}[linear]
     for name in names:
         yield f"{mlp}.{name}.{kind}", 0, rows // len(names)
+
+
+def fused(a: Architecture) -> bool:
+    """Whether a checkpoint has queries, keys and values as one weight, and gate and up as another (modeling_phi3.py)."""
+    return a.family == "phi3"
 
 
 def is_mixtral(a: Architecture) -> bool:

@@ -19,6 +19,10 @@ STD = 0.02
 """`initializer_range` of GPT-2, Llama, Qwen and BERT."""
 
 
+ZERO_CENTERED = ("gemma3_text",)
+"""Models whose norms multiply by 1 + weight (modeling_gemma3.py, Gemma3RMSNorm)."""
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Parameters made inside have this type."""
@@ -49,10 +53,11 @@ def restore_rotary_frequencies(model: torch.nn.Module) -> None:
     multiplied by thousands of positions. Made anew in fp32, in which the layers compute cosine and sine (modeling_llama.py,
     LlamaRotaryEmbedding.forward)."""
     for module in model.modules():
-        if "inv_freq" in dict(module.named_buffers(recurse=False)):
+        names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+        if names:  # several where kinds of layers have frequencies of their own (modeling_gemma3.py)
             with default_dtype(torch.float32):
                 fresh = type(module)(config=module.config)
-            for name in ("inv_freq", "original_inv_freq"):
+            for name in (*names, "original_inv_freq"):
                 if hasattr(module, name):
                     setattr(module, name, getattr(fresh, name).to(getattr(module, name).device))
 
@@ -75,7 +80,7 @@ def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
                 if name.endswith("bias"):
                     values.zero_()
                 elif id(parameter) in norms:
-                    values.fill_(1.0)
+                    values.fill_(0.0 if model.config.model_type in ZERO_CENTERED else 1.0)
                 else:
                     total = prod(getattr(parameter, "ds_shape", parameter.shape))
                     _fill_normal(values, start, total, deviations(name), (seed, name), device)

@@ -21,9 +21,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from orchestrator import plan as plan_module
 from orchestrator.errors import InputError
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, preflight
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
@@ -248,7 +247,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     arguments = parser.parse_args()
     distributed.quiet()
     distributed.end_at_once_on_signals()
-    plan = plan_module.from_json(arguments.plan.read_bytes(), str(arguments.plan))
+    plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     engine = read_engine(arguments.plan.parent)
     out = arguments.out
     limit = plan.run.step_timeout_s

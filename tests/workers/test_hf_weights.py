@@ -91,6 +91,8 @@ DEEPSEEK: dict[str, Any] = {name: value for name, value in GLM.items() if name n
     "v_head_dim": 6,
     "n_shared_experts": 2,
 }
+LAYER_TYPES = [*["sliding_attention"] * 3, "full_attention"]
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT),
     "gpt2 tanh": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2 | NO_DROPOUT | {"activation_function": "gelu_new"}),
@@ -107,6 +109,14 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "glm": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM, GLM),
     "deepseek": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK),
     "deepseek plain queries": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK | {"q_lora_rank": None}),
+    "phi3": (
+        *(transformers.Phi3Config, transformers.Phi3ForCausalLM),
+        LLAMA | {"original_max_position_embeddings": 32, "rope_parameters": ROPE},
+    ),
+    "gemma3": (
+        *(transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+        LLAMA | {"head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 20, "layer_types": LAYER_TYPES},
+    ),
     "post-norm bert": (transformers.BertConfig, transformers.BertForMaskedLM, BERT),
     "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5),
     "t5 gated": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5 | {"feed_forward_proj": "gated-gelu"}),
@@ -135,6 +145,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm tp2 uneven pp2 dp2 ep2 zero1": ("glm", {**SP, "pp": 2, "split": [[1], [3]], "dp": 2, "ep": 2, "zero_stage": 1}),
     "deepseek tp2 pp2 dp2 ep2 zero1": ("deepseek", {**SP, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
     "deepseek plain queries tp2 ep2": ("deepseek plain queries", {**SP, "ep": 2}),
+    "phi3 tp2 pp2": ("phi3", {"tp": 2, "pp": 2}),
+    "deepspeed phi3 pp2 dp2 zero1": ("phi3", {"engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 1}),
+    "deepspeed alone gemma3 dp2 zero3": ("gemma3", {"engine": ALONE, "dp": 2, "zero_stage": 3}),
+    "deepspeed alone phi3 dp2 zero1": ("phi3", {"engine": ALONE, "dp": 2, "zero_stage": 1}),
     "bert tp2 pp2": ("bert", {"tp": 2, "pp": 2}),
     "deepspeed alone gpt dp2 zero3": ("gpt2 tanh", {"engine": ALONE, "dp": 2, "zero_stage": 3}),
     "deepspeed alone llama tp2 dp2 zero3": ("llama tied", {"engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 3}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.hf_config import DENSE, GPT2, class_of, inexpressible
+from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
@@ -14,9 +14,16 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in DENSE if found is not GPT2)
+ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3))
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
-It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder. t5's bias is not of a shard's length."""
+It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder, no window. t5's bias is not of a shard's
+length."""
+AUTOTP_REFUSED: Final = {
+    GPT2.model: "whose linears are Conv1D",
+    PHI3.model: "whose projections are fused to one weight",
+    OLMO2.model: "whose norm is of all heads' queries together",
+}
+"""What AutoTP can't divide."""
 
 
 def hf_architecture(_: Candidate, workload: Workload) -> str | None:
@@ -24,10 +31,11 @@ def hf_architecture(_: Candidate, workload: Workload) -> str | None:
 
 
 def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
-    tp = candidate.mesh.tp
-    if tp == 1 or class_of(workload.model.architecture) is not GPT2:
+    tp, model = candidate.mesh.tp, class_of(workload.model.architecture).model
+    if tp == 1 or model not in AUTOTP_REFUSED:
         return None
-    return f"tp={tp}: AutoTP refuses GPT-2, whose linears are Conv1D"
+    name = "GPT-2" if model == GPT2.model else f"transformers' {model}"
+    return f"tp={tp}: AutoTP refuses {name}, {AUTOTP_REFUSED[model]}"
 
 
 def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:

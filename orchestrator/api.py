@@ -1,0 +1,131 @@
+"""The planner from Python: the same keys, the same errors, no printing.
+
+>>> import orchestrator as so
+>>> plan = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu")
+>>> plan.plan.world_size, plan.plan.tp * plan.plan.pp * plan.plan.dp
+(4, 4)
+>>> so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", pin={"tp": 2}).plan.tp
+2
+>>> so.plan(recipe="gpt_tiny", gpu=4)
+Traceback (most recent call last):
+orchestrator.errors.InputError: gpu=4: is no key; did you mean gpus?
+
+A key of a group is a mapping, or one name in quotes: `train={"tokens": "1T"}` or `**{"train.tokens": "1T"}`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator import detect, recipe
+from orchestrator.asking import questions
+from orchestrator.asking.answer import Answer
+from orchestrator.asking.grid import Load, Point, Sweep
+from orchestrator.asking.grid import sweep as all_points
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
+from orchestrator.key import shown
+from orchestrator.plan import Plan, to_json
+from orchestrator.planning import explained
+from orchestrator.recipe import Settings
+from orchestrator.recipe.layers import flatten, group_of, leaves
+from orchestrator.report.comparison import Comparison, compared
+from orchestrator.report.text import explanation_text
+from orchestrator.search.explain import Explanation
+from orchestrator.strategy.layerwise import NAME as LAYERWISE
+from orchestrator.strategy.pins import Pins
+
+__all__ = [
+    "Answer", "Comparison", "Explanation", "InputError", "LaunchError", "NoPlanError", "OrchestratorError", "Plan", "Point", "Settings",
+    "Sweep", "compare", "explain", "plan", "sweep",
+]  # fmt: skip
+
+STARTS: Final = ("launch", "launch.wait", "out")
+"""Keys of a run: a plan is asked for here, and nothing is written or started."""
+
+
+@functools.cache
+def _machine() -> detect.Machine:
+    return detect.machine()
+
+
+def loader(keys: Mapping[str, Any], instead: str) -> Load:
+    """Settings of these keys with others over them, each by full name or as a mapping of its group. `instead`: what writes or starts.
+    Raises InputError."""
+    tree = twice_refused(recipe.as_texts(keys))
+    for name in STARTS:
+        if name in tree:
+            raise InputError(name, shown(tree[name]), f"is for a run: {instead}")
+
+    def load(over: Mapping[str, Any]) -> Settings:
+        settings = recipe.load_tree({**tree, **recipe.as_texts(dict(over))}, _machine(), [*ENGINES, LAYERWISE])
+        if settings.engine == LAYERWISE:
+            raise InputError("engine", LAYERWISE, "is planned by python -m orchestrator.run", ["auto", *ENGINES])
+        return settings
+
+    return load
+
+
+def twice_refused(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Texts by full name. Raises InputError for a key in two spellings."""
+    found: dict[str, Any] = {}
+    for name, text in leaves(tree):
+        if name in found:
+            raise InputError(name, shown(text), f"is given twice, first as {name}={shown(found[name])}")
+        found[name] = text
+    return found
+
+
+def plan(**keys: Any) -> Answer:
+    """The fastest plan for these keys; with target.* that of the least GPUs, with largest= that of the most that fits; with plan=PATH a
+    saved one, priced anew. Raises InputError for a key that can't be taken, NoPlanError where nothing fits."""
+    return questions.answered(loader(keys, "Answer.write(folder) writes, python -m orchestrator.run starts"), keys)[0]
+
+
+def sweep(**keys: Any) -> Sweep:
+    """A plan for every combination of the keys whose value is a list. Raises InputError.
+
+    >>> found = sweep(recipe="gpt_tiny", cluster="cpu", gpus=[2, 4])
+    >>> [point.keys["gpus"] for point in found.points], len(found.front) >= 1
+    (['2', '4'], True)
+    """
+    lists = {name: [str(recipe.as_texts(value)) for value in values] for name, values in keys.items() if isinstance(values, list)}
+    single = {name: value for name, value in keys.items() if name not in lists}
+    if not lists:
+        raise InputError("gpus", None, "no key has a list of values; give one two, as in gpus=[8, 16]")
+    return all_points(loader(single, "Answer.write(folder) writes, python -m orchestrator.run starts"), lists)
+
+
+def explain(answer: Answer, **pins: Any) -> str:
+    """Why the plan does not have these choices, alone or together: the best plan that has them, and what it costs more, by cause.
+
+    >>> explain(plan(recipe="gpt_tiny", gpus=4, cluster="cpu"), tp=3)  # doctest: +ELLIPSIS
+    'Why not tp=3? ...'
+    """
+    if not pins:
+        raise InputError("explain", None, "needs a choice, as in tp=8")
+    asked = Pins(**group_of(flatten({"explain": recipe.as_texts(pins)}, ""), "explain"))
+    return "\n".join(explanation_text(answer.plan, one.question, one.plan, one.why) for one in explained(answer.settings, asked))
+
+
+def compare(one: Answer | Plan | str | Path, other: Answer | Plan | str | Path) -> Comparison:
+    """Two plans, cause by cause: answers, plans, or paths of plan.json or of a run's folder. Raises InputError."""
+    return compared(_plan_of(one), _plan_of(other))
+
+
+def _plan_of(given: Answer | Plan | str | Path) -> Plan:
+    if isinstance(given, Answer):
+        return given.plan
+    if isinstance(given, Plan):
+        if given.predicted is not None:
+            return given
+        raise InputError("plan", to_json(given)[:20], "has no prediction")
+    return plan(plan=str(plan_file(given))).plan
+
+
+def plan_file(path: str | Path) -> Path:
+    """A run's folder stands for its plan.json."""
+    return Path(path) / "plan.json" if Path(path).is_dir() else Path(path)

@@ -1,0 +1,164 @@
+"""One plan as an answer: its figures by name, its files, and why it is not another."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from orchestrator import planning
+from orchestrator.engines import ENGINES
+from orchestrator.engines.megatron_args import megatron_flags, why_not
+from orchestrator.errors import InputError
+from orchestrator.folder import all_files, write_folder
+from orchestrator.job import Job
+from orchestrator.plan import Plan, to_json
+from orchestrator.planning import Found
+from orchestrator.recipe import Settings
+from orchestrator.report.budget import Budget, budget
+from orchestrator.report.text import choice
+from orchestrator.strategy.layout import Prediction
+from orchestrator.values import Value
+
+DS_CONFIG = "ds_config.json"
+
+
+class Answer(Value, frozen=True, kw_only=True):
+    """The fastest plan for the settings (or the saved one that they name), priced."""
+
+    settings: Settings
+    found: Found
+
+    @property
+    def plan(self) -> Plan:
+        """All of it, as plan.json has it."""
+        return self.found.plan
+
+    @property
+    def predicted(self) -> Prediction:
+        """Time and memory by cause and stage."""
+        assert self.plan.predicted is not None  # every plan that is found is priced
+        return self.plan.predicted
+
+    @property
+    def step_time_s(self) -> float:
+        return self.predicted.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all GPUs together."""
+        return self.predicted.tokens_per_s_per_gpu * self.plan.world_size
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Of the fullest rank."""
+        return self.predicted.peak_memory_bytes
+
+    @property
+    def headroom(self) -> float:
+        """The share of the usable memory that the fullest rank leaves free; below 0 where a saved plan does not fit."""
+        return 1 - self.peak_memory_bytes / self.found.limit.usable
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP/s of a GPU over its peak in this precision."""
+        peak = self.plan.cluster.gpu.peak_flops.get(self.plan.training.precision)
+        return self.predicted.model_flops_per_gpu / peak if peak else None
+
+    @property
+    def budget(self) -> Budget:
+        """Days, GPU-hours, energy and cost of the whole training."""
+        return budget(self.plan, self.settings.price_per_gpu_hour)
+
+    @property
+    def days(self) -> float:
+        return self.budget.days
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.budget.gpu_hours
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """By the power of the GPU's datasheet; None: not known."""
+        return self.budget.energy_kwh
+
+    @property
+    def cost(self) -> float | None:
+        """None without cluster.price_per_gpu_hour."""
+        return self.budget.cost
+
+    def job(self) -> Job:
+        """The files, arguments and environment that training would start with. Raises InputError."""
+        return planning.the_job(self.settings, self.plan, self.found.said)
+
+    def ds_config(self) -> dict[str, Any]:
+        """DeepSpeed's configuration. Raises InputError for a plan of an engine that has none."""
+        content = next((file.content for file in self.job().files if file.path == DS_CONFIG), None)
+        if content is None:
+            having = [name for name in ENGINES if "deepspeed" in name]
+            raise InputError("engine", self.plan.engine, f"has no {DS_CONFIG}; plan with one of these", having)
+        found: dict[str, Any] = json.loads(content)
+        return found
+
+    def megatron_args(self) -> list[str]:
+        """Words for Megatron-LM's pretrain scripts: of the plan or, where its command line can't say that, of the fastest one that it can
+        (`found.said`). Raises InputError where there is none."""
+        if "megatron" not in self.plan.engine:
+            raise InputError("engine", self.plan.engine, "has no arguments of Megatron-LM", ["megatron"])
+        told = self.found.said or self.plan
+        reason = why_not(told)
+        if reason is not None:
+            raise InputError("engine", self.plan.engine, f"Megatron-LM's command line can't say this plan: {reason}")
+        return [word for flag in megatron_flags(told) for word in flag]
+
+    def to_json(self) -> str:
+        """plan.json, from which plan=PATH gives the same plan."""
+        return to_json(self.plan)
+
+    def write(self, out: str | Path) -> Path:
+        """All files of a run in a new or empty folder, which nothing starts; the folder. Raises InputError."""
+        from orchestrator.folder import new_folder
+
+        folder = new_folder(self.settings, str(out))
+        write_folder(folder, all_files(self.settings, self.found, self.job(), folder, None))
+        return folder
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as JSON has them, without the plan."""
+        of = self.budget
+        return {
+            "recipe": self.settings.recipe,
+            "cluster": self.plan.cluster.name,
+            "gpus": self.plan.world_size,
+            "engine": self.plan.engine,
+            "choice": choice(self.plan),
+            "step_time_s": self.step_time_s,
+            "interval_s": self.predicted.interval,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "usable_memory_bytes": self.found.limit.usable,
+            "headroom": self.headroom,
+            "steps": of.steps,
+            "tokens": of.tokens,
+            "days": of.days,
+            "gpu_hours": of.gpu_hours,
+            "energy_kwh": of.energy_kwh,
+            "cost": of.cost,
+        }
+
+    def __str__(self) -> str:
+        """The report as the command prints it."""
+        from rich.console import Console
+
+        from orchestrator.screen import FILE_WIDTH, Trimmed, show_found
+
+        text = io.StringIO()
+        show_found(Console(file=cast(TextIO, Trimmed(text)), width=FILE_WIDTH), self.settings, self.found)
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

@@ -1,0 +1,157 @@
+"""Keys that have several values: every combination is planned for, and the best are told from the others."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, Final
+
+from orchestrator import planning
+from orchestrator.asking.answer import Answer
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.job import ContainerOptions, SlurmOptions
+from orchestrator.key import count, is_structured, options_of, shown
+from orchestrator.recipe import KEYS, Settings
+from orchestrator.recipe.cluster_fields import cluster_field
+from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
+from orchestrator.recipe.read import check_key
+from orchestrator.values import Value
+
+MOST_POINTS: Final = 2000
+"""More combinations are a slip of the keyboard: a search takes a quarter of a second to some seconds."""
+READ_AS_ONE: Final = (None, count, name_or_mapping)
+"""Readers of keys whose value has no comma of its own."""
+
+Load = Callable[[Mapping[str, Any]], Settings]
+"""Settings of the keys of a command with these over them, by full name. Raises InputError."""
+
+
+class Point(Value, frozen=True, kw_only=True):
+    """One combination: what it has of the keys that vary, and its plan, or why there is none."""
+
+    keys: dict[str, str]
+    answer: Answer | None = None
+    why: str = ""
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"keys": self.keys, **({"why": self.why} if self.answer is None else self.answer.summary())}
+
+
+class Sweep(Value, frozen=True, kw_only=True):
+    """The points in the order asked."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The points that no other one beats in training time, GPU-hours, cost and headroom together."""
+        planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
+        return tuple(point for point, own in planned if not any(beats(other, own) for _, other in planned))
+
+    def summary(self) -> list[dict[str, Any]]:
+        """As JSON has it."""
+        front = {id(point) for point in self.front}
+        return [{**point.summary(), "on_front": id(point) in front} for point in self.points]
+
+
+def figures(answer: Answer) -> tuple[float, ...]:
+    """What a user weighs, the less the better: seconds of the training, GPU-hours, cost (0 without a price), the share of memory used."""
+    of = answer.budget
+    return (of.seconds, of.gpu_hours, of.cost or 0.0, 1 - answer.headroom)
+
+
+def beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the first is nowhere worse, and better in something.
+
+    >>> beats((1, 2), (1, 3)), beats((1, 2), (1, 2)), beats((0, 3), (1, 2))
+    (True, False, False)
+    """
+    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+
+
+def takes_a_list(name: str) -> bool:
+    """Whether a comma in the value of this key divides values of a sweep: not where the value has commas of its own, and not where no
+    plan depends on it.
+
+    >>> takes_a_list("gpus"), takes_a_list("cluster.levels.nvlink.bandwidth"), takes_a_list("train.betas"), takes_a_list("slurm.nodelist")
+    (True, True, False, False)
+    """
+    key = KEYS.get(name)
+    if key is None:
+        group = OPEN_GROUPS.get(name.partition(".")[0])
+        return group is not None and group.read is cluster_field
+    several = is_structured(key.type) or any(typing.get_origin(option) is tuple for option in options_of(key.type))
+    return key.read in READ_AS_ONE and not several and key.owner not in (SlurmOptions, ContainerOptions)
+
+
+def varied(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """(words with one value, values by key of the others). Raises InputError.
+
+    >>> varied(["recipe=gpt_tiny", "gpus=8,16"])
+    (['recipe=gpt_tiny'], {'gpus': ['8', '16']})
+    """
+    plain: list[str] = []
+    lists: dict[str, list[str]] = {}
+    names = [word.partition("=")[0] for word in words]
+    for word in words:
+        name, equals, text = word.partition("=")
+        if equals:
+            check_key(name, text)
+        values = [value.strip() for value in text.split(",")]
+        if len(values) == 1 or not takes_a_list(name):
+            plain.append(word)
+            continue
+        if names.count(name) > 1:
+            raise InputError(name, shown(text), "is given twice")
+        if "" in values or len(set(values)) < len(values):
+            raise InputError(name, shown(text), "has a value twice, or none between two commas")
+        lists[name] = values
+    points = 1
+    for values in lists.values():
+        points *= len(values)
+    if points > MOST_POINTS:
+        raise InputError(
+            next(iter(lists)),
+            shown(",".join(next(iter(lists.values())))),
+            f"makes {points:,} points with the others; at most {MOST_POINTS:,}",
+        )
+    return plain, lists
+
+
+def _said(keys: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in keys.items())
+
+
+def grid(lists: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Every combination, the last key fastest.
+
+    >>> grid({"a": ["1", "2"], "b": ["x"]})
+    [{'a': '1', 'b': 'x'}, {'a': '2', 'b': 'x'}]
+    """
+    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+
+
+def point(load: Load, keys: Mapping[str, str]) -> Point:
+    """One combination, planned for. What makes it impossible is said in the point."""
+    try:
+        settings = load(keys)
+        found = planning.saved_plan(settings) if settings.plan is not None else planning.fastest(settings)
+    except (InputError, NoPlanError) as error:
+        return Point(keys=dict(keys), why=str(error))
+    return Point(keys=dict(keys), answer=Answer(settings=settings, found=found))
+
+
+def sweep(load: Load, lists: Mapping[str, Sequence[str]], progress: Callable[[int, int], None] | None = None) -> Sweep:
+    """All combinations. `progress` is told how many are done, and of how many. Raises InputError, NoPlanError where none has a plan."""
+    asked = grid(lists)
+    points = []
+    for done, keys in enumerate(asked):
+        if progress is not None:
+            progress(done, len(asked))
+        points.append(point(load, keys))
+    if not any(one.answer for one in points):
+        load(asked[0])  # a slip in a key that does not vary is said as one
+        raise NoPlanError(f"none of {len(points)} combinations has a plan; {_said(asked[0])}: {points[0].why}")
+    return Sweep(points=tuple(points))

@@ -1,0 +1,217 @@
+"""target.*: the least GPUs that reach it. largest=: the most that fits in memory. Both try numbers in turn, and say which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator import planning
+from orchestrator.asking.answer import Answer
+from orchestrator.asking.grid import Load, Point
+from orchestrator.asking.grid import point as planned
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.recipe import Settings
+from orchestrator.report.budget import DAY_S
+from orchestrator.strategy.capabilities import Rule
+from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
+
+MOST_GPUS: Final = 16384
+"""Tried where `gpus=` says no other bound."""
+BETWEEN: Final = 8
+"""So many numbers are tried between one that misses the target and its double, which reaches it."""
+SHARE: Final = 32
+"""The largest value is found to one part in this many."""
+LARGEST: Final = 1 << 24
+
+
+def answered(load: Load, given: Mapping[str, Any], progress: planning.Progress | None = None) -> tuple[Answer, tuple[Point, ...]]:
+    """The answer to whatever the keys ask, and the points that were tried on the way to it (none for one plan). Raises InputError,
+    NoPlanError."""
+    settings = load({})
+    if settings.targets.given():
+        return least_gpus(load, settings, bounded="gpus" in given)
+    if settings.largest is not None:
+        return most_that_fits(load, settings)
+    return Answer(settings=settings, found=planning.found_plan(settings, progress)), ()
+
+
+def whole(load: Load, keys: Mapping[str, str]) -> Answer:
+    """The plan at these keys, with what a user may want to know beside it, and without the question that led there."""
+    settings = load(keys)
+    settings = msgspec.structs.replace(settings, targets=type(settings.targets)(), largest=None)
+    return Answer(settings=settings, found=planning.found_plan(settings))
+
+
+# ------------------------------------------------------------------------------------------------------------- targets
+
+
+def lacking(answer: Answer) -> str:
+    """Which target the plan misses, with figures; "" where it reaches all."""
+    targets, missed = answer.settings.targets, []
+    if targets.days is not None and answer.days > targets.days:
+        missed.append(f"{answer.days:.3g} days")
+    if targets.tokens_per_s is not None and answer.tokens_per_s < targets.tokens_per_s:
+        missed.append(f"{answer.tokens_per_s:,.0f} tokens/s")
+    if targets.cost is not None and answer.cost is not None and answer.cost > targets.cost:
+        missed.append(f"cost {answer.cost:,.0f}")
+    return ", ".join(missed)
+
+
+def sizes(node: int, most: int) -> Iterator[int]:
+    """Powers of two in a node, then nodes by powers of two.
+
+    >>> list(sizes(8, 40)), list(sizes(6, 20))
+    ([1, 2, 4, 8, 16, 32], [1, 2, 4, 6, 12])
+    """
+    inside = [1 << power for power in range(node.bit_length()) if 1 << power < node]
+    nodes = [node << power for power in range(32)]
+    yield from (size for size in (*inside, *nodes) if size <= most)
+
+
+def needed_at_peak(answer: Answer) -> float:
+    """GPUs below which the targets can't be reached though every GPU ran at its peak: tokens are a number of FLOPs, whatever the plan."""
+    rate = answer.mfu
+    targets, seconds = answer.settings.targets, answer.budget.seconds
+    if not rate:
+        return 0.0
+    at_peak = answer.plan.world_size * rate  # GPUs that would do what this plan does, at their peak
+    shares = [0.0]
+    if targets.days is not None:
+        shares.append(seconds / (targets.days * DAY_S))
+    if targets.tokens_per_s is not None:
+        shares.append(targets.tokens_per_s / answer.tokens_per_s)
+    return at_peak * max(shares)
+
+
+def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer, tuple[Point, ...]]:
+    """The least number of GPUs whose fastest plan reaches the targets: of powers of two (of nodes, where it is more than one), then of
+    whole nodes between the first that does and its half. `bounded`: the settings' GPUs are the most. Raises NoPlanError."""
+    if settings.plan is not None:
+        raise InputError("plan", None, "is for a number of GPUs; a target looks for one: leave one of them out")
+    node = settings.cluster.gpus_per_node
+    most = settings.cluster.num_gpus if bounded else MOST_GPUS
+    tried: list[Point] = []
+
+    def reaches(size: int) -> bool:
+        one = planned(load, {"gpus": str(size)})
+        if one.answer is not None:
+            one = msgspec.structs.replace(one, why=lacking(one.answer))
+        tried.append(one)
+        return one.answer is not None and not one.why
+
+    too_few, hit = 0, None
+    for size in sizes(node, most):
+        if any(point.answer is not None and size < needed_at_peak(point.answer) for point in tried):
+            too_few = size
+            continue
+        if reaches(size):
+            hit = size
+            break
+        too_few = size
+    if hit is None:
+        best = [f"{point.keys['gpus']} GPUs: {point.why}" for point in tried[-1:]]
+        words = " ".join(f"target.{name}={value:g}" for name, value in settings.targets.given().items())
+        raise NoPlanError(f"{words}: not reached with up to {most} GPUs ({'; '.join(best) or 'fewer than it takes at their peak'})")
+    unit = max(node, math.ceil((hit - too_few) / BETWEEN / node) * node) if hit > node else 1
+    for size in range(too_few + unit, hit, unit):
+        if reaches(size):
+            hit = size
+            break
+    return whole(load, {"gpus": str(hit)}), tuple(tried)
+
+
+# ------------------------------------------------------------------------------------------------------------- largest
+
+
+def accumulates(candidate: Candidate, workload: Workload) -> str | None:
+    """Why a plan holds less than a batch at once: more micro-batches than stages."""
+    stages = candidate.mesh.pp
+    return None if candidate.num_microbatches <= stages else f"{candidate.num_microbatches} micro-batches on {stages} stages"
+
+
+NO_ACCUMULATION: Final = Rule(
+    id="no_accumulation",
+    engine_rule="largest=global_batch_size",
+    check=accumulates,
+    needs=("pp", "num_microbatches"),
+)
+
+
+def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point, ...]]:
+    """The largest value with a plan: doubled until there is none, then halved in. Raises NoPlanError where the recipe's own has none."""
+    if settings.plan is not None:
+        raise InputError("plan", None, "is for one model and batch; largest= looks for another: leave one of them out")
+    key, start, unit = asked_value(settings)
+    rules = (NO_ACCUMULATION,) if settings.largest == "global_batch_size" else ()
+    tried: list[Point] = []
+
+    def keys_of(value: int) -> dict[str, str]:
+        keys = {key: str(value)}
+        if settings.largest == "seq_length" and settings.architecture.position_embedding != "learned_absolute":
+            keys["model.max_position_embeddings"] = str(max(value, settings.architecture.max_position_embeddings))
+        return keys
+
+    def fits(value: int) -> bool:
+        keys = keys_of(value)
+        try:
+            at = load(keys)
+            found = planning.fastest(at, planning.question(at, top_k=1, prunings=rules), any_plan=True)
+        except (InputError, NoPlanError) as error:
+            tried.append(Point(keys={key: str(value)}, why=str(error)))
+            return False
+        tried.append(Point(keys={key: str(value)}, answer=Answer(settings=at, found=found), why="fits"))
+        return True
+
+    best = largest_of(fits, start, unit, lambda value: max(unit, value // SHARE // unit * unit))
+    if best is None:
+        raise NoPlanError(f"largest={settings.largest}: {key}={unit} has no plan either: {tried[-1].why}")
+    at = load(keys_of(best))
+    at = msgspec.structs.replace(at, largest=None)
+    found = planning.searched_plan(at) if not rules else planning.fastest(at, planning.question(at, prunings=rules))
+    return Answer(settings=at, found=found), tuple(tried)
+
+
+def asked_value(settings: Settings) -> tuple[str, int, int]:
+    """(key, the value that the recipe has, the step in which others are tried): sequences in 128s, as kernels like them; batches in the
+    number of GPUs, which every data-parallel size divides; layers one by one."""
+    gpus = settings.cluster.num_gpus
+    if settings.largest == "num_layers":
+        if settings.architecture.pattern:
+            raise InputError(
+                "largest", "num_layers", f"{settings.architecture.name} has a pattern of layers, which decides how many there are"
+            )
+        return "model.num_layers", settings.architecture.num_layers, 1
+    if settings.largest == "seq_length":
+        return "train.seq_length", settings.training.seq_length, 128
+    return "train.global_batch_size", settings.training.global_batch_size, gpus
+
+
+def largest_of(fits: Callable[[int], bool], start: int, unit: int, grain: Callable[[int], int]) -> int | None:
+    """The largest multiple of `unit` that fits, as if all below it did: to `grain` of it; None: not even one unit fits.
+
+    >>> largest_of(lambda value: value <= 1000, 512, 1, lambda value: 1), largest_of(lambda value: value <= 1000, 4096, 128, lambda v: 128)
+    (1000, 896)
+    """
+    low, high = 0, max(unit, start // unit * unit)
+    while high <= LARGEST and fits(high):
+        low, high = high, 2 * high
+    if not low:
+        while high > unit:
+            middle = max(unit, high // 2 // unit * unit)
+            if fits(middle):
+                low = middle
+                break
+            high = middle
+    while low and high - low > grain(low):
+        middle = (low + high) // 2 // unit * unit
+        if middle in (low, high):
+            break
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low or None

@@ -1,0 +1,204 @@
+"""`plan`, `sweep` and `compare`: each takes the keys of a run, prints its answer on standard output, and everything else beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator import api, recipe
+from orchestrator.asking import grid, questions
+from orchestrator.asking.answer import Answer
+from orchestrator.asking.grid import Load, Point, Sweep
+from orchestrator.commands import command
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.key import shown
+from orchestrator.report.budget import format_amount
+from orchestrator.report.comparison import comparison_tables
+from orchestrator.report.sweep import Row, sweep_table
+from orchestrator.report.text import choice
+from orchestrator.screen import SearchProgress, screen, show_found
+
+JSON: Final = "--json"
+
+PLAN_HELP: Final = """\
+usage: python -m orchestrator plan key=value ... [--json]
+
+The fastest plan, what its training takes, and why; nothing is started, and nothing written but into out=.
+
+  python -m orchestrator plan recipe=llama3_70b gpus=64 cluster=dgx_h100
+  python -m orchestrator plan recipe=llama3_8b train.tokens=1T gpus=64 cluster.price_per_gpu_hour=2.5      days, GPU-hours, energy, cost
+  python -m orchestrator plan recipe=llama3_8b train.tokens=1T cluster=dgx_h100 target.days=30             the least GPUs that do it
+  python -m orchestrator plan recipe=llama3_8b gpus=16 largest=seq_length                                  the most that fits
+  python -m orchestrator plan recipe=llama3_8b gpus=64 "cluster.levels.infiniband.bandwidth=200 Gbit/s"    another network
+  python -m orchestrator plan plan=runs/first/plan.json explain.tp=8                                       why not that?
+
+  --json     the plan and its figures as JSON on standard output, messages on standard error
+Every key of a run: python -m orchestrator run --help
+"""
+SWEEP_HELP: Final = """\
+usage: python -m orchestrator sweep key=value key=value,value ... [--json]
+
+A plan for every combination of the keys that have several values, and which of them no other beats in training time, GPU-hours, cost and
+free memory together (marked *).
+
+  python -m orchestrator sweep recipe=llama3_8b gpus=8,16,32 cluster=dgx_h100,dgx_b200
+  python -m orchestrator sweep recipe=llama3_70b gpus=64 train.global_batch_size=256,512,1024 pin.tp=4,8
+
+Keys whose value has commas of its own (train.betas, data.split) take one value. Every key of a run: python -m orchestrator run --help
+"""
+COMPARE_HELP: Final = """\
+usage: python -m orchestrator compare key=value ... key=one,other [--json]
+
+Two plans side by side: what was chosen, and where time and memory go, cause by cause. One key has two values: a setting, or plan= with two
+plan.json or folders of runs.
+
+  python -m orchestrator compare plan=runs/first,runs/second
+  python -m orchestrator compare recipe=llama3_70b gpus=64 cluster=dgx_h100,dgx_b200
+  python -m orchestrator compare recipe=llama3_70b gpus=64 pin.tp=4,8
+"""
+
+
+def load_of(words: Sequence[str]) -> tuple[dict[str, Any], Load]:
+    """The keys that are given, as a tree, and the settings of them with others over them. Raises InputError."""
+    tree = recipe.read_arguments(words)
+    return tree, api.loader(tree, "python -m orchestrator run writes and starts")
+
+
+def plan(words: Sequence[str]) -> int:
+    """The command; its exit status."""
+    return command(words, lambda: PLAN_HELP, _plan)
+
+
+def _plan(words: Sequence[str]) -> None:
+    words, as_json = without_json(words)
+    out = [word.partition("=")[2] for word in words if word.startswith("out=")]
+    rest = [word for word in words if not word.startswith("out=")]
+    if len(out) > 1 or "" in out:
+        raise InputError("out", shown(",".join(out)), "needs one folder")
+    tree, load = load_of(rest)
+    with SearchProgress() as progress:
+        answer, tried = questions.answered(load, tree, progress.show)
+    if as_json:
+        say_json({**answer.summary(), "tried": [point.summary() for point in tried], "plan": json.loads(answer.to_json())})
+    else:
+        print(answer.settings.why_cluster)
+        for line in tried_lines(answer, tried):
+            print(line)
+        show_found(screen(), answer.settings, answer.found)
+    if out:
+        print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
+
+
+def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
+    """What a question of more or less found, and what it tried."""
+    if not tried:
+        return []
+    key = next(iter(tried[0].keys))
+    value = answer.plan.world_size if key == "gpus" else _value_of(answer, key)
+    asked = "the least that reaches the target" if key == "gpus" else "the most that fits"
+    lines = [f"{key}={value}: {asked}, of those tried:"]
+    for point in sorted(tried, key=lambda one: int(one.keys[key])):
+        what = point.why.partition("; nearest")[0]
+        if point.answer is not None and key == "gpus":
+            seconds = f"{point.answer.step_time_s:.4g} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
+            what = f"{seconds}, {100 * point.answer.headroom:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
+        lines.append(f"  {point.keys[key]}: {what}")
+    return lines
+
+
+def _value_of(answer: Answer, key: str) -> int:
+    group, _, name = key.partition(".")
+    return int(getattr(answer.settings.architecture if group == "model" else answer.settings.training, name))
+
+
+def sweep(words: Sequence[str]) -> int:
+    """The command; its exit status."""
+    return command(words, lambda: SWEEP_HELP, _sweep)
+
+
+def _sweep(words: Sequence[str]) -> None:
+    words, as_json = without_json(words)
+    found, lists = swept(words, "sweep", lambda lists: None)
+    if as_json:
+        say_json(found.summary())
+        return
+    screen().print(sweep_table(list(lists), rows_of(found)))
+    planned = sum(point.answer is not None for point in found.points)
+    print(f"{planned} of {len(found.points)} have a plan; *: no other is better in training time, GPU-hours, cost and free memory together")
+
+
+def rows_of(found: Sweep) -> list[Row]:
+    """As a table has them."""
+    front = {id(point) for point in found.front}
+    rows = []
+    for point in found.points:
+        answer = point.answer
+        if answer is None:
+            rows.append(Row(keys=point.keys, why=point.why))
+            continue
+        said = f"{answer.plan.engine} {choice(answer.plan)}"
+        rows.append(
+            Row(keys=point.keys, plan=said, budget=answer.budget, step_time_s=answer.step_time_s, tokens_per_s=answer.tokens_per_s,
+                headroom=answer.headroom, on_front=id(point) in front)
+        )  # fmt: skip
+    return rows
+
+
+def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequence[str]]], None]) -> tuple[Sweep, dict[str, list[str]]]:
+    """Every combination, planned for, with a bar on a terminal. Raises InputError."""
+    plain, lists = grid.varied(words)
+    if not lists:
+        raise InputError("gpus", None, f"no key has several values; {name} needs one, as in gpus=8,16")
+    check(lists)
+    _, load = load_of(plain)
+    with SearchProgress("planning") as progress:
+        return grid.sweep(load, lists, lambda done, total: progress.show(done, total, None)), lists
+
+
+def compare(words: Sequence[str]) -> int:
+    """The command; its exit status."""
+    return command(words, lambda: COMPARE_HELP, _compare)
+
+
+def _compare(words: Sequence[str]) -> None:
+    words, as_json = without_json(words)
+    words = [_plan_files(word) for word in words]
+
+    def one_pair(lists: Mapping[str, Sequence[str]]) -> None:
+        if len(lists) != 1 or len(next(iter(lists.values()))) != 2:
+            name, values = next(iter(lists.items()))
+            raise InputError(name, ",".join(values), "compare takes two values of one key, and one of each other; sweep takes more")
+
+    found, lists = swept(words, "compare", one_pair)
+    for point in found.points:
+        if point.answer is None:
+            name, value = next(iter(point.keys.items()))
+            raise NoPlanError(point.why if name == "plan" else f"{name}={value}: has no plan: {point.why}")
+    (key, (first, second)) = next(iter(lists.items()))
+    one, other = (point.answer for point in found.points)
+    assert one is not None
+    assert other is not None
+    comparison = api.compare(one, other)
+    if as_json:
+        say_json(comparison.summary())
+        return
+    screen().print(comparison_tables(comparison, (f"{key}={first}", f"{key}={second}")))
+
+
+def _plan_files(word: str) -> str:
+    name, _, text = word.partition("=")
+    return word if name != "plan" else f"plan={','.join(str(api.plan_file(path)) for path in text.split(','))}"
+
+
+def without_json(words: Sequence[str]) -> tuple[list[str], bool]:
+    """The words without --json, and whether it was there."""
+    return [word for word in words if word != JSON], JSON in words
+
+
+def say_json(value: Any) -> None:
+    """One JSON value on standard output."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())

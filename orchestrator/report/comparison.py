@@ -1,0 +1,97 @@
+"""Two plans side by side: what was chosen, and where the time and the memory go, cause by cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.plan import Plan
+from orchestrator.report.budget import budget
+from orchestrator.report.text import _table, cause_name, choice
+from orchestrator.units import format_bytes, format_seconds
+from orchestrator.values import Value
+
+
+class Comparison(Value, frozen=True, kw_only=True):
+    """`one` and `other`, priced; seconds and bytes by cause as (one's, the other's)."""
+
+    one: Plan
+    other: Plan
+    seconds: dict[str, tuple[float, float]]
+    """Of the step, the largest difference first."""
+    memory_bytes: dict[str, tuple[float, float]]
+    """Of the fullest stage of each."""
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "one": facts(self.one),
+            "other": facts(self.other),
+            "step_time_s_by_cause": self.seconds,
+            "memory_bytes_by_cause": self.memory_bytes,
+        }
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """What a plan is, and its figures. Raises ValueError for a plan without prediction."""
+    of, predicted = budget(plan), plan.predicted
+    assert predicted is not None  # budget() has looked
+    return {
+        "model": plan.model.name, "cluster": plan.cluster.name, "gpus": plan.world_size, "engine": plan.engine, "choice": choice(plan),
+        "calibration": plan.calibration, "step_time_s": predicted.step_time_s, "interval_s": predicted.interval,
+        "tokens_per_s": predicted.tokens_per_s_per_gpu * plan.world_size, "peak_memory_bytes": predicted.peak_memory_bytes,
+        "days": of.days, "gpu_hours": of.gpu_hours,
+    }  # fmt: skip
+
+
+def compared(one: Plan, other: Plan) -> Comparison:
+    """Raises ValueError for a plan without prediction."""
+    if one.predicted is None or other.predicted is None:
+        raise ValueError("a plan has no prediction")
+    memory = [max(plan.by_stage, key=lambda stage: stage.peak_memory_bytes).memory_by_cause for plan in (one.predicted, other.predicted)]
+    return Comparison(one=one, other=other, seconds=_pairs(one.predicted.by_cause, other.predicted.by_cause), memory_bytes=_pairs(*memory))
+
+
+def _pairs(one: dict[str, float], other: dict[str, float]) -> dict[str, tuple[float, float]]:
+    pairs = {name: (one.get(name, 0.0), other.get(name, 0.0)) for name in dict.fromkeys([*one, *other])}
+    return dict(sorted(pairs.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
+
+
+def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other")) -> RenderableType:
+    """What differs, then time and memory by cause with the difference."""
+    first, second = facts(of.one), facts(of.other)
+    head = _table(("", False), (names[0], False), (names[1], False))
+    for name in ("model", "cluster", "gpus", "engine", "choice", "calibration"):
+        head.add_row(name, Text(str(first[name])), Text(str(second[name])))
+    for name, write in (("step", format_seconds),):
+        head.add_row(name, write(first["step_time_s"]), write(second["step_time_s"]))
+    head.add_row("tokens/s", f"{first['tokens_per_s']:,.0f}", f"{second['tokens_per_s']:,.0f}")
+    head.add_row("memory", format_bytes(first["peak_memory_bytes"]), format_bytes(second["peak_memory_bytes"]))
+    head.add_row("days", f"{first['days']:.3g}", f"{second['days']:.3g}")
+    head.add_row("GPU-hours", f"{first['gpu_hours']:,.0f}", f"{second['gpu_hours']:,.0f}")
+    step = _causes("step time", of.seconds, names, seconds=True)
+    memory = _causes("memory of the fullest stage", of.memory_bytes, names, seconds=False)
+    return Group(head, step, memory)
+
+
+def _causes(heading: str, pairs: dict[str, tuple[float, float]], names: tuple[str, str], *, seconds: bool) -> Table:
+    write = format_seconds if seconds else format_bytes
+    table = _table((heading, False), (names[0], True), (names[1], True), ("difference", True))
+    for name, (one, other) in pairs.items():
+        if one or other:
+            table.add_row(cause_name(name), write(one), write(other), signed(other - one, write(abs(other - one))))
+    table.add_section()
+    one, other = (sum(pair[index] for pair in pairs.values()) for index in (0, 1))
+    table.add_row("total", write(one), write(other), signed(other - one, write(abs(other - one))))
+    return table
+
+
+def signed(difference: float, written: str) -> str:
+    """
+    >>> signed(-2.0, "2 s"), signed(0.0, "0 s")
+    ('-2 s', '')
+    """
+    return "" if not difference else f"{'+' if difference > 0 else '-'}{written}"

@@ -1,0 +1,290 @@
+"""plan, sweep and compare, and the same from Python: what they answer, print and refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import orchestrator as so
+from orchestrator import api
+from orchestrator.__main__ import COMMANDS, main
+from orchestrator.asking import grid, questions
+from orchestrator.asking.grid import beats, figures
+from orchestrator.hardware.catalog import GPUS, POWER_W
+from orchestrator.plan import from_json
+from orchestrator.report.budget import budget
+
+TINY = ("recipe=gpt_tiny", "cluster=cpu")
+LLAMA: dict[str, Any] = {"recipe": "llama3_8b", "cluster": "dgx_h100"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert main(words) == status
+    output = capsys.readouterr()
+    assert "defect" not in output.err
+    return output.out if status == 0 else output.err
+
+
+# -------------------------------------------------------------------------------------------------------------- Python
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, orchestrator; heavy = {'torch', 'rich', 'yaml', 'msgspec', 'omegaconf', 'orchestrator.api'} & set(sys.modules);"
+        "assert not heavy, heavy; import orchestrator.plan\n"
+        "assert orchestrator.plan(recipe='gpt_tiny', gpus=2, cluster='cpu').step_time_s > 0;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_plan_from_python_is_the_command_s(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu")
+    assert capsys.readouterr().out == ""
+    told = json.loads(said(capsys, "plan", *TINY, "gpus=4", "--json"))
+    assert told["step_time_s"] == answer.step_time_s
+    assert from_json(json.dumps(told["plan"])) == answer.plan
+    assert answer.headroom == pytest.approx(1 - answer.peak_memory_bytes / answer.found.limit.usable)
+    assert not list(folder.iterdir())
+
+
+def test_what_engines_are_told_can_be_read_from_a_plan() -> None:
+    megatron = so.plan(**LLAMA, gpus=8, engine="megatron")
+    words = megatron.megatron_args()
+    assert words[words.index("--micro-batch-size") + 1] == str((megatron.found.said or megatron.plan).micro_batch_size)
+    with pytest.raises(so.InputError, match=r"engine=megatron: has no ds_config.json"):
+        megatron.ds_config()
+    deepspeed = so.plan(**LLAMA, gpus=8, engine="deepspeed")
+    assert deepspeed.ds_config()["zero_optimization"]["stage"] == deepspeed.plan.zero_stage
+    with pytest.raises(so.InputError, match="engine=deepspeed: has no arguments of Megatron-LM"):
+        deepspeed.megatron_args()
+
+
+def test_why_not_is_answered_for_a_found_and_for_a_saved_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu")
+    why = so.explain(answer, tp=4, pp=1)
+    assert why.startswith(("Why not tp=4 pp=1? ", "Why not tp=4? "))
+    out = answer.write("run")
+    assert (out / "plan.json").is_file()
+    assert "Why not tp=3? " in said(capsys, "plan", f"plan={out / 'plan.json'}", "explain.tp=3")
+    with pytest.raises(so.InputError, match=r"explain\.tq=2: is no key"):
+        so.explain(answer, tq=2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"recipe": "gpt_tiny", "gpu": 4}, "gpu=4: is no key; did you mean gpus?"),
+        ({"recipe": "gpt_tiny", "out": "x"}, "out=x: is for a run: "),
+        ({"recipe": "gpt_tiny", "train": {"lr": 1}, "train.lr": 2}, "train.lr=2: is given twice, first as train.lr=1"),
+        ({"recipe": "gpt_tiny", "gpus": 2, "engine": "layerwise"}, "engine=layerwise: is planned by python -m orchestrator.run"),
+        ({"recipe": "gpt_tiny", "gpus": "four"}, "gpus=four: is not a whole number"),
+    ],
+)
+def test_bad_keys_from_python_get_the_command_s_messages(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(so.InputError) as refused:
+        so.plan(**keys)
+    assert str(refused.value).startswith(message)
+
+
+# ------------------------------------------------------------------------------------------------------------- budgets
+
+
+def test_days_gpu_hours_energy_and_cost_are_of_the_whole_training() -> None:
+    """1,000 steps at t seconds on 8 GPUs of 700 W at 2 an hour."""
+    answer = so.plan(**LLAMA, gpus=8, train={"steps": 1000, "warmup": 0}, **{"cluster.price_per_gpu_hour": 2})
+    t = answer.step_time_s
+    assert answer.days == pytest.approx(1000 * t / 86400)
+    assert answer.gpu_hours == pytest.approx(8 * 1000 * t / 3600)
+    assert answer.energy_kwh == pytest.approx(answer.gpu_hours * 0.7)
+    assert answer.cost == pytest.approx(answer.gpu_hours * 2)
+    assert budget(answer.plan).cost is None
+    assert "8,388,608" not in str(answer)
+    assert "1,000 steps, " in str(answer)
+
+
+def test_the_power_of_every_gpu_of_the_catalog_is_known() -> None:
+    assert {name for name in GPUS if name != "cpu"} <= set(POWER_W)
+
+
+# ----------------------------------------------------------------------------------------------------------- questions
+
+
+def test_the_least_gpus_reach_the_target_and_fewer_of_those_tried_do_not() -> None:
+    load = api.loader({**LLAMA, "train.tokens": "100B", "target.days": 8}, "")
+    answer, tried = questions.answered(load, {})
+    assert answer.days <= 8
+    assert answer.plan.world_size % 8 == 0
+    fewer = [point for point in tried if int(point.keys["gpus"]) < answer.plan.world_size]
+    assert fewer
+    assert all(point.answer is None or point.answer.days > 8 for point in fewer)
+    assert answer.plan == so.plan(**LLAMA, gpus=answer.plan.world_size, **{"train.tokens": "100B"}).plan
+
+
+def test_a_target_beyond_the_gpus_that_may_be_had_is_no_plan() -> None:
+    with pytest.raises(so.NoPlanError, match=r"target\.days=0\.5: not reached with up to 8 GPUs \("):
+        so.plan(**LLAMA, gpus=8, **{"train.tokens": "100B", "target.days": 0.5})
+
+
+def test_no_target_is_reached_with_fewer_gpus_than_it_takes_at_their_peak() -> None:
+    """A bound: the fastest plan of any size needs at least as many."""
+    one, other = (so.plan(**LLAMA, gpus=gpus, **{"target.tokens_per_s": 1.0}) for gpus in (8, 32))
+    for answer in (one, other):
+        assert questions.needed_at_peak(answer) <= answer.plan.world_size * (answer.mfu or 0)
+
+
+def test_the_largest_batch_without_accumulation_has_no_more_micro_batches_than_stages() -> None:
+    answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", largest="global_batch_size", **{"memory.limit_gib": 0.6})
+    assert answer.plan.num_microbatches <= answer.plan.pp
+    assert answer.plan.training.global_batch_size > 16
+
+
+def test_the_most_layers_fit_and_a_share_more_do_not() -> None:
+    keys: dict[str, Any] = {"recipe": "gpt_tiny", "gpus": 2, "cluster": "cpu", "memory.limit_gib": 0.6}
+    answer = so.plan(**keys, largest="num_layers")
+    layers = answer.plan.model.num_layers
+    assert layers > 4
+    assert so.plan(**keys, model={"num_layers": layers}).plan.model == answer.plan.model
+    with pytest.raises(so.NoPlanError):
+        so.plan(**keys, model={"num_layers": layers + max(1, layers // questions.SHARE) + 1})
+
+
+# --------------------------------------------------------------------------------------------------------------- sweep
+
+
+def test_a_sweep_plans_for_every_combination_as_plan_does() -> None:
+    found = so.sweep(recipe="gpt_tiny", cluster="cpu", gpus=[2, 4], **{"train.global_batch_size": [16, 32]})
+    assert [point.keys for point in found.points][:2] == [
+        {"gpus": "2", "train.global_batch_size": "16"},
+        {"gpus": "2", "train.global_batch_size": "32"},
+    ]
+    last = found.points[-1].answer
+    assert last is not None
+    alone = so.plan(recipe="gpt_tiny", cluster="cpu", gpus=4, train={"global_batch_size": 32})
+    assert (last.plan.candidate, last.plan.stages, last.plan.predicted) == (alone.plan.candidate, alone.plan.stages, alone.plan.predicted)
+
+
+def test_no_point_beats_one_of_the_front_and_one_of_the_front_beats_or_equals_every_other() -> None:
+    found = so.sweep(**LLAMA, gpus=[8, 16, 24, 32])
+    front = [figures(point.answer) for point in found.front if point.answer]
+    rest = [figures(point.answer) for point in found.points if point.answer and point not in found.front]
+    assert front
+    assert not any(beats(a, b) for a in front for b in front)
+    assert all(any(beats(a, b) for a in front) for b in rest)
+
+
+def test_what_has_no_plan_is_a_row_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "sweep", "recipe=llama3_8b", "cluster=dgx_h100", "gpus=8,12")
+    assert "none: gpus=12: is no whole number of nodes of 8" in " ".join(text.split())
+    assert "1 of 2 have a plan" in text
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+def test_six_sizes_of_three_clusters_take_less_than_six_cpu_seconds() -> None:
+    words = ["recipe=llama3_8b", "gpus=8,16,32,64,128,256", "cluster=dgx_h100,dgx_b200,dgx_a100_80gb", "--json"]
+    code = (
+        "import sys, time; from orchestrator.__main__ import main; status = main(['sweep', *sys.argv[1:]]);"
+        "print(time.process_time(), file=sys.stderr); sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
+    rows = json.loads(done.stdout)
+    assert len(rows) == 18
+    assert all(row["step_time_s"] > 0 for row in rows)
+    assert float(done.stderr) < 6 * SLOW
+
+
+SLOW = 1.5
+"""This machine is shared while tests run: CPU seconds stretch with its caches."""
+
+
+# ------------------------------------------------------------------------------------------------------------- compare
+
+
+def test_two_plans_are_compared_cause_by_cause_to_the_last_second(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", pin={"tp": tp}) for tp in (1, 2))
+    found = so.compare(one, other)
+    assert sum(pair[0] for pair in found.seconds.values()) == pytest.approx(one.step_time_s)
+    assert sum(pair[1] for pair in found.seconds.values()) == pytest.approx(other.step_time_s)
+    for name, answer in (("a", one), ("b", other)):
+        answer.write(name)
+    told = json.loads(said(capsys, "compare", "plan=a,b/plan.json", "--json"))
+    assert (told["one"]["step_time_s"], told["other"]["step_time_s"]) == (one.step_time_s, other.step_time_s)
+    text = said(capsys, "compare", *TINY, "gpus=4", "pin.tp=1,2")
+    assert "pin.tp=2" in text
+    assert "tp traffic" in text
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def test_the_list_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = said(capsys)
+    assert all(f"\n  {name} " in listed for name in COMMANDS)
+    for name in ("plan", "sweep", "compare", "run"):
+        assert f"orchestrator{'.' if name == 'run' else ' '}{name} key=value" in said(capsys, name, "--help")
+
+
+def test_words_without_a_command_are_a_run_s(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Not started: launch=none." in said(capsys, *TINY, "gpus=2", "launch=none", "out=here")
+    assert (folder / "here" / "plan.json").is_file()
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "unknown command": (("plam",), "error: plam: is no command; did you mean plan?"),
+    "plan: unknown key": (("plan", *TINY, "gpu=2"), "error: gpu=2: is no key; did you mean gpus?"),
+    "plan: launch": (("plan", *TINY, "launch=local"), "error: launch=local: is for a run: "),
+    "plan: out twice": (("plan", *TINY, "out=a", "out=b"), "error: out=a,b: needs one folder"),
+    "plan: out that exists": (("plan", *TINY, "gpus=2", "out=/"), "error: out=/: is a folder with files in it"),
+    "plan: no number": (("plan", *TINY, "target.days=soon"), "error: target.days=soon: is not a finite number"),
+    "plan: a cost without a price": (("plan", *TINY, "gpus=2", "target.cost=5"), "error: target.cost=5: needs cluster.price_per_gpu_hour"),
+    "plan: two questions": (("plan", *TINY, "gpus=2", "target.days=5", "largest=num_layers"), "error: largest=num_layers: is another"),
+    "plan: largest what": (("plan", *TINY, "gpus=2", "largest=width"), "error: largest=width: is not known; choose one of seq_length"),
+    "plan: a list": (("plan", *TINY, "gpus=2,4"), "error: gpus=2,4: is not a whole number"),
+    "sweep: no list": (("sweep", *TINY, "gpus=2"), "error: gpus: no key has several values; sweep needs one"),
+    "sweep: a value twice": (("sweep", *TINY, "gpus=2,2"), "error: gpus=2,2: has a value twice"),
+    "sweep: an empty value": (("sweep", *TINY, "gpus=2,"), "error: gpus=2,: has a value twice, or none"),
+    "sweep: a key twice": (("sweep", *TINY, "gpus=2,4", "gpus=8"), "error: gpus=2,4: is given twice"),
+    "sweep: unknown key": (("sweep", *TINY, "gpus=2,4", "gpu=8"), "error: gpu=8: is no key; did you mean gpus?"),
+    "sweep: unknown key with a list": (("sweep", *TINY, "pin.tq=2,4"), "error: pin.tq=2,4: is no key"),
+    "sweep: too many": (("sweep", *TINY, f"gpus={','.join(map(str, range(1, 2100)))}"), "points with the others; at most 2,000"),
+    "sweep: nothing fits": (
+        ("sweep", *TINY, "gpus=2,4", "memory.limit_gib=0.001"),
+        "error: none of 2 combinations has a plan; gpus=2: no plan fits",
+    ),
+    "sweep: out": (("sweep", *TINY, "gpus=2,4", "out=x"), "error: out=x: is for a run: "),
+    "compare: one": (("compare", *TINY, "gpus=2"), "error: gpus: no key has several values; compare needs one"),
+    "compare: three": (("compare", *TINY, "gpus=2,4,8"), "error: gpus=2,4,8: compare takes two values of one key"),
+    "compare: two keys": (("compare", *TINY, "gpus=2,4", "pin.tp=1,2"), "compare takes two values of one key"),
+    "compare: no such plan": (("compare", "plan=a.json,b.json"), "error: plan=a.json: can't be read: No such file"),
+    "compare: one has no plan": (("compare", *TINY, "gpus=4", "pin.tp=2,3"), "error: pin.tp=3: has no plan: "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_can_not_be_asked_gets_one_clear_message(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, message = REFUSED[case]
+    error = said(capsys, *words, status=2)
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(folder.iterdir())
+
+
+def test_lists_are_not_made_of_values_with_commas_of_their_own() -> None:
+    words = ["train.betas=0.8,0.9", "data.split=99,1,0", "slurm.nodelist=a,b", 'model.pattern=[{"layers": 1}, {"layers": 2}]']
+    assert grid.varied(words) == (words, {})
+    assert grid.varied(["cluster.levels.nvlink.bandwidth=1 GB/s,2 GB/s", "pin.tp=1,2", "train.tokens=1T,2T"])[1].keys() == {
+        "cluster.levels.nvlink.bandwidth",
+        "pin.tp",
+        "train.tokens",
+    }
