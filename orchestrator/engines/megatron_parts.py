@@ -19,6 +19,7 @@ TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder
 OWN_LOOP: Final = (
     *("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias"),
     *("latent_attention", "full_rank_queries", "mtp", "window", "sinks", "clamped_swiglu"),
+    *("router_bias", "expert_mlp_bias"),
 )
 """The same, under megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group, and no case trains latent
 attention, multi-token prediction, windows or sinks there."""
@@ -27,9 +28,7 @@ SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
 
 PLANNED: Final = {
-    "router_bias": "our worker trains routers with a bias under Megatron-core 0.19 alone",
-    "expert_mlp_bias": "our worker trains experts with biases under Megatron-core 0.19 alone",
-    "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has with latent attention",
+    "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has; without model.rope_scaling_factor it trains",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
     "zero_centered_norm": "Megatron-core's local norms are not zero-centered; with Transformer Engine they can be",
     "longrope_rope": "Megatron-core has no LongRoPE",
@@ -48,13 +47,12 @@ PLANNED: Final = {
 def trained(version: str) -> tuple[str, ...]:
     """Parts that our worker trains under this version of Megatron-core, in its own loop."""
     release = release_of(version)
-    return tuple(word for word in (*TRAINED, *OWN_LOOP, *release.trains) if word not in release.lacks)
+    return tuple(word for word in (*TRAINED, *OWN_LOOP) if word not in release.lacks)
 
 
 def planned(version: str) -> dict[str, str]:
     """Parts that are planned alone, with what is lacking."""
-    release = release_of(version)
-    return {word: why for word, why in PLANNED.items() if word not in release.trains} | dict(release.lacks)
+    return {**PLANNED, **release_of(version).lacks}
 
 
 def plan_only(a: Architecture, version: str) -> str | None:

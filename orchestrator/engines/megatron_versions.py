@@ -32,10 +32,8 @@ class Release(Value, frozen=True, kw_only=True):
     names: str | None = None
     programs: dict[str, str]
     modules: tuple[str, ...] = ()
-    trains: tuple[str, ...] = ()
-    """Parts of models that our worker trains under it and not under all of them (megatron_parts.PLANNED)."""
     lacks: Mapping[str, str] = {}
-    """Parts that it trains under others (megatron_parts.OWN_LOOP), and what is lacking."""
+    """Parts of models that our worker trains under the others (megatron_parts.OWN_LOOP), and what is lacking here."""
 
 
 RELEASES: Final = (
@@ -51,7 +49,6 @@ RELEASES: Final = (
         names="known_0.19.json",
         programs={"decoder": "pretrain_gpt.py"},  # the others left with 0.18
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
-        trains=("router_bias", "expert_mlp_bias"),  # 0.16.1 adds experts' biases in place to a view (transformer/mlp.py:247)
         lacks={
             # transformer/mla_qk_norm_config.py:148
             "full_rank_queries": "Megatron-core 0.19 norms what full-rank queries are projected from, which is another model; 0.16 does not"

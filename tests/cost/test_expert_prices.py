@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import Rates, gemm_seconds, grouped_seconds
 from orchestrator.cost.layer import folded
+from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.collectives import all_to_all, exchange_link
 from orchestrator.hardware.spec import Cluster, Level
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
-from orchestrator.model.spec import Architecture, Enter, Exit, ModelSpec
+from orchestrator.model.spec import Architecture, Dispatch, Enter, Exit, Gemm, ModelSpec
 from orchestrator.strategy.axes import dp, ep, tp
 from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
 from orchestrator.units import GB
@@ -65,6 +66,44 @@ def test_experts_products_take_their_flops_and_their_bytes() -> None:
     assert grouped_seconds(4, 128, 4096, 2048, rates, plain) > gemm_seconds(512, 4096, 2048, rates, plain)
     added = grouped_seconds(4, 128, 4096, 2048, rates, plain, more_bytes=1e6) - grouped_seconds(4, 128, 4096, 2048, rates, plain)
     assert added == pytest.approx(4 * 1e6 / 2e12)
+
+
+@pytest.mark.parametrize(
+    ("experts", "share"),
+    [
+        ({}, 1.0),
+        ({"capacity_factor": 1.25}, 1.0),  # even routing fills no expert
+        ({"capacity_factor": 0.5}, 0.5),
+        ({"capacity_factor": 1.25, "pad_to_capacity": True}, 1.25),
+    ],
+)
+def test_experts_compute_and_send_what_their_capacity_lets_or_makes_them(experts: dict[str, object], share: float) -> None:
+    layer = next(run.layer for run in moe(**experts).runs if run.layer.kind == "experts_decoder")
+    products = [op.tokens for op in layer.ops if isinstance(op, Gemm) and op.experts]
+    assert products == [S * TOPK * share] * 2
+    assert [op.elements for op in layer.ops if isinstance(op, Dispatch)] == [S * H * share]
+
+
+@pytest.mark.parametrize(
+    ("experts", "why"),
+    [
+        ({"capacity_factor": 8.5}, "at most num_experts/topk=8"),
+        ({"capacity_factor": 0.0}, "must be above 0"),
+        ({"pad_to_capacity": True}, "needs capacity_factor"),
+    ],
+)
+def test_a_capacity_that_megatron_cant_have_is_refused(experts: dict[str, object], why: str) -> None:
+    with pytest.raises(InputError) as caught:
+        moe(**experts)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "drops"), [("moe_act", 2 * S * TOPK * F), ("mlp", None)])
+def test_recomputing_the_experts_activation_drops_what_it_makes(mode: Recompute, drops: int | None) -> None:
+    """The product of gate and up, 2 bytes an element; the whole module drops more."""
+    model = cost_model(moe())
+    kept = {one: model.layer(candidate(Strategy(mesh=Mesh())), "experts_decoder", one).saved_bytes for one in ("none", mode)}
+    assert kept["none"] - kept[mode] == drops if drops else kept["none"] - kept[mode] > 2 * S * TOPK * F
 
 
 def test_shared_experts_are_a_tensor_parallel_mlp() -> None:

@@ -301,20 +301,18 @@ def test_an_engine_names_the_part_that_it_lacks() -> None:
 
 def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_that_would_be_another_model() -> None:
     capabilities = ENGINES[M].capabilities(Software())
-    biased = replace(MIXTURE, feed_forward=replace(SIX, router_bias=True))
-    assert unsuited(capabilities, workload(biased)) is None
-    assert plan_only(capabilities, biased)
+    capped = replace(MIXTURE, mixer=GroupedQueryAttention(softcap=50.0))
+    assert unsuited(capabilities, workload(capped)) is None
+    assert plan_only(capabilities, capped)
     assert not plan_only(capabilities, MIXTURE)
-    job = ENGINES[M].translate(make_plan(M, biased))
-    assert job.without_worker == "plan only: our worker trains routers with a bias under Megatron-core 0.19 alone"
+    job = ENGINES[M].translate(make_plan(M, capped))
+    assert job.without_worker == "plan only: Megatron-core has no soft cap of attention's scores"
     assert [file.path for file in job.files] == []
 
 
-def test_what_a_release_trains_alone_or_lacks_is_said_of_that_release() -> None:
+def test_what_a_release_lacks_is_said_of_that_release() -> None:
     old, new = (ENGINES[M].capabilities(Software(megatron_core=version)) for version in ("0.16.1", "0.19.2"))
-    biased = replace(MIXTURE, add_bias_linear=True, feed_forward=replace(SIX, router_bias=True))
     full_rank = replace(LLAMA, mixer=replace(LATENT, q_lora_rank=None))
-    assert [plan_only(has, biased) for has in (old, new)] == [True, False]
     assert [plan_only(has, full_rank) for has in (old, new)] == [False, True]
 
 
