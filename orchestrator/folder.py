@@ -72,7 +72,7 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         File(path="plan.schema.json", content=schema),
     ]
     if found.outcomes:
-        files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes)))
+        files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes, found.plan)))
     files += job.files
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)

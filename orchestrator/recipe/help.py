@@ -22,6 +22,9 @@ Finds the fastest plan for a transformer on a cluster, writes everything that tr
   python -m orchestrator.run model.hf_config=path/config.json train.global_batch_size=512 train.seq_length=4096 cluster=dgx_h100 gpus=32
   python -m orchestrator.run plan=runs/first/plan.json               checks, prices and starts a saved plan
 
+  ORCHESTRATOR_SITE or ~/.config/orchestrator/site.yaml: keys of every run here (cluster, slurm.account, price), over the
+  package's recipes and under your own
+
   --help     this text           --cfg   prints the resolved configuration and ends
   --schema   prints the JSON Schema of a recipe, with which an editor completes and checks one
   --version  the version         ORCHESTRATOR_DEBUG=1 in the environment: tracebacks

@@ -47,6 +47,7 @@ from orchestrator.recipe.resuming import (
     with_long_form,
 )
 from orchestrator.recipe.saved import check_agreement, saved_plan
+from orchestrator.recipe.site import is_shipped, site_layer
 from orchestrator.recipe.sources import data_settings, existing_folder
 from orchestrator.recipe.starting import container_options
 from orchestrator.recipe.weights import weight_settings, with_config
@@ -99,7 +100,9 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         label, layers = None, [recipe_of(continued, given)]
     else:
         label, layers = recipe_layers(given)
-    merged = with_config(merge([*layers, given]))
+    site = site_layer(with_plan="plan" in given)
+    of_package = 1 if label is not None and is_shipped(given, layers) else 0
+    merged = with_config(merge([*layers[:of_package], site, *layers[of_package:], given]))
     label = value_of(merged, "name", label)
     actions = filled(merged, Actions)
     engine = actions.engine
@@ -126,7 +129,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
             architecture = architecture_of(merged, label)
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
-        cluster, why = cluster_of(merged, given, machine)
+        cluster, why = cluster_of(merged, {**site, **given}, machine)
         if architecture.family != FAMILY:
             architecture = padded_for_every_layout(architecture, cluster)
         check_precision(training, cluster)

@@ -7,6 +7,9 @@ import io
 from collections.abc import Iterable
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from orchestrator.plan import Plan
 from orchestrator.strategy.choices import getter, shown
 from orchestrator.strategy.spec import CHOICES, Candidate
 
@@ -48,12 +51,21 @@ def _row(outcome: Outcome) -> list[str]:
     return [said[place] for place in _PLACES]
 
 
-def candidates_csv(outcomes: Iterable[Outcome]) -> str:
+def _without_recompute(candidate: Candidate) -> Candidate:
+    return replace(candidate, strategy=replace(candidate.strategy, recompute="none"))
+
+
+def candidates_csv(outcomes: Iterable[Outcome], plan: Plan | None = None) -> str:
     """Priced choices from the fastest, then the others in the search's order. Times in seconds, exact; memory in bytes; `recompute` is the
-    strongest mode that the choice allowed."""
+    strongest mode that the choice allowed, and in the row of `plan`, the one that was taken, the strongest that it has."""
     ordered = sorted(outcomes, key=lambda outcome: float("inf") if outcome.step_time_s is None else outcome.step_time_s)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_row(outcome) for outcome in ordered)
+    taken = None if plan is None else plan.candidate
+    for outcome in ordered:
+        row = _row(outcome)
+        if taken is not None and outcome.step_time_s is not None and _without_recompute(outcome.candidate) == _without_recompute(taken):
+            row[COLUMNS.index("recompute")] = taken.strategy.recompute
+        writer.writerow(row)
     return text.getvalue()

@@ -108,7 +108,7 @@ def with_shape(row: dict[str, str]) -> dict[str, str]:
     """
     plain = plain_name(row.get("model_name", ""))
     name = next((name for name in SHAPES if plain.startswith(name)), None)
-    if name is None or row.get("hidden_size"):
+    if name is None or (row.get("hidden_size") and not row.get("num_experts")):
         return row
     known = {key: str(value) for key, value in SHAPES[name].items()}
     if name in ROUTING:
