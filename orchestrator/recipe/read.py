@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import shown
@@ -26,7 +28,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     >>> read_arguments(["slurm.time=12:30:00", "gpus=4"])
     {'slurm': {'time': '12:30:00'}, 'gpus': '4'}
     """
-    tree: Tree = {}
+    tree = OmegaConf.create({})
     beside: Tree = {}
     seen: dict[str, str] = {}
     for word in words:
@@ -42,16 +44,15 @@ def read_arguments(words: Sequence[str]) -> Tree:
         if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             beside[name] = value
         else:
-            *groups, last = name.split(".")
-            branch = tree
-            for group in groups:
-                branch = branch.setdefault(group, {})
-                if not isinstance(branch, dict):
-                    raise InputError(name, shown(value), f"is below {group}, which is given as a value too")
-            if isinstance(branch.get(last), dict):
-                raise InputError(name, shown(value), "is given as a value, and keys below it too")
-            branch[last] = value
-    return tree | beside
+            for other in seen:
+                if name.startswith(f"{other}."):
+                    raise InputError(name, shown(value), f"is below {other}, which is given as a value too")
+                if other.startswith(f"{name}."):
+                    raise InputError(name, shown(value), f"is given as a value, and {other} below it too")
+            OmegaConf.update(tree, name, value)
+    plain = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(plain, dict)
+    return typing.cast(Tree, plain | beside)
 
 
 def as_texts(value: Any) -> Any:

@@ -80,10 +80,12 @@ def test_rooms_import_only_what_the_design_allows(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_workers_import_the_engines(path: Path) -> None:
+def test_only_workers_import_the_engines_and_only_recipe_imports_omegaconf(path: Path) -> None:
     used = {name.split(".")[0] for name in imports(path)}
     if room(path) != "workers":
         assert not used & ENGINE_PACKAGES
+    if room(path) != "recipe":
+        assert "omegaconf" not in used
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if room(p) in PURE - {"report"}], ids=lambda path: str(path.relative_to(PACKAGE)))
