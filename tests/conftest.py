@@ -1,8 +1,9 @@
 """How the tests are run: which of them, and on how many processes.
 
-The tests marked `full` run only where they are asked for: by `-m full`, or by their own name. A whole run (`python -m pytest`, with or
-without `tests` and `-m`) is shared out to as many processes as there are cores (pytest-xdist), four at most; a run of single files or
-folders is not, `-n 0` and `-p no:xdist` never are. Tests that share a fixture of their module or of the session stay in one process.
+The tests marked `full` run only where they are asked for: by `-m full`, or by their own name. The planner's tests as a whole
+(`python -m pytest -m "not engines"`, with or without `tests`) are shared out to as many processes as there are cores (pytest-xdist), four
+at most; a run of single files or folders is not, nor one that starts ranks: those are several processes already. Tests that share a
+fixture of their module or of the session stay in one process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 4
+PLANNER = "not engines"
 ENGINES_ALONE = re.compile(r"^pytestmark = \[?pytest\.mark\.engines\b", re.MULTILINE)
 
 
@@ -24,7 +26,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
         return
     option = config.option
-    whole = ROOT / "tests" in {(config.invocation_params.dir / word).resolve() for word in config.args}
+    whole = option.markexpr == PLANNER and ROOT / "tests" in {(config.invocation_params.dir / word).resolve() for word in config.args}
     asked = option.numprocesses is not None or option.dist != "no"
     if whole and not (asked or option.usepdb or option.collectonly or option.capture == "no"):
         option.numprocesses = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
@@ -68,4 +70,4 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = collection_path.read_text()
     if not collection_path.name.startswith("test_"):
         return True if ">>> " not in text else None
-    return True if config.option.markexpr == "not engines" and ENGINES_ALONE.search(text) else None
+    return True if config.option.markexpr == PLANNER and ENGINES_ALONE.search(text) else None

@@ -70,7 +70,8 @@ def memory_floor(costs: CostModel, candidate: Candidate) -> float:
     least, groups = min(flights), Counter(flights).items()
     mean = floor = 0.0
     for kind, count in costs.workload.counts.items():
-        modes = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)]
+        offered = costs.modes_of(candidate, kind)  # none keeps less than full does, and none is in passing less than without recompute
+        modes = [costs.layer(candidate, kind, mode) for mode in (("none", "full") if "full" in offered else offered)]
         static, saved = modes[0].static_bytes, min(cost.saved_bytes for cost in modes)
         transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes)
         mean += count * (static + slack * saved * least)

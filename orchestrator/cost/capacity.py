@@ -50,6 +50,22 @@ class _Layer(NamedTuple):
     parameters: int
     reliefs: tuple[_Relief, ...] = ()
 
+    def plus(self, n: int, other: _Layer) -> _Layer:
+        """This beside n of another."""
+        if not n:
+            return self
+        return _Layer(
+            self.seconds + n * other.seconds,
+            self.optimizer_s + n * other.optimizer_s,
+            self.static + n * other.static,
+            self.saved + n * other.saved,
+            max(self.forward, other.forward),
+            max(self.backward, other.backward),
+            self.in_backward + n * other.in_backward,
+            self.in_step + n * other.in_step,
+            self.parameters + n * other.parameters,
+        )
+
     @classmethod
     def of(cls, plain: Sequence[LayerCost], every: Sequence[LayerCost]) -> _Layer:
         """Of these kinds without recompute, and in every mode that they may have."""
@@ -121,9 +137,9 @@ class Capacity:
         self.least_layers = [known[kinds] for kinds in by_stage]
         outer = [costs.layer(candidate, costs.model.runs[i].layer.kind, "none") for i in (0, -1)]
         first, last = (_Layer.of([cost], [cost]) for cost in outer)
-        self.ends = [[end for end, there in ((first, p == 0), (last, p == self.pp - 1)) if there] or [NOTHING] for p in range(self.pp)]
+        self.ends = [NOTHING.plus(p == 0, first).plus(p == self.pp - 1, last) for p in range(self.pp)]
         """Embedding and head, where they are."""
-        self.empty_s = [candidate.vpp * costs.calibration.microbatch_overhead_s + sum(end.seconds for end in ends) for ends in self.ends]
+        self.empty_s = [candidate.vpp * costs.calibration.microbatch_overhead_s + end.seconds for end in self.ends]
         """Seconds of a micro-batch in each stage, but for its layers."""
         self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
         hops = costs.hop_seconds(candidate)
@@ -139,20 +155,13 @@ class Capacity:
 
     def peak(self, p: int, n: int) -> float:
         """Bytes of stage p with n layers that are not recomputed, at least."""
-        memory, layer, ends = self.memories[p], self.least_layers[p] if n else NOTHING, self.ends[p]
+        memory, layer = self.memories[p], self.least_layers[p]
+        held = self.ends[p].plus(n, layer)
         saved = [n // self.vpp * layer.saved] * self.vpp  # as in the smallest chunk
-        if self.pp > 1:
-            saved[0 if p == 0 else -1] += ends[0].saved
-        else:
-            saved[0] += sum(end.saved for end in ends)
-        stiff = memory.stiff_bytes(
-            n * layer.static + sum(end.static for end in ends), n * layer.parameters + sum(end.parameters for end in ends)
-        )
-        forward, backward = max(layer.forward, *(end.forward for end in ends)), max(layer.backward, *(end.backward for end in ends))
-        in_backward, in_step = (n * mine + others for mine, others in (
-            (layer.in_backward, sum(end.in_backward for end in ends)), (layer.in_step, sum(end.in_step for end in ends))
-        ))  # fmt: skip
-        return peak(stiff, memory.slack, memory.phases(memory.activations(saved), forward, backward, in_backward, in_step))
+        saved[0 if p == 0 else -1] += self.ends[p].saved
+        kept = memory.activations(saved)
+        stiff = memory.stiff_bytes(held.static, held.parameters)
+        return peak(stiff, memory.slack, memory.phases(kept, held.forward, held.backward, held.in_backward, held.in_step))
 
     def seconds(self, p: int, n: int) -> float:
         """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""

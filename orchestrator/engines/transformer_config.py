@@ -204,15 +204,20 @@ def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
     return fields | megatron_parts.config_fields(model) | expert_parallel_fields(plan) | fp8_fields(plan)
 
 
+GROUPED_COMPUTE_CAPABILITY: Final = 8.0
+"""Of the GPUs on which one kernel multiplies the tokens of all experts."""
+
+
 def expert_parallel_fields(plan: Plan) -> dict[str, Any]:
-    """How experts are divided and computed; empty in a dense model. Products of all experts at once are Transformer Engine's."""
+    """How experts are divided and computed; empty in a dense model. Products of all experts at once are Transformer Engine's, from Ampere
+    on (training/arguments.py:852)."""
     if not plan.model.experts:
         return {}
     te = implementation(plan) == "transformer_engine"
     return {
         "expert_tensor_parallel_size": plan.etp,
         "moe_token_dispatcher_type": plan.moe_token_dispatcher_type,
-        "moe_grouped_gemm": te,
+        "moe_grouped_gemm": te and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY,
         "moe_permute_fusion": te,
     }
 

@@ -63,15 +63,13 @@ def _check_numbers(plan: Plan) -> None:
             raise InputError(key, getattr(plan, key), "must be at least 1")
     product = plan.tp * plan.pp * plan.cp * plan.dp
     if plan.world_size != product:
-        raise InputError(
-            "world_size", plan.world_size, f"is not tp x pp x cp x dp = {plan.tp} x {plan.pp} x {plan.cp} x {plan.dp} = {product}"
-        )
+        degrees = f"{plan.tp} x {plan.pp} x {plan.cp} x {plan.dp} = {product}"
+        raise InputError("world_size", plan.world_size, f"is not tp x pp x cp x dp = {degrees}")
     if plan.world_size != plan.cluster.num_gpus:
         raise InputError("world_size", plan.world_size, f"is not cluster.num_gpus={plan.cluster.num_gpus}")
-    if plan.global_batch_size != plan.training.global_batch_size:
-        raise InputError(
-            "global_batch_size", plan.global_batch_size, f"is not training.global_batch_size={plan.training.global_batch_size}"
-        )
+    batch = plan.training.global_batch_size
+    if plan.global_batch_size != batch:
+        raise InputError("global_batch_size", plan.global_batch_size, f"is not training.global_batch_size={batch}")
     samples = plan.micro_batch_size * plan.num_microbatches * plan.dp
     if samples != plan.global_batch_size:
         parts = f"{plan.micro_batch_size} x {plan.num_microbatches} x {plan.dp}"
@@ -99,10 +97,7 @@ def _check_rules(plan: Plan, capabilities: Capabilities, workload: Workload) -> 
 
 
 def _key(rule: Rule) -> str:
-    """The key of plan.json that a rule is about: the last one that it reads.
-
-    The engine where it reads none.
-    """
+    """The key of plan.json that a rule is about: the last one that it reads; the engine where it reads none."""
     for name in reversed(rule.needs):
         key = name if name in KEYS else FIXED_WITH.get(name, name)
         if key in KEYS:

@@ -14,11 +14,12 @@ for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import le
 from typing import NamedTuple
 
 from orchestrator.cost.capacity import Capacity
-from orchestrator.cost.price import CostModel, LayerCost, StageCost, StageSums
+from orchestrator.cost.price import CostModel, StageCost, StageSums
 from orchestrator.model.spec import ModelSpec
 from orchestrator.search.partition import ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
@@ -106,8 +107,8 @@ class Inner:
         self.usable = limit.usable
         self.pp, self.vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
         self.layers = transformer_layers(model)
-        self.simulated = self.spent = 0
-        """Partitions, and what they took in simulated passes."""
+        self.spent = 0
+        """What partitions took, in simulated passes."""
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
         self._one_kind = len(model.runs) == 3
@@ -122,7 +123,6 @@ class Inner:
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
-        self._costs: dict[tuple[str, Recompute], LayerCost] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
         group = candidate.microbatch_group_size_per_vp_stage
         self._places = [(p == 0, p == self.pp - 1, memory.flights) for p, memory in enumerate(self._memories)]
@@ -210,26 +210,20 @@ class Inner:
 
     def _sums(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> StageSums:
         """The layers of stage p added up, in the order in which the plan has them."""
-        mode, first_n = recompute
+        (mode, first_n), layer = recompute, partial(self.costs.layer, self.candidate)
         sums = self.costs.sums(self.candidate)
         if p == 0:
-            sums.add(self._layer(self.model.runs[0].layer.kind, "none"), 1)
+            sums.add(layer(self.model.runs[0].layer.kind, "none"), 1)
         for chunk, runs in enumerate(chunks):
             recomputed = first_layers(self.model, runs, 0 if mode == "none" else first_n)
             for (kind, count), inside in zip(runs, recomputed, strict=True):
                 if inside:
-                    sums.add(self._layer(kind, mode), inside, chunk)
+                    sums.add(layer(kind, mode), inside, chunk)
                 if count > inside:
-                    sums.add(self._layer(kind, "none"), count - inside, chunk)
+                    sums.add(layer(kind, "none"), count - inside, chunk)
         if p == self.pp - 1:
-            sums.add(self._layer(self.model.runs[-1].layer.kind, "none"), 1, self.vpp - 1)
+            sums.add(layer(self.model.runs[-1].layer.kind, "none"), 1, self.vpp - 1)
         return sums
-
-    def _layer(self, kind: str, mode: Recompute) -> LayerCost:
-        cost = self._costs.get((kind, mode))
-        if cost is None:
-            cost = self._costs[kind, mode] = self.costs.layer(self.candidate, kind, mode)
-        return cost
 
     def _chunks(self, p: int, start: int, sizes: tuple[int, ...]) -> Chunks:
         if self._one_kind:
@@ -391,7 +385,7 @@ class Inner:
     def _walk(self, walk: Partitions, best: Best | None, upper: float, further: int = 0, near: Best | None = None) -> Best | None:
         walk.best = best
         found = walk.search(upper, further or MOST_SIMULATED * self.pipeline.passes, sharply=further > 0, near=near)
-        self.simulated, self.spent, self.left = self.simulated + walk.simulated, self.spent + walk.spent, walk.left
+        self.spent, self.left = self.spent + walk.spent, walk.left
         return found
 
     def _solve_alone(self, threshold: float, further: int) -> Answer:
@@ -402,7 +396,7 @@ class Inner:
             if answers[-1].solution is not None:
                 threshold = min(threshold, answers[-1].solution.step_time_s)
         self.left = min(inner.left for inner in self._alone)
-        self.simulated, self.spent = sum(inner.simulated for inner in self._alone), sum(inner.spent for inner in self._alone)
+        self.spent = sum(inner.spent for inner in self._alone)
         solved = [answer for answer in answers if answer.solution is not None]
         if solved:
             return min(solved, key=lambda answer: answer.bound_s)

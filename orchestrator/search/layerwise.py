@@ -50,9 +50,6 @@ class LayerwiseResult(NamedTuple):
     """The plan, and what is known about all others of its space."""
 
     plan: LayerwisePlan
-    tried: int
-    """(batch, pp, micro-batches, embedding and head) that were solved, of those that are legal."""
-    legal: int
     at_least_s: float
     """Seconds that no plan of this batch undercuts, nor one of another batch that was open, counted in samples."""
 
@@ -105,7 +102,9 @@ class Splits:
         self.last = prices.runs[-1][0] if prices.runs[-1][0] in ENDS else None
         self.overhead, self.once = prices.overheads_s()
         self.back = 2 * prices.hop_s(outer)
-        self.fastest = {kind: self._least(kind, lambda way: way.forward_s + way.backward_s) for kind, _ in prices.runs}
+        self.fastest = {
+            kind: min((way.forward_s + way.backward_s for way in prices.ways(kind, outer)), default=INFINITE) for kind, _ in prices.runs
+        }
         self.work_s = sum(count * self.fastest[kind] for kind, count in prices.runs) + self.pp * self.overhead
         """Seconds of a micro-batch in all stages at least; infinite where some layer has no legal way."""
         self.least = filled(self.work_s, self.pp, self.m, 1, self.back / 2) + self.once if self.work_s < INFINITE else INFINITE
@@ -121,9 +120,6 @@ class Splits:
         """Seconds of the plan that `search` found."""
         self.steps = 0
         """Of the stages that were solved."""
-
-    def _least(self, kind: str, of: object) -> float:
-        return min((of(way) for way in self.prices.ways(kind, self.outer)), default=INFINITE)  # type: ignore[operator]
 
     # ---- a stage
 
@@ -255,18 +251,16 @@ class Splits:
         """(the best of less than `upper` seconds, seconds that nothing which was left out undercuts)."""
         if steps is None:
             return None, INFINITE
-        walk = Partitions(self._pipeline, steps, self.layers)
+        hops = [self.back / 2] * self.pp
+        pipeline = Pipeline("1f1b", self.pp, self.m, 1, None, hops, self.once, self._score)
+        walk = Partitions(pipeline, steps, self.layers)
         best = walk.search(upper * (1 - ROUNDING), MOST_PASSES)
         if walk.left < (upper if best is None else best.seconds):
             best = walk.search(upper * (1 - ROUNDING), MOST_PASSES, sharply=True)
         return None if best is None else Found(best.seconds, tuple(way.made for way in best.ways)), walk.left
 
-    @property
-    def _pipeline(self) -> Pipeline:
-        hops = [self.back / 2] * self.pp
-        return Pipeline(
-            "1f1b", self.pp, self.m, 1, None, hops, self.once, lambda ways: plan_price(self.prices, self.outer, [w.made for w in ways])
-        )
+    def _score(self, ways: Sequence[StageWay]) -> float:
+        return plan_price(self.prices, self.outer, [way.made for way in ways])
 
     @staticmethod
     def _stage_ways(front: Front) -> list[StageWay]:
@@ -374,7 +368,7 @@ def layerwise(
                     if splits.least < INFINITE:
                         queue.append((splits.least / batch, len(queue), 0, batch, splits))
     best: tuple[Found, Outer, int] | None = None
-    tried, legal = 0, len(queue)
+    legal = len(queue)
     each = least = INFINITE  # seconds a sample: of the best plan, and of what none undercuts
     heapify(queue)
     while queue:
@@ -385,7 +379,6 @@ def layerwise(
         if turn == 0:
             splits.estimate(each * batch)
         else:
-            tried += turn == 1
             found = splits.search(each * batch) if turn == 1 else splits.finish(each * batch)
         if found is not None:
             best, each = (found, splits.outer, batch), found.seconds / batch
@@ -408,4 +401,4 @@ def layerwise(
         peak_memory_bytes=max(stage.peak_bytes for stage in chosen),
         sequence_parallel=prices.sequence_parallel,
     )
-    return LayerwiseResult(plan, tried, legal, min(seconds, least * batch))
+    return LayerwiseResult(plan, min(seconds, least * batch))

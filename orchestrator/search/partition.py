@@ -117,8 +117,8 @@ class Partitions:
         """Seconds that no partition undercuts."""
         self.left = INFINITE
         """Seconds that none undercuts of those that were left out."""
-        self.simulated = self.spent = 0
-        """Partitions, and what they and their bounds took, in simulated passes."""
+        self.spent = 0
+        """What partitions and their bounds took, in simulated passes."""
         self.best: Best | None = None
         self._path: list[Way] = []
         self._cut: _Cut | None = None
@@ -222,7 +222,6 @@ class Partitions:
             self._path.pop()
 
     def _simulate(self, ways: Sequence[Way]) -> float:
-        self.simulated += 1
         self.spent += self.pipeline.passes
         seconds = self.pipeline.score(ways)
         if seconds < self.best.seconds if self.best is not None else seconds <= self.upper:

@@ -28,7 +28,6 @@ from orchestrator.search.inner import Inner, Solution
 from orchestrator.search.question import DEFAULTS, Engines, SearchSettings
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Traits
-from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.megatron_layout import chunk_sizes
 from orchestrator.strategy.spec import RECOMPUTE_ORDER
 from orchestrator.strategy.tree import Leaf, Outcome, Tree
@@ -43,8 +42,8 @@ ROUNDING = 1e-9
 LOOK_AHEAD = 1.05
 """How far above its bound so far a choice's inner bound is looked for at a time: the splits that may be faster are few, and most choices
 never come to the queue's head again."""
-MOST_FURTHER = 6_000_000
-"""Passes simulated at the end, or what takes as long (four seconds), to prove that no partition that was left out is the fastest."""
+MOST_FURTHER = 1_500_000
+"""Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 STOPPED = "not looked at: the search was stopped before (search.budget_s)"
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
@@ -67,8 +66,6 @@ class SearchResult(Value, frozen=True, kw_only=True):
     """Whether the plan is the proven optimum of its space: whatever was left out has a bound that is not below its time."""
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where the search was stopped."""
-    simulated: int = 0
-    """Partitions whose schedule was simulated."""
 
 
 GROUP, FLOOR, SOLVE = -1, 0, 1
@@ -174,7 +171,6 @@ def search(
                 continue
         elif inner is not None:
             answer = inner.solve(best.threshold)
-            best.simulated += inner.simulated
             if inner.left < float("inf"):
                 unfinished.append((inner, choice))
             if answer.solution is not None:
@@ -196,11 +192,10 @@ def search(
     least = _finish(best, unfinished, late)
     if not best.ranked:
         missing = [outcome for _, outcome in sorted(outcomes.items())]
-        raise no_plan(workload, engines, settings, costs, [outcome for _, outcome in cut], missing)
+        raise no_plan(workload, engines, settings, [outcome for _, outcome in cut], missing)
     plans: list[Plan] = []
     for solution, choice in best.ranked:
-        prediction = costs[choice.engine].price(solution.candidate, solution.stages)
-        plans.append(_plan(solution, prediction, workload, engines[choice.engine].calibration.name))
+        plans.append(_plan(solution, workload, costs[choice.engine]))
     winner = plans[0]
     assert winner.predicted is not None
     top = winner.predicted.step_time_s
@@ -218,7 +213,6 @@ def search(
         complete=complete,
         proven=complete and least >= top,
         at_least_s=least if complete else None,
-        simulated=best.simulated,
     )
 
 
@@ -253,10 +247,9 @@ def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]], late: Callable[
     least = float("inf")
     for inner, choice in sorted(unfinished, key=lambda entry: entry[0].left):
         if inner.left < best.score * (1 - ROUNDING) and not late():
-            before, simulated = inner.spent, inner.simulated
+            before = inner.spent
             answer = inner.solve(best.score, max(1, (MOST_FURTHER - best.further) // 3))
             best.further += inner.spent - before
-            best.simulated += inner.simulated - simulated
             if answer.solution is not None and answer.solution.step_time_s < best.score:
                 best.add(answer.solution, choice)
         least = min(least, inner.left)
@@ -271,7 +264,7 @@ class _Best:
 
     def __init__(self, k: int) -> None:
         self.k = max(1, k)
-        self.simulated = self.further = 0
+        self.further = 0
         self.ranked: list[tuple[Solution, Choice]] = []
 
     @property
@@ -307,16 +300,16 @@ def _percent(bound: float, top: float) -> str:
     return f"{100 * max(0.0, bound / top - 1):.1f}%"
 
 
-def _plan(solution: Solution, prediction: Prediction, workload: Workload, calibration: str) -> Plan:
+def _plan(solution: Solution, workload: Workload, costs: CostModel) -> Plan:
     return Plan(
         **chosen(solution.candidate),
         global_batch_size=workload.training.global_batch_size,
         stages=solution.stages,
-        predicted=prediction,
+        predicted=costs.price(solution.candidate, solution.stages),
         model=workload.model.architecture,
         training=workload.training,
         cluster=workload.cluster,
-        calibration=calibration,
+        calibration=costs.calibration.name,
     )
 
 
@@ -333,9 +326,8 @@ def _rejected(plans: list[Plan], top: float, cut: list[tuple[int, Outcome]]) -> 
     for plan in plans[1:]:
         assert plan.predicted is not None
         reasons.append(Reason(choice=plan.candidate.label(), why=f"slower by {_percent(plan.predicted.step_time_s, top)}"))
-    broad = sorted((outcome for _, outcome in cut), key=lambda outcome: len(outcome.decided))
-    reasons += [Reason(choice=outcome.choice, why=outcome.reason or "") for outcome in broad]
-    return tuple(reasons[:REJECTED_IN_PLAN])
+    broad = sorted((outcome for _, outcome in cut), key=lambda outcome: len(outcome.decided))[: REJECTED_IN_PLAN - len(reasons)]
+    return (*reasons, *(Reason(choice=outcome.choice, why=outcome.reason or "") for outcome in broad))
 
 
 def reprice(plan: Plan, traits: Traits, calibration: Calibration) -> Plan:

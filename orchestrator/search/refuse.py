@@ -48,22 +48,20 @@ def no_plan(
     workload: Workload,
     engines: Engines,
     settings: SearchSettings,
-    costs: Sequence[CostModel],
     cuts: Sequence[Outcome],
     outcomes: Sequence[Outcome],
 ) -> NoPlanError:
-    """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid; `costs` the
-    engines' prices."""
+    """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid."""
     cluster, pins = workload.cluster, settings.pins
     who = f"{workload.model.architecture.name} on {cluster.num_gpus} x {cluster.gpu.name}"
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus)
-        return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(workload, engines, settings, costs, fitting=False)}")
+        return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(workload, engines, settings, fitting=False)}")
     limits = [settings.limit_for(engine, workload) for engine in engines]
-    need, nearest, refused, most = _nearest(workload.model, engines, limits, costs, outcomes, pins)
+    need, nearest, refused, most = _nearest(workload, engines, limits, outcomes, pins)
     have = format_bytes(most.usable)
     kept = f" ({format_bytes(most.limit)} less {format_bytes(most.reserve)} kept free)" if most.reserve else ""
-    relax = _relaxed(workload, engines, settings, costs, fitting=True)
+    relax = _relaxed(workload, engines, settings, fitting=True)
     return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
 
 
@@ -84,7 +82,7 @@ def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
 
 
 def _nearest(
-    model: ModelSpec, engines: Engines, limits: Sequence[MemoryLimit], costs: Sequence[CostModel], outcomes: Sequence[Outcome], pins: Pins
+    workload: Workload, engines: Engines, limits: Sequence[MemoryLimit], outcomes: Sequence[Outcome], pins: Pins
 ) -> tuple[float, str, Refused, MemoryLimit]:
     """(bytes, choice, its price, its engine's limit) of the choice that lacks least, of those with the lowest floors."""
     index = {engine.name: i for i, engine in enumerate(engines)}
@@ -94,14 +92,14 @@ def _nearest(
         if best is not None and (outcome.peak_memory_bytes or 0.0) >= best[0]:
             break
         i = index[outcome.candidate.engine]
-        strongest = outcome.candidate.strategy.recompute
-        inner = Inner(costs[i], model, engines[i].capabilities, Leaf(outcome.candidate, (strongest,)), limits[i], pins.layout)
+        leaf = Leaf(outcome.candidate, (outcome.candidate.strategy.recompute,))
+        inner = Inner(engines[i].costs(workload), workload.model, engines[i].capabilities, leaf, limits[i], pins.layout)
         need = inner.need(inner.even_sizes())
         if best is None or need < best[0]:
             best = (need, inner, limits[i])
     assert best is not None
     need, inner, most = best
-    refused = at_its_leanest(inner.costs, model, inner.candidate, inner.even_sizes())
+    refused = at_its_leanest(inner.costs, workload.model, inner.candidate, inner.even_sizes())
     return need, refused.choice, refused, most
 
 
@@ -112,13 +110,13 @@ def at_its_leanest(costs: CostModel, model: ModelSpec, candidate: Candidate, siz
     return Refused(choice=f"{candidate.label()} recompute={mode}", predicted=costs.price(candidate, stages))
 
 
-def _fits(workload: Workload, engines: Engines, settings: SearchSettings, costs: Sequence[CostModel], *, fitting: bool) -> str | None:
+def _fits(workload: Workload, engines: Engines, settings: SearchSettings, *, fitting: bool) -> str | None:
     """The name of a plan that would do; None: there is none. Unless `fitting` any legal one."""
     leaves = [[*Tree(engine.capabilities, workload, settings.pins).leaves(lambda _: None)] for engine in engines]
     if not fitting:
         return next((found.candidate.label() for some in leaves for found in some), None)
-    for engine, some, here in zip(engines, leaves, costs, strict=True):
-        most = settings.limit_for(engine, workload)
+    for engine, some in zip(engines, leaves, strict=True):
+        here, most = engine.costs(workload), settings.limit_for(engine, workload)
         floors = sorted(((here.memory_floor(leaf.candidate), order, leaf) for order, leaf in enumerate(some)), key=lambda x: x[:2])
         for floor, _, leaf in floors[:LOOKED_AT]:
             if floor > most.usable:
@@ -141,7 +139,7 @@ def _grown(cluster: Cluster, times: int) -> Cluster:
     return replace(cluster, num_gpus=gpus, levels=(*inner, outer))
 
 
-def _relaxed(workload: Workload, engines: Engines, settings: SearchSettings, costs: Sequence[CostModel], *, fitting: bool) -> str:
+def _relaxed(workload: Workload, engines: Engines, settings: SearchSettings, *, fitting: bool) -> str:
     """What would help, each tried: leaving out one pin, leaving out all, and where a plan must be `fitting` an optimizer of fewer bytes,
     more GPUs."""
     help_: list[str] = []
@@ -150,32 +148,27 @@ def _relaxed(workload: Workload, engines: Engines, settings: SearchSettings, cos
         if name == "vpp" and settings.pins.layout is not None:
             continue
         fewer = replace(settings, pins=replace(settings.pins, **{name: None}))
-        found = _fits(workload, engines, fewer, costs, fitting=fitting)
+        found = _fits(workload, engines, fewer, fitting=fitting)
         if found is not None:
             help_.append(f"leave out pin.{name} ({found})")
     if not help_ and len(names) > 1:
-        found = _fits(workload, engines, replace(settings, pins=Pins()), costs, fitting=fitting)
+        found = _fits(workload, engines, replace(settings, pins=Pins()), fitting=fitting)
         if found is not None:
             help_.append(f"leave out the pins {', '.join(names)} ({found})")
     if not help_ and fitting:
         training = workload.training
         for changes in NARROWER if training.optimizer == "adamw" else ():
             narrow = replace(workload, training=replace(training, **changes))
-            found = None if narrow == workload else _otherwise(narrow, engines, settings)
+            found = None if narrow == workload else _fits(narrow, engines, settings, fitting=True)
             if found is not None:
                 help_.append(" ".join(f"train.{name}={str(value).lower()}" for name, value in changes.items()) + f" ({found})")
                 break
         for times in MORE_GPUS:
             more = replace(workload, cluster=_grown(workload.cluster, times))
-            found = _otherwise(more, engines, settings)
+            found = _fits(more, engines, settings, fitting=True)
             if found is not None:
                 help_.append(f"gpus={more.cluster.num_gpus} ({found})")
                 break
     if not help_:
         return ""
     return RELAX + ", or ".join(help_)
-
-
-def _otherwise(workload: Workload, engines: Engines, settings: SearchSettings) -> str | None:
-    """The name of a plan that would fit for another workload than the one that was asked about."""
-    return _fits(workload, engines, settings, [engine.costs(workload) for engine in engines], fitting=True)

@@ -56,6 +56,7 @@ TABLES: dict[str, tuple[Case, ...]] = {
     "main": (
         *(Case("t5_large", 16), Case("llama2_7b", 8), Case("llama3_70b", 64), Case("gpt3_175b", 1024)),
         *(Case("llama3_405b", 2048), Case("llama3_405b", 8192), Case("gpt3_1t", 16384)),
+        *(Case("qwen3_235b_a22b", 256), Case("deepseek_v3", 2048)),
     ),
     "layers": tuple(Case("llama2_7b", 64, (f"model.num_layers={n}",)) for n in LAYERS),
     "gpus": (

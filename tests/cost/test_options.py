@@ -14,7 +14,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
-from orchestrator.model.spec import Architecture
+from orchestrator.model.spec import Architecture, Attention
 from orchestrator.strategy.axes import cp, dp, ep, tp
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
@@ -207,3 +207,16 @@ def test_larger_groups_of_micro_batches_hold_more_and_share_the_layers_prices() 
     assert more[1] == pytest.approx(2 * saved) == pytest.approx(more[2])
     assert more[3] >= 2 * saved + 2 * waiting * (1 - 1e-9)
     assert more[0] >= 2 * waiting
+
+
+def test_a_ring_of_attention_adds_up_its_steps_and_holds_their_outputs_until_then() -> None:
+    """Of cp=4: four outputs of sh/4, the first scaled (read and written), the others also added to what is there; queries, keys and values'
+    gradients three times each for all steps but the first."""
+    sh = 2 * S * H  # bytes
+    (op,) = (op for op in LAYER.ops if isinstance(op, Attention))
+    strategy = Strategy(mesh=Mesh(cp=4))
+    assert cp.merged_bytes(op, strategy, 1, 2, steps=4) == (11 * sh / 4, 9 * 3 * sh / 4)
+    assert cp.merged_bytes(op, strategy, 1, 2, steps=1) == (0.0, 0.0)
+    assert cp.working_bytes(op, strategy, 1, 2, inner=1, steps=4) == 4 * sh / 4 + 4 * sh / 4
+    assert cp.working_bytes(op, strategy, 1, 2, inner=1, steps=1) == 2 * sh, "keys and values, gathered"
+    assert cp.working_bytes(op, strategy, 1, 2, inner=4, steps=1) == 3 * sh / 4

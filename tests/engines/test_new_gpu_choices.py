@@ -8,10 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hand_plans import LLAMA3_8B, engine_fields, make_plan, training_for
+from hand_plans import LLAMA, LLAMA3_8B, engine_fields, make_plan, training_for
+from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.model.parts.experts import Experts
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.spec import ENGINE_OPTIONS
 
@@ -203,3 +205,13 @@ def test_an_old_plan_has_the_engines_own_ways() -> None:
     for name in ("fp8_recipe", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"):
         old["training"].pop(name)
     assert from_json(json.dumps(old)) == plan
+
+
+def test_products_of_all_experts_at_once_are_amperes_and_later() -> None:
+    """Megatron-LM refuses --moe-grouped-gemm before (training/arguments.py:852)."""
+    model = replace(LLAMA, feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=128))
+    for gpu, precision, grouped in (("V100-SXM2-32GB", "fp16", False), ("A100-SXM-80GB", "bf16", True)):
+        plan = make_plan(model=model, gpu=gpu, training=training_for(model, precision=precision))
+        assert engine_fields(plan)["transformer_config"]["moe_grouped_gemm"] is grouped
+        assert (("--moe-grouped-gemm",) in megatron_flags(plan)) is grouped
+        assert ("--moe-permute-fusion",) in megatron_flags(plan)

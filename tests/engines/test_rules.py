@@ -157,6 +157,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("tp_comm_overlap", M, workload(world=16), {"tp": 16, "dp": 1, "sequence_parallel": True, "tp_comm_overlap": True}, "8 GPUs of node"),
     ("cuda_graphs", M, workload(gpu="cpu"), {"cuda_graph_impl": "local"}, "on GPUs"),
     ("cuda_graphs", M, workload(LLAMA), {"cuda_graph_impl": "local", "recompute": "full"}, "modules only"),
+    ("cuda_graphs", M, workload(replace(LLAMA, feed_forward=SIX)), {"cuda_graph_impl": "local", "ep": 2}, "experts without a capacity"),
     (
         *("cuda_graphs", M, workload(replace(LLAMA, hidden_dropout=0.1))),
         *({"cuda_graph_impl": "local", "recompute": "mlp"}, "hidden_dropout=0.1"),

@@ -76,3 +76,16 @@ def test_no_pinned_choice_is_faster_than_the_fastest_of_all(name: str, gpus: int
 def searched_with(plan: Plan, cp: int, searched: Any) -> bool:
     """Whether the search takes this degree unasked."""
     return all(plan.training.seq_length // cp >= engine.least_sequence_part for engine in searched if "cp" in engine.axes)
+
+
+def test_long_sequences_are_divided_without_being_asked() -> None:
+    """Llama 3 8B at 131,072 tokens on 16 H100, in a kind of context parallelism that no other kind beats."""
+    settings = recipe.load(["recipe=llama3_8b_128k", "launch=none"], machine(), list(ENGINES))
+    asked = planning.question(settings, top_k=1)
+    plan = planning.fastest(settings, asked).plan
+    assert plan.predicted is not None
+    assert plan.cp >= 8
+    for pins in ({"cp": 1}, {"cp": plan.cp, "cp_comm_type": "p2p"}, {"cp": plan.cp, "cp_comm_type": "all_gather"}):
+        other = search(asked.workload, asked.planned, replace(asked.asked, pins=replace(asked.asked.pins, **pins))).plan
+        assert other.predicted is not None
+        assert other.predicted.step_time_s > plan.predicted.step_time_s

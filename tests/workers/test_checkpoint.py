@@ -36,6 +36,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
         {"model": QWEN3_MOE, **SP, "pp": 2, "dp": 2, "ep": 4, "zero_stage": 1},
     ),
+    "megatron cp2 dp2 zero1 llama to cp4": (
+        {"model": LLAMA, "cp": 2, "dp": 2, "zero_stage": 1, "cp_comm_type": "all_gather"},
+        {"model": LLAMA, "cp": 4, "zero_stage": 1, "cp_comm_type": "all_gather"},
+    ),
     "deepspeed tp2 zero1": ({"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "tp": 2, "zero_stage": 1}),
     "deepspeed dp2 zero3": ({"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}, {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3}),
     "megatron bf16 tp2": ({"tp": 2, "precision": "bf16"}, {"tp": 2, "precision": "bf16"}),
@@ -146,6 +150,7 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Left to .ci/full, as LONG."""
 
 LONG = (
+    "megatron cp2 dp2 zero1 llama to cp4",
     "hugging face tp2 dp2 zero3 to zero0",
     "deepspeed zero3 dp3 to zero1",
     "deepspeed bf16 dp2 zero1 to zero3",

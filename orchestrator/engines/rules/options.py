@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from orchestrator.engines.rules.rule import rule
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.capabilities import Rule
@@ -21,6 +23,9 @@ def tp_comm_overlap(candidate: Candidate, workload: Workload) -> str | None:
     return None if tp <= inner.size else f"tp_comm_overlap: tp={tp} reaches beyond the {inner.size} GPUs of {inner.name}"
 
 
+CUDA_GRAPHS: Final = "core/transformer/transformer_config.py:1766-1829; training/arguments.py:1158"
+
+
 def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
     strategy, cluster = candidate.strategy, workload.cluster
     if strategy.cuda_graph_impl == "none":
@@ -29,6 +34,9 @@ def cuda_graphs(candidate: Candidate, workload: Workload) -> str | None:
         return f"cuda_graph_impl={strategy.cuda_graph_impl} needs Transformer Engine's random numbers, on GPUs"
     if strategy.recompute == "full":
         return f"cuda_graph_impl={strategy.cuda_graph_impl} with recompute=full: graphs of layers take recompute of modules only"
+    if workload.model.architecture.experts:
+        why = "a graph has as many tokens in every step, which experts without a capacity have not"
+        return f"cuda_graph_impl={strategy.cuda_graph_impl} with experts: {why}"
     modules, a = RECOMPUTE_MODULES.get(strategy.recompute, ()), workload.model.architecture
     for module, name, dropout in (("core_attn", "attention", a.attention_dropout), ("mlp", "hidden", a.hidden_dropout)):
         if module in modules and dropout:
@@ -105,7 +113,7 @@ def option_rules() -> tuple[Rule, ...]:
             "tp",
             "sequence_parallel",
         ),
-        rule("cuda_graphs", "core/transformer/transformer_config.py:1780-1829", cuda_graphs, "cuda_graph_impl", "recompute"),
+        rule("cuda_graphs", CUDA_GRAPHS, cuda_graphs, "cuda_graph_impl", "recompute"),
         rule("cp_comm", "cp_comm: core/extensions/transformer_engine.py:1228-1252", cp_kind, "cp_comm_type", "tp", "cp"),
         rule(
             "dispatcher",
