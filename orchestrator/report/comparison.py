@@ -10,7 +10,7 @@ from rich.text import Text
 
 from orchestrator.plan import Plan
 from orchestrator.report.budget import budget
-from orchestrator.report.text import _table, cause_name, choice
+from orchestrator.report.text import NOISE, _table, cause_name, choice
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
 
@@ -80,7 +80,8 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
 def _causes(heading: str, pairs: dict[str, tuple[float, float]], names: tuple[str, str], *, seconds: bool) -> Table:
     write = format_seconds if seconds else format_bytes
     table = _table((heading, False), (names[0], True), (names[1], True), ("difference", True))
-    for name, (one, other) in pairs.items():
+    least = NOISE * sum(one + other for one, other in pairs.values())
+    for name, (one, other) in ((name, tuple(value if value > least else 0.0 for value in pair)) for name, pair in pairs.items()):
         if one or other:
             table.add_row(cause_name(name), write(one), write(other), signed(other - one, write(abs(other - one))))
     table.add_section()
