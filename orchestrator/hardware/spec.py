@@ -86,14 +86,14 @@ class Level(Value, frozen=True, kw_only=True):
 
 def segment(size: int, node: int, num_gpus: int) -> int:
     """GPUs that a job uses of each domain of `size`, larger than a node: as many whole nodes as leave all domains alike (what Slurm's
-    --segment asks for); all of it where no number of nodes does.
+    --segment asks for); all of it where that would be less than half of each.
 
-    >>> segment(72, 4, 256), segment(72, 4, 288), segment(72, 4, 8), segment(72, 8, 1024)
-    (64, 72, 72, 64)
+    >>> segment(72, 4, 256), segment(72, 4, 288), segment(72, 4, 8), segment(72, 8, 1024), segment(24, 6, 30)
+    (64, 72, 72, 64, 24)
     """
     if num_gpus <= size or num_gpus % size == 0:
         return size
-    return next((used for used in range(size - size % node, 0, -node) if num_gpus % used == 0), size)
+    return next((used for used in range(size - size % node, (size - 1) // 2, -node) if num_gpus % used == 0), size)
 
 
 class Software(Value, frozen=True, kw_only=True):
