@@ -54,6 +54,7 @@ def run(words: Sequence[str]) -> int:
     if "--cfg" in words:
         print(recipe.resolved_yaml(settings), end="")
         return 0
+    recipe.check_no_question(settings)
     print(settings.why_cluster, flush=True)
     if settings.continues is not None:
         print(resuming.said(settings.continues), flush=True)

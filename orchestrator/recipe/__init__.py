@@ -8,13 +8,14 @@ from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.read import as_texts, read_arguments
 from orchestrator.recipe.resolved import resolved_yaml
 from orchestrator.recipe.schema import recipe_schema
-from orchestrator.recipe.settings import Settings, load, load_tree
+from orchestrator.recipe.settings import Settings, check_no_question, load, load_tree
 from orchestrator.recipe.weights import model_type
 
 __all__ = [
     "KEYS",
     "Settings",
     "as_texts",
+    "check_no_question",
     "help_text",
     "load",
     "load_cluster",

@@ -173,6 +173,13 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     )
 
 
+def check_no_question(settings: Settings) -> None:
+    """Raises InputError for a question (target.*, largest=) where one plan is made: only the command `plan` answers it."""
+    for name, value in [*((f"target.{name}", value) for name, value in settings.targets.given().items()), ("largest", settings.largest)]:
+        if value is not None:
+            raise InputError(name, value, "is a question that python -m orchestrator plan answers; then give the number that it finds here")
+
+
 def _targets(merged: Flat) -> Targets:
     targets = filled(merged, Targets)
     if targets.cost is not None and value_of(merged, "cluster.price_per_gpu_hour", None) is None:

@@ -133,6 +133,8 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "zero bytes in a path": ((*TINY, "out=a\0b"), "out"),
     "zero bytes in another path": ((*TINY, "calibration=a\0b"), "calibration='a\\x00b': can't be read: "),
     "a blend's path that is too long": ((*TINY, f"data.blend=1 {'a' * 300}"), "can't be read: File name too long"),
+    "a question for another command": ((*TINY, "target.days=3"), "target.days=3.0: is a question that python -m orchestrator plan answers"),
+    "another question": ((*TINY, "largest=seq_length"), "largest=seq_length: is a question that python -m orchestrator plan answers"),
     "a line break in a family": ((*TINY, "model.family=a\nb"), "model.family='a\\nb': is not known"),
     "a line break in a layout": ((*TINY, "pin.pp=2", "pin.layout=Et*2\n|t*2L"), "pin.layout="),
 }
