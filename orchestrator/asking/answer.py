@@ -10,7 +10,6 @@ from typing import Any, TextIO, cast
 
 from orchestrator import planning
 from orchestrator.engines import ENGINES
-from orchestrator.engines.megatron_args import megatron_flags, why_not
 from orchestrator.errors import InputError
 from orchestrator.folder import all_files, write_folder
 from orchestrator.job import Job
@@ -98,21 +97,23 @@ class Answer(Value, frozen=True, kw_only=True):
         """DeepSpeed's configuration. Raises InputError for a plan of an engine that has none."""
         content = next((file.content for file in self.job().files if file.path == DS_CONFIG), None)
         if content is None:
-            having = [name for name in ENGINES if "deepspeed" in name]
-            raise InputError("engine", self.plan.engine, f"has no {DS_CONFIG}; plan with one of these", having)
+            having = [name for name, engine in ENGINES.items() if "ds" in engine.passes]
+            raise InputError("engine", self.plan.engine, f"has no {DS_CONFIG}", having)
         found: dict[str, Any] = json.loads(content)
         return found
 
     def megatron_args(self) -> list[str]:
         """Words for Megatron-LM's pretrain scripts: of the plan or, where its command line can't say that, of the fastest one that it can
         (`found.said`). Raises InputError where there is none."""
-        if "megatron" not in self.plan.engine:
-            raise InputError("engine", self.plan.engine, "has no arguments of Megatron-LM", ["megatron"])
+        program = ENGINES[self.plan.engine].program
+        if program is None:
+            having = [name for name, engine in ENGINES.items() if engine.program is not None]
+            raise InputError("engine", self.plan.engine, "has no arguments of Megatron-LM", having)
         told = self.found.said or self.plan
-        reason = why_not(told)
+        reason = program.why_not(told)
         if reason is not None:
             raise InputError("engine", self.plan.engine, f"Megatron-LM's command line can't say this plan: {reason}")
-        return [word for flag in megatron_flags(told) for word in flag]
+        return [*program.words(told)]
 
     def to_json(self) -> str:
         """plan.json, from which plan=PATH gives the same plan."""

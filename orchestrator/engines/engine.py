@@ -49,6 +49,8 @@ class Program(Value, frozen=True, kw_only=True):
     """Why they can say no plan for this model and training with this software; None: they can."""
     why_not: Callable[[Plan], str | None]
     """Why they can't say this plan; None: they can."""
+    words: Callable[[Plan], Sequence[str]]
+    """The arguments that say a plan which it can be told."""
     beside: Callable[[Job, Plan, Plan], Job]
     """The job of a plan that they can't say, with the arguments of another plan (the last) in its folder, and a note that says so."""
     of_documents: Callable[[Plan], Sequence[str] | None]

@@ -41,12 +41,16 @@ def beside(job: Job, plan: Plan, other: Plan) -> Job:
     return replace(job, files=(*files, file), notes=(*kept, note, *megatron_args.notes(other), *passthrough.notes(other)))
 
 
+def words(plan: Plan) -> list[str]:
+    """As `Program` says."""
+    return [word for flag in megatron_args.megatron_flags(plan) for word in flag]
+
+
 def of_documents(plan: Plan) -> Sequence[str] | None:
     """As `Program` says: pretrain_gpt.py's data set takes whole documents for each of --split's shares, those of BERT and T5 sentences."""
     if megatron_args.program_of(plan) != "pretrain_gpt.py":
         return None
-    flags = megatron_args.megatron_flags(plan) if megatron_args.why_not(plan) is None else ()
-    return [word for flag in flags for word in flag]
+    return words(plan) if megatron_args.why_not(plan) is None else ()
 
 
 PROGRAM: Final = Program(
@@ -54,6 +58,7 @@ PROGRAM: Final = Program(
     capabilities=sayable,
     why_never=megatron_args.why_never,
     why_not=megatron_args.why_not,
+    words=words,
     beside=beside,
     of_documents=of_documents,
 )
