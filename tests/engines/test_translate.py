@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron.entry import useful_flags
+from orchestrator.engines.megatron.translate import prediction_notes
 from orchestrator.engines.megatron_args import common_recompute, megatron_flags, why_not
 from orchestrator.engines.transformer_config import layout, recompute_fields
 from orchestrator.errors import InputError
@@ -368,3 +369,11 @@ def test_a_world_that_does_not_fill_its_nodes_evenly_is_refused() -> None:
     assert job_of(make_plan(world=12, training=training_for(GPT, global_batch_size=48))).ranks_per_node == 6
     with pytest.raises(InputError, match="gpus=9"):
         job_of(make_plan(world=9, training=training_for(GPT, global_batch_size=9)))
+
+
+def test_prediction_heads_that_differ_from_one_process_are_said() -> None:
+    whole, parts = make_plan(), make_plan(cp=2)
+    predicting = replace(LLAMA, mtp_num_layers=1)
+    assert prediction_notes(parts) == prediction_notes(replace(whole, model=predicting)) == []
+    (note,) = prediction_notes(replace(parts, model=predicting))
+    assert note.startswith("cp=2 with mtp_num_layers=1: megatron-core divides the loss of prediction heads by each rank's own tokens")
