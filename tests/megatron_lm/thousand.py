@@ -14,6 +14,7 @@ more. The same morning, of dense models: 1,000 under each tag, none refused, 391
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -437,4 +438,10 @@ def main(number: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(int(word) for word in (sys.argv[1:] + ["1000", "0"][len(sys.argv) - 1 :]))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("number", nargs="?", type=int, default=1000, help="files (1000)")
+    parser.add_argument("seed", nargs="?", type=int, default=0, help="of the draw (0)")
+    asked = parser.parse_args()
+    if "MEGATRON_LM" not in os.environ:
+        parser.error("MEGATRON_LM must name a checkout of Megatron-LM, tag core_v0.16.1 or core_v0.19.0")
+    sys.exit(main(asked.number, asked.seed))
