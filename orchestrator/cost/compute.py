@@ -199,8 +199,8 @@ def _attention(
     domain: int,
 ) -> tuple[float, float]:
     """(forward, backward). Heads over tp, pairs of queries and keys over cp: a rank that exchanged sequence shards for heads has long
-    sequences of few heads; one that passes keys on or gathers them has two chunks of each sequence, and a kernel for each chunk of keys,
-    whose results it adds up."""
+    sequences of few heads; one that passes keys on has a kernel for each part of them, whose results it adds up; one that gathers them
+    has a kernel for each of its two chunks."""
     mesh, itemsize = strategy.mesh, rates.itemsize
     memory = rates.bandwidth * c.memory_efficiency
     heads = max(1.0, op.heads / mesh.tp) * micro_batch_size
@@ -210,8 +210,7 @@ def _attention(
     if traits.flash_attention:
         flops *= op.visible
         inner, steps = cp.cut(strategy, traits.context_parallel, domain)
-        chunks = 1 if inner == mesh.cp else 2 * mesh.cp // inner
-        saturation = 1 + c.attention_half_length / min(op.query_len / chunks, op.key_len)
+        saturation = 1 + c.attention_half_length / cp.kernel_length(op, mesh, inner, steps)
         per_flop = saturation / rates.peak
         forward = flops * per_flop / c.attention_efficiency
         backward = FLASH_BACKWARD_FLOPS * flops * per_flop / c.attention_backward_efficiency

@@ -8,7 +8,8 @@ import pytest
 from cost_cases import MEGATRON, a100, candidate, cost_model, gpt, stages
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.calibration import Calibration, datasheet
+from orchestrator.cost.compute import layer_seconds
 from orchestrator.cost.price import LayerCost
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
@@ -16,7 +17,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, Attention
 from orchestrator.strategy.axes import cp, dp, ep, tp
-from orchestrator.strategy.capabilities import Traits
+from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 
 LAYER = cost_model().model.kind("decoder")
@@ -210,13 +211,32 @@ def test_larger_groups_of_micro_batches_hold_more_and_share_the_layers_prices() 
 
 
 def test_a_ring_of_attention_adds_up_its_steps_and_holds_their_outputs_until_then() -> None:
-    """Of cp=4: four outputs of sh/4, the first scaled (read and written), the others also added to what is there; queries, keys and values'
-    gradients three times each for all steps but the first."""
+    """Of cp=4: four outputs of sh/4, the first scaled (read and written), the others added to what is there (read, and that read and
+    written): 2 + 3 * 3 = 11, and 11 for the queries' gradients. Of keys' and of values', causal: half a copy, two halves added, the whole
+    on the diagonal: 1 + 2 * 1.5 + 3 = 7 each; all of them without a mask."""
     sh = 2 * S * H  # bytes
     (op,) = (op for op in LAYER.ops if isinstance(op, Attention))
     strategy = Strategy(mesh=Mesh(cp=4))
-    assert cp.merged_bytes(op, strategy, 1, 2, steps=4) == (11 * sh / 4, 9 * 3 * sh / 4)
+    assert cp.merged_bytes(op, strategy, 1, 2, steps=4) == (11 * sh / 4, (11 + 2 * 7) * sh / 4)
+    assert cp.merged_bytes(replace(op, causal=False), strategy, 1, 2, steps=4) == (11 * sh / 4, 3 * 11 * sh / 4)
+    assert cp.merged_bytes(op, Strategy(mesh=Mesh(cp=2)), 1, 2, steps=2) == (5 * sh / 2, (5 + 2 * 4) * sh / 2)
     assert cp.merged_bytes(op, strategy, 1, 2, steps=1) == (0.0, 0.0)
     assert cp.working_bytes(op, strategy, 1, 2, inner=1, steps=4) == 4 * sh / 4 + 4 * sh / 4
     assert cp.working_bytes(op, strategy, 1, 2, inner=1, steps=1) == 2 * sh, "keys and values, gathered"
     assert cp.working_bytes(op, strategy, 1, 2, inner=4, steps=1) == 3 * sh / 4
+
+
+def test_a_step_of_a_ring_is_as_efficient_as_attention_of_the_ranks_part_alone() -> None:
+    """A rank of cp=4 has S/4 queries. Its four kernels have the pairs of one causal square of S/4 each ((S/4)^2/2: all queries with half of
+    the keys of another rank, or half of them with all), so that four squares take as long, but for what the ring adds up."""
+    gpu = replace(a100().gpu, memory_bandwidth=1e18)
+    (op,) = (op for op in LAYER.ops if isinstance(op, Attention))
+
+    def attention(op: Attention, **mesh: int) -> list[float]:
+        given = (gpu, MEGATRON, StateBytes(weight=2, gradient=4, master=4, moments=8), Calibration(attention_half_length=S / 4), 8)
+        passes = layer_seconds(replace(LAYER, ops=(op,)), Strategy(mesh=Mesh(**mesh)), 1, "bf16", *given)
+        return [part.attention for part in passes]
+
+    alone = attention(replace(op, query_len=S // 4, key_len=S // 4))
+    assert attention(op, cp=4) == pytest.approx([4 * seconds for seconds in alone])
+    assert alone[0] == pytest.approx(2 * 4 * (S / 4) ** 2 * H / 2 / (0.6 * 312e12)), "half as efficient at its half length"

@@ -11,6 +11,8 @@ from orchestrator.strategy.axes.traffic import Operation, Traffic, When
 from orchestrator.strategy.spec import Mesh, Strategy
 
 AXIS = "cp"
+COPIED, ADDED = 2, 3
+"""Times that each byte of a tensor moves: read and written; or read, and added to one that is read and written."""
 
 
 def inner_size(mesh: Mesh, domain: int) -> int:
@@ -35,16 +37,34 @@ def cut(strategy: Strategy, kind: Literal["ring", "all_to_all"], domain: int) ->
     return inner, 1 if how == "all_gather" else mesh.cp // inner
 
 
+def kernel_length(op: Attention, mesh: Mesh, inner: int, steps: int) -> float:
+    """Tokens of a sequence that a rank's attention kernel works on, as far as its efficiency goes. The whole sequence where all ranks
+    exchanged shards of it for heads. In a step of a ring the rank's part, both of its chunks in one kernel: on the diagonal a causal
+    square; beside it all queries with half of the keys that came in, or half of the queries with all of them, unmasked, which gives a
+    query as many keys as the square does in the mean, or twice as many (Transformer Engine, context_parallel.py:
+    cp_p2p_fwd_prepare_qkv). With gathered keys each of the two chunks has a kernel of its own (AttnFuncWithCPAndKVAllGather).
+
+    >>> op = Attention(name="a", query_len=8192, key_len=8192, heads=8, kv_heads=8, head_dim=128, causal=True)
+    >>> [kernel_length(op, Mesh(cp=4), inner, steps) for inner, steps in ((1, 4), (4, 1), (2, 2), (1, 1))]
+    [2048.0, 8192.0, 4096.0, 1024.0]
+    """
+    return min(op.query_len / (steps if inner * steps == mesh.cp else 2 * mesh.cp), op.key_len)
+
+
 def merged_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, steps: int) -> tuple[float, float]:
-    """What a rank moves in memory, (forward, backward), to add up the results of a ring's steps: every step's output is scaled, read and
-    added to what is there, as are the gradients of queries, keys and values in backward. Of the last rank, whose steps all have
-    outputs for all of its tokens (Transformer Engine, context_parallel.py: flash_attn_fwd_out_correction, dq.add_, dk.add_)."""
+    """What a rank moves in memory, (forward, backward), to add up the results of a ring's steps. Of the last rank, whose steps all have
+    outputs for all of its tokens. Forward: the first output is scaled (read and written), the others are read and added to what is there.
+    Backward: the gradients of queries are copied once, then added. Those of keys and values too; where attention is causal a step has them
+    for half of the tokens, but for the last one, on the diagonal (Transformer Engine, context_parallel.py: flash_attn_fwd_out_correction;
+    dq.copy_, dq.add_; dk[0].copy_, dk[0].add_, dk.add_)."""
     if steps == 1:
         return 0.0, 0.0
     width = op.head_dim * itemsize * micro_batch_size
     queries = op.query_len / strategy.mesh.cp * max(1.0, op.heads / strategy.mesh.tp) * width
     keys = op.key_len / strategy.mesh.cp * max(1.0, op.kv_heads / strategy.mesh.tp) * width
-    return (3 * steps - 1) * queries, 3 * (steps - 1) * (queries + 2 * keys)
+    copied = COPIED + ADDED * (steps - 1)
+    of_keys = (COPIED + ADDED * (steps - 2)) / 2 + ADDED if op.causal else copied
+    return copied * queries, copied * queries + 2 * of_keys * keys
 
 
 def working_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, inner: int, steps: int) -> float:
