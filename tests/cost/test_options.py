@@ -221,7 +221,7 @@ def test_a_ring_of_attention_adds_up_its_steps_and_holds_their_outputs_until_the
     assert cp.merged_bytes(replace(op, causal=False), strategy, 1, 2, steps=4) == (11 * sh / 4, 3 * 11 * sh / 4)
     assert cp.merged_bytes(op, Strategy(mesh=Mesh(cp=2)), 1, 2, steps=2) == (5 * sh / 2, (5 + 2 * 4) * sh / 2)
     assert cp.merged_bytes(op, strategy, 1, 2, steps=1) == (0.0, 0.0)
-    assert cp.working_bytes(op, strategy, 1, 2, inner=1, steps=4) == 4 * sh / 4 + 4 * sh / 4
+    assert cp.working_bytes(op, strategy, 1, 2, inner=1, steps=4) == 4 * (sh / 4 + 2 * sh / 4)
     assert cp.working_bytes(op, strategy, 1, 2, inner=1, steps=1) == 2 * sh, "keys and values, gathered"
     assert cp.working_bytes(op, strategy, 1, 2, inner=4, steps=1) == 3 * sh / 4
 

@@ -68,15 +68,17 @@ def merged_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, items
 
 
 def working_bytes(op: Attention, strategy: Strategy, micro_batch_size: int, itemsize: int, inner: int, steps: int) -> float:
-    """What a rank's attention holds while it runs beside what any attention does: the outputs of all steps of a ring until they are added
-    up, the keys and values that come in while others are in use, or those that are gathered; what is exchanged for heads."""
+    """What a rank's attention holds while it runs beside what any attention does. A ring, forward: the outputs of all its steps until they
+    are added up, and the keys and values of all of them, whose buffers are kept to the end; backward: keys, values and their gradients, in
+    use and coming in (Transformer Engine, context_parallel.py: p2p_comm_buffers). Else keys and values that are gathered; what is exchanged
+    for heads."""
     mesh = strategy.mesh
     width = op.head_dim * itemsize * micro_batch_size
     queries = op.query_len / mesh.cp * max(1.0, op.heads / mesh.tp) * width
     keys = op.key_len / mesh.cp * max(1.0, op.kv_heads / mesh.tp) * width
     nbytes = 0.0
     if steps > 1:
-        nbytes += steps * queries + 2 * 2 * keys
+        nbytes += max(steps * (queries + 2 * keys), 2 * 4 * keys)
     elif inner == 1:
         nbytes += 2 * mesh.cp * keys
     if inner > 1:
