@@ -62,7 +62,7 @@ def test_experts_fold_over_the_ranks_of_a_sequence(
     expert_references: dict[str, Result],  # noqa: F811  (the fixture)
 ) -> None:
     model, fields = EXPERTS[case]
-    assert_equal(measure(pool, corpus, plan_of(model, **fields)), expert_references[model.family], model.vocab_size)
+    assert_equal(measure(pool, corpus, plan_of(model, **fields)), expert_references[model.name], model.vocab_size)
 
 
 def test_tokens_without_a_loss_may_lie_anywhere_in_a_sequence(pool: Pool, corpus: str) -> None:
