@@ -150,6 +150,8 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Left to .ci/full, as LONG."""
 
 LONG = (
+    "megatron tp2 to tp1",
+    "deepspeed zero1 to zero3 dp3",
     "megatron cp2 dp2 zero1 llama to cp4",
     "hugging face tp2 dp2 zero3 to zero0",
     "deepspeed zero3 dp3 to zero1",

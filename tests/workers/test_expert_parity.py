@@ -66,6 +66,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 LONG = (
+    "mixtral tp2 sp ep2",
+    "mixtral dp4 ep2 zero1 recompute of modules",
+    "qwen3_moe dp4 ep2 etp2",
+    "two predictions tp2 pp2 uneven",
+    "gpt_oss dp2",
     "deepseek dp2 ep2",
     "latent dp2 zero1 recompute",
     "latent deepseek tp2 sp pp2 dp2 ep2 zero1",

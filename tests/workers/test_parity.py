@@ -162,6 +162,8 @@ BF16_TOLERANCE = 5e-3
 
 LONG = (
     *MORE,
+    "deepspeed gpt tp2 dp2 zero0",
+    "deepspeed qwen3 tp2 zero3 sp",
     "megatron bert dp2 zero1 recompute",
     "megatron t5 tp4 dp2 sp zero1",
     "deepspeed bert tp2 zero3",
