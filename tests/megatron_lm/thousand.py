@@ -404,7 +404,7 @@ def main(number: int, seed: int) -> int:
 
     draw = random.Random(seed)
     begin = time.perf_counter()
-    done, tried, kinds, examples = 0, 0, Counter[str](), dict[str, str]()
+    done, tried, kinds, examples, unsaid = 0, 0, Counter[str](), dict[str, str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         while done < number:
             tried += 1
@@ -418,6 +418,9 @@ def main(number: int, seed: int) -> int:
                     raise
                 continue
             files = {file.path: file.content for file in job.files}
+            if "megatron_args.sh" not in files:
+                unsaid[next(note for note in job.notes if "megatron_args.sh" in note)] += 1
+                continue
             words = words_of(files["megatron_args.sh"], Path(folder))
             done += 1
             said = io.StringIO()
@@ -432,6 +435,8 @@ def main(number: int, seed: int) -> int:
                 kinds[kind] += 1
                 examples.setdefault(kind, f"{text}\n      {' '.join(words)[:3000]}")
     print(f"Megatron-LM {megatron.version}: {done} files of {tried} drawn, seed {seed}, {time.perf_counter() - begin:.0f} s")
+    for reason, count in unsaid.items():
+        print(f"  {count:4} have no arguments: {reason}")
     for kind, count in kinds.most_common():
         print(f"  {count:4} {examples[kind]}")
     return bool(kinds)
