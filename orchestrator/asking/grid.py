@@ -12,7 +12,7 @@ from orchestrator.asking.answer import Answer
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import count, is_structured, options_of, shown
-from orchestrator.recipe import KEYS, Settings
+from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
 from orchestrator.recipe.read import check_key
@@ -144,14 +144,17 @@ def point(load: Load, keys: Mapping[str, str]) -> Point:
 
 
 def sweep(load: Load, lists: Mapping[str, Sequence[str]], progress: Callable[[int, int], None] | None = None) -> Sweep:
-    """All combinations. `progress` is told how many are done, and of how many. Raises InputError, NoPlanError where none has a plan."""
+    """All combinations. `progress` is told how many are done, and of how many. Raises InputError, also for a question (target.*, largest=),
+    and NoPlanError where none has a plan."""
     asked = grid(lists)
-    points = []
+    points: list[Point] = []
     for done, keys in enumerate(asked):
         if progress is not None:
             progress(done, len(asked))
         points.append(point(load, keys))
+        if (answer := points[-1].answer) is not None:
+            check_no_question(answer.settings)
     if not any(one.answer for one in points):
-        load(asked[0])  # a slip in a key that does not vary is said as one
+        check_no_question(load(asked[0]))  # a slip in a key that does not vary is said as one
         raise NoPlanError(f"none of {len(points)} combinations has a plan; {_said(asked[0])}: {points[0].why}")
     return Sweep(points=tuple(points))

@@ -16,7 +16,6 @@ from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.commands import command
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
-from orchestrator.recipe import Settings
 from orchestrator.report.budget import format_amount
 from orchestrator.report.comparison import comparison_tables
 from orchestrator.report.sweep import Row, sweep_table
@@ -156,14 +155,8 @@ def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequenc
         raise InputError("gpus", None, f"no key has several values; {name} needs one, as in gpus=8,16")
     check(lists)
     _, load = load_of(plain)
-
-    def load_point(keys: Mapping[str, Any]) -> Settings:
-        settings = load(keys)
-        recipe.check_no_question(settings)
-        return settings
-
     with SearchProgress("planning") as progress:
-        return grid.sweep(load_point, lists, lambda done, total: progress.show(done, total, None)), lists
+        return grid.sweep(load, lists, lambda done, total: progress.show(done, total, None)), lists
 
 
 def compare(words: Sequence[str]) -> int:
