@@ -25,7 +25,7 @@ def why_no_resume(before: Plan, now: Plan) -> str | None:
 
 
 def _layout(before: Plan, now: Plan) -> list[tuple[str, object, object]]:
-    names = ("tp", "pp", "vpp", "dp", "zero_stage")
+    names = ("tp", "pp", "vpp", "dp", "cp", "zero_stage")
     rows: list[tuple[str, object, object]] = [(name, getattr(before, name), getattr(now, name)) for name in names]
     old, new = ([sum(span.count for span in stage.layers) for stage in plan.stages] for plan in (before, now))
     return [*rows, ("stages", old, new)]

@@ -38,6 +38,7 @@ def layout(plan: Plan) -> dict[str, object]:
         "dp": plan.dp,
         "zero_stage": plan.zero_stage,
         "stages": [sum(span.count for span in stage.layers) for stage in plan.stages],
+        **({"cp": plan.cp} if plan.cp > 1 else {}),
         **({"ep": plan.ep, "etp": plan.etp} if plan.model.experts else {}),
     }
 

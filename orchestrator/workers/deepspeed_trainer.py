@@ -224,7 +224,8 @@ class DeepSpeedTrainer:
                 self._set_generator_states(torch.load(path, weights_only=False))
             return
         if saved.layout != mine:
-            different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine[key]})" for key in mine if saved.layout.get(key) != mine[key])
+            keys = [key for key in {**saved.layout, **mine} if saved.layout.get(key) != mine.get(key)]
+            different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine.get(key)})" for key in keys)
             why = f"was written with {different}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only"
             raise InputError("train.resume", saved.folder, why)
         path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from worker_plans import BERT, DEEPSEEK, GPT, LLAMA, MIXTRAL, QWEN3_MOE, T5, make_plan
 from worker_pool import Pool
 
@@ -88,6 +89,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deepspeed pp2 zero1": ({"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}, {"engine": DEEPSPEED, "pp": 2, "zero_stage": 1}),
 }
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "megatron cp2 dp2 zero1 llama to dp2": (
+        {"model": LLAMA, "cp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "dp": 2, "zero_stage": 1},
+    ),
     "megatron experts ep2 to the same": ({"model": MIXTRAL, "dp": 2, "ep": 2}, {"model": MIXTRAL, "dp": 2, "ep": 2}),
     "megatron experts tp2 etp2 to ep2": ({"model": MIXTRAL, **SP, "etp": 2}, {"model": MIXTRAL, **SP, "ep": 2}),
     "megatron experts pp2 ep2 zero0 to zero1": (
@@ -259,3 +264,13 @@ def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> 
                 assert reshardable(plan) == covers(plan)
                 seen.add(covers(plan))
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("change", [{}, {"tp": 2}, {"cp": 2}, {"dp": 4}, {"zero_stage": 1}, {"vpp": 2}])
+def test_a_checkpoint_for_one_layout_is_refused_by_the_planner_where_the_worker_refuses_it(change: dict[str, Any]) -> None:
+    from orchestrator.engines.ds_checkpoints import why_no_resume
+    from orchestrator.workers.checkpoint import layout
+
+    before = make_plan(engine=ALONE, dp=2, precision="bf16", grad_accum_dtype="bf16", grad_reduce_dtype="bf16")
+    now = replace(before, **change)
+    assert (why_no_resume(before, now) is None) == (layout(before) == layout(now)) == (not change)
