@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "megatron cp2 dp2 zero1 llama to dp2": (
-        {"model": LLAMA, "cp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "cp": 2, "dp": 2, "zero_stage": 1, "cp_comm_type": "all_gather"},
         {"model": LLAMA, "dp": 2, "zero_stage": 1},
     ),
     "megatron experts ep2 to the same": ({"model": MIXTRAL, "dp": 2, "ep": 2}, {"model": MIXTRAL, "dp": 2, "ep": 2}),
