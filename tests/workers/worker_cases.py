@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -30,11 +31,23 @@ Piece = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
 """Key, global shape, global offset, local values."""
 
 
+def _shim_deepspeed() -> None:
+    """DeepSpeed keeps torch's factories as it finds them when it is imported, here by the fork server and before the shims, and puts them
+    back after each ZeRO-3 model (partition_parameters.py:253, :676): let it put back those with the shims."""
+    parameters = sys.modules.get("deepspeed.runtime.zero.partition_parameters")
+    for name in [name for name in vars(parameters) if name.startswith(KEPT)] if parameters else ():
+        setattr(parameters, name, getattr(torch, name.removeprefix(KEPT)))
+
+
+KEPT = "_orig_torch_"
+
+
 @contextmanager
 def group(rank: int, world_size: int, store: str) -> Iterator[None]:
     """A process group of its own for one case."""
     distributed.quiet()
     cpu_shims.apply()
+    _shim_deepspeed()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=distributed.TIMEOUT)
     try:
         yield

@@ -21,7 +21,6 @@ PRELOAD = [
     "orchestrator.workers.deepspeed",
     "worker_cases",
     "hf_cases",
-    "shimmed",
     "deepspeed",
 ]
 TIMEOUT_S = 120.0
