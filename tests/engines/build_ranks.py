@@ -86,9 +86,6 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
 
 def build(engine: dict[str, Any], stage: int, vp_stage: int | None) -> torch.nn.Module:
     config = transformer_config(engine, stage)
-    if config.context_parallel_size > 1:
-        # Divided sequences need Transformer Engine's attention, which has no weights either.
-        config = transformer_config(engine, stage, context_parallel_size=1)
     module = engine["module"]
     fields = engine["model"] | {
         "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),

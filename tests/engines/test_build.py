@@ -42,6 +42,9 @@ def as_case(plan: Plan) -> dict[str, Any]:
     plan = bare(plan)
     job = ENGINES[plan.engine].translate(plan)
     files = {file.path: json.loads(file.content) for file in job.files if file.path in ("engine.json", "ds_config.json")}
+    if plan.cp > 1:
+        # A plan that passed the rules has Transformer Engine's attention. The local one stands in: no weights either, whole sequences.
+        files["engine.json"]["transformer_config"]["context_parallel_size"] = 1
     plain = json.loads(msgspec.json.encode(plan))
     return {"plan": plain, "engine": files["engine.json"], "by_hand": files.get("ds_config.json")}
 
