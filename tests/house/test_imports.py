@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "folder": COMMANDS,
     "screen": COMMANDS,
     "run": COMMANDS,
+    "replan": COMMANDS,
     "asking": COMMANDS,
     "api": COMMANDS,
     "console": COMMANDS,
