@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "sweep": Command("orchestrator.console.asked", "sweep", "plan for every combination of keys that have several values: gpus=8,16,32"),
     "compare": Command("orchestrator.console.asked", "compare", "two plans or settings side by side, cause by cause"),
     "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
+    "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),
     "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to runs that were measured"),
     "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
 }

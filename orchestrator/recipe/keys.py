@@ -68,7 +68,16 @@ class Inputs(Value, frozen=True, kw_only=True):
             read=read_profile,
         ),
     ] = None
-    hf_config: Annotated[str | None, Key("model.hf_config", "config.json of a Hugging Face model of a family we know", path=True)] = None
+    hf_config: Annotated[
+        str | None,
+        Key("model.hf_config", "config.json of a Hugging Face model; one that no reader knows is described by its own code", path=True),
+    ] = None
+    description: Annotated[
+        str | None, Key("model.description", "a file of python -m orchestrator.describe: a model by its own code", path=True)
+    ] = None
+    code: Annotated[
+        str | None, Key("model.code", "package.module:factory of a model of your own, as orchestrator.describe takes it")
+    ] = None
     dropout: Annotated[float | None, Key("model.dropout", "hidden and attention dropout together", type=float, low=0, below=1)] = None
     blend: Annotated[
         tuple[Source, ...], Key("data.blend", "weighted sources in place of data: 0.7 a.txt 0.3 b.jsonl", type=str, read=blend_of)

@@ -67,6 +67,8 @@ def _model_tree(settings: Settings) -> dict[str, Any]:
     if settings.architecture.family == FAMILY:
         return {}
     tree: dict[str, Any] = msgspec.to_builtins(settings.architecture)
+    if settings.architecture.traced is not None:  # one line of JSON: thousands of YAML's
+        tree["traced"] = msgspec.json.encode(settings.architecture.traced).decode()
     return tree | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
 
 

@@ -22,6 +22,7 @@ from orchestrator.model import families
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
+from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
 from orchestrator.recipe.layers import Flat, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
 from orchestrator.recipe.machine import cluster_of, counted, limit_of
@@ -104,6 +105,9 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     of_package = 1 if label is not None and is_shipped(given, layers) else 0
     merged = with_config(merge([*layers[:of_package], site, *layers[of_package:], given]))
     label = value_of(merged, "name", label)
+    if label is None and any(name in merged for name in SOURCES):
+        label = label_of(merged)
+    merged = with_description(merged)
     actions = filled(merged, Actions)
     engine = actions.engine
     if engine not in ("auto", *engines):
@@ -130,7 +134,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
-        if architecture.family != FAMILY:
+        if architecture.family != FAMILY and architecture.traced is None:
             architecture = padded_for_every_layout(architecture, cluster)
         check_precision(training, cluster)
         training = with_fp8_recipe(training, cluster)
