@@ -21,7 +21,7 @@ from orchestrator.model.traced import Feed, Traced
 from orchestrator.workers.tracing import build, feeds
 from orchestrator.workers.tracing.attention import Call, FusedAttention, transformers_attention
 from orchestrator.workers.tracing.blocks import find_blocks
-from orchestrator.workers.tracing.recorder import Part, Recorder, ValueAskedError, floats, storage
+from orchestrator.workers.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta, storage
 
 DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 """By bytes of an activation's element."""
@@ -83,6 +83,10 @@ def described(source: build.Source, seq_length: int, decoder_seq_length: int | N
     )
 
 
+def _number(leaf: Any) -> bool:
+    return is_meta(leaf) and leaf.is_floating_point()
+
+
 def _not_yet(call: Call) -> None:
     """Building a model attends to nothing."""
 
@@ -125,16 +129,15 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
             return
         before = recorder.current
         carried = list(floats((args, kwargs)))
-        if carried:
-            main = carried[0]
-            recorder.parts[before].output_elements = main.numel()
-            if storage(main) != boundary[0]:
-                main.register_hook(come(before))
+        main = carried[0] if carried else next(filter(_number, tree_leaves((args, kwargs))), None)
+        if carried and storage(carried[0]) != boundary[0]:
+            carried[0].register_hook(come(before))
         index = recorder.begin(path_of[id(module)])
         part = recorder.parts[index]
-        if carried:
-            part.entered, part.input_elements = storage(carried[0]), carried[0].numel()
-            part.width = int(carried[0].shape[-1])
+        if main is not None:
+            recorder.parts[before].output_elements = main.numel()
+            part.entered, part.input_elements = storage(main), main.numel()
+            part.width = int(main.shape[-1])
             for extra in carried[1:]:
                 maker = recorder.maker(extra)
                 if maker is not None and maker != before:
