@@ -110,6 +110,10 @@ class RunSettings(Value, frozen=True, kw_only=True):
         str | None, Key("model.export_to", "new folder for a Hugging Face checkpoint of the last weights", default="none", path=True)
     ] = None
     """A folder for a Hugging Face checkpoint of the last weights."""
+    merge_lora: Annotated[
+        bool, Key("lora.merge", "model.export_to gets the whole model with the adapters added to its weights, not peft's adapter alone")
+    ] = False
+    """Whether `export_to` gets the whole model with LoRA's adapters added to its weights; otherwise the adapters in peft's format."""
     wandb: Annotated[
         dict[str, str],
         Key("wandb.project", "project of Weights & Biases", type=str),
