@@ -13,7 +13,7 @@ from orchestrator.key import Key, names
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
-from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
+from orchestrator.strategy.layout import FittedOn, LayerSpan, Prediction, Stage, StagePrediction
 from orchestrator.strategy.spec import (
     OUTER_CHOICES,
     RECOMPUTE_ORDER,
@@ -128,12 +128,14 @@ class RunSettings(Value, frozen=True, kw_only=True):
 
 
 class Prices(Value, frozen=True, kw_only=True):
-    """The user's own calibration as the plan was priced with it (cost.calibration): where its file was, its constants and interval."""
+    """The user's own calibration as the plan was priced with it (cost.calibration): where its file was, what it was fitted on, its
+    constants and interval."""
 
     source: str
     fitted_on: str
     constants: dict[str, float]
     interval: tuple[float, float] | None = None
+    measured: FittedOn | None = None
 
 
 class Plan(Options, frozen=True, kw_only=True):
