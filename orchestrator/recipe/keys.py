@@ -14,6 +14,7 @@ from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
 from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
 from orchestrator.key import Key, count, declared, one_text, options_of, words
+from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings, Source
@@ -239,7 +240,7 @@ def _with_aliases(keys: Iterable[Key]) -> Iterable[Key]:
 DECLARED: Final = in_groups(
     _with_aliases(
         [
-            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training),
+            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training, Lora),
             *(pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)),
             *declared(SlurmOptions, ContainerOptions),
         ]

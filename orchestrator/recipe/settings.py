@@ -19,6 +19,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import shown
 from orchestrator.model import families
+from orchestrator.model.lora import check_targets
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
@@ -133,6 +134,8 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
             architecture = architecture_of(merged, label)
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
+            if training.lora is not None:
+                check_targets(architecture, training.lora)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
         if architecture.family != FAMILY and architecture.traced is None:
             architecture = padded_for_every_layout(architecture, cluster)
@@ -219,6 +222,8 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
             raise InputError(f"train.{name}", saving[name], "keeps of the checkpoints that train.save_every= writes, and that is 0")
     if saving["keep_every"] and not saving["keep_last"]:
         raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
+    if given.get("merge_lora") and value_of(merged, "lora.rank", None) is None and "plan" not in merged:
+        raise InputError("lora.merge", True, "is of adapters: give lora.rank= beside it")
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
@@ -227,6 +232,7 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         **data_settings(merged, base),
         **weight_settings(merged, base, architecture),
         **saving,
+        merge_lora=given.get("merge_lora", base.merge_lora),
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder(RESUME, resume),
         change=change,

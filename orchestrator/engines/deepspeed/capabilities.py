@@ -33,6 +33,7 @@ def capabilities(software: Software) -> Capabilities:
         offload_optimizer=True,
         zero_shard_groups=True,
         zero_shard_stages=(3,),
+        lora=True,
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),

@@ -129,6 +129,28 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+def lora_alone(candidate: Candidate, workload: Workload) -> str | None:
+    """AutoTP takes an adapted linear for a plain one and never looks inside it (module_inject/auto_tp.py:1079)."""
+    tp, lora = candidate.mesh.tp, workload.training.lora
+    if lora is None or tp == 1:
+        return None
+    return f"tp={tp} with lora.rank={lora.rank}: AutoTP replaces peft's adapted linears, and the adapters with them"
+
+
+def lora_hpz(candidate: Candidate, workload: Workload) -> str | None:
+    size, lora = candidate.strategy.zero_shard_size, workload.training.lora
+    if lora is None or size is None:
+        return None
+    return f"zero_shard_size={size} with lora.rank={lora.rank}: never tried with frozen weights"
+
+
+def lora_offload(candidate: Candidate, workload: Workload) -> str | None:
+    lora = workload.training.lora
+    if lora is None or not candidate.strategy.offload_optimizer:
+        return None
+    return f"offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"
+
+
 def deepspeed_rules() -> tuple[Rule, ...]:
     """All of them."""
     return (
@@ -152,6 +174,9 @@ def deepspeed_rules() -> tuple[Rule, ...]:
             "tp",
             "cp",
         ),
+        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp"),
+        rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
+        rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
         *deepspeed_zero_rules(),
         rule("offload_ulysses", "ours: nobody has tried it", ulysses_offload, "offload_optimizer", "cp"),
     )
