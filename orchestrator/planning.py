@@ -267,7 +267,7 @@ def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
     if known is None or not known.source:
         return None
     file = known.file
-    return Prices(source=known.source, fitted_on=file.fitted_on, constants=file.values(), interval=file.interval)
+    return Prices(source=known.source, fitted_on=file.fitted_on, constants=file.values(), interval=file.interval, measured=file.measured)
 
 
 def divided(plan: Plan) -> bool:
@@ -319,7 +319,7 @@ def saved_plan(settings: Settings) -> Found:
     saved = settings.plan.prices
     if saved is not None and settings.calibration is None:  # the prices that the plan was made with
         base = calibration.datasheet(settings.cluster, traits)
-        constants = calibration.kept(base, settings.plan.calibration, saved.fitted_on, saved.constants, saved.interval)
+        constants = calibration.kept(base, settings.plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured)
     else:
         (file,) = prices(settings, [traits])
         constants, saved = calibration.priced(settings.cluster, traits, file), kept_prices(file)

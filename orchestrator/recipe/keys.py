@@ -14,6 +14,7 @@ from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
 from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
 from orchestrator.key import Key, count, declared, one_text, options_of, words
+from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings, Source
@@ -75,7 +76,16 @@ class Inputs(Value, frozen=True, kw_only=True):
             read=read_profile,
         ),
     ] = None
-    hf_config: Annotated[str | None, Key("model.hf_config", "config.json of a Hugging Face model of a family we know", path=True)] = None
+    hf_config: Annotated[
+        str | None,
+        Key("model.hf_config", "config.json of a Hugging Face model; one that no reader knows is described by its own code", path=True),
+    ] = None
+    description: Annotated[
+        str | None, Key("model.description", "a file of python -m orchestrator.describe: a model by its own code", path=True)
+    ] = None
+    code: Annotated[
+        str | None, Key("model.code", "package.module:factory of a model of your own, as orchestrator.describe takes it")
+    ] = None
     dropout: Annotated[float | None, Key("model.dropout", "hidden and attention dropout together", type=float, low=0, below=1)] = None
     blend: Annotated[
         tuple[Source, ...], Key("data.blend", "weighted sources in place of data: 0.7 a.txt 0.3 b.jsonl", type=str, read=blend_of)
@@ -259,7 +269,7 @@ def _with_aliases(keys: Iterable[Key]) -> Iterable[Key]:
 DECLARED: Final = in_groups(
     _with_aliases(
         [
-            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training),
+            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training, Lora),
             *(pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)),
             *declared(SlurmOptions, ContainerOptions),
         ]

@@ -19,10 +19,12 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import shown
 from orchestrator.model import families
+from orchestrator.model.lora import check_targets
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
 from orchestrator.recipe.clusters import resized
+from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
 from orchestrator.recipe.layers import Flat, Given, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
 from orchestrator.recipe.machine import cluster_of, counted, limit_of
@@ -107,6 +109,9 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     of_package = 1 if label is not None and is_shipped(given, layers) else 0
     merged = with_config(merge([*layers[:of_package], site, *layers[of_package:], given]))
     label = value_of(merged, "name", label)
+    if label is None and any(name in merged for name in SOURCES):
+        label = label_of(merged)
+    merged = with_description(merged)
     actions = filled(merged, Actions)
     engine = actions.engine
     if engine not in ("auto", *engines):
@@ -132,8 +137,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
             architecture = architecture_of(merged, label)
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
+            if training.lora is not None:
+                check_targets(architecture, training.lora)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
-        if architecture.family != FAMILY:
+        if architecture.family != FAMILY and architecture.traced is None:
             architecture = padded_for_every_layout(architecture, cluster)
         check_precision(training, cluster)
         training = with_fp8_recipe(training, cluster)
@@ -241,6 +248,8 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
             raise InputError(f"train.{name}", saving[name], "keeps of the checkpoints that train.save_every= writes, and that is 0")
     if saving["keep_every"] and not saving["keep_last"]:
         raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
+    if given.get("merge_lora") and value_of(merged, "lora.rank", None) is None and "plan" not in merged:
+        raise InputError("lora.merge", True, "is of adapters: give lora.rank= beside it")
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
@@ -249,6 +258,7 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         **data_settings(merged, base),
         **weight_settings(merged, base, architecture),
         **saving,
+        merge_lora=given.get("merge_lora", base.merge_lora),
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder(RESUME, resume),
         change=change,
