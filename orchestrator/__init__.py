@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from orchestrator.api import (
         Answer,
+        Audit,
         Comparison,
         InputError,
         LaunchError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Plan,
         Point,
         Sweep,
+        audit,
         compare,
         explain,
         plan,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
+    "Audit",
     "Comparison",
     "InputError",
     "LaunchError",
@@ -40,6 +43,7 @@ __all__ = [
     "Plan",
     "Point",
     "Sweep",
+    "audit",
     "compare",
     "explain",
     "plan",

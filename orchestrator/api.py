@@ -25,6 +25,8 @@ from orchestrator.asking import questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.asking.grid import sweep as all_points
+from orchestrator.audit.audit import Audit
+from orchestrator.audit.audit import audit as audited
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
 from orchestrator.key import shown
@@ -39,8 +41,9 @@ from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.pins import Pins
 
 __all__ = [
-    "Answer", "Comparison", "Explanation", "InputError", "LaunchError", "NoPlanError", "OrchestratorError", "Plan", "Point", "Settings",
-    "Sweep", "compare", "explain", "plan", "sweep",
+    "Answer", "Audit",
+    "Comparison", "Explanation", "InputError", "LaunchError", "NoPlanError", "OrchestratorError", "Plan", "Point", "Settings",
+    "Sweep", "audit", "compare", "explain", "plan", "sweep",
 ]  # fmt: skip
 
 STARTS: Final = ("launch", "launch.wait", "out")
@@ -109,6 +112,22 @@ def explain(answer: Answer, **pins: Any) -> str:
         raise InputError("explain", None, "needs a choice, as in tp=8")
     asked = Pins(**group_of(flatten({"explain": recipe.as_texts(pins)}, ""), "explain"))
     return "\n".join(explanation_text(answer.plan, one.question, one.plan, one.why) for one in explained(answer.settings, asked))
+
+
+def audit(path: str | Path, **keys: Any) -> Audit:
+    """Whether a configuration is any good: a script of Megatron-LM, a ds_config.json, a configuration of accelerate, of the Trainer, of
+    Megatron-Bridge or NeMo. Keys stand over what the file says. Raises InputError for a file that can't be read.
+
+    >>> import tempfile
+    >>> words = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512"
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
+    ...     _ = script.write(f"torchrun pretrain_gpt.py {words} --micro-batch-size 1 --global-batch-size 16 --bf16 --train-iters 9")
+    ...     script.flush()
+    ...     found = audit(script.name, gpus=8, cluster="dgx_h100")
+    >>> found.legal, found.fits, found.changes[0].what
+    (True, True, 'micro_batch_size 1 -> 2')
+    """
+    return audited(path, twice_refused(recipe.as_texts(keys)), _machine())
 
 
 def compare(one: Answer | Plan | str | Path, other: Answer | Plan | str | Path) -> Comparison:

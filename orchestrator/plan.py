@@ -13,7 +13,7 @@ from orchestrator.key import Key, names
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
-from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
+from orchestrator.strategy.layout import FittedOn, LayerSpan, Prediction, Stage, StagePrediction
 from orchestrator.strategy.spec import (
     OUTER_CHOICES,
     RECOMPUTE_ORDER,
@@ -110,6 +110,10 @@ class RunSettings(Value, frozen=True, kw_only=True):
         str | None, Key("model.export_to", "new folder for a Hugging Face checkpoint of the last weights", default="none", path=True)
     ] = None
     """A folder for a Hugging Face checkpoint of the last weights."""
+    merge_lora: Annotated[
+        bool, Key("lora.merge", "model.export_to gets the whole model with the adapters added to its weights, not peft's adapter alone")
+    ] = False
+    """Whether `export_to` gets the whole model with LoRA's adapters added to its weights; otherwise the adapters in peft's format."""
     wandb: Annotated[
         dict[str, str],
         Key("wandb.project", "project of Weights & Biases", type=str),
@@ -124,12 +128,14 @@ class RunSettings(Value, frozen=True, kw_only=True):
 
 
 class Prices(Value, frozen=True, kw_only=True):
-    """The user's own calibration as the plan was priced with it (cost.calibration): where its file was, its constants and interval."""
+    """The user's own calibration as the plan was priced with it (cost.calibration): where its file was, what it was fitted on, its
+    constants and interval."""
 
     source: str
     fitted_on: str
     constants: dict[str, float]
     interval: tuple[float, float] | None = None
+    measured: FittedOn | None = None
 
 
 class Plan(Options, frozen=True, kw_only=True):

@@ -1,10 +1,13 @@
 """Fits the cost model's constants to measured runs.
 
     python -m orchestrator.calibrate runs=DIR_OR_CSV [out=FILE_OR_DIR] [all=true] [planned=DIR]
+    python -m orchestrator.calibrate runs=DIR_OR_CSV errors=FILE
 
 `runs`: a table in the schema of published measurements, a folder of them, or a folder of our own runs (plan.json, metrics.jsonl in each).
 `out`: where the calibration files go; without it they are printed. `all=true` also fits on the runs that are otherwise kept out.
 `planned`: where the files of the planned engines go that carry constants over from measured ones (`groups.CARRIED`).
+`errors`: leaves every table out in turn, predicts its runs by constants that were fitted without it, and writes how far off they are
+(cost/errors.json, which intervals are made of); says how often the interval made without a table holds that table's runs.
 """
 
 from __future__ import annotations
@@ -21,15 +24,18 @@ from rich.progress import Progress, TaskID
 
 from orchestrator.calibrate.fit import Fitted, Group, chooser, fit
 from orchestrator.calibrate.groups import CARRIED, CPU_NAMES, DEFAULT_NAMES, GROUPS, CarryOver, FitGroup, unit
+from orchestrator.calibrate.left_out import errors_of, judged, left_out
 from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, Constant, digest
+from orchestrator.cost.uncertainty import trained_as
 from orchestrator.errors import InputError
+from orchestrator.strategy.layout import FittedOn
 from orchestrator.validate import own
-from orchestrator.validate.engines import ENGINES
+from orchestrator.validate.engines import ENGINES as MEASURED_ENGINES
 from orchestrator.validate.pricing import Pricer, seen_peak
 from orchestrator.validate.runs import Run, counts, doubted, held_out
 
-KEYS = ("runs", "out", "all", "planned")
+KEYS = ("runs", "out", "all", "planned", "errors")
 ENOUGH = 20
 """Runs kept out from which on they alone make the interval; below it all runs do."""
 LOW, HIGH = 0.05, 0.95
@@ -96,10 +102,31 @@ def files_of(group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequen
             fitted_median_error=error(on_train) or 0.0,
             held_out_runs=len(on_kept),
             held_out_median_error=error(on_kept),
-            interval=interval_of(on_train, on_kept),
+            interval=None if engine in MEASURED_ENGINES else interval_of(on_train, on_kept),
+            measured=measured_of(train),
         )
         for engine, gpu in sorted({(run.engine.name, run.gpu) for run in (*train, *kept)})
     ]
+
+
+def measured_of(runs: Sequence[Run]) -> FittedOn:
+    """What of their situations these runs are an example of."""
+    return FittedOn(
+        kinds=tuple(sorted({trained_as(run.kind == "moe", run.training.precision == "fp8") for run in runs})),
+        num_gpus=max(run.num_gpus for run in runs),
+        seq_length=max(run.training.seq_length for run in runs),
+    )
+
+
+def together(dense: FittedOn | None, experts: FittedOn | None) -> FittedOn | None:
+    """What either is an example of."""
+    if dense is None or experts is None:
+        return dense or experts
+    return FittedOn(
+        kinds=tuple(sorted({*dense.kinds, *experts.kinds})),
+        num_gpus=max(dense.num_gpus, experts.num_gpus),
+        seq_length=max(dense.seq_length, experts.seq_length),
+    )
 
 
 def origin_of(name: str, group: FitGroup, fitted: Fitted) -> str:
@@ -140,7 +167,7 @@ def with_margin(file: CalibrationFile, found: Mapping[str, Constant]) -> Calibra
 
 def carried_over(runs: Sequence[Run], files: Sequence[CalibrationFile]) -> list[CalibrationFile]:
     """The files of planned engines (`groups.CARRIED`): what carries over of a measured engine's constants, judged on that engine's runs
-    with these constants alone; never a narrower interval than all of its own constants have."""
+    with these constants alone."""
     made = []
     for carry in CARRIED:
         for file in files:
@@ -160,9 +187,6 @@ def _carried(carry: CarryOver, file: CalibrationFile, runs: Sequence[Run]) -> Ca
     mine = [run for run in runs if run.engine.name in group.engines and run.gpu in group.gpus and run.time_s is not None and counts(run)]
     mine = [run for run in mine if run.kind == "dense" and run.gpu == file.gpu] or [run for run in mine if run.gpu == file.gpu]
     train, kept = ratios([run for run in mine if not held_out(run)], values), ratios([run for run in mine if held_out(run)], values)
-    alone = interval_of(train, kept)
-    if alone is not None and file.interval is not None:
-        alone = min(alone[0], file.interval[0]), max(alone[1], file.interval[1])
     return replace(
         file,
         engine=carry.to,
@@ -172,7 +196,8 @@ def _carried(carry: CarryOver, file: CalibrationFile, runs: Sequence[Run]) -> Ca
         fitted_median_error=error(train) or 0.0,
         held_out_runs=len(kept),
         held_out_median_error=error(kept),
-        interval=None if carry.to == ANY_ENGINE else alone,
+        interval=None,
+        measured=None if carry.to == ANY_ENGINE else file.measured,
     )
 
 
@@ -207,7 +232,10 @@ def calibrate(runs: Sequence[Run], console: Console, *, everything: bool) -> lis
                 own = (*group.names, *group.read)
                 added = {name: constant for name, constant in file.constants.items() if name not in old.constants and name in own}
                 made[made.index(old)] = replace(
-                    old, constants={**old.constants, **added}, fitted_on=f"{old.fitted_on}; experts: {file.fitted_on}"
+                    old,
+                    constants={**old.constants, **added},
+                    fitted_on=f"{old.fitted_on}; experts: {file.fitted_on}",
+                    measured=together(old.measured, file.measured),
                 )
             held = "" if files[0].held_out_median_error is None else f", {files[0].held_out_median_error:.1%} on {len(kept)} kept out"
             few = "" if len(train) >= len(group.names) else f" for {len(group.names)} constants, too few to tell them apart"
@@ -227,6 +255,15 @@ def run(words: Sequence[str]) -> None:
     runs, unusable = own.measured(where)
     if unusable:
         console.print(f"{len(runs)} runs, {len(unusable)} rows that can't be used (python -m orchestrator.validate says why)")
+    if "errors" in given:
+        for key in ("out", "all", "planned"):
+            if key in given:
+                raise InputError(key, given[key], "has no part in errors=, which fits all but one table, table after table")
+        found = left_out(runs, lambda rest: calibrate(rest, console, everything=True))
+        for line in judged(found):
+            console.print(line, highlight=False, markup=False)
+        write_text(Path(given["errors"]), msgspec.json.format(msgspec.json.encode(errors_of(found)), indent=0).decode() + "\n", "errors")
+        return
     files = calibrate(runs, console, everything=everything)
     if not files:
         raise InputError("runs", where, "holds no run with a step time")
@@ -235,7 +272,9 @@ def run(words: Sequence[str]) -> None:
         carried = carried_over(runs, files)
         carried = [file if file.engine == ANY_ENGINE else with_margin(file, kept_free) for file in carried]
         write(carried, given["planned"], console, "planned")
-    ours = [file if file.engine in ENGINES else with_margin(file, kept_free) for file in files]  # a plan needs it, a published run not
+    ours = [
+        file if file.engine in MEASURED_ENGINES else with_margin(file, kept_free) for file in files
+    ]  # a plan needs it, a published run not
     write(ours, given.get("out"), console, "out")
 
 
@@ -254,12 +293,16 @@ def write(files: Sequence[CalibrationFile], out: str | None, console: Console, k
         single = out.endswith(".json")
         if single and len(files) > 1:
             raise InputError(key, out, f"must be a folder: there are {len(files)} calibrations")
-        path = Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as failure:
-            raise InputError(key, out, f"can't be written: {failure.strerror}") from None
+        write_text(Path(out) if single else Path(out) / f"{file.engine}-{file.gpu}.json", text, key)
+
+
+def write_text(path: Path, text: str, key: str) -> None:
+    """A file of the user's choice, and the folders above it. Raises InputError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as failure:
+        raise InputError(key, path, f"can't be written: {failure.strerror}") from None
 
 
 if __name__ == "__main__":

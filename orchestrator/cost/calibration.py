@@ -20,6 +20,7 @@ from msgspec.structs import fields, replace
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.strategy.capabilities import Traits
+from orchestrator.strategy.layout import FittedOn
 from orchestrator.units import GB, GIB, MIB, US
 from orchestrator.values import Value
 
@@ -34,8 +35,10 @@ class Calibration(Value, frozen=True, kw_only=True):
     fitted_on: str = ""
     """What the constants were fitted on; empty: nothing, they are the defaults below."""
     interval: tuple[float, float] | None = None
-    """Measured over predicted step time: 5% and 95% quantile of the runs that validated these constants (`ZERO_SHOT` where none did), and
-    always with 1 inside: the prediction itself. None on the CPU, of which there are none."""
+    """Measured over predicted step time: 5% and 95% quantile of the user's own runs, and always with 1 inside: the prediction itself. None:
+    published runs tell (cost/uncertainty.py)."""
+    fitted: FittedOn | None = None
+    """What those runs had; None: the constants are the datasheet's, or another engine's."""
 
     # Matrix products
     gemm_efficiency: float = 0.77
@@ -223,37 +226,12 @@ to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides
 about 0.5 GiB."""
 
 
-ZERO_SHOT: Final[Mapping[str, tuple[float, float]]] = {
-    "": (0.814, 2.86),
-    "10": (0.704, 1.05),
-    "7": (0.925, 5.22),
-    "8": (0.926, 1.18),
-    "9": (0.892, 1.67),
-    "megatron/10": (0.594, 1.21),
-    "megatron/7": (1, 1.82),
-    "megatron/9": (0.932, 1.18),
-    "megatron_deepspeed/7": (0.845, 1.49),
-    "megatron_deepspeed/8": (0.962, 1.18),
-}
-"""Measured over predicted seconds of published runs priced from datasheets, 5% and 95% quantile: by "engine/generation" (the planned engine
-that the measured ones resemble, the major number of the GPU's compute capability) where there are twenty, by "generation", and over all
-(""). `python -m orchestrator.validate` makes them (validate.metrics.spreads, `zero_shot.spreads` of its report)."""
-
-
-MEASURED: Final = ("7.0", "8.0", "9.0", "10.0", "10.3")
-"""Compute capabilities of the GPUs that those runs were made on: a workstation's of the same generation is another chip."""
-
-
 def datasheet(cluster: Cluster, traits: Traits) -> Calibration:
-    """The zero-shot constants of this cluster's GPU: no run of it has been seen. Their interval is that of measured engines like it on its
-    generation, of all engines on that, or of all: the less is known, the wider."""
+    """The zero-shot constants of this cluster's GPU: no run of it has been seen."""
     if cluster.is_cpu:
         return CPU
     generation = cluster.gpu.compute_capability.split(".")[0]
-    measured = generation if cluster.gpu.compute_capability in MEASURED else ""
-    own = ZERO_SHOT.get(f"{traits.engine}/{measured}")
-    interval = own or ZERO_SHOT[measured]
-    return replace(Calibration(), **{"interval": interval, **_BY_CAPABILITY.get(generation, {}), **traits.constants})
+    return replace(Calibration(), **{**_BY_CAPABILITY.get(generation, {}), **traits.constants})
 
 
 class Constant(Value, frozen=True, kw_only=True):
@@ -306,6 +284,8 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
     held_out_runs: int
     held_out_median_error: float | None
     interval: tuple[float, float] | None
+    """Of the user's own runs (`Calibration.interval`); None in the package's files."""
+    measured: FittedOn | None = None
 
     def __post_init__(self) -> None:
         for name, constant in self.constants.items():
@@ -325,16 +305,23 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
             name = f"datasheet with matrix products carried over from {self.carried_from}"
         elif self.carried_from:
             name += f" (carried over from {self.carried_from})"
-        return kept(base, name, self.fitted_on, self.values(), self.interval)
+        return kept(base, name, self.fitted_on, self.values(), self.interval, self.measured)
 
 
-def kept(base: Calibration, name: str, fitted_on: str, constants: Mapping[str, float], interval: tuple[float, float] | None) -> Calibration:
+def kept(
+    base: Calibration,
+    name: str,
+    fitted_on: str,
+    constants: Mapping[str, float],
+    interval: tuple[float, float] | None,
+    measured: FittedOn | None = None,
+) -> Calibration:
     """`base` with constants that were kept by name; its interval where they were fitted on too few runs for one of their own. Raises
     InputError for one that is not known."""
     unknown = sorted(constants.keys() - {*Calibration.__struct_fields__})
     if unknown:
         raise InputError("calibration", name, f"has constants that are not known: {', '.join(unknown)}")
-    return replace(base, name=name, fitted_on=fitted_on, interval=interval or base.interval, **constants)
+    return replace(base, name=name, fitted_on=fitted_on, interval=interval, fitted=measured, **constants)
 
 
 THE_GPUS: Final = "the GPU's: its library's matrix products, whichever engine starts them"
@@ -384,7 +371,12 @@ def held(file: CalibrationFile, traits: Traits) -> CalibrationFile:
     left = sorted(file.constants.keys() - constants.keys())
     note = f"; carried over from other traits of {file.engine} ({file.traits}, here {now}) without {', '.join(left) or 'its interval'}"
     return replace(
-        file, carried_from=f"other traits of {file.engine}", fitted_on=file.fitted_on + note, constants=constants, interval=None
+        file,
+        carried_from=f"other traits of {file.engine}",
+        fitted_on=file.fitted_on + note,
+        constants=constants,
+        interval=None,
+        measured=None,
     )
 
 
@@ -453,7 +445,7 @@ def _same_products(files: list[Calibrated | None]) -> list[Calibrated | None]:
     if mine is None:
         return files
     products = {name: constant for name, constant in mine.file.constants.items() if name in PRODUCTS}
-    alone = replace(mine.file, engine=ANY_ENGINE, carried_from=mine.file.engine, constants=products, interval=None)
+    alone = replace(mine.file, engine=ANY_ENGINE, carried_from=mine.file.engine, constants=products, interval=None, measured=None)
     with_them: list[Calibrated | None] = []
     for known in files:
         if known is None or known.source:

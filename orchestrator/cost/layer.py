@@ -73,7 +73,8 @@ class LayerPrices:
         w, mesh = self._workload, strategy.mesh
         passes = self.passes.of(layer, recompute, strategy, micro_batch_size, self.replicas.states_of(strategy))
         dense = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
-        copies = self.replicas.of(dense, strategy)
+        frozen = self.replicas.frozen_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
+        copies = self.replicas.of(dense, strategy, frozen)
         experts = self._expert_parameters(layer, strategy)
         if experts:
             copies = copies.beside(self.replicas.of(experts, folded(strategy)))
@@ -93,7 +94,8 @@ class LayerPrices:
             backward_s=backward_s,
             saved_bytes=kept.saved + self._graph_bytes(layer, strategy, micro_batch_size),
             transient_forward_bytes=kept.transient_forward + gathered,
-            transient_backward_bytes=kept.transient_backward + 2 * gathered,  # weights, and gradients before they are scattered
+            # Weights, and gradients before they are scattered.
+            transient_backward_bytes=kept.transient_backward + gathered * (1 + (parameters - frozen) / parameters if parameters else 0.0),
             weight_bytes=held.weights + (w.fp8_copies * parameters if layer.recomputable else 0.0),
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,

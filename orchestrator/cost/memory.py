@@ -46,7 +46,7 @@ def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBy
     b = workload.traits
     if candidate.mesh.dp * candidate.mesh.cp == 1 or not (b.bucket_elements or b.live_parameter_elements):
         return 0.0
-    nbytes = float(min(b.bucket_elements, parameters) * b.bucket_copies * b.bucket_itemsize)
+    nbytes = float(min(b.bucket_elements, parameters, workload.trainable) * b.bucket_copies * b.bucket_itemsize)
     if candidate.strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
         nbytes += min(b.live_parameter_elements, parameters) * states.weight
     return nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from orchestrator.cost import schedule
+from orchestrator.cost import schedule, uncertainty
 from orchestrator.cost.layer import LayerCost
 from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.network import Network
@@ -100,7 +100,8 @@ def prediction(
         )
     mesh = candidate.mesh
     samples = candidate.num_microbatches * candidate.micro_batch_size * mesh.dp
-    interval = w.calibration.interval
+    now = uncertainty.situation(w.model, w.training, w.cluster, w.calibration)
+    interval = uncertainty.interval(now, w.calibration)
     return Prediction(
         step_time_s=total,
         tokens_per_s_per_gpu=samples * w.model.tokens_per_sample / total / mesh.world_size,
@@ -109,4 +110,5 @@ def prediction(
         by_cause=step.by_cause(stages[step.busiest()].layers, layer),
         model_flops_per_gpu=samples * model_flops_per_sample(w.model) / total / mesh.world_size,
         interval=None if interval is None else (total * interval[0], total * interval[1]),
+        beyond=() if interval is None else tuple(uncertainty.BEYOND[kind] for kind in now.beyond),
     )

@@ -260,22 +260,6 @@ def _source(plan: Plan) -> str:
     return "" if plan.prices is None else f", {plan.prices.source} (fitted on {plan.prices.fitted_on})"
 
 
-LOPSIDED = 2.0
-"""An interval that reaches so many times further to one side is explained."""
-
-
-def lopsided(step_s: float, low: float, high: float) -> str:
-    """Why an interval is not around its prediction; "" where it is.
-
-    >>> lopsided(100.0, 88.0, 101.0), lopsided(100.0, 95.0, 106.0)
-    (': measured runs were up to 12% faster and 1% slower than predicted', '')
-    """
-    faster, slower = step_s - low, high - step_s
-    if max(faster, slower) <= LOPSIDED * min(faster, slower):
-        return ""
-    return f": measured runs were up to {100 * faster / step_s:.0f}% faster and {100 * slower / step_s:.0f}% slower than predicted"
-
-
 def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     """Predicted step time and the peak memory of the fullest stage, each by cause. Raises ValueError for a plan without prediction."""
     predicted = plan.predicted
@@ -284,7 +268,8 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     speed = f"{format_seconds(predicted.step_time_s)} a step"
     if predicted.interval:
         low, high = predicted.interval
-        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)}{lopsided(predicted.step_time_s, low, high)})"
+        why = f"; {', '.join(predicted.beyond)}" if predicted.beyond else ""
+        speed += f" (90%: {format_seconds(low)} to {format_seconds(high)}{why})"
     rank = rank_name(plan)
     speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank}"
     peak = plan.cluster.gpu.peak_flops.get(plan.training.precision)

@@ -36,9 +36,21 @@ class StagePrediction(Value, frozen=True, kw_only=True):
     peak_phase: str = ""
 
 
+class FittedOn(Value, frozen=True, kw_only=True):
+    """What the runs that constants were fitted on had; a prediction beyond it is extrapolation (cost/uncertainty.py)."""
+
+    kinds: tuple[str, ...]
+    """"dense 16-bit", "dense 8-bit", "experts 16-bit", "experts 8-bit": those of them with a run."""
+    num_gpus: int
+    """Of the largest."""
+    seq_length: int
+    """Tokens of the longest."""
+
+
 class Prediction(Value, frozen=True, kw_only=True):
     """Step time and peak memory. `by_cause` splits `step_time_s` of the slowest stage into compute, traffic by axis, bubble, optimizer;
-    it sums to `step_time_s`. `interval`: 90% (low, high) in seconds from validation; None until there is one."""
+    it sums to `step_time_s`. `interval`: 90% (low, high) in seconds, None where nothing like it was measured; `beyond`: how it lies outside
+    of what its constants were fitted on, in words (cost/uncertainty.py)."""
 
     step_time_s: float
     tokens_per_s_per_gpu: float
@@ -48,3 +60,4 @@ class Prediction(Value, frozen=True, kw_only=True):
     model_flops_per_gpu: float = 0.0
     """Model FLOP/s per GPU (recompute not counted)."""
     interval: tuple[float, float] | None = None
+    beyond: tuple[str, ...] = ()

@@ -26,9 +26,9 @@ from rich.table import Table
 from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.errors import InputError
 from orchestrator.validate import accuracy, own, page, picture, recipes, recovery
-from orchestrator.validate.metrics import Priced, spreads
+from orchestrator.validate.metrics import Priced
 from orchestrator.validate.pricing import Choose, named, price_runs
-from orchestrator.validate.report import measured_beside, parts_of, report_of, table_of
+from orchestrator.validate.report import measured_beside, parts_of, report_of
 from orchestrator.validate.runs import Run, Unusable
 
 KEYS = ("runs", "report", "picture", "calibration", "recovery", "page", "recipes")
@@ -103,7 +103,7 @@ def run(words: Sequence[str]) -> None:
     report = report_of(rows, unusable)
     unfitted = price_all(runs, named("datasheet"))[0]
     report["planned"] = accuracy.planned(runs)
-    report["zero_shot"] = {**parts_of(unfitted), "spreads": spreads([row for row in unfitted if ":" not in table_of(row)])}
+    report["zero_shot"] = parts_of(unfitted)
     show(console, "All rows", {**report["tables"], "all": report["all"]})
     show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
     show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, datasheet, digest, packaged
+from orchestrator.cost.uncertainty import Situation, beyond, interval, known
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.validate.runs import Run
 
@@ -15,7 +19,8 @@ from orchestrator.validate.runs import Run
 def planned(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A line for every planned engine and every GPU of the runs: `basis` (fitted on it, carried over from a named other engine, or from
     datasheets), `runs` and `median_error` (of those that the constants were fitted on, with these constants alone; None: none), the same
-    of runs that nobody fitted, and `interval` of measured over predicted seconds, 90%."""
+    of runs that nobody fitted, and `interval` of measured over predicted seconds, 90%, of a dense model in 16 bits on no more GPUs than
+    were measured (cost/uncertainty.py)."""
     clusters: dict[str, Cluster] = {}
     for run in runs:
         if run.gpu != "cpu":
@@ -30,7 +35,10 @@ def planned(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _line(traits: Traits, cluster: Cluster, file: CalibrationFile | None) -> dict[str, Any]:
     base = datasheet(cluster, traits)
-    line: dict[str, Any] = {"engine": traits.engine, "gpu": cluster.gpu.name, "basis": "from datasheets", "interval": base.interval}
+    fitted = (base if file is None else file.calibration(base)).fitted
+    outside = beyond(fitted, replace(cluster, num_gpus=1), Training(global_batch_size=1, seq_length=1), False, known().gpus)
+    now = Situation(generation=cluster.gpu.compute_capability.split(".")[0], experts=False, eight_bit=False, beyond=outside)
+    line: dict[str, Any] = {"engine": traits.engine, "gpu": cluster.gpu.name, "basis": "from datasheets", "interval": interval(now, base)}
     none = {"runs": 0, "median_error": None, "held_out_runs": 0, "held_out_median_error": None}
     if file is None:
         return line | none
@@ -39,7 +47,6 @@ def _line(traits: Traits, cluster: Cluster, file: CalibrationFile | None) -> dic
         "median_error": file.fitted_median_error,
         "held_out_runs": file.held_out_runs,
         "held_out_median_error": file.held_out_median_error,
-        "interval": file.interval or base.interval,
     }
     if not file.carried_from:
         same = "fitted on it" if file.traits == digest(traits) else "fitted on other traits of it"

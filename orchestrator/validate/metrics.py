@@ -192,44 +192,6 @@ def summary(rows: Sequence[Priced]) -> dict[str, object]:
     return result
 
 
-TAIL = 0.05
-ENOUGH = 20
-"""Runs of an engine on a generation of GPUs from which on they alone say how far its predictions are off there."""
-
-
-def spreads(rows: Sequence[Priced]) -> dict[str, tuple[float, float]]:
-    """Measured over predicted seconds, 5% and 95% quantile: what a prediction from datasheets is to be trusted. By "engine/generation" of
-    the GPU (the planned engine that the measured ones resemble, the major number of the compute capability) where there are enough runs,
-    by "generation", and over all (""); in the last two every engine on a generation weighs the same. Always with 1, the prediction."""
-    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows:
-        if row.run.time_s is not None:
-            engine = row.run.engine.resembles or row.run.engine.name
-            ratios[engine, row.run.cluster.gpu.compute_capability.split(".")[0]].append(row.run.time_s / row.time_s)
-    if not ratios:
-        return {}
-    planned = {row.run.engine.resembles for row in rows}
-    names = {f"{key[0]}/{key[1]}": [key] for key in ratios if key[0] in planned and len(ratios[key]) >= ENOUGH}
-    for generation in {generation for _, generation in ratios}:
-        names[generation] = [key for key in ratios if key[1] == generation]
-    found = {}
-    for name, keys in sorted((names | {"": list(ratios)}).items()):
-        pairs = [(ratio, 1 / len(ratios[key])) for key in keys for ratio in ratios[key]]
-        found[name] = (min(1.0, weighted_quantile(pairs, TAIL)), max(1.0, weighted_quantile(pairs, 1 - TAIL)))
-    return found
-
-
-def weighted_quantile(pairs: Sequence[tuple[float, float]], share: float) -> float:
-    """The least value up to which `share` of the weight lies; `pairs`: (value, weight).
-
-    >>> weighted_quantile([(1.0, 1.0), (2.0, 1.0), (3.0, 2.0)], 0.5), weighted_quantile([(1.0, 1.0), (3.0, 2.0)], 0.5)
-    (2.0, 3.0)
-    """
-    values, weights = zip(*sorted(pairs), strict=True)
-    reached = np.cumsum(weights)
-    return float(values[int(np.searchsorted(reached, share * reached[-1]))])
-
-
 SPLITS: dict[str, Callable[[Priced], str]] = {
     "engine": lambda priced: priced.run.engine.name,
     "gpu": lambda priced: priced.run.gpu,

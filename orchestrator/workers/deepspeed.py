@@ -50,6 +50,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
             self.model = model = self._build(fields)
         if source:
             hf_checkpoint.load(model, source)
+            hugging_face.initialise(model, plan.training.seed, device, adapters_alone=True)
         else:
             hugging_face.initialise(model, plan.training.seed, device)
         whole = whole_shapes(model)

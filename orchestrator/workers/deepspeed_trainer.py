@@ -46,13 +46,15 @@ def set_log_level(plan: Plan) -> None:
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """As megatron-core groups them (optimizer/__init__.py:69): biases and norms (one dimension) don't decay. A partitioned parameter's own
-    shape is flat."""
+    """Of what is trained, as megatron-core groups it (optimizer/__init__.py:69): biases and norms don't decay. A partitioned
+    parameter's own shape is flat."""
     decayed: list[torch.nn.Parameter] = []
     free: list[torch.nn.Parameter] = []
     for parameter in model.parameters():
-        (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
-    return [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+        if parameter.requires_grad:
+            (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def complete_groups(model: torch.nn.Module) -> None:
@@ -202,7 +204,11 @@ class DeepSpeedTrainer:
         from orchestrator.workers import states
 
         if not states.covers(self.plan):
-            self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False)
+            # Frozen weights are the base's, which is there anyway.
+            trained = self.plan.training.lora is not None
+            self.engine.save_checkpoint(
+                str(folder), tag=TAG, client_state={"step": step}, save_latest=False, exclude_frozen_parameters=trained
+            )
             return
         if dist.get_rank() == 0:
             (folder / states.FOLDER).mkdir()
@@ -228,6 +234,6 @@ class DeepSpeedTrainer:
             different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine.get(key)})" for key in keys)
             why = f"was written with {different}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only"
             raise InputError("train.resume", saved.folder, why)
-        path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG)
+        path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.calibrate.groups import CARRIED
-from orchestrator.cost.calibration import ANY_ENGINE, PRODUCTS, ZERO_SHOT, CalibrationFile, calibrated, datasheet, digest, shipped
+from orchestrator.cost.calibration import ANY_ENGINE, PRODUCTS, calibrated, datasheet, digest, shipped
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError
@@ -19,7 +19,7 @@ from orchestrator.hardware.catalog import GPUS
 from orchestrator.validate import accuracy
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.engines import ENGINES, nanotron
-from orchestrator.validate.metrics import Priced, spreads, summary, sweeps
+from orchestrator.validate.metrics import Priced, summary, sweeps
 from orchestrator.validate.page import BEGIN, END
 from orchestrator.validate.pricing import Pricer, named, price_runs, shipped_file, zero_shot
 from orchestrator.validate.report import measured_beside, report_of
@@ -257,20 +257,6 @@ def test_mixtures_are_known_by_name_however_it_is_written() -> None:
     assert "the experts of another are not described" in other.why
 
 
-def test_spreads_weigh_engines_alike_and_name_those_with_enough_runs() -> None:
-    """Twenty runs that take twice as long as predicted, one of another engine that takes as long: 5% and 95% of the weight."""
-    runs = only(*[{}] * 20, {"engine": "torchtitan", "zero_stage": "3", "pp": "1", "dp": "4"})
-    rows = [
-        Priced(run=run, time_s=0.5 if run.engine.name == "nanotron" else 1.0, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0)
-        for run in runs
-    ]
-    assert spreads(rows) == {"": (1.0, 2.0), "9": (1.0, 2.0)}
-    planned = [replace_run(run, 1.0) for run in only(*[{"engine": "NeMo"}] * 20)]
-    slower = [Priced(run=run, time_s=0.5, memory_bytes=1.0, needed_bytes=1.0, limit_bytes=2.0) for run in planned]
-    assert spreads(slower)["megatron/9"] == (1.0, 2.0), "by the planned engine that NeMo resembles, and with the prediction inside"
-    assert spreads([]) == {}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -307,7 +293,7 @@ def test_shipped_constants_are_found_by_engine_and_gpu() -> None:
     assert file is not None
     calibration = named(None)(run)
     assert calibration.gemm_efficiency == file.constants["gemm_efficiency"].value
-    assert calibration.interval == file.interval
+    assert calibration.fitted == file.measured is not None
     assert shipped_file("nanotron", "B200") is None
     unknown = replace(run.engine.traits, engine="unheard-of")
     elsewhere = replace(run.cluster, gpu=GPUS["L40S"])
@@ -350,10 +336,7 @@ def test_every_carried_constant_has_its_reason_and_no_other_is_carried() -> None
                 if name in file.constants:
                     assert file.constants[name].value == source.constants[name].value
                     assert file.constants[name].origin.endswith(f"({carry.source}); carried over: {why}")
-            if file.interval is not None:
-                assert source.interval is not None
-                assert file.interval[0] <= source.interval[0]
-                assert source.interval[1] <= file.interval[1]
+            assert file.measured == (None if carry.to == ANY_ENGINE else source.measured)
 
 
 def test_boundaries_that_deepspeed_partitions_cross_the_network_in_parts() -> None:
@@ -397,10 +380,9 @@ def test_engines_that_one_search_compares_have_the_same_matrix_products(gpu: str
     found = [calibrated(cluster, engine.traits(cluster.software)) for engine in PLANNED_ENGINES.values()]
     assert len({constants.gemm_efficiency for constants in found}) == 1
     assert len({constants.fp8_efficiency for constants in found}) == 1
-    assert all(constants.interval is not None for constants in found)
 
 
-def test_a_prediction_has_the_interval_of_its_calibration() -> None:
+def test_a_prediction_from_datasheets_has_a_wider_interval_than_one_from_fitted_constants_and_says_why() -> None:
     run = only({"engine": "NeMo"})[0]
     ((_, prediction, _),) = price_runs([run], named("shipped"))
     assert prediction is not None
@@ -412,32 +394,7 @@ def test_a_prediction_has_the_interval_of_its_calibration() -> None:
     assert plain.interval is not None
     wide = plain.interval[1] / plain.interval[0]
     assert wide > high / low
-
-
-def test_an_engine_or_gpu_that_nobody_measured_has_the_interval_of_the_others() -> None:
-    """By engine and generation of the GPU, else by generation, else of all; the widest where least is known."""
-    run = only({})[0]
-    megatron = PLANNED_ENGINES["megatron"].traits(run.cluster.software)
-    unheard = replace(megatron, engine="unheard-of")
-    assert datasheet(run.cluster, megatron).interval == ZERO_SHOT["megatron/9"]
-    assert datasheet(run.cluster, unheard).interval == ZERO_SHOT["9"]
-    strange = replace(run.cluster, gpu=replace(run.cluster.gpu, compute_capability="99.0"))
-    assert datasheet(strange, unheard).interval == ZERO_SHOT[""]
-    workstation = replace(run.cluster, gpu=GPUS["L40S"])
-    assert datasheet(workstation, unheard).interval == ZERO_SHOT[""]
-    alone = CalibrationFile(
-        engine="unheard-of", gpu=run.gpu, traits="", fitted_on="", constants={}, fitted_runs=1, fitted_median_error=0.0, held_out_runs=0,
-        held_out_median_error=None, interval=None,
-    )  # fmt: skip
-    assert alone.calibration(datasheet(run.cluster, unheard)).interval == ZERO_SHOT["9"]
-
-
-def test_intervals_from_datasheets_are_those_of_the_report() -> None:
-    report = Path(__file__).resolve().parents[2] / "orchestrator" / "cost" / "calibrations" / "report" / "validation.json"
-    made = json.loads(report.read_text(encoding="utf-8"))["zero_shot"]["spreads"]
-    assert made.keys() == ZERO_SHOT.keys()
-    for name, interval in made.items():
-        assert ZERO_SHOT[name] == pytest.approx(interval, rel=0.01), name
+    assert (prediction.beyond, plain.beyond) == ((), ("no run of this engine on this GPU was fitted",))
 
 
 PACKAGE = Path(__file__).parents[2] / "orchestrator"
@@ -489,10 +446,12 @@ def test_every_planned_engine_says_where_its_constants_are_from() -> None:
     assert file is not None
     megatron = lines["megatron", "H100-SXM-80GB"]
     assert megatron["basis"].startswith("carried over from nemo: attention_efficiency")
-    assert (megatron["runs"], megatron["interval"]) == (file.fitted_runs, file.interval)
+    assert megatron["runs"] == file.fitted_runs
+    assert megatron["interval"][1] / megatron["interval"][0] < 2.2, "of an engine whose constants were fitted there"
     alone = lines["deepspeed", "A100-SXM-80GB"]
     assert alone["basis"] == "from datasheets; matrix products carried over from megatron_lm_2021"
-    assert (alone["runs"], alone["interval"]) == (0, ZERO_SHOT["8"])
+    assert alone["runs"] == 0
+    assert alone["interval"][1] > lines["megatron", "A100-SXM-80GB"]["interval"][1]
     assert lines["megatron", "H100-SXM-96GB"]["basis"] == "from datasheets"
 
 

@@ -1,0 +1,53 @@
+"""usage: python -m orchestrator audit FILE [key=value ...] [--json]
+
+Whether the configuration that you have is any good: FILE becomes a plan. Legal, or the rule that it breaks; fits, or what is missing; the
+predicted time; then the three changes that gain most, each alone and together, as a diff of the same file. Nothing of FILE is run.
+
+  python -m orchestrator audit train_gpt3.sh gpus=1024 cluster=dgx_a100_80gb
+  python -m orchestrator audit ds_config.json recipe=llama3_8b gpus=16 train.seq_length=4096
+  python -m orchestrator audit accelerate.yaml model.hf_config=config.json pin.micro_batch_size=2
+
+FILE: a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, a ds_config.json, an engine.json, a configuration
+of accelerate or of the Hugging Face Trainer, a YAML of Megatron-Bridge or NeMo. Keys stand over what FILE says; what it does not say
+(gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is assumed, and said, or asked for. pin.* over its choices.
+
+  --json     the audit as JSON on standard output
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from orchestrator import api
+from orchestrator.commands import command, usage
+from orchestrator.console.asked import say_json, without_json
+from orchestrator.errors import InputError
+from orchestrator.recipe import read_arguments
+from orchestrator.screen import screen
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; its exit status: 0 for a file that is legal and fits, 1 for one that is not, 2 for one that can't be read."""
+    return command(words, lambda: usage(__doc__), _audit)
+
+
+def _audit(words: Sequence[str]) -> int:
+    from orchestrator.audit.text import show
+
+    words, as_json = without_json(words)
+    files = [word for word in words if "=" not in word]
+    if len(files) != 1:
+        raise InputError("audit", " ".join(files) or None, "needs one FILE")
+    if files[0].startswith("-"):
+        raise InputError(files[0], None, "is no option of audit", ["--json", "--help"])
+    found = api.audit(files[0], **read_arguments([word for word in words if "=" in word]))
+    if as_json:
+        say_json(found.summary())
+    else:
+        show(screen(), found)
+    return 0 if found.legal and found.fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

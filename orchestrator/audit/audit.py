@@ -1,0 +1,234 @@
+"""The answer to "is what I have any good?": a file's reading, its plan, what it would take, and the changes that gain most."""
+
+from __future__ import annotations
+
+import difflib
+import html
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TextIO, cast
+
+import msgspec
+
+from orchestrator import planning, recipe
+from orchestrator.audit import changes, formats
+from orchestrator.audit.build import Judge, Judged
+from orchestrator.audit.changes import Better
+from orchestrator.audit.reading import Reading, Setup, Source
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.plan import Plan
+from orchestrator.recipe import Settings
+from orchestrator.recipe.read import Tree
+from orchestrator.strategy.pins import Pins
+from orchestrator.strategy.spec import CHOICES
+
+ASSUMED_CLUSTER: Final = "dgx_h100"
+PADDED: Final = "model.make_vocab_size_divisible_by"
+"""Megatron pads the vocabulary by tp."""
+REFUSED: Final = ("plan", "resume", "profile", "largest", "target", "explain", "entry", "out", "launch")
+"""Keys and groups that ask for something else."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One or more choices changed: `what` in words, its price, and the file with it. `text` None: the file can't say it in its places."""
+
+    what: str
+    setup: Setup
+    judged: Judged
+    text: str | None
+    diff: str
+
+
+class Audit:
+    """Of one file. `judged` None: it is no plan at all, for the reason in `problem`."""
+
+    def __init__(self, name: str, source: Source, settings: Settings, setup: Setup) -> None:
+        self.name, self.source, self.settings, self.setup = name, source, settings, setup
+        self.judge = Judge(settings, setup.engine)
+        self.problem = ""
+        self.judged: Judged | None = None
+        try:
+            self.judged = self.judge.judged(setup)
+            self.problem = next(iter(source.reading.broken), self.judged.rule)
+        except InputError as error:
+            self.problem = str(error)
+
+    @property
+    def reading(self) -> Reading:
+        return self.source.reading
+
+    @property
+    def plan(self) -> Plan | None:
+        """With its prediction; None: the file's numbers make no plan."""
+        return None if self.judged is None else self.judged.plan
+
+    @property
+    def legal(self) -> bool:
+        """Whether the engine's rules are kept; `problem` says which is not."""
+        return not self.problem
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest rank has the memory; None: there is no plan."""
+        return None if self.judged is None else not self.judged.lacking_bytes
+
+    @property
+    def step_time_s(self) -> float | None:
+        return None if self.judged is None else self.judged.step_time_s
+
+    @property
+    def tightest_stage(self) -> int | None:
+        """The pipeline stage whose ranks are fullest; None: there is no plan."""
+        if self.plan is None or self.plan.predicted is None:
+            return None
+        stages = self.plan.predicted.by_stage
+        return max(range(len(stages)), key=lambda index: stages[index].peak_memory_bytes)
+
+    @cached_property
+    def _found(self) -> tuple[tuple[Better, ...], Better | None]:
+        with planning.without_gc():
+            return changes.best_changes(self.setup, self.judged, self.judge)
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """The three that gain most, each alone."""
+        return tuple(self._change(better) for better in self._found[0])
+
+    @cached_property
+    def together(self) -> Change | None:
+        """What the same choices give together; None: no more than the best alone."""
+        return None if self._found[1] is None else self._change(self._found[1])
+
+    @cached_property
+    def fastest(self) -> Plan | None:
+        """The fastest plan of a search over everything, of this engine or another; None: nothing fits."""
+        try:
+            return planning.fastest(self.settings).plan
+        except NoPlanError:
+            return None
+
+    def _change(self, better: Better) -> Change:
+        text = self.source.edited(self.reading.setup, better.setup)
+        if text is not None and not self._says(text, better.setup):
+            text = None
+        diff = "" if text is None else "".join(_diff(self.source.text, text, Path(self.name).name))
+        return Change(what=changes.said(self.setup, better.setup), setup=better.setup, judged=better.judged, text=text, diff=diff)
+
+    def _says(self, text: str, setup: Setup) -> bool:
+        """Whether the changed file, read again, is this plan and otherwise what it was."""
+        try:
+            again = formats.read(text, self.name)
+            before, after = ({name: value for name, value in one.keys.items() if name != PADDED} for one in (self.reading, again.reading))
+            return before == after and self.judge.judged(again.reading.setup).plan == self.judge.judged(setup).plan
+        except InputError:
+            return False
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        plan = self.plan
+        rows = [*self.changes, *([self.together] if self.together else [])]
+        return {
+            "file": self.name,
+            "format": self.reading.format,
+            "legal": self.legal,
+            "problem": self.problem,
+            "fits": self.fits,
+            "lacking_bytes": None if self.judged is None else self.judged.lacking_bytes,
+            "step_time_s": self.step_time_s,
+            "tokens_per_s_per_gpu": plan.predicted.tokens_per_s_per_gpu if plan and plan.predicted else None,
+            "peak_memory_bytes": None if self.judged is None else self.judged.peak_memory_bytes,
+            "tightest_stage": self.tightest_stage,
+            "unknown": list(self.reading.unknown),
+            "unpriced": list(self.reading.unpriced),
+            "beside": list(self.reading.beside),
+            "assumed": list(self.reading.assumed),
+            "changes": [{"what": row.what, "step_time_s": row.judged.step_time_s, "peak_memory_bytes": row.judged.peak_memory_bytes,
+                         "fits": not row.judged.lacking_bytes, "diff": row.diff} for row in rows],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        """As the command prints it."""
+        import io
+
+        from rich.console import Console
+
+        from orchestrator.audit.text import show
+        from orchestrator.screen import FILE_WIDTH, Trimmed
+
+        text = io.StringIO()
+        show(Console(file=cast(TextIO, Trimmed(text)), width=FILE_WIDTH), self)
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _diff(before: str, after: str, name: str) -> list[str]:
+    lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), name, name, n=1)
+    return [line if line.endswith("\n") else line + "\n" for line in lines]
+
+
+def audit(path: str | Path, tree: Tree, machine: Machine) -> Audit:
+    """`tree`: a run's keys as texts, over what the file says; pin.* over its choices. Raises InputError for a file that can't be read."""
+    for name in tree:
+        if name.partition(".")[0] in REFUSED:
+            raise InputError(name, None, "is not for audit, which judges the file as it is")
+    file = Path(path)
+    if file.is_dir():
+        raise InputError("audit", str(path), "is a folder; give a file")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InputError("audit", str(path), f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
+    source = formats.read(text, str(path))
+    settings, assumed = settings_of(source.reading, tree, machine)
+    if assumed:
+        reading = msgspec.structs.replace(source.reading, assumed=(*source.reading.assumed, *assumed))
+        source = msgspec.structs.replace(source, reading=reading)
+    return Audit(str(path), source, settings, pinned(source.reading.setup, settings.pins))
+
+
+def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Settings, list[str]]:
+    """The file's keys under the user's, and what was assumed. Raises InputError."""
+    engines = list(ENGINES)
+    assumed: list[str] = []
+    given = dict(tree)
+    keys = dict(reading.keys)
+    if "recipe" in given and "model.num_layers" in keys:  # the recipe says what the file leaves open, no more
+        known = recipe.load_tree({name: given[name] for name in ("recipe", "cluster", "gpus") if name in given}, machine, engines)
+        for name in reading.weak:
+            keys[name] = getattr(known.architecture, name.removeprefix("model."))
+        for name in ("num_token_types",):
+            keys.setdefault(f"model.{name}", getattr(known.architecture, name))
+        keys["name"] = str(given.pop("recipe"))
+    elif "recipe" not in given and "model.name" not in given and "model.hf_config" not in given:
+        given.setdefault("name", "audited")
+    if "model.hf_config" in given:
+        keys = {name: value for name, value in keys.items() if not name.startswith("model.")}
+    if "cluster" not in given and not machine.num_gpus:
+        keys["cluster"] = ASSUMED_CLUSTER
+    whole = {**recipe.as_texts(keys), **given}
+    try:
+        settings = recipe.load_tree(whole, machine, engines)
+    except InputError as error:
+        if error.key == "gpus" and error.value is None:
+            raise InputError("gpus", None, "is missing: the file does not say how many; gpus=N does") from None
+        raise
+    if "cluster" in keys and "cluster" not in given and settings.cluster.name == ASSUMED_CLUSTER:
+        assumed.append(f"cluster={ASSUMED_CLUSTER}: the file does not say on what it runs; cluster= does")
+    return settings, assumed
+
+
+def pinned(setup: Setup, pins: Pins) -> Setup:
+    """The setup with what pin.* says in its place."""
+    found: dict[str, Any] = {}
+    by_pin = {choice.pin: choice.name for choice in CHOICES}
+    for pin, value in pins.given().items():
+        name = by_pin.get(pin, pin)
+        found[name] = tuple(value.split("-")) if name == "rank_order" else value
+    found.pop("schedule", None)
+    if "recompute" in found:
+        found |= {"recompute_layers": None, "layer_modes": None}
+    return msgspec.structs.replace(setup, **{name: value for name, value in found.items() if name in Setup.__struct_fields__})

@@ -1,0 +1,192 @@
+"""A setup with its model and training as a `Plan`, checked by the engine's rules and priced as every plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+
+from msgspec.structs import replace
+
+from orchestrator import planning
+from orchestrator.audit.reading import Setup
+from orchestrator.cost import calibration
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError
+from orchestrator.model.families import describe
+from orchestrator.model.spec import ModelSpec
+from orchestrator.plan import LayerSpan, Plan, Stage
+from orchestrator.recipe import Settings
+from orchestrator.search.check import check_plan
+from orchestrator.search.question import PlannedEngine
+from orchestrator.strategy.capabilities import Capabilities, Traits
+from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.spec import options_of
+from orchestrator.values import Value
+
+ENDS = ("embedding", "head")
+
+
+class Judged(Value, frozen=True, kw_only=True):
+    """A plan with its price, and the rule that it breaks ("": none)."""
+
+    plan: Plan
+    rule: str
+    limit: MemoryLimit
+
+    @property
+    def step_time_s(self) -> float:
+        assert self.plan.predicted is not None
+        return self.plan.predicted.step_time_s
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        assert self.plan.predicted is not None
+        return self.plan.predicted.peak_memory_bytes
+
+    @property
+    def lacking_bytes(self) -> float:
+        """Of the fullest rank, above what is usable; 0: it fits."""
+        return max(0.0, self.peak_memory_bytes - self.limit.usable)
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """The less the better: what breaks a rule comes last, then what lacks memory, by how much, then the step."""
+        return (bool(self.rule), self.lacking_bytes, self.step_time_s)
+
+
+class Judge:
+    """Builds and prices setups for one model, training and cluster. Layers that two setups share are priced once."""
+
+    def __init__(self, settings: Settings, engine: str) -> None:
+        self.settings = settings
+        software = settings.cluster.software
+        pair: tuple[Capabilities, Traits] = (ENGINES[engine].capabilities(software), ENGINES[engine].traits(software))
+        (file,) = planning.prices(settings, [pair[1]])
+        constants = calibration.priced(settings.cluster, pair[1], file)
+        self.engine = PlannedEngine(capabilities=pair[0], traits=pair[1], calibration=constants)
+        self.pair = pair
+        self.limit = settings.limit.of(constants.memory_margin)
+        training = settings.training
+        self.model: ModelSpec = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
+        self.workload = planning.workload_of(settings)
+
+    def judged(self, setup: Setup) -> Judged:
+        """Raises InputError for a setup that is no plan at all: degrees that don't divide the GPUs, the batch or the layers."""
+        plan = built(setup, self.settings, self.model)
+        rule = ""
+        try:
+            check_plan(plan, [self.pair])
+        except InputError as error:
+            rule = str(error)
+        try:
+            predicted = self.engine.costs(self.workload).price(plan.candidate, plan.stages)
+        except (KeyError, ZeroDivisionError, ValueError) as error:
+            raise InputError("audit", None, rule or f"has no price: {error}") from None
+        plan = replace(plan, predicted=predicted, calibration=self.engine.calibration.name)
+        return Judged(plan=plan, rule=rule, limit=self.limit)
+
+
+def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
+    """Raises InputError for degrees that don't divide what they must."""
+    training, cluster = settings.training, settings.cluster
+    world, batch = cluster.num_gpus, training.global_batch_size
+    ranks = setup.tp * setup.pp * setup.cp
+    for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch_size"):
+        if getattr(setup, name) < 1:
+            raise InputError(name, getattr(setup, name), "must be at least 1")
+    if world % ranks:
+        raise InputError("gpus", world, f"is no multiple of tp x pp x cp = {setup.tp} x {setup.pp} x {setup.cp} = {ranks}")
+    dp = world // ranks
+    if batch % (dp * setup.micro_batch_size):
+        what = f"dp x micro-batch = {dp} x {setup.micro_batch_size}"
+        raise InputError("global_batch_size", batch, f"is no multiple of {what}")
+    copies = setup.zero_shard_size
+    if copies is not None and copies < 0:  # so many optimizer instances
+        if dp * setup.cp % -copies:
+            raise InputError("num_distributed_optimizer_instances", -copies, f"does not divide dp x cp = {dp * setup.cp}")
+        copies = dp * setup.cp // -copies
+    overlaps = dp * setup.cp > 1 and not cluster.is_cpu
+    own = "overlap_grad_reduce" in ENGINES[setup.engine].capabilities(cluster.software).pinned_options
+    reduce = setup.overlap_grad_reduce or (own and not overlaps)
+    gather = setup.overlap_param_gather or (own and (not overlaps or not setup.zero_stage or not setup.overlap_grad_reduce))
+    options = options_of(setup) | {"overlap_grad_reduce": reduce, "overlap_param_gather": gather, "zero_shard_size": copies}
+    cp_comm = options["cp_comm_type"] if setup.cp > 1 else "p2p"
+    schedule = "interleaved" if setup.vpp > 1 else "deepspeed_1f1b" if setup.by_deepspeed_pipeline and setup.pp > 1 else "1f1b"
+    sizes = chunks(setup, model)
+    return Plan(
+        engine=setup.engine,
+        world_size=world,
+        **{name: getattr(setup, name) for name in ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "rank_order")},
+        etp=setup.etp if settings.architecture.experts else 1,
+        microbatch_group_size_per_vp_stage=setup.microbatch_group_size_per_vp_stage if setup.vpp > 1 else None,
+        dp=dp,
+        num_microbatches=batch // (dp * setup.micro_batch_size),
+        global_batch_size=batch,
+        schedule=schedule,  # type: ignore[arg-type]
+        stages=_stages(setup, model, sizes),
+        model=settings.architecture,
+        training=training,
+        cluster=cluster,
+        run=settings.run,
+        extra=settings.extra,
+        **(options | {"cp_comm_type": cp_comm}),
+    )
+
+
+def _stages(setup: Setup, model: ModelSpec, sizes: Sequence[int]) -> tuple[Stage, ...]:
+    if setup.layer_modes is None:
+        first = setup.recompute_layers or transformer_layers(model)
+        return stages_of(model, sizes, setup.pp, [(setup.recompute, first)] * setup.pp)
+    if len(setup.layer_modes) != transformer_layers(model):
+        raise InputError("recompute", len(setup.layer_modes), f"is not said of all {transformer_layers(model)} layers")
+    stages = stages_of(model, sizes, setup.pp)
+    ends = list(accumulate(sizes))
+    found = []
+    for p, stage in enumerate(stages):
+        spans: list[LayerSpan] = []
+        at = {chunk: ends[chunk * setup.pp + p] - sizes[chunk * setup.pp + p] for chunk in range(setup.vpp)}
+        for span in stage.layers:
+            if span.kind in ENDS:
+                spans.append(span)
+                continue
+            first, start = span.first, at[span.chunk]
+            at[span.chunk] += span.count
+            for mode, run in groupby(setup.layer_modes[start : start + span.count]):
+                count = len(list(run))
+                spans.append(replace(span, first=first, count=count, recompute=mode))
+                first += count
+        found.append(Stage(layers=tuple(spans)))
+    return tuple(found)
+
+
+def chunks(setup: Setup, model: ModelSpec) -> tuple[int, ...]:
+    """Transformer layers of each chunk, chunk after chunk. Raises InputError where they don't divide so."""
+    layers, pp, vpp = transformer_layers(model), setup.pp, setup.vpp
+    if setup.layout is not None:
+        return chunk_sizes(setup.layout, model, pp, vpp)
+    first, last = setup.first_layers, setup.last_layers
+    if setup.by_deepspeed_pipeline and layers % pp:  # "parameters" and "uniform" give the rest to some of the stages
+        ends = list(accumulate(layers // pp + (index < layers % pp) for index in range(pp)))
+        return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+    if first is not None or last is not None:
+        between = pp - (first is not None) - (last is not None)
+        rest = layers - (first or 0) - (last or 0)
+        if rest < 0 or (between and rest % between) or (not between and rest):
+            raise InputError("num_layers", layers, f"don't divide: first stage {first}, last stage {last}, {between} others")
+        stage = [rest // between if between else 0] * pp
+        if first is not None:
+            stage[0] = first
+        if last is not None:
+            stage[-1] = last
+        if any(size % vpp for size in stage):
+            raise InputError("vpp", vpp, f"does not divide the stages' layers {stage}")
+        return tuple(stage[p] // vpp for _ in range(vpp) for p in range(pp))
+    counted = layers + sum(setup.ends_count)
+    if counted % (pp * vpp):
+        with_ends = f"with {sum(setup.ends_count)} ends " if any(setup.ends_count) else ""
+        raise InputError("num_layers", layers, f"{with_ends}is no multiple of pp x vpp = {pp} x {vpp}")
+    sizes = [counted // (pp * vpp)] * (pp * vpp)
+    sizes[0] -= setup.ends_count[0]
+    sizes[-1] -= setup.ends_count[1]
+    return tuple(sizes)

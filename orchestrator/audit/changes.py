@@ -1,0 +1,232 @@
+"""Which changes of a configuration gain most: every choice changed alone, each value of it priced, and the best three together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from msgspec.structs import asdict, replace
+
+from orchestrator.audit.build import Judge, Judged
+from orchestrator.audit.reading import Setup
+from orchestrator.errors import InputError
+from orchestrator.strategy.megatron_layout import compress, transformer_layers
+from orchestrator.values import Value
+
+SHOWN: Final = 3
+WORTH: Final = 0.005
+"""Share of the step that a change must gain."""
+MOST_TP, MOST_MICRO_BATCH = 16, 64
+ROUNDS: Final = 2
+"""Of trying every value of the three choices again, from what they are together."""
+NO_LAYOUT: Final[dict[str, Any]] = {
+    "layout": None,
+    "first_layers": None,
+    "last_layers": None,
+    "ends_count": (False, False),
+    "layer_modes": None,
+}
+
+
+class Better(Value, frozen=True, kw_only=True):
+    """Another setup, which choices it changes, and its price."""
+
+    names: tuple[str, ...]
+    setup: Setup
+    judged: Judged
+
+
+def powers(most: int) -> list[int]:
+    """
+    >>> powers(9)
+    [1, 2, 4, 8]
+    """
+    return [1 << power for power in range(max(1, most).bit_length())]
+
+
+def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
+    """Other values of each choice, what must follow from them with them."""
+    caps, cluster = judge.pair[0], judge.settings.cluster
+    layers = transformer_layers(judge.model)
+    world, node = cluster.num_gpus, cluster.gpus_per_node
+    axes = caps.axes
+    found: dict[str, list[Setup]] = {}
+    if "tp" in axes:
+        found["tp"] = [
+            with_tp(setup, tp, caps.sequence_parallel, bool(judge.settings.architecture.experts))
+            for tp in powers(min(MOST_TP, world, max(node, setup.tp)))
+        ]
+    if "pp" in axes and "pp" in caps.axes:
+        degrees = [pp for pp in range(1, min(layers, world) + 1) if layers % pp == 0 and world % pp == 0]
+        found["pp"] = [with_pp(setup, pp) for pp in degrees]
+    if "vpp" in axes and setup.pp > 1:
+        per = layers // setup.pp
+        found["vpp"] = [replace(setup, **NO_LAYOUT, vpp=vpp, microbatch_group_size_per_vp_stage=None)
+                        for vpp in range(1, per + 1) if per % vpp == 0]  # fmt: skip
+    if "cp" in axes and judge.settings.training.seq_length >= 2 * caps.least_sequence_part:
+        found["cp"] = [replace(setup, cp=cp) for cp in powers(min(world, 16))]
+    experts = judge.settings.architecture.experts
+    if experts and "ep" in axes:
+        found["ep"] = [replace(setup, ep=ep) for ep in powers(min(world, experts[0].num_experts))]
+        found["etp"] = [replace(setup, etp=etp) for etp in dict.fromkeys((1, setup.tp))]
+    found["micro_batch_size"] = [replace(setup, micro_batch_size=size) for size in powers(MOST_MICRO_BATCH)]
+    chunk = max(1, layers // (setup.pp * setup.vpp))
+    modes = [
+        replace(setup, recompute=mode, recompute_layers=None, layer_modes=None)
+        for mode in caps.recompute
+        if mode not in caps.pinned_recompute
+    ]
+    if caps.recompute_varies != "never":
+        modes += [replace(setup, recompute="full", recompute_layers=count, layer_modes=None) for count in _counts(chunk)]
+    found["recompute"] = modes
+    if not setup.megatron_fsdp:
+        stages = caps.zero_stages if setup.pp == 1 else caps.zero_stages_with_pipeline
+        found["zero_stage"] = [
+            replace(setup, zero_stage=stage, zero_shard_size=None, overlap_grad_reduce=setup.overlap_grad_reduce) for stage in stages
+        ]
+    if caps.sequence_parallel and setup.tp > 1:
+        found["sequence_parallel"] = [replace(setup, sequence_parallel=on) for on in (False, True)]
+    if "overlap_grad_reduce" in caps.pinned_options:
+        found["overlap_grad_reduce"] = [replace(setup, overlap_grad_reduce=True, overlap_param_gather=setup.zero_stage > 0)]
+    if "tp_comm_overlap" in caps.pinned_options and setup.tp > 1 and setup.sequence_parallel:
+        found["tp_comm_overlap"] = [replace(setup, tp_comm_overlap=True)]
+    if caps.offload_optimizer:
+        found["offload_optimizer"] = [replace(setup, offload_optimizer=on) for on in (False, True)]
+    if setup.cp > 1 and "cp_comm_type" in caps.options:
+        found["cp_comm_type"] = [replace(setup, cp_comm_type=kind) for kind in caps.options["cp_comm_type"]]
+    if caps.uneven_stages and setup.pp > 1 and not setup.by_deepspeed_pipeline and judge.settings.architecture.stack == "decoder":
+        heads = judge.settings.architecture.mtp_num_layers
+        found["layout"] = [replace(setup, **(NO_LAYOUT | {"layout": text})) for text in layouts(layers, setup.pp * setup.vpp, heads)]
+    return {name: [one for one in dict.fromkeys(others) if one != setup] for name, others in found.items()}
+
+
+def _counts(chunk: int) -> Iterator[int]:
+    """Layers of a chunk to recompute in full, at most eight numbers."""
+    step = max(1, -(-chunk // 8))
+    yield from range(step, chunk, step)
+
+
+def with_tp(setup: Setup, tp: int, sequence_parallel: bool, with_experts: bool) -> Setup:
+    """Experts keep their own degree unless that was tp's; sequence parallelism comes with the first tp."""
+    on = (setup.sequence_parallel or setup.tp == 1) and sequence_parallel and tp > 1
+    return replace(setup, tp=tp, etp=tp if setup.etp == setup.tp and with_experts else setup.etp, sequence_parallel=on,
+                   tp_comm_overlap=setup.tp_comm_overlap and on)  # fmt: skip
+
+
+def with_pp(setup: Setup, pp: int) -> Setup:
+    """Layers divided evenly, without interleaving."""
+    return replace(
+        setup,
+        **NO_LAYOUT,
+        pp=pp,
+        vpp=1,
+        microbatch_group_size_per_vp_stage=None,
+        by_deepspeed_pipeline=setup.by_deepspeed_pipeline and pp > 1,
+    )
+
+
+def layouts(layers: int, chunks: int, prediction_heads: int) -> Iterator[str]:
+    """Layouts whose first and last chunk have up to two layers fewer than the others.
+
+    >>> list(layouts(6, 4, 0))
+    ['Et*2|t*2|t*2|L', 'Et|t*2|t*2|tL', 'E|t*2|t*2|t*2L', 'Et|t*3|t*2|L', 'E|t*3|t*2|tL']
+    """
+    done = set()
+    for fewer in range(1, 4):
+        for last in range(min(fewer, 2), -1, -1):
+            first = fewer - last
+            if first > 2:
+                continue
+            counted = layers + first + last
+            sizes = [counted // chunks + (index < counted % chunks) for index in range(chunks)]
+            sizes[0], sizes[-1] = sizes[0] - first, sizes[-1] - last
+            if min(sizes) < 0 or tuple(sizes) in done:
+                continue
+            done.add(tuple(sizes))
+            letters = ["t" * size for size in sizes]
+            letters[0], letters[-1] = "E" + letters[0], letters[-1] + "m" * prediction_heads + "L"
+            yield compress(letters)
+
+
+def judged_all(judge: Judge, name: str, setups: Iterable[Setup]) -> Iterator[Better]:
+    """Those that are plans at all and break no rule."""
+    for setup in setups:
+        try:
+            found = judge.judged(setup)
+        except InputError:
+            continue
+        if not found.rule:
+            yield Better(names=(name,), setup=setup, judged=found)
+
+
+def is_better(judged: Judged, base: Judged | None) -> bool:
+    """Whether the change is worth saying: it mends a rule, makes the plan fit or lack less, or gains time while it fits."""
+    if base is None or base.rule:
+        return not judged.rule
+    if base.lacking_bytes:
+        return judged.lacking_bytes < base.lacking_bytes
+    return not judged.lacking_bytes and judged.step_time_s < base.step_time_s * (1 - WORTH)
+
+
+def best_changes(setup: Setup, base: Judged | None, judge: Judge) -> tuple[tuple[Better, ...], Better | None]:
+    """The three choices whose change alone gains most, and the best that they give together; None where one is all there is."""
+    bests: list[Better] = []
+    for name, others in alternatives(setup, judge).items():
+        found = [better for better in judged_all(judge, name, others) if is_better(better.judged, base)]
+        if found:
+            bests.append(min(found, key=lambda better: better.judged.rank))
+    top = tuple(sorted(bests, key=lambda better: better.judged.rank)[:SHOWN])
+    return top, together(setup, top, judge) if len(top) > 1 else None
+
+
+def together(setup: Setup, top: tuple[Better, ...], judge: Judge) -> Better | None:
+    """From the best one alone, the others' changes over it where they help, then every value of these choices again."""
+    names = tuple(better.names[0] for better in top)
+    best = top[0]
+    for better in top[1:]:
+        changed = {name: value for name, value in asdict(better.setup).items() if value != getattr(setup, name)}
+        for found in judged_all(judge, "together", [replace(best.setup, **changed)]):
+            best = min(best, found, key=lambda one: one.judged.rank)
+    for _ in range(ROUNDS):
+        before = best
+        for name in names:
+            for found in judged_all(judge, "together", alternatives(best.setup, judge).get(name, [])):
+                best = min(best, found, key=lambda one: one.judged.rank)
+        if best is before:
+            break
+    if best.judged.rank >= top[0].judged.rank:
+        return None
+    return replace(best, names=names)
+
+
+def said(before: Setup, after: Setup) -> str:
+    """What differs, as a reader says it.
+
+    >>> said(Setup(engine="megatron", tp=2), Setup(engine="megatron", tp=4, sequence_parallel=True))
+    'tp 2 -> 4, sequence_parallel off -> on'
+    """
+    parts = []
+    for name in Setup.__struct_fields__:
+        one, other = getattr(before, name), getattr(after, name)
+        if one == other or name in ("recompute_layers", "layer_modes", "recompute"):
+            continue
+        parts.append(f"{name} {_word(one)} -> {_word(other)}")
+    one, other = recompute_said(before), recompute_said(after)
+    if one != other:
+        parts.append(f"recompute {one} -> {other}")
+    return ", ".join(parts)
+
+
+def recompute_said(setup: Setup) -> str:
+    """full(4 of each chunk), selective, none."""
+    if setup.layer_modes is not None:
+        return f"{sum(mode != 'none' for mode in setup.layer_modes)} of {len(setup.layer_modes)} layers"
+    return f"full({setup.recompute_layers} of a chunk)" if setup.recompute == "full" and setup.recompute_layers else setup.recompute
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return "-".join(str(part) for part in value)
+    return "even" if value is None else str(value)

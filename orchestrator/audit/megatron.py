@@ -1,0 +1,588 @@
+"""Megatron's settings by their names (flags' destinations, fields of its configurations) as a recipe's keys and a setup, and back."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from orchestrator.audit.reading import Setup
+from orchestrator.engines.passthrough import SHORT_TYPES
+from orchestrator.errors import InputError
+from orchestrator.strategy.megatron_layout import expand
+from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "hidden_dropout": 0.1, "attention_dropout": 0.1, "layernorm_epsilon": 1e-5, "normalization": "LayerNorm", "rotary_percent": 1.0,
+    "position_embedding_type": "learned_absolute", "rotary_base": 10000, "make_vocab_size_divisible_by": 128, "seed": 1234,
+    "weight_decay": 0.01, "clip_grad": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "optimizer": "adam", "min_lr": 0.0,
+    "lr_decay_style": "linear", "moe_router_topk": 2, "moe_token_dispatcher_type": "allgather", "moe_router_score_function": "softmax",
+    "moe_aux_loss_coeff": 0.0, "moe_router_bias_update_rate": 1e-3, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128, "cp_comm_type": "p2p", "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
+}  # fmt: skip
+"""Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
+
+UNPRICED: Final = (
+    "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph", "delay_wgrad",
+    "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory", "fine_grained_activation",
+    "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc", "moe_enable_deepep", "moe_flex",
+    "moe_router_padding", "moe_shared_expert_overlap", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy", "moe_apply_probs",
+    "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_moe", "overlap_p2p",
+    "overlap_param_gather_with", "pin_cpu", "recompute_method", "rerun", "tp_comm_", "torch_compile", "use_flash_attn", "use_precision",
+    "use_te_", "wgrad_deferral", "high_priority_stream", "ddp_bucket", "ddp_num_buckets", "ddp_pad", "ddp_average", "use_nccl",
+    "use_sharp", "batch_p2p", "no_async_tensor", "async_tensor", "moe_permute_fusion", "moe_grouped_gemm", "gradient_accumulation_fusion",
+    "masked_softmax_fusion", "bias_gelu_fusion", "bias_swiglu_fusion", "bias_dropout_fusion", "apply_rope_fusion", "persist_layer_norm",
+    "transformer_impl", "align_", "offload_modules", "ep_overlap", "calculate_per_token_loss", "attention_softmax_in_fp32",
+    "moe_router_dtype", "moe_z_loss", "check_for_nan", "deterministic", "te_rng", "use_ring_exchange", "symmetric_ar",
+)  # fmt: skip
+"""How the names begin of settings that change time or memory, and that a plan does not say."""
+
+NOT_A_MODEL: Final = {
+    "hybrid_attention_ratio": "Mamba layers", "hybrid_override_pattern": "Mamba layers", "hybrid_layer_pattern": "Mamba layers",
+    "retro_add_retriever": "Retro's retrieval",
+    "linear_attention_freq": "linear attention", "experimental_attention_variant": "sparse attention",
+    "img_h": "images",
+    "num_channels": "images", "language_model_type": "images", "heterogeneous_layers_config_path": "layers of many kinds",
+}  # fmt: skip
+"""Settings of models that nobody can describe here."""
+
+VOCABULARIES: Final = {
+    "GPT2BPETokenizer": 50257, "BertWordPieceLowerCase": 30522, "BertWordPieceCase": 28996, "Llama2Tokenizer": 32000,
+    "Llama3Tokenizer": 128256,
+}  # fmt: skip
+"""Tokens of tokenizers whose name says which it is."""
+COMMON_VOCABULARY: Final = 50257
+SENTINELS: Final = 100
+ACTIVATIONS: Final = {"swiglu": "swiglu", "squared_relu": "relu", "quick_geglu": "clamped_swiglu", "openai_gelu": "gelu"}
+FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
+FUSED_ATTENTION_NOTE: Final = "core_attn"
+
+
+class Fields:
+    """Settings by name, with which of them have been read."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.given = dict(given)
+        self.used: set[str] = set()
+        self.assumed: list[str] = []
+        self.broken: list[str] = []
+        self.weak: set[str] = set()
+        """Keys of a recipe that were assumed."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.given
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The setting's value, or the default; it counts as read."""
+        self.used.add(name)
+        return self.given.get(name, DEFAULTS.get(name) if default is None else default)
+
+    def need(self, name: str) -> Any:
+        """Raises InputError where it is not given."""
+        value = self.get(name)
+        if value is None:
+            raise InputError(name, None, "is missing: the configuration does not say it")
+        return value
+
+    def left(self) -> Iterable[str]:
+        """Names that nothing has read."""
+        return [name for name in self.given if name not in self.used]
+
+
+def is_unpriced(name: str) -> bool:
+    """Whether a setting that a plan does not say changes time or memory.
+
+    >>> is_unpriced("fp8_param_gather"), is_unpriced("tensorboard_dir")
+    (True, False)
+    """
+    return name.startswith(UNPRICED)
+
+
+def model_keys(f: Fields, stack: str) -> dict[str, Any]:
+    """model.* of a recipe. Raises InputError for what is missing, and for models that can't be described."""
+    for name, what in NOT_A_MODEL.items():
+        if f.given.get(name):
+            raise InputError(name, f.given[name], f"a model with {what} can't be described here")
+    two = stack == "t5"
+    hidden, heads = int(f.need("hidden_size")), int(f.need("num_attention_heads"))
+    layers = f.get("encoder_num_layers") or f.get("num_layers")
+    if layers is None:
+        raise InputError("num_layers", None, "is missing: the configuration does not say it")
+    activation = next((ours for name, ours in ACTIVATIONS.items() if f.get(name)), "gelu")
+    if activation == "gelu":
+        f.weak.add("model.activation")  # relu has no flag
+    if f.given.get("squared_relu"):
+        f.assumed.append("squared_relu is priced as relu, which has the same products")
+    position = "none" if f.get("add_position_embedding", True) is False and "position_embedding_type" not in f else str(
+        f.get("position_embedding_type"))  # fmt: skip
+    if f.get("use_rotary_position_embeddings"):
+        position = "rope"
+    if position not in ("learned_absolute", "rope", "relative", "none"):
+        f.assumed.append(f"position_embedding_type={position} is priced as rope")
+        position = "rope"
+    seq = int(f.get("seq_length") or f.get("encoder_seq_length") or f.get("max_position_embeddings") or 0)
+    width = f.get("ffn_hidden_size")
+    if width is None:  # arguments.py: two thirds of 4 h where the MLP is gated by SiLU
+        width = int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden
+    keys: dict[str, Any] = {
+        "num_layers": int(layers),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": int(width),
+        "vocab_size": _vocabulary(f, two),
+        "max_position_embeddings": int(f.get("max_position_embeddings") or seq),
+        "activation": activation,
+        "normalization": f.get("normalization"),
+        "norm_epsilon": float(f.get("layernorm_epsilon")),
+        "position_embedding": position,
+        "add_bias_linear": bool(f.get("add_bias_linear", True)),
+        "add_qkv_bias": bool(f.get("add_qkv_bias", False)),
+        "tie_embeddings": _tied(f),
+        "hidden_dropout": float(f.get("hidden_dropout")),
+        "attention_dropout": float(f.get("attention_dropout")),
+    }
+    if f.get("kv_channels") is not None and int(f.get("kv_channels")) * heads != hidden:
+        keys["kv_channels"] = int(f.get("kv_channels"))
+    groups = f.get("num_query_groups")
+    if groups is not None and int(groups) != heads and f.get("group_query_attention", True):
+        keys["num_query_groups"] = int(groups)
+    if position == "rope":
+        keys |= {"rotary_base": int(f.get("rotary_base")), "rotary_percent": float(f.get("rotary_percent"))}
+        if f.get("use_rope_scaling") or f.get("rope_scaling"):
+            keys["rope_scaling_factor"] = float(f.get("rope_scaling_factor") or 8.0)
+    else:
+        f.used |= {"rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor"}
+    if f.get("layernorm_zero_centered_gamma"):
+        f.assumed.append("apply_layernorm_1p is priced as a plain norm, which has the same cost")
+    if two:
+        keys["decoder_num_layers"] = int(f.get("decoder_num_layers") or layers)
+    divisor = int(f.get("make_vocab_size_divisible_by"))
+    keys["make_vocab_size_divisible_by"] = divisor * int(f.get("tensor_model_parallel_size") or 1)
+    keys |= _mixer(f)
+    keys |= _experts(f, int(layers), int(width))
+    if f.get("mtp_num_layers"):
+        keys["mtp_num_layers"] = int(f.get("mtp_num_layers"))
+        f.get("mtp_loss_scaling_factor")
+    keys["family"] = _family(stack, keys)
+    return {f"model.{name}": value for name, value in keys.items()}
+
+
+def _tied(f: Fields) -> bool:
+    separate = f.get("untie_embeddings_and_output_weights")
+    shared = f.get("share_embeddings_and_output_weights")
+    return bool(shared) if shared is not None else not separate
+
+
+def _family(stack: str, keys: Mapping[str, Any]) -> str:
+    if stack in ("bert", "t5"):
+        return stack
+    mixer, whole = keys.get("mixer", {}), (keys["position_embedding"], keys["normalization"])
+    if mixer.get("kind") == "latent_attention":
+        return "deepseek"
+    if whole != ("rope", "RMSNorm") or keys["activation"] != "swiglu" or keys["add_bias_linear"] or keys["hidden_dropout"]:
+        return "gpt"
+    if keys.get("feed_forward") or keys.get("pattern"):
+        return "mixtral"
+    return "qwen3" if mixer else "llama"
+
+
+def _vocabulary(f: Fields, two_stacks: bool) -> int:
+    size = f.get("vocab_size")
+    kind = f.get("tokenizer_type")
+    more = SENTINELS if two_stacks else 0
+    f.get("vocab_extra_ids")
+    f.get("tokenizer_model")
+    if size is not None:
+        more_than = 1 if kind == "NullTokenizer" else 0
+        return int(size) + more_than
+    f.weak.add("model.vocab_size")
+    padded = f.get("padded_vocab_size")
+    if padded is not None:
+        f.assumed.append(f"vocab_size={padded}: the padded one")
+        return int(str(padded))
+    if kind in VOCABULARIES:
+        of_kind: int = VOCABULARIES[kind] + more
+        f.assumed.append(f"vocab_size={of_kind}: that of {kind}")
+        return of_kind
+    f.assumed.append(f"vocab_size={COMMON_VOCABULARY}: the tokenizer's is not in the file; model.vocab_size= says it")
+    return COMMON_VOCABULARY
+
+
+def _pattern(value: Any, layers: int) -> list[int]:
+    """Megatron's frequency: N is every N-th layer from the first, a list or an expression of lists says each.
+
+    >>> _pattern(2, 4), _pattern("([0]*1+[1]*3)", 4)
+    ([1, 0, 1, 0], [0, 1, 1, 1])
+    """
+    if isinstance(value, str):
+        if value.isdecimal():
+            return _pattern(int(value), layers)
+        found = _lists(ast.parse(value.strip(), mode="eval").body)
+        return (found * layers)[:layers]
+    if isinstance(value, list):
+        return ([int(one) for one in value] * layers)[:layers]
+    return [int(index % int(value) == 0) for index in range(layers)]
+
+
+def _lists(node: ast.expr) -> list[int]:
+    """The value of [0]*3+[1]*2 and the like. Raises InputError."""
+    if isinstance(node, ast.List):
+        return [int(ast.literal_eval(one)) for one in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _lists(node.left) + _lists(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        one, other = node.left, node.right
+        if isinstance(one, ast.Constant):
+            one, other = other, one
+        times: object = ast.literal_eval(other)
+        if isinstance(times, int) and 0 <= times < 100_000:
+            return _lists(one) * times
+    raise InputError("pattern", ast.unparse(node), "is no list of layers, as in ([0]*3+[1]*2)")
+
+
+def _mixer(f: Fields) -> dict[str, Any]:
+    latent = f.get("multi_latent_attention")
+    ranks = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+    if latent:
+        found = {name.replace("qk_pos_emb_head_dim", "qk_rope_head_dim"): int(f.get(name)) for name in ranks if f.get(name) is not None}
+        f.used |= {"qk_layernorm", "rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings",
+                   "beta_fast", "beta_slow"}  # fmt: skip
+        if f.given.get("rope_type") == "yarn" or f.given.get("rotary_scaling_factor"):
+            f.assumed.append("YaRN's scaling of rotary positions is left out: it costs nothing that is priced")
+        return {"mixer": {"kind": "latent_attention", **found}}
+    f.used |= {*ranks, "rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"}
+    mixer: dict[str, Any] = {}
+    if f.get("qk_layernorm"):
+        mixer["qk_norm"] = "head"
+    if f.get("softmax_type") == "learnable":
+        mixer["sinks"] = True
+    window = f.get("window_size")
+    skip = f.get("window_attn_skip_freq")
+    f.used |= {"glu_linear_offset", "activation_func_clamp_value"}
+    if window:
+        left = int(str(window).strip("()[]").split(",")[0]) if not isinstance(window, list | tuple) else int(window[0])
+        windowed = mixer | {"window": left + 1}
+        if skip is None:
+            return {"mixer": {"kind": "attention", **windowed}}
+        # A whole number N: every N-th layer sees all (transformer_config.py, is_layer_window_attention).
+        each = [int((index + 1) % int(skip) != 0) for index in range(int(skip))] if str(skip).isdecimal() else _pattern(skip, 1000)
+        return {"mixer": {"kind": "attention", **mixer}, "_windows": (each, windowed)}
+    return {"mixer": {"kind": "attention", **mixer}} if mixer else {}
+
+
+EXPERT_FIELDS: Final = ("moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_router_num_groups", "moe_router_group_topk")
+
+
+def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
+    """feed_forward, or a pattern where some layers have none. Windows that change from layer to layer make a pattern too."""
+    count = f.get("num_moe_experts") or f.get("num_experts")
+    names = [name for name in f.given if name.startswith("moe_") and not is_unpriced(name)]
+    f.used |= {*names, "num_moe_experts", "num_experts"}
+    if not count:
+        return {}
+    shared = f.get("moe_shared_expert_intermediate_size")
+    sigmoid = f.get("moe_router_score_function") == "sigmoid"
+    part: dict[str, Any] = {
+        "kind": "experts",
+        "num_experts": int(count),
+        "topk": int(f.get("moe_router_topk")),
+        "ffn_hidden_size": int(f.get("moe_ffn_hidden_size") or width),
+    }
+    if shared:
+        part["shared_ffn_hidden_size"] = int(shared)
+        part |= {"shared_gate": True} if f.get("moe_shared_expert_gate") else {}
+    if sigmoid:
+        part["score"] = "sigmoid"
+    elif f.given.get("moe_router_pre_softmax"):
+        part["normalized"] = False
+    if f.get("moe_router_topk_scaling_factor"):
+        part["scaling"] = float(f.get("moe_router_topk_scaling_factor"))
+    if f.get("moe_router_num_groups"):
+        part |= {"groups": int(f.get("moe_router_num_groups")), "group_topk": int(f.get("moe_router_group_topk"))}
+    if f.get("moe_router_enable_expert_bias"):
+        part |= {"expert_bias": True, "bias_update_rate": float(f.get("moe_router_bias_update_rate"))}
+    coefficient = f.get("moe_aux_loss_coeff")
+    coefficient = coefficient[0] if isinstance(coefficient, list) else coefficient
+    if float(coefficient) and f.given.get("moe_router_load_balancing_type") not in ("none", ["none"]):
+        part["aux_loss_coeff"] = float(coefficient)
+    if f.get("moe_expert_capacity_factor"):
+        part["capacity_factor"] = float(f.get("moe_expert_capacity_factor"))
+        part |= {"pad_to_capacity": True} if f.get("moe_pad_expert_input_to_capacity") else {}
+    frequency = f.get("moe_layer_freq", 1)
+    has = _pattern(frequency, layers)
+    if all(has):
+        return {"feed_forward": part}
+    runs: list[dict[str, Any]] = []
+    for one in has:
+        if runs and ("feed_forward" in runs[-1]) == bool(one):
+            runs[-1]["layers"] += 1
+        else:
+            runs.append({"layers": 1} | ({"feed_forward": part} if one else {}))
+    return {"pattern": runs}
+
+
+def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
+    """A pattern for layers whose windows differ; experts in it stay. Raises InputError where both patterns differ in length."""
+    windows = keys.pop("model._windows", None)
+    if windows is None:
+        return keys
+    each, windowed = windows
+    layers, plain = keys["model.num_layers"], keys["model.mixer"]
+    each = (each * layers)[:layers]
+    parts = [run.get("feed_forward") for run in keys.get("model.pattern", [{"layers": layers}]) for _ in range(run["layers"])]
+    runs: list[dict[str, Any]] = []
+    for index, one in enumerate(each):
+        run = {"mixer": {"kind": "attention", **windowed} if one else plain} | ({"feed_forward": parts[index]} if parts[index] else {})
+        if runs and {name: value for name, value in runs[-1].items() if name != "layers"} == run:
+            runs[-1]["layers"] += 1
+        else:
+            runs.append({"layers": 1, **run})
+    return keys | {"model.pattern": runs}
+
+
+# ------------------------------------------------------------------------------------------------------------------ training
+
+
+def training_keys(f: Fields, stack: str) -> dict[str, Any]:
+    """train.* of a recipe. Raises InputError for what is missing."""
+    micro = int(f.get("micro_batch_size") or 1)
+    batch = f.get("global_batch_size")
+    if f.get("rampup_batch_size"):
+        f.assumed.append(f"rampup_batch_size: the batch at its end is priced, {batch}")
+    keys: dict[str, Any] = {"seq_length": int(f.get("seq_length") or f.get("encoder_seq_length") or f.need("max_position_embeddings"))}
+    if batch is not None:
+        keys["global_batch_size"] = int(batch)
+    if stack == "t5":
+        keys["decoder_seq_length"] = int(f.get("decoder_seq_length") or keys["seq_length"])
+    keys |= _precision(f)
+    optimizer = str(f.get("optimizer"))
+    if optimizer not in ("adam", "sgd"):
+        f.assumed.append(f"optimizer={optimizer} is priced as Adam")
+    keys["optimizer"] = "sgd" if optimizer == "sgd" else "adamw"
+    lr = f.get("lr")
+    if lr:
+        keys |= {"lr": float(lr), "min_lr": min(float(f.get("min_lr")), float(lr))}
+    style = str(f.get("lr_decay_style"))
+    keys["schedule"] = style if style in ("cosine", "linear", "constant") else "cosine"
+    if style != keys["schedule"]:
+        f.assumed.append(f"lr_decay_style={style} is kept as cosine: no time depends on it")
+    steps, warmup = _steps(f, int(batch or micro))
+    keys |= {"steps": steps, "warmup": warmup}
+    keys |= {"betas": [float(f.get("adam_beta1")), float(f.get("adam_beta2"))], "eps": float(f.get("adam_eps"))}
+    keys |= {"weight_decay": float(f.get("weight_decay")), "clip": float(f.get("clip_grad"))}
+    if f.get("use_precision_aware_optimizer"):
+        keys["precision_aware_optimizer"] = True
+        keys |= {name: _short(f.get(name)) for name in ("exp_avg_dtype", "exp_avg_sq_dtype") if f.get(name) is not None}
+    f.used |= {"main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "lr_decay_iters", "lr_decay_samples"}
+    found = {f"train.{name}": value for name, value in keys.items()}
+    return found | {"seed": int(f.get("seed"))}
+
+
+def _short(dtype: Any) -> str:
+    return SHORT_TYPES.get(str(dtype).removeprefix("torch."), str(dtype))
+
+
+def _precision(f: Fields) -> dict[str, Any]:
+    kind = "bf16" if f.get("bf16") else "fp16" if f.get("fp16") else "fp32"
+    fp8 = f.get("fp8")
+    in_bf16, in_fp32 = f.get("grad_reduce_in_bf16"), f.get("accumulate_allreduce_grads_in_fp32")
+    said = f.get("grad_reduce_in_fp32")
+    reduce = "fp32"
+    if kind == "bf16":
+        reduce = "bf16" if in_bf16 or said is False else "fp32"
+    elif kind == "fp16":
+        reduce = "fp32" if in_fp32 or said else "fp16"
+    keys: dict[str, Any] = {"grad_reduce_dtype": reduce, "grad_accum_dtype": reduce}
+    f.used |= {"fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_margin", "fp8_interval", "params_dtype", "fp8_recipe"}
+    if fp8:
+        recipe = str(f.get("fp8_recipe"))
+        if recipe not in ("delayed", "tensorwise", "blockwise", "mxfp8"):
+            f.assumed.append(f"fp8_recipe={recipe} is priced as tensorwise")
+            recipe = "tensorwise"
+        return keys | {"precision": "fp8", "fp8_recipe": recipe}
+    if f.get("fp4"):
+        f.assumed.append("fp4 is priced as fp8")
+        return keys | {"precision": "fp8"}
+    return keys | {"precision": kind}
+
+
+def _steps(f: Fields, batch: int) -> tuple[int, int]:
+    """(steps, warm-up), from iterations or samples."""
+    samples = f.get("train_samples")
+    steps = int(f.get("train_iters") or (int(samples) // batch if samples else 0)) or 1
+    decay = f.get("lr_decay_iters") or (int(f.get("lr_decay_samples")) // batch if f.get("lr_decay_samples") else steps)
+    warmup = int(f.get("lr_warmup_iters") or 0) or int(f.get("lr_warmup_samples") or 0) // batch
+    if f.get("lr_warmup_fraction"):
+        warmup = round(float(f.get("lr_warmup_fraction")) * int(decay))
+    return steps, min(warmup, steps)
+
+
+# -------------------------------------------------------------------------------------------------------------------- setup
+
+
+def setup_of(f: Fields, engine: str) -> Setup:
+    """What is chosen. Raises InputError for a value that is none."""
+    tp, pp, cp = (int(f.get(name) or 1) for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"))
+    vpp = f.get("num_virtual_stages_per_pipeline_rank") or f.get("virtual_pipeline_model_parallel_size")
+    per_chunk, layout = f.get("num_layers_per_virtual_pipeline_stage"), f.get("pipeline_model_parallel_layout")
+    if per_chunk and not vpp:
+        layers = int(f.need("num_layers"))
+        vpp = max(1, layers // (pp * int(per_chunk)))
+        if layers % (pp * int(per_chunk)):
+            chunks = f"chunks of {per_chunk} on {pp} stages (num_layers_per_virtual_pipeline_stage)"
+            f.broken.append(f"num_layers={layers}: does not divide into {chunks}")
+    if layout:
+        layout = layout if isinstance(layout, str) else "|".join("".join({"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}.get(
+            str(part), "t") for part in chunk) for chunk in layout)  # fmt: skip
+        vpp = max(1, len(expand(layout)) // pp)
+    stage, fsdp = _zero(f)
+    mode, first = recompute_of(f)
+    cp_comm = f.get("cp_comm_type")
+    cp_comm = cp_comm[0] if isinstance(cp_comm, list) else cp_comm
+    f.used |= {"hierarchical_context_parallel_sizes", "world_size", "data_parallel_size"}
+    instances = int(f.get("num_distributed_optimizer_instances") or 1)
+    has_experts = bool(f.given.get("num_experts") or f.given.get("num_moe_experts"))
+    return Setup(
+        engine=engine,
+        tp=tp,
+        pp=pp,
+        vpp=int(vpp or 1),
+        microbatch_group_size_per_vp_stage=_group(f, pp),
+        cp=cp,
+        ep=int(f.get("expert_model_parallel_size") or 1),
+        etp=int(f.get("expert_tensor_parallel_size") or (tp if has_experts else 1)),
+        micro_batch_size=int(f.get("micro_batch_size") or 1),
+        rank_order=PP_BEFORE_DP if f.get("use_tp_pp_dp_mapping") else RANK_ORDER,
+        recompute=mode,
+        recompute_layers=first,
+        layout=layout,
+        first_layers=_count(f, "decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
+        last_layers=_count(f, "decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"),
+        ends_count=(bool(f.get("account_for_embedding_in_pipeline_split")), bool(f.get("account_for_loss_in_pipeline_split"))),
+        zero_stage=stage,  # type: ignore[arg-type]
+        zero_shard_size=-instances if instances > 1 else None,
+        sequence_parallel=bool(f.get("sequence_parallel")) and tp > 1,
+        overlap_grad_reduce=bool(f.get("overlap_grad_reduce")),
+        overlap_param_gather=bool(f.get("overlap_param_gather")),
+        reduce_scatter_with_fp32_accumulation=bool(
+            f.get("reduce_scatter_with_fp32_accumulation") or f.get("ddp_reduce_scatter_with_fp32_accumulation")),
+        tp_comm_overlap=bool(f.get("tp_comm_overlap")) and tp > 1,
+        cuda_graph_impl="local" if f.get("cuda_graph_impl") == "local" else "none",
+        cp_comm_type=cp_comm,
+        moe_token_dispatcher_type=f.get("moe_token_dispatcher_type") if has_experts else "alltoall",
+        megatron_fsdp=fsdp,
+    )  # fmt: skip
+
+
+def _count(f: Fields, *names: str) -> int | None:
+    found = next((f.get(name) for name in names if f.get(name) is not None), None)
+    return None if found is None else int(found)
+
+
+def _group(f: Fields, pp: int) -> int | None:
+    size = f.get("microbatch_group_size_per_vp_stage")
+    return None if size is None or int(size) == pp else int(size)
+
+
+def _zero(f: Fields) -> tuple[int, bool]:
+    """(ZeRO stage, whether Megatron's FSDP does it)."""
+    stage = FSDP_STAGES.get(str(f.get("data_parallel_sharding_strategy")), 0)
+    if f.get("use_megatron_fsdp") or f.get("use_custom_fsdp"):
+        return stage, stage >= 2
+    if f.get("use_torch_fsdp2"):
+        f.assumed.append("use_torch_fsdp2 is priced as Megatron's own FSDP with the same sharding")
+        return 3, True
+    return (1 if f.get("use_distributed_optimizer") else 0), False
+
+
+def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
+    """(mode, layers of each chunk; None: all)."""
+    granularity = f.get("recompute_granularity")
+    method, layers = f.get("recompute_method"), f.get("recompute_num_layers")
+    modules = f.get("recompute_modules")
+    if f.get("recompute_activations"):
+        granularity = granularity or "selective"
+    if f.get("checkpoint_activations"):  # Megatron's before 2022, and Megatron-DeepSpeed's
+        granularity, layers = "full", None
+    f.used |= {"activations_checkpoint_method", "checkpoint_num_layers", "activations_checkpoint_num_layers"}
+    if granularity == "selective":
+        named = [str(one) for one in (modules.split(",") if isinstance(modules, str) else modules or ["core_attn"])]
+        mode = MODES.get(frozenset(name for name in named if name not in ("moe",)))
+        if mode is None:
+            if named != ["moe"]:
+                f.assumed.append(f"recompute_modules={','.join(named)} is priced as no recompute: no such combination is")
+                return "none", None
+            f.assumed.append("recompute_modules=moe is priced as mlp")
+            return "mlp", None
+        return mode, None
+    if granularity == "full":
+        if method == "uniform" and layers is not None and int(layers) > 1:
+            f.assumed.append(f"recompute_method=uniform keeps one input for {layers} layers: priced as one for each")
+        return "full", int(layers) if method == "block" and layers is not None else None
+    return "none", None
+
+
+# ----------------------------------------------------------------------------------------------------------------- flags again
+
+Change = dict[str, list[str] | None]
+"""By flag: its values ([] for a switch), or None where it must not stand."""
+SAYING: Final[dict[str, tuple[str, ...]]] = {
+    "tp": ("--tensor-model-parallel-size",),
+    "pp": ("--pipeline-model-parallel-size",),
+    "cp": ("--context-parallel-size",),
+    "ep": ("--expert-model-parallel-size",),
+    "etp": ("--expert-tensor-parallel-size",),
+    "micro_batch_size": ("--micro-batch-size",),
+    "cp_comm_type": ("--cp-comm-type",),
+    "moe_token_dispatcher_type": ("--moe-token-dispatcher-type",),
+}
+SWITCHES: Final = {
+    "sequence_parallel": "--sequence-parallel", "overlap_grad_reduce": "--overlap-grad-reduce",
+    "overlap_param_gather": "--overlap-param-gather",
+    "tp_comm_overlap": "--tp-comm-overlap",
+}  # fmt: skip
+STAGES: Final = (
+    "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
+    "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split", "--microbatch-group-size-per-virtual-pipeline-stage",
+)  # fmt: skip
+RECOMPUTING: Final = (
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules", "--recompute-activations",
+    "--checkpoint-activations", "--checkpoint-num-layers",
+)  # fmt: skip
+
+
+def flags_changed(before: Setup, after: Setup) -> Change:
+    """What must change on Megatron-LM's command line."""
+    change: Change = {}
+    for name, (flag,) in SAYING.items():
+        if getattr(before, name) != getattr(after, name):
+            change[flag] = [str(getattr(after, name))]
+    if before.etp != after.etp and after.etp == after.tp:
+        change["--expert-tensor-parallel-size"] = None if before.etp == before.tp else [str(after.etp)]
+    for name, switch in SWITCHES.items():
+        if getattr(before, name) != getattr(after, name):
+            change[switch] = [] if getattr(after, name) else None
+    if before.zero_stage != after.zero_stage:
+        change["--use-distributed-optimizer"] = [] if after.zero_stage else None
+    stages = ("vpp", "layout", "first_layers", "last_layers", "ends_count", "microbatch_group_size_per_vp_stage")
+    if any(getattr(before, name) != getattr(after, name) for name in stages):
+        change |= dict.fromkeys(STAGES, None)
+        if after.layout is not None:
+            change["--pipeline-model-parallel-layout"] = [after.layout]
+        elif after.vpp > 1:
+            change["--num-virtual-stages-per-pipeline-rank"] = [str(after.vpp)]
+        if after.microbatch_group_size_per_vp_stage:
+            change["--microbatch-group-size-per-virtual-pipeline-stage"] = [str(after.microbatch_group_size_per_vp_stage)]
+    if (before.recompute, before.recompute_layers) != (after.recompute, after.recompute_layers):
+        change |= dict.fromkeys(RECOMPUTING, None)
+        if after.recompute == "full":
+            change["--recompute-granularity"] = ["full"]
+            block = after.recompute_layers is not None
+            change["--recompute-method"] = ["block" if block else "uniform"]
+            change["--recompute-num-layers"] = [str(after.recompute_layers if block else 1)]
+        elif after.recompute != "none":
+            change["--recompute-granularity"] = ["selective"]
+            change["--recompute-modules"] = list(RECOMPUTE_MODULES[after.recompute])
+    return change

@@ -1,0 +1,70 @@
+"""What a configuration says, whatever its format: the model and the training as a recipe's keys, and what was chosen (`Setup`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from orchestrator.strategy.spec import RANK_ORDER, Options, Recompute
+from orchestrator.values import Value
+
+
+class Setup(Options, frozen=True, kw_only=True):
+    """What a configuration chooses, in the words of plans. dp follows from the GPUs, the number of micro-batches from the batch."""
+
+    engine: str
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    microbatch_group_size_per_vp_stage: int | None = None
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    micro_batch_size: int = 1
+    rank_order: tuple[str, ...] = RANK_ORDER
+    recompute: Recompute = "none"
+    recompute_layers: int | None = None
+    """With recompute=full: the first so many layers of each chunk; None: all."""
+    layout: str | None = None
+    """Megatron's layout string; None: as `first_layers` and `last_layers` say, and the rest evenly."""
+    first_layers: int | None = None
+    last_layers: int | None = None
+    """Transformer layers of the first and the last stage; None: an even share."""
+    ends_count: tuple[bool, bool] = (False, False)
+    """Whether embedding and loss count as a layer where layers are divided evenly."""
+    layer_modes: tuple[Recompute, ...] | None = None
+    """The recompute of each transformer layer, where `recompute` can't say it."""
+    by_deepspeed_pipeline: bool = False
+    """Whether DeepSpeed's PipelineModule runs the stages."""
+
+
+class Reading(Value, frozen=True, kw_only=True):
+    """A configuration as it was read. Nothing of it is left out: each setting is in one of these."""
+
+    format: str
+    """What the file is, in words."""
+    keys: dict[str, Any]
+    """model.* and train.* of a recipe, and gpus where the file says how many."""
+    weak: frozenset[str] = frozenset()
+    """Those of the keys that the file does not say: the format's defaults, or what was assumed."""
+    setup: Setup
+    broken: tuple[str, ...] = ()
+    """Rules of the engine that the file breaks in what no plan says."""
+    unknown: tuple[str, ...] = ()
+    """Settings that nobody here knows."""
+    unpriced: tuple[str, ...] = ()
+    """Settings that take time or memory of which the prediction knows nothing."""
+    beside: tuple[str, ...] = ()
+    """Settings that change neither: data, logs, checkpoints, first weights."""
+    assumed: tuple[str, ...] = ()
+    """What the file does not say, and what was taken."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A file with its reading. `edited` gives its text with another setup, or None where that can't be said there."""
+
+    text: str
+    reading: Reading
+    edited: Callable[[Setup, Setup], str | None]

@@ -1,0 +1,373 @@
+"""A shell script or a line of words that starts Megatron-LM's programs (or Megatron-DeepSpeed's): read into a setup, and written again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from orchestrator.audit import megatron, shell
+from orchestrator.audit.reading import Reading, Setup, Source
+from orchestrator.audit.shell import Script, Span, Word
+from orchestrator.engines.passthrough import FIELD_OF, flags
+from orchestrator.errors import InputError
+
+OLD_FLAGS: Final = {
+    "--checkpoint-activations": ("checkpoint_activations", "true"),
+    "--activations-checkpoint-method": ("recompute_method", "str"),
+    "--checkpoint-num-layers": ("checkpoint_num_layers", "int"),
+    "--num-layers-per-virtual-pipeline-stage": ("num_layers_per_virtual_pipeline_stage", "int"),
+    "--DDP-impl": ("ddp_impl", "str"),
+    "--no-position-embedding": ("add_position_embedding", "false"),
+    "--num-workers": ("num_workers", "int"),
+    "--deepspeed": ("deepspeed", "true"),
+    "--deepspeed_config": ("deepspeed_config", "str"),
+    "--deepspeed-config": ("deepspeed_config", "str"),
+    "--zero-stage": ("zero_stage", "int"),
+    "--deepspeed-activation-checkpointing": ("checkpoint_activations", "true"),
+    "--no-pipeline-parallel": ("no_pipeline_parallel", "true"),
+    "--pp-partition-method": ("pp_partition_method", "str"),
+    "--partition-activations": ("distribute_saved_activations", "true"),
+    "--use-flash-attn": ("use_flash_attn", "true"),
+    "--use-flash-attn-v2": ("use_flash_attn", "true"),
+    "--use-rotary-position-embeddings": ("use_rotary_position_embeddings", "true"),
+    "--no-query-key-layer-scaling": ("no_query_key_layer_scaling", "true"),
+    "--ds-sequence-parallel-size": ("context_parallel_size", "int"),
+    "--num-key-value-heads": ("num_query_groups", "int"),
+    "--embed-layernorm": ("embed_layernorm", "true"),
+    "--pad-vocab-size-to": ("padded_vocab_size", "int"),
+    "--kill-switch-path": ("kill_switch_path", "str"),
+    "--lr-decay-tokens": ("lr_decay_tokens", "int"),
+    "--train-tokens": ("train_tokens", "int"),
+    "--cpu-optimizer": ("optimizer_cpu_offload", "true"),
+    "--use-mcore-models": ("use_mcore_models", "true"),
+    "--use-legacy-models": ("use_legacy_models", "true"),
+    **{f"--{name}": (name.replace("-", "_"), "str") for name in (
+        "nproc_per_node", "nproc-per-node", "nnodes", "node_rank", "node-rank", "master_addr", "master-addr", "master_port", "master-port",
+        "rdzv_endpoint", "rdzv-endpoint", "rdzv_backend", "rdzv-backend", "rdzv_id", "max_restarts", "tee", "num_gpus", "num_nodes",
+        "hostfile", "log-dir", "log_dir", "redirects")},
+    "--sync-tp-duplicated-parameters": ("sync_tp_duplicated_parameters", "true"),
+}  # fmt: skip
+"""Flags of Megatron-LM before 0.16 and of Megatron-DeepSpeed, with what they set and its kind."""
+PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
+PROGRAM_WORD: Final = re.compile(r"pretrain_(gpt|bert|t5|mamba|vlm|ict|vision\w*|retro|llama\w*)")
+STACK: Final = {"bert": "bert", "t5": "t5"}
+LAUNCHER: Final = {
+    "nodes": ("--nnodes", "--num_nodes", "--nodes", "-N", "--num_machines"),
+    "ranks": ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--gpus-per-node", "--ntasks-per-node"),
+    "all": ("--num_processes",),
+}
+ENOUGH: Final = 3
+"""A command with fewer known flags trains nothing."""
+
+
+class Flag(NamedTuple):
+    """A flag of the command line with its values, and where they stand."""
+
+    name: str
+    values: tuple[Word, ...]
+    word: Word
+
+
+class Line(NamedTuple):
+    """The words that start the training: of the launcher, and of the program."""
+
+    launcher: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    program: str
+    all_words: tuple[Word, ...]
+
+
+def known_flags() -> dict[str, tuple[str, str]]:
+    """Destination and kind by flag, of all releases that plans are made for, and of older programs."""
+    found = dict(OLD_FLAGS)
+    for destination, (flag, kind) in flags().items():
+        found.setdefault(flag, (destination, kind))
+    return found
+
+
+def read(text: str, name: str = "") -> Source:
+    """A script's source. Raises InputError where nothing in it trains."""
+    script = shell.read(text)
+    line = training_line(script, text)
+    reading = reading_of(line, script)
+
+    def edited(before: Setup, after: Setup) -> str | None:
+        return _edited(text, line, before, after)
+
+    return Source(text=text, reading=reading, edited=edited)
+
+
+def training_line(script: Script, text: str) -> Line:
+    """The command with most known flags; where none has enough, the flags of all variables together. Raises InputError."""
+    known = known_flags()
+    best: tuple[Word, ...] = ()
+    count = 0
+    for command in script.commands:
+        words = _unpacked(command.words)
+        here = sum(word.text.partition("=")[0] in known for word in words)
+        if here > count:
+            best, count = words, here
+    if count < ENOUGH:
+        every = [word for name, value in script.variables.items() for word in _unpacked(value) if name != "_"]
+        count = sum(word.text.partition("=")[0] in known for word in every)
+        best = tuple(every)
+    if count < ENOUGH:
+        raise InputError("audit", None, "no command with Megatron-LM's flags was found in this script")
+    program = next((word.text for word in best if PROGRAM.search(word.text) or PROGRAM_WORD.search(word.text)), "")
+    at = next((index for index, word in enumerate(best) if word.text == program), None)
+    if not program:
+        said = PROGRAM_WORD.search(text)
+        program = said.group() if said else ""
+    launcher = tuple(word.text for word in best[: at or 0])
+    return Line(launcher, tuple(_flags(best[0 if at is None else at + 1 :], known)), program, best)
+
+
+def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:
+    """`sh -c "..."` holds words of its own."""
+    found: list[Word] = []
+    for word in words:
+        found += shell.split(word.pieces) if " --" in word.text or "\n--" in word.text else [word]
+    return tuple(found)
+
+
+def is_flag(text: str) -> bool:
+    """
+    >>> is_flag("--lr"), is_flag("-1"), is_flag("1e-4")
+    (True, False, False)
+    """
+    return text.startswith("--") and len(text) > 2
+
+
+def _flags(words: Sequence[Word], known: Mapping[str, tuple[str, str]]) -> list[Flag]:
+    found: list[Flag] = []
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not is_flag(word.text):
+            continue
+        name, equals, value = word.text.partition("=")
+        if equals:
+            found.append(Flag(name, (Word((shell.Piece(value),)),), word))
+            continue
+        kind = known.get(name, ("", "any"))[1]
+        values: list[Word] = []
+        while index < len(words) and not is_flag(words[index].text) and kind not in ("true", "false", "both"):
+            values.append(words[index])
+            index += 1
+            if kind not in ("list", "any") or PROGRAM.match(words[index - 1].text):
+                break
+        found.append(Flag(name, tuple(values), word))
+    return found
+
+
+def _value(kind: str, flag: Flag) -> Any:
+    """As Megatron would have it. Raises InputError for what is no value of that kind, ValueError for a variable that nobody set."""
+    if kind in ("true", "false"):
+        return kind == "true"
+    if kind == "both":
+        return not flag.name.startswith("--no-")
+    texts = [value.text.strip("'\"") for value in flag.values]
+    if any(text.startswith("$") or "<" in text for text in texts):
+        raise ValueError(" ".join(texts))
+    if kind == "list":
+        return texts
+    text = texts[0] if texts else ""
+    try:
+        if kind.startswith("int"):
+            return [int(one.replace("_", "")) for one in texts] if len(texts) > 1 else int(text.replace("_", "").replace(",", ""))
+        if kind.startswith("float"):
+            return float(text)
+    except ValueError:
+        raise InputError(flag.name.removeprefix("--"), text, f"is no {'whole ' if kind.startswith('int') else ''}number") from None
+    return text
+
+
+def reading_of(line: Line, script: Script) -> Reading:
+    """Raises InputError for a value that is none, and for models that can't be described."""
+    known = known_flags()
+    given: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    unknown: list[str] = []
+    assumed: list[str] = list(script.notes)
+    for flag in line.flags:
+        shown = " ".join([flag.name, *(value.text for value in flag.values)])
+        if flag.name not in known:
+            negated = flag.name.replace("--no-", "--", 1)
+            if flag.name.startswith("--no-") and negated in known and known[negated][1] == "both":
+                given[known[negated][0]], said[known[negated][0]] = False, shown
+            else:
+                unknown.append(shown)
+            continue
+        destination, kind = known[flag.name]
+        destination = FIELD_OF.get(destination, destination)
+        try:
+            given[destination] = _value(kind, flag)
+            said[destination] = shown
+        except ValueError as error:
+            if destination in ENTERING:
+                assumed.append(f"{flag.name} is {error}, which the script does not say: taken as if the flag were not there")
+            said.setdefault(destination, shown)
+            given.setdefault(destination, None)
+    fields = megatron.Fields({name: value for name, value in given.items() if value is not None})
+    trains = PROGRAM_WORD.search(line.program)
+    of = trains.group(1) if trains else ""
+    stack = STACK.get(of, "")
+    if of in ("mamba", "vlm", "ict", "retro") or of.startswith("vision"):
+        raise InputError("audit", line.program, "trains a model that can't be described here")
+    if not stack and "encoder_num_layers" in fields and "decoder_num_layers" in fields:
+        stack = "t5"
+    engine, more = _deepspeed(given, script)
+    keys = megatron.with_windows(megatron.model_keys(fields, stack))
+    keys |= megatron.training_keys(fields, stack)
+    setup = megatron.setup_of(fields, engine)
+    setup = more(setup, fields)
+    gpus = gpus_of(line, script)
+    if gpus is not None:
+        keys["gpus"] = gpus
+    left = [said[name] for name in said if name not in fields.used]
+    unpriced = [shown for name, shown in said.items() if name not in fields.used and megatron.is_unpriced(name)]
+    return Reading(
+        format="Megatron-DeepSpeed command line" if engine != "megatron" else "Megatron-LM command line",
+        keys=keys,
+        weak=frozenset(fields.weak),
+        setup=setup,
+        broken=tuple(fields.broken),
+        unknown=tuple(unknown),
+        unpriced=tuple(unpriced),
+        beside=tuple(shown for shown in left if shown not in unpriced),
+        assumed=(*assumed, *fields.assumed),
+    )
+
+
+ENTERING: Final = frozenset(
+    {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "seq_length", "max_position_embeddings", "micro_batch_size",
+     "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "vocab_size",
+     "expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage", "zero_stage", "num_query_groups", "lr", "train_iters"}
+)  # fmt: skip
+"""Settings that decide the plan: it is said where a variable hides them."""
+
+
+def _deepspeed(given: Mapping[str, Any], script: Script) -> tuple[str, Callable[[Setup, megatron.Fields], Setup]]:
+    """The engine, and what DeepSpeed's own configuration adds to the setup."""
+    if not given.get("deepspeed") and given.get("zero_stage") is None:
+        return "megatron", lambda setup, fields: setup
+    path = given.get("deepspeed_config")
+    content: dict[str, Any] = {}
+    try:
+        content = json.loads(script.files.get(str(path), "{}")) if path else {}
+    except ValueError:
+        content = {}
+
+    def more(setup: Setup, fields: megatron.Fields) -> Setup:
+        from msgspec.structs import replace
+
+        fields.used |= {"deepspeed", "deepspeed_config", "zero_stage", "no_pipeline_parallel", "pp_partition_method"}
+        if path and not content:
+            fields.assumed.append(f"--deepspeed_config {path} is another file: audit that one for what it says")
+        zero = content.get("zero_optimization", {})
+        stage = int(zero.get("stage", given.get("zero_stage") or 0))
+        offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
+        pipeline = setup.pp > 1 and not given.get("no_pipeline_parallel")
+        return replace(setup, zero_stage=stage, offload_optimizer=offload, by_deepspeed_pipeline=pipeline, overlap_grad_reduce=True,
+                       overlap_param_gather=True, vpp=1)  # fmt: skip
+
+    return "megatron_deepspeed", more
+
+
+def gpus_of(line: Line, script: Script) -> int | None:
+    """Nodes times ranks on each, from the launcher's words and #SBATCH lines; None: they don't say."""
+    found: dict[str, int] = {}
+    words = [*script.sbatch, *(w for command in script.commands if command.words[0].text in ("sbatch", "srun", "torchrun", "deepspeed")
+                               for one in command.words for w in one.text.split("=")), *line.launcher]  # fmt: skip
+    flat = [part for word in words for part in (word.split("=") if word.startswith("-") else [word])]
+    for what, names in LAUNCHER.items():
+        for index, word in enumerate(flat[:-1]):
+            if word in names and flat[index + 1].isdecimal():
+                found[what] = int(flat[index + 1])
+    gres = next((re.fullmatch(r"gpu:(?:\w+:)?(\d+)", word) for word in flat if word.startswith("gpu:")), None)
+    if gres:
+        found["ranks"] = int(gres.group(1))
+    if "all" in found:
+        return found["all"]
+    if "ranks" in found:
+        return found.get("nodes", 1) * found["ranks"]
+    for name in ("WORLD_SIZE", "NUM_GPUS", "NGPUS"):
+        value = script.variables.get(name)
+        if value and value[0].text.isdecimal():
+            return int(value[0].text)
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------------------- editing
+
+
+def _edited(text: str, line: Line, before: Setup, after: Setup) -> str | None:
+    """The script with another setup; None: the place of a flag can't be found there."""
+    source = text.encode()
+    edits: list[tuple[Span, bytes]] = []
+    added: list[str] = []
+    for name, values in megatron.flags_changed(before, after).items():
+        there = next((flag for flag in line.flags if flag.name == name), None)
+        if there is None:
+            if values is not None:
+                added.append(" ".join([name, *values]))
+            continue
+        if values is None:
+            span = _whole(there)
+            if span is None:
+                return None
+            edits.append((span, b""))
+        elif values and len(there.values) == 1 and len(values) == 1:
+            span = there.values[0].own() or there.values[0].used()
+            if span is None:
+                return None
+            edits.append((span, values[0].encode()))
+        elif values:
+            span = _whole(there)
+            if span is None:
+                return None
+            edits.append((span, " ".join([name, *values]).encode()))
+    if added:
+        at = _anchor(line)
+        if at is None:
+            return None
+        edits.append(((at, at), (" " + " ".join(added)).encode()))
+    for (start, end), new in sorted(edits, key=lambda edit: edit[0], reverse=True):
+        if new == b"":
+            start, end = _line_of(source, start, end)
+        source = source[:start] + new + source[end:]
+    return source.decode()
+
+
+def _whole(flag: Flag) -> Span | None:
+    """From the flag to its last value; None: they stand apart."""
+    first = flag.word.used()
+    last = flag.values[-1].used() if flag.values else first
+    if first is None or last is None or last[1] < first[0]:
+        return None
+    return first[0], last[1]
+
+
+def _line_of(source: bytes, start: int, end: int) -> Span:
+    """With the blanks before it, or the whole line where nothing else is on it."""
+    begin = source.rfind(b"\n", 0, start) + 1
+    stop = source.find(b"\n", end)
+    stop = len(source) if stop < 0 else stop
+    if not source[begin:start].strip() and source[end:stop].strip() in (b"", b"\\"):
+        return begin, min(stop + 1, len(source))
+    while start > begin and source[start - 1 : start] in b" \t":
+        start -= 1
+    return start, end
+
+
+def _anchor(line: Line) -> int | None:
+    """Behind a flag of parallelism, else behind any flag with one value."""
+    spans = []
+    for flag in line.flags:
+        span = _whole(flag)
+        if span is not None and span[1] - span[0] < 200 and len(flag.values) == 1:
+            spans.append((("parallel" in flag.name) + (flag.name == "--tensor-model-parallel-size"), span[1]))
+    return max(spans, key=lambda item: item[0])[1] if spans else None

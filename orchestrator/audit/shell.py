@@ -1,0 +1,502 @@
+"""What a bash script would start, found without running it: assignments, arrays, tests, `case` and expansions, as launch scripts have them.
+
+Every word keeps where its text stands in the file, so that a change of it is a change of those bytes. What can't be known without running
+the script (a file's existence, a command's output, an argument of its own) is said, line by line. The grammar is tree-sitter's.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from orchestrator.errors import InputError
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+Span = tuple[int, int]
+"""First byte and the one behind the last."""
+
+
+class Piece(NamedTuple):
+    """A part of a word: its text; where that stands, if it stands in the file as it is; and where the expansion stands that it came by."""
+
+    text: str
+    at: int | None = None
+    use: Span | None = None
+
+
+class Word(NamedTuple):
+    """One argument."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    def own(self) -> Span | None:
+        """Where its whole text stands in one piece; None: nowhere."""
+        if len(self.pieces) != 1 or self.pieces[0].at is None:
+            return None
+        return self.pieces[0].at, self.pieces[0].at + len(self.pieces[0].text.encode())
+
+    def used(self) -> Span | None:
+        """Where it stands among the arguments: its text, or the expansion in its place."""
+        if len(self.pieces) != 1:
+            return None
+        return self.pieces[0].use or self.own()
+
+
+class Started(NamedTuple):
+    """A command as it would be started."""
+
+    line: int
+    words: tuple[Word, ...]
+
+
+class Script(NamedTuple):
+    """`commands` in order; `variables` as they are at the end; `files`: here documents by where they go; `sbatch`: words of #SBATCH lines;
+    `notes`: what was not decided or not followed."""
+
+    commands: tuple[Started, ...]
+    variables: dict[str, list[Word]]
+    files: dict[str, str]
+    sbatch: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+MOST_BYTES: Final = 1_000_000
+SBATCH: Final = re.compile(r"^#SBATCH\s+(\S[^#\n]*)", re.MULTILINE)
+UNKNOWN: Final = re.compile(r"\$")
+ASSIGNING: Final = ("variable_assignment", "variable_assignments")
+INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments")
+"""Nodes whose children are statements."""
+NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
+}  # fmt: skip
+BINARY: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+def calculate(text: str) -> int | None:
+    """The value of whole numbers with + - * / % and brackets; None: it has other things.
+
+    >>> calculate("8*(2+1)"), calculate("7 / 2"), calculate("$X*2")
+    (24, 3, None)
+    """
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
+            return BINARY[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        raise ValueError
+
+    try:
+        return value(ast.parse(text.strip().replace("/", "//"), mode="eval").body)
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def read(text: str) -> Script:
+    """Raises InputError where the grammar's package is not installed, or the script is too long."""
+    try:
+        import tree_sitter_bash
+        from tree_sitter import Language, Parser
+    except ImportError:
+        why = "reading shell scripts needs tree-sitter: pip install -e '.[audit]'"
+        raise InputError("audit", None, why) from None
+    source = text.encode()
+    if len(source) > MOST_BYTES:
+        raise InputError("audit", None, f"the script has {len(source):,} bytes; at most {MOST_BYTES:,} are read")
+    tree = Parser(Language(tree_sitter_bash.language())).parse(source)
+    reader = _Reader(source)
+    reader.statement(tree.root_node)
+    if tree.root_node.has_error:
+        reader.note(next(_errors(tree.root_node), tree.root_node), "is not bash that could be read whole")
+    sbatch = tuple(word for match in SBATCH.finditer(text) for word in match.group(1).replace("=", " ").split())
+    return Script(tuple(reader.commands), reader.variables, reader.files, sbatch, tuple(dict.fromkeys(reader.notes)))
+
+
+def _errors(node: Node) -> Iterator[Node]:
+    if node.type == "ERROR" or node.is_missing:
+        yield node
+    for child in node.children:
+        if child.has_error:
+            yield from _errors(child)
+
+
+class _Reader:
+    """Walks the statements, keeping variables."""
+
+    def __init__(self, source: bytes) -> None:
+        self.source = source
+        self.variables: dict[str, list[Word]] = {}
+        self.functions: dict[str, Node] = {}
+        self.commands: list[Started] = []
+        self.files: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.depth = 0
+
+    def text(self, node: Node) -> str:
+        return self.source[node.start_byte : node.end_byte].decode(errors="replace")
+
+    def note(self, node: Node, what: str) -> None:
+        said = " ".join(self.text(node).split())
+        shown = said if len(said) <= 60 else said[:57] + "..."
+        self.notes.append(f"line {node.start_point[0] + 1}: `{shown}` {what}")
+
+    # ---- statements
+
+    def statement(self, node: Node) -> None:
+        kind = node.type
+        if kind in INSIDE or kind == "ERROR":
+            for child in node.named_children:
+                self.statement(child)
+        elif kind == "variable_assignment":
+            self.assign(node)
+        elif kind == "declaration_command":
+            for child in node.named_children:
+                if child.type == "variable_assignment":
+                    self.assign(child)
+        elif kind == "redirected_statement":
+            self.redirected(node)
+        elif kind == "command":
+            self.command(node)
+        elif kind == "if_statement":
+            self.branches(node)
+        elif kind == "case_statement":
+            self.cases(node)
+        elif kind == "function_definition":
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            if name is not None and body is not None:
+                self.functions[self.text(name)] = body
+        elif kind in ("for_statement", "c_style_for_statement", "while_statement"):
+            self.loop(node)
+
+    def loop(self, node: Node) -> None:
+        variable = node.child_by_field_name("variable")
+        if variable is not None:
+            values = [word for child in node.children_by_field_name("value") for word in self.expand(child)]
+            self.note(variable, f"of a loop has its first value only, {values[0].text if values else 'none'}")
+            self.variables[self.text(variable)] = values[:1]
+        body = node.child_by_field_name("body")
+        if body is not None and node.type == "for_statement":
+            self.statement(body)
+
+    def assign(self, node: Node) -> None:
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None:
+            return
+        if name.type == "subscript":
+            self.note(node, "sets one element of an array: not followed")
+            return
+        adds = any(child.type == "+=" for child in node.children)
+        if value is not None and value.type == "array":
+            words = [word for child in value.named_children if child.type != "comment" for word in self.expand(child)]
+            self.variables[self.text(name)] = (self.variables.get(self.text(name), []) if adds else []) + words
+            return
+        pieces = () if value is None else self.pieces(value)
+        if adds:
+            before = self.variables.get(self.text(name), [])
+            joined = tuple(piece for word in before for piece in word.pieces)
+            pieces = (*joined, *pieces)
+        self.variables[self.text(name)] = [Word(tuple(pieces))]
+
+    def command(self, node: Node) -> None:
+        name = node.child_by_field_name("name")
+        words: list[Word] = []
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                continue
+            if child.type in ("herestring_redirect", "file_redirect", "comment"):
+                continue
+            words += self.expand(child.named_children[0] if child == name and child.named_children else child)
+        if not words:
+            return
+        called = words[0].text
+        if called in self.functions and self.depth < 8:
+            self.depth += 1
+            for index, word in enumerate(words[1:], 1):
+                self.variables[str(index)] = [word]
+            self.statement(self.functions[called])
+            self.depth -= 1
+        self.commands.append(Started(node.start_point[0] + 1, tuple(words)))
+
+    def redirected(self, node: Node) -> None:
+        body = node.child_by_field_name("body")
+        if body is not None:
+            self.statement(body)
+        for redirect in node.children_by_field_name("redirect"):
+            if redirect.type == "heredoc_redirect":
+                self.document(redirect)
+
+    def document(self, redirect: Node) -> None:
+        """A here document goes to the file that the same line names."""
+        target = [child for child in redirect.children if child.type == "file_redirect"]
+        siblings = redirect.parent.children_by_field_name("redirect") if redirect.parent is not None else []
+        target += [child for child in siblings if child.type == "file_redirect"]
+        bodies = [child for child in redirect.children if child.type == "heredoc_body"]
+        if not target or not bodies:
+            return
+        destination = target[0].child_by_field_name("destination")
+        if destination is None:
+            return
+        start = next((child for child in redirect.children if child.type == "heredoc_start"), None)
+        quoted = start is not None and self.text(start)[:1] in "'\"\\"
+        text = self.text(bodies[0]) if quoted else "".join(piece.text for piece in self.inside(bodies[0]))
+        self.files["".join(word.text for word in self.expand(destination))] = text
+
+    # ---- conditions
+
+    def branches(self, node: Node) -> None:
+        """The branch whose condition holds. One that can't be decided counts as false, and is said."""
+        condition: bool | None = None
+        taken, decided = False, False
+        for child in node.children:
+            if child.type in ("elif_clause", "else_clause"):
+                if taken:
+                    return
+                if child.type == "else_clause":
+                    for inner in child.named_children:
+                        self.statement(inner)
+                    return
+                self.branches_of(child)
+                if self.truth_of(child):
+                    return
+                continue
+            if not decided and child == node.child_by_field_name("condition"):
+                continue
+            if child.type == "then":
+                condition = self.truth(node.children_by_field_name("condition"))
+                taken, decided = bool(condition), True
+            elif decided and taken and child.is_named:
+                self.statement(child)
+
+    def truth_of(self, clause: Node) -> bool:
+        before = list(self.notes)
+        conditions = list(clause.named_children[:1])
+        found = bool(self.truth(conditions))
+        self.notes = before
+        return found
+
+    def branches_of(self, clause: Node) -> None:
+        conditions = clause.named_children[:1]
+        if self.truth(conditions):
+            for child in clause.named_children[1:]:
+                self.statement(child)
+
+    def truth(self, conditions: Sequence[Node]) -> bool | None:
+        nodes = [node for node in conditions if node.is_named]
+        found = self.test(nodes[-1]) if nodes else None
+        if found is None and nodes:
+            self.note(nodes[-1], "can't be decided here: taken as false")
+        return found
+
+    def test(self, node: Node) -> bool | None:
+        kind = node.type
+        if kind in ("test_command", "parenthesized_expression", "list") and node.named_children:
+            if kind == "list":
+                left, right = self.test(node.named_children[0]), self.test(node.named_children[-1])
+                return _joined(next((child.type for child in node.children if child.type in ("&&", "||")), "&&"), left, right)
+            return self.test(node.named_children[0])
+        if kind in ("unary_expression", "negated_command") and node.named_children:
+            sign = node.child_by_field_name("operator")
+            operation = self.text(sign) if sign is not None else "!"
+            if operation == "!" or kind == "negated_command":
+                inner = self.test(node.named_children[-1])
+                return None if inner is None else not inner
+            value = self.value(node.named_children[-1])
+            return value == "" if operation == "-z" else value != "" if operation == "-n" else None
+        if kind == "binary_expression":
+            return self.compared(node)
+        if kind in ("word", "string", "simple_expansion", "expansion", "number", "concatenation"):
+            return self.value(node) != ""
+        if kind == "command":
+            return {"true": True, ":": True, "false": False}.get(self.text(node))
+        return None
+
+    def compared(self, node: Node) -> bool | None:
+        sign = node.child_by_field_name("operator")
+        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+        if sign is None or left is None or right is None:
+            return None
+        operation = self.text(sign)
+        if operation in ("&&", "||", "-a", "-o"):
+            return _joined("&&" if operation in ("&&", "-a") else "||", self.test(left), self.test(right))
+        one, other = self.value(left), self.value(right)
+        if operation in ("=", "==", "!="):
+            return fnmatchcase(one, other) == (operation != "!=")
+        if operation in NUMBERS:
+            a, b = calculate(one), calculate(other)
+            return None if a is None or b is None else NUMBERS[operation](a, b)
+        return None
+
+    def value(self, node: Node) -> str:
+        """The text that a test sees: empty for a variable that nobody has set."""
+        return "".join("" if piece.at is None and piece.text.startswith("$") else piece.text for piece in self.pieces(node))
+
+    def cases(self, node: Node) -> None:
+        value = node.child_by_field_name("value")
+        if value is None:
+            return
+        said = self.value(value)
+        for item in node.named_children:
+            if item.type != "case_item":
+                continue
+            patterns = item.children_by_field_name("value")
+            if any(fnmatchcase(said, self.text(pattern).strip("'\"")) for pattern in patterns):
+                for child in item.named_children:
+                    if child not in patterns:
+                        self.statement(child)
+                return
+
+    # ---- words
+
+    def expand(self, node: Node) -> list[Word]:
+        """The arguments that this node becomes: unquoted expansions are divided at blanks."""
+        kind = node.type
+        if kind in ("simple_expansion", "expansion"):
+            whole = self.array_of(node)
+            if whole is not None:
+                return [part for word in whole for part in split(word.pieces)]
+            return split(self.pieces(node))
+        if kind == "concatenation" and any(child.type in ("simple_expansion", "expansion") for child in node.named_children):
+            return split(self.pieces(node)) if not any(c.type in ("string", "raw_string") for c in node.named_children) else [
+                Word(tuple(self.pieces(node)))]  # fmt: skip
+        if kind == "string":
+            inner = node.named_children
+            if len(inner) == 1 and inner[0].type == "expansion" and (whole := self.array_of(inner[0])) is not None:
+                return list(whole)
+        return [Word(tuple(self.pieces(node)))]
+
+    def array_of(self, node: Node) -> list[Word] | None:
+        """The words of ${NAME[@]} and ${NAME[*]}; None: it is something else."""
+        inner = node.named_children[0] if node.named_children else None
+        if inner is None or inner.type != "subscript" or len(node.named_children) != 1:
+            return None
+        name, index = inner.child_by_field_name("name"), inner.child_by_field_name("index")
+        if name is None or index is None or self.text(index) not in ("@", "*"):
+            return None
+        return self.variables.get(self.text(name), [])
+
+    def pieces(self, node: Node) -> tuple[Piece, ...]:
+        kind = node.type
+        if kind == "string":
+            return tuple(self.inside(node, node.start_byte + 1, node.end_byte - 1))
+        if kind == "raw_string":
+            return (Piece(self.text(node)[1:-1], node.start_byte + 1),)
+        if kind in ("ansi_c_string", "translated_string"):
+            return (Piece(self.text(node).strip("$'\"")),)
+        if kind == "concatenation":
+            return tuple(piece for child in node.children for piece in self.pieces(child))
+        if kind == "arithmetic_expansion":
+            inner = "".join(piece.text for piece in self.inside(node, node.start_byte + 3, node.end_byte - 2))
+            named = re.sub(
+                r"[A-Za-z_]\w*", lambda name: "".join(w.text for w in self.variables.get(name.group(), [])) or name.group(), inner
+            )
+            value = calculate(named)
+            return (Piece(self.text(node) if value is None else str(value), None, (node.start_byte, node.end_byte)),)
+        if kind in ("simple_expansion", "expansion"):
+            return self.expansion(node)
+        if kind == "command_substitution":
+            return (Piece(self.text(node)),)
+        text = self.text(node)
+        if "\\" in text:
+            return (Piece(text.replace("\\\n", "").replace("\\", "")),)
+        return (Piece(text, node.start_byte),)
+
+    def expansion(self, node: Node) -> tuple[Piece, ...]:
+        """$NAME, ${NAME} and ${NAME:-default}. Of what nobody has set the text stays as it is."""
+        span = (node.start_byte, node.end_byte)
+        unset = (Piece(self.text(node), None, span),)
+        if not node.named_children:
+            return unset
+        inner = node.named_children[0]
+        name = self.text(inner)
+        value: list[Word] | None = self.array_of(node) if inner.type == "subscript" else self.variables.get(name)
+        known = value is not None and any(word.text for word in value) and not any(_unset(word) for word in value)
+        signs = {child.type for child in node.children}
+        if signs & {":-", "-", ":=", "="} and not known:
+            found = tuple(piece for child in node.named_children[1:] for piece in self.pieces(child))
+            return tuple(piece._replace(use=piece.use or span) for piece in found) or (Piece("", None, span),)
+        if signs & {":+", "+"}:
+            return tuple(p for child in node.named_children[1:] for p in self.pieces(child)) if known else (Piece("", None, span),)
+        if value is None or signs & {"#", "##", "%", "%%", "/", "//", "^", "^^", ",", ",,", "@", "!"}:
+            return unset
+        pieces: list[Piece] = []
+        for index, word in enumerate(value):
+            pieces += [Piece(" ")] if index else []
+            pieces += [piece._replace(use=piece.use or span) for piece in word.pieces]
+        return tuple(pieces)
+
+    def inside(self, node: Node, start: int | None = None, end: int | None = None) -> Iterator[Piece]:
+        """Literal text between the expansions in a string or document."""
+        at = node.start_byte if start is None else start
+        stop = node.end_byte if end is None else end
+        for child in node.named_children:
+            if child.type in ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"):
+                yield from self.literal(at, child.start_byte)
+                yield from self.pieces(child)
+                at = child.end_byte
+            elif child.type == "binary_expression" or child.named_child_count:
+                yield from self.inside(child, at, child.end_byte)
+                at = child.end_byte
+        yield from self.literal(at, stop)
+
+    def literal(self, start: int, end: int) -> Iterator[Piece]:
+        """A continued line becomes blanks of the same length; other escapes end a piece."""
+        raw = self.source[start:end].decode(errors="replace").replace("\\\n", "  ")
+        at = start
+        for part in re.split(r"(\\[\"$`\\])", raw):
+            if part:
+                escape = len(part) == 2 and part[0] == "\\"
+                yield Piece(part[1], None) if escape else Piece(part, at)
+            at += len(part.encode())
+
+
+def _unset(word: Word) -> bool:
+    return word.text.startswith("$") and all(piece.at is None for piece in word.pieces)
+
+
+def _joined(sign: str, left: bool | None, right: bool | None) -> bool | None:
+    if sign == "&&":
+        return False if left is False or right is False else None if left is None or right is None else True
+    return True if left or right else None if left is None or right is None else False
+
+
+def split(pieces: Iterable[Piece]) -> list[Word]:
+    """Words between blanks, each part with its place.
+
+    >>> [word.text for word in split([Piece("--a 1 --b", 10), Piece("=2")])]
+    ['--a', '1', '--b=2']
+    """
+    words: list[Word] = []
+    current: list[Piece] = []
+    for piece in pieces:
+        at = 0
+        for part in re.findall(r"\s+|\S+", piece.text):
+            if part.isspace():
+                if current:
+                    words.append(Word(tuple(current)))
+                current = []
+            else:
+                place = None if piece.at is None else piece.at + len(piece.text[:at].encode())
+                current.append(Piece(part, place, piece.use if part == piece.text or piece.at is None else None))
+            at += len(part)
+    if current:
+        words.append(Word(tuple(current)))
+    return words
+
+
+def said(words: Iterable[Any]) -> str:
+    """Words in one line, as messages quote them."""
+    return " ".join(str(word) for word in words)

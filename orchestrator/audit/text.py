@@ -1,0 +1,103 @@
+"""An audit as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from orchestrator.audit.audit import Audit, Change
+from orchestrator.audit.build import Judged
+from orchestrator.plan import Plan
+from orchestrator.report import text
+from orchestrator.units import format_bytes, format_seconds
+
+SHOWN_BESIDE = 12
+
+
+def show(console: Console, audit: Audit) -> None:
+    """What the file is, whether it would run, what it would take, and what gains most."""
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    reading, judged = audit.reading, audit.judged
+    say(f"{audit.name}: {reading.format}")
+    say(audit.settings.why_cluster)
+    for line in left_lines(audit):
+        say(line)
+    say(f"legal      {'yes' if audit.legal else f'NO: {audit.problem}'}")
+    if judged is not None:
+        say(f"memory     {fits_text(audit, judged)}")
+        say(f"time       {time_text(judged)}")
+        console.print(text.plan_table(judged.plan, audit.judge.model, judged.limit))
+        console.print(text.price_table(judged.plan, judged.limit))
+    for line in change_lines(audit):
+        say(line)
+
+
+def fits_text(audit: Audit, judged: Judged) -> str:
+    """The tightest rank against what a GPU has for it."""
+    stage = audit.tightest_stage or 0
+    where = f"ranks of stage {stage} ({ranks_of(judged.plan, stage)})" if judged.plan.pp > 1 else "every rank"
+    need = f"{format_bytes(judged.peak_memory_bytes)} of {format_bytes(judged.limit.usable)} usable, {where}"
+    return f"fits: {need}" if not judged.lacking_bytes else f"DOES NOT FIT, lacks {format_bytes(judged.lacking_bytes)}: {need}"
+
+
+def ranks_of(plan: Plan, stage: int) -> str:
+    """The ranks of a stage, the first and the last where they follow each other."""
+    stride = plan.mesh.stride("pp")
+    size = plan.world_size // plan.pp
+    first = stage * stride
+    return f"{first} to {first + size - 1}" if stride == size else f"{first} to {first + stride - 1} of every {stride * plan.pp}"
+
+
+def time_text(judged: Judged) -> str:
+    """Seconds a step, with its interval."""
+    predicted = judged.plan.predicted
+    assert predicted is not None  # judged
+    interval = f" (90%: {' to '.join(map(format_seconds, predicted.interval))})" if predicted.interval else ""
+    return f"{format_seconds(predicted.step_time_s)} a step{interval}, {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+
+
+def left_lines(audit: Audit) -> Iterator[str]:
+    """What of the file is not in the plan, and what was assumed: nothing is left out."""
+    reading = audit.reading
+    for flag in reading.unknown:
+        yield f"unknown    {flag}"
+    for what in reading.assumed:
+        yield f"assumed    {what}"
+    for flag in reading.unpriced:
+        yield f"unpriced   {flag}: the prediction knows nothing of it"
+    if reading.beside:
+        yield f"beside     {len(reading.beside)} settings of data, logs and checkpoints: {', '.join(reading.beside)}"
+
+
+def change_lines(audit: Audit) -> Iterator[str]:
+    """The changes that gain most, each alone, then together, with the file's diff."""
+    if not audit.changes:
+        yield "No change of one choice is worth half a percent."
+    for number, change in enumerate(audit.changes, 1):
+        yield from _change(f"{number}. alone", audit, change)
+    if audit.together is not None:
+        yield from _change("together", audit, audit.together)
+    fastest = audit.fastest
+    if fastest is None:
+        yield "A search over all plans of all engines finds none that fits."
+    elif fastest.predicted is not None:
+        seconds = format_seconds(fastest.predicted.step_time_s)
+        yield f"A search over all plans of all engines: {seconds} a step: {fastest.engine} {text.choice(fastest)}"
+
+
+def _change(title: str, audit: Audit, change: Change) -> Iterator[str]:
+    judged, base = change.judged, audit.judged
+    gain = ""
+    if base is not None and not base.rule:
+        gain = f", {100 * (judged.step_time_s / base.step_time_s - 1):+.1f}%"
+    need = format_bytes(judged.peak_memory_bytes)
+    room = f"{need} at the peak" if not judged.lacking_bytes else f"still lacks {format_bytes(judged.lacking_bytes)}"
+    yield ""
+    yield f"{title}: {change.what}: {format_seconds(judged.step_time_s)} a step{gain}, {room}"
+    if change.text is None:
+        yield "  (the file has no place where this could be said by changing a word)"
+    yield from (f"  {line}" for line in change.diff.splitlines())

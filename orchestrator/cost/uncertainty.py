@@ -1,0 +1,212 @@
+"""How far a prediction may be off: intervals of step time, and the chance that a peak is above the memory there is.
+
+Split conformal prediction with whole sources left out (V. Vovk, "Cross-conformal predictors", 2015; R. Barber and others, "Predictive
+inference with the jackknife+", 2021): every measured run is predicted by constants that no run of its own source was fitted to, and the
+ratios of measured to predicted are kept (`errors.json`; `python -m orchestrator.calibrate left_out=FILE` makes it). An interval is between
+two quantiles of these ratios, each weighted by how near its run is to what is predicted now (localised as in L. Guan, "Localized conformal
+prediction", 2023): the same generation of GPU, experts or none, the same width of products, and as far beyond what the constants were
+fitted on. Where nothing near was measured all ratios weigh nearly alike, and the interval is as wide as whole sources differ.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import accumulate
+from typing import Final, Literal
+
+import msgspec
+
+from orchestrator.cost.calibration import Calibration
+from orchestrator.hardware.spec import Cluster
+from orchestrator.model.spec import ModelSpec
+from orchestrator.model.training import Training
+from orchestrator.strategy.layout import FittedOn
+from orchestrator.values import Value
+
+Beyond = Literal["engine", "gpu", "experts", "precision", "scale", "sequence length"]
+BEYOND: Final[dict[Beyond, str]] = {
+    "engine": "no run of this engine on this GPU was fitted",
+    "gpu": "no run of any engine on this GPU was seen",
+    "experts": "no run with experts was fitted",
+    "precision": "no run with products of this precision was fitted",
+    "scale": "more than twice the GPUs of any run that was fitted",
+    "sequence length": "more than twice the tokens a sequence of any run that was fitted",
+}
+"""Kinds of extrapolation, in words."""
+FAR: Final = 2
+"""Times the largest number of GPUs, or length of sequences, that constants were fitted on: above this it is extrapolation."""
+TAIL: Final = 0.03
+"""Of the ratios, left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one source do, and
+with this the runs of a source that is left out are held as often as is promised."""
+STEADY: Final = 20
+"""Runs of a cell at which it has half the weight that it would have with very many."""
+
+
+class Situation(Value, frozen=True, kw_only=True):
+    """What a prediction's trust depends on."""
+
+    generation: str
+    """Major number of the GPU's compute capability; "" on the CPU."""
+    experts: bool
+    eight_bit: bool
+    """Whether matrix products are FP8."""
+    beyond: tuple[Beyond, ...] = ()
+    """How what is predicted lies outside of what its constants were fitted on."""
+
+
+class Cell(Value, frozen=True, kw_only=True):
+    """Runs of one source in one situation, by constants that know nothing of that source: measured over predicted, sorted."""
+
+    situation: Situation
+    seconds: tuple[float, ...] = ()
+    """Of step times."""
+    bytes: tuple[float, ...] = ()
+    """Of the peaks of memory."""
+
+
+class Errors(Value, frozen=True, kw_only=True):
+    """All cells, and the GPUs that their runs were made on."""
+
+    gpus: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+
+@cache
+def known() -> Errors:
+    """Those of the published runs."""
+    return msgspec.json.decode(files("orchestrator.cost").joinpath("errors.json").read_bytes(), type=Errors)
+
+
+def trained_as(experts: bool, eight_bit: bool) -> str:
+    """The name of a kind of run in `FittedOn.kinds`.
+
+    >>> trained_as(True, False)
+    'experts 16-bit'
+    """
+    return f"{'experts' if experts else 'dense'} {'8' if eight_bit else '16'}-bit"
+
+
+def beyond(fitted: FittedOn | None, cluster: Cluster, training: Training, experts: bool, gpus: Iterable[str]) -> tuple[Beyond, ...]:
+    """How this lies outside of what constants were fitted on; `gpus`: those that any source measured."""
+    if fitted is None:
+        return ("engine",) if cluster.gpu.name in gpus else ("engine", "gpu")
+    found: list[Beyond] = []
+    kind = "experts" if experts else "dense"
+    if not any(name.startswith(kind) for name in fitted.kinds):
+        found.append("experts" if experts else "precision")
+    elif trained_as(experts, training.precision == "fp8") not in fitted.kinds:
+        found.append("precision")
+    if cluster.num_gpus > FAR * fitted.num_gpus:
+        found.append("scale")
+    if training.seq_length > FAR * fitted.seq_length:
+        found.append("sequence length")
+    return tuple(found)
+
+
+def situation(
+    model: ModelSpec, training: Training, cluster: Cluster, calibration: Calibration, gpus: Iterable[str] | None = None
+) -> Situation:
+    """That of this workload under these constants; the same for every plan of it. `gpus`: those that were measured (`known`)."""
+    experts = bool(model.architecture.experts)
+    return Situation(
+        generation="" if cluster.is_cpu else cluster.gpu.compute_capability.split(".")[0],
+        experts=experts,
+        eight_bit=training.precision == "fp8",
+        beyond=beyond(calibration.fitted, cluster, training, experts, known().gpus if gpus is None else gpus),
+    )
+
+
+def weight(a: Situation, b: Situation) -> float:
+    """How much of its weight a run in situation `a` has for a prediction in `b`: each difference halves it, that of the GPU's generation
+    twice.
+
+    >>> h100 = Situation(generation="9", experts=False, eight_bit=False)
+    >>> weight(h100, h100), weight(h100, msgspec.structs.replace(h100, generation="8", beyond=("scale",)))
+    (1.0, 0.125)
+    """
+    differences = 2 * (a.generation != b.generation) + (a.experts != b.experts) + (a.eight_bit != b.eight_bit)
+    return 0.5 ** (differences + len({*a.beyond} ^ {*b.beyond}))
+
+
+class Ratios:
+    """Measured over predicted, weighted by nearness.
+
+    >>> four = Ratios([(1.0, 1.0), (0.9, 1.0), (1.3, 1.0), (1.1, 1.0)])
+    >>> four.quantile(0.5), round(four.share_above(1.2), 2)
+    (1.05, 0.25)
+    """
+
+    def __init__(self, pairs: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(pairs)
+        self.values = [value for value, _ in ordered]
+        self._weights = [weight for _, weight in ordered]
+        self._reached = list(accumulate(self._weights))
+        self._middles = [reached - weight / 2 for reached, weight in zip(self._reached, self._weights, strict=True)]
+
+    def quantile(self, share: float) -> float:
+        """Linear between the middles of the values' weights."""
+        target = share * self._reached[-1]
+        after = bisect_left(self._middles, target)
+        if after in (0, len(self.values)):
+            return self.values[min(after, len(self.values) - 1)]
+        low, high = self._middles[after - 1], self._middles[after]
+        return self.values[after - 1] + (target - low) / (high - low) * (self.values[after] - self.values[after - 1])
+
+    def share_above(self, value: float) -> float:
+        """Of the weight, that of values of at least this; never below one run of all, which the next may be."""
+        below = bisect_left(self.values, value)
+        share = 1 - (self._reached[below - 1] if below else 0.0) / self._reached[-1]
+        return min(1.0, max(share, 1 / (len(self.values) + 1)))
+
+
+def _near(now: Situation, cells: Sequence[Cell], what: Literal["seconds", "bytes"]) -> Ratios:
+    pairs = []
+    for cell in cells:
+        ratios: tuple[float, ...] = getattr(cell, what)
+        each = weight(cell.situation, now) / (len(ratios) + STEADY)
+        pairs += [(ratio, each) for ratio in ratios]
+    return Ratios(pairs)
+
+
+@cache
+def ratios(now: Situation, what: Literal["seconds", "bytes"]) -> Ratios:
+    """Measured over predicted step times, or peaks, of all published runs, as near as they are to this."""
+    return _near(now, known().cells, what)
+
+
+def interval(now: Situation, calibration: Calibration, cells: Sequence[Cell] | None = None) -> tuple[float, float] | None:
+    """Measured over predicted step time: (low, high) of a 90% interval, with the prediction itself, 1, inside. A user's own calibration
+    brings that of its own runs; beyond these it is at least as wide as that of published runs as far from theirs. None on the CPU, of
+    which nothing is published, without a calibration. `cells`: without some source."""
+    own = calibration.interval
+    if not now.generation or (own is not None and (not now.beyond or calibration.fitted is None)):
+        return own
+    near = ratios(now, "seconds") if cells is None else _near(now, cells, "seconds")
+    if not near.values:
+        return own
+    low, high = own or (1.0, 1.0)
+    return min(low, near.quantile(TAIL)), max(high, near.quantile(1 - TAIL))
+
+
+def chance_of_not_fitting(peak_bytes: float, limit_bytes: float, now: Situation, cells: Sequence[Cell] | None = None) -> float:
+    """The chance that a rank whose peak is predicted at `peak_bytes` takes more than `limit_bytes` (all that the GPU has, nothing kept
+    free), 0 to 1: the weight of the published runs, near this situation, whose measured peak was so much above the prediction. Never 0:
+    nobody has measured that. `now`: `situation(model, training, cluster, calibration)`."""
+    near = ratios(now, "bytes") if cells is None else _near(now, cells, "bytes")
+    return near.share_above(limit_bytes / peak_bytes)
+
+
+def kept_free(risk: float, now: Situation) -> float:
+    """The share of a GPU's memory that a predicted peak has to leave free so that its chance of not fitting is at most `risk` (0 to 1):
+    the inverse of `chance_of_not_fitting`. Raises ValueError for a risk below what so many runs can tell."""
+    near = ratios(now, "bytes")
+    least = 1 / (len(near.values) + 1)
+    if not least <= risk < 1:
+        raise ValueError(f"a risk of {risk:g} can't be told from {len(near.values)} measured peaks: at least {least:.2g}, below 1")
+    for ratio in (1.0, *(value for value in near.values if value > 1)):
+        if near.share_above(ratio * (1 + 1e-9)) <= risk:
+            return 1 - 1 / (ratio * (1 + 1e-9))
+    raise AssertionError("no run is above the largest")

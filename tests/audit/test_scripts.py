@@ -1,0 +1,228 @@
+"""Scripts and command lines of Megatron-LM become plans, and their changes are diffs that say what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import orchestrator as so
+from orchestrator.audit import formats, script, shell
+from orchestrator.audit.audit import Audit
+from orchestrator.engines import ENGINES
+from orchestrator.plan import Plan
+
+SAMPLES = Path(__file__).parent / "samples"
+MODEL = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048"
+REST = "--micro-batch-size 1 --global-batch-size 256 --train-iters 100 --lr 1e-4 --bf16 --tokenizer-type GPT2BPETokenizer"
+
+NOT_COMPARED = ("model", "predicted", "rejected", "run", "calibration", "prices", "extra")
+BY_MEANING = ("family", "name", "pattern", "mixer", "feed_forward", "num_query_groups", "kv_channels", "rotary_base", "rotary_percent")
+"""Fields of a model that can be written in several ways, or that name it."""
+
+
+def differences(one: Plan, other: Plan) -> list[str]:
+    """Fields in which two plans differ, names aside; a model's layers count, not how its pattern is written."""
+    found = [name for name in Plan.__struct_fields__ if name not in NOT_COMPARED and getattr(one, name) != getattr(other, name)]
+    a, b = one.model, other.model
+    found += [f"model.{name}" for name in a.__struct_fields__ if name not in BY_MEANING and getattr(a, name) != getattr(b, name)]
+    same = (list(a.each_layer()), a.query_groups, a.head_dim) == (list(b.each_layer()), b.query_groups, b.head_dim)
+    rotary = [(m.rotary_base, m.rotary_percent) if m.position_embedding == "rope" else None for m in (a, b)]
+    found += [] if same and rotary[0] == rotary[1] else ["model's layers"]
+    assert one.predicted is not None
+    assert other.predicted is not None
+    close = other.predicted.step_time_s == pytest.approx(one.predicted.step_time_s, rel=1e-9)
+    return found + ([] if close else ["step_time_s"])
+
+
+def audited(tmp_path: Path, words: str, **keys: object) -> Audit:
+    file = tmp_path / "train.sh"
+    file.write_text(f"torchrun pretrain_gpt.py {words}\n")
+    return so.audit(file, **{"gpus": 16, "cluster": "dgx_h100", **keys})
+
+
+# ------------------------------------------------------------------------------------------------------------ reading bash
+
+
+def words_of(text: str) -> list[str]:
+    return [word.text for command in shell.read(text).commands for word in command.words]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A=8\necho $A ${A} ${B:-3} $((A*2+$A))", ["echo", "8", "8", "3", "24"]),
+        ("A=(x 'y z')\nA+=(w)\necho ${A[@]}", ["echo", "x", "y", "z", "w"]),
+        ("A=(x 'y z')\necho \"${A[@]}\"", ["echo", "x", "y z"]),
+        ("A=\"--b 1 \\\n  --c 2\"\necho $A", ["echo", "--b", "1", "--c", "2"]),
+        ("A=1\nif [ $A -gt 2 ]; then B=x; elif [ $A -eq 1 ]; then B=y; else B=z; fi\necho $B", ["echo", "y"]),
+        ("if [[ -z \"$A\" ]]; then echo no; else echo yes; fi", ["echo", "no"]),
+        ("case big in small) echo s;; b*) echo b;; esac", ["echo", "b"]),
+        ("f() { echo $1; }\nf 3", ["echo", "3", "f", "3"]),
+        ("export A=2 B=$A\necho $A # $B\n", ["echo", "2"]),
+    ],
+)  # fmt: skip
+def test_bash_is_read_without_running_it(text: str, words: list[str]) -> None:
+    assert words_of(text) == words
+
+
+def test_what_cannot_be_decided_is_said_with_its_line() -> None:
+    found = shell.read('A=1\nif [ -f "$X" ]; then\n  A=2\nfi\nfor i in 4 5; do\n  echo $i\ndone\n')
+    assert [note.split(":")[0] for note in found.notes] == ["line 2", "line 5"]
+    assert found.variables["A"][0].text == "1"
+
+
+def test_a_here_document_goes_to_its_file() -> None:
+    assert shell.read('S=1\ncat <<EOT > ds.json\n{"stage": $S}\nEOT\n').files == {"ds.json": '{"stage": 1}\n'}
+
+
+# -------------------------------------------------------------------------------------------------------------- the sample
+
+
+def test_a_script_becomes_its_plan() -> None:
+    found = so.audit(SAMPLES / "pretrain_gpt.sh", cluster="dgx_h100")
+    assert found.plan is not None
+    plan = found.plan
+    assert (plan.world_size, plan.tp, plan.pp, plan.dp, plan.zero_stage, plan.num_microbatches) == (32, 8, 2, 2, 1, 128)
+    assert (plan.model.ffn_hidden_size, plan.model.vocab_size, plan.model.activation, plan.model.tie_embeddings) == (
+        11008,
+        32000,
+        "swiglu",
+        False,
+    )
+    assert {span.recompute for stage in plan.stages for span in stage.layers if span.kind == "decoder"} == {"full"}
+    assert found.legal
+    assert found.fits
+
+
+def test_nothing_is_left_out() -> None:
+    """Every flag is in the plan, or in one of the lists that are shown."""
+    found = so.audit(SAMPLES / "pretrain_gpt.sh", cluster="dgx_h100").reading
+    assert found.unknown == ("--not-a-flag 3",)
+    assert "--fp8-param-gather" in found.unpriced
+    assert any(flag.startswith("--save") for flag in found.beside)
+    assert any("Llama2Tokenizer" in what for what in found.assumed)
+    text = (SAMPLES / "pretrain_gpt.sh").read_text()
+    line = script.training_line(shell.read(text), text)
+    used = {flag.name for flag in line.flags} - {said.split()[0] for said in (*found.unknown, *found.unpriced, *found.beside)}
+    silent = (
+        "num-layers hidden-size num-attention-heads seq-length max-position-embeddings swiglu normalization position-embedding-type "
+        "disable-bias-linear untie-embeddings-and-output-weights ffn-hidden-size attention-dropout hidden-dropout tokenizer-type bf16 "
+        "use-distributed-optimizer pipeline-model-parallel-size tensor-model-parallel-size micro-batch-size global-batch-size "
+        "train-iters lr recompute-granularity recompute-method recompute-num-layers"
+    )
+    assert used == {f"--{name}" for name in silent.split()}
+
+
+def test_a_change_is_a_diff_of_the_same_file_and_means_what_it_says() -> None:
+    found = so.audit(SAMPLES / "pretrain_gpt.sh", cluster="dgx_h100")
+    rows = [*found.changes, *([found.together] if found.together else [])]
+    assert len(rows) == 4
+    assert found.step_time_s is not None
+    for row in rows:
+        assert row.text is not None, row.what
+        assert row.judged.step_time_s < found.step_time_s
+        again = formats.read(row.text, "x.sh")
+        assert found.judge.judged(again.reading.setup).plan == row.judged.plan
+        assert again.reading.unknown == found.reading.unknown
+        assert row.diff.count("\n-") + row.diff.count("\n+") >= 1
+    assert found.together is not None
+    assert found.together.judged.step_time_s < min(row.judged.step_time_s for row in found.changes)
+
+
+# -------------------------------------------------------------------------------------------------------------- round trip
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"recipe": "llama3_8b", "gpus": 16},
+        {"recipe": "gpt3_175b", "gpus": 128},
+        {"recipe": "mixtral_8x7b", "gpus": 64, "engine": "megatron"},
+        {"recipe": "t5_large", "gpus": 16, "engine": "megatron"},
+        {"recipe": "bert_large", "gpus": 8, "engine": "megatron"},
+        {"recipe": "qwen3_8b", "gpus": 16, "pin.recompute": "selective"},
+        {"recipe": "gpt_tiny", "gpus": 4, "engine": "megatron", "cluster": "cpu"},
+        {"recipe": "llama3_8b_128k", "gpus": 16, "engine": "megatron"},
+        {"recipe": "llama3_8b", "gpus": 64, "pin.pp": 4, "pin.tp": 2, "train.precision": "fp8"},
+    ],
+)
+def test_a_plan_comes_back_as_itself_from_its_own_arguments(keys: dict[str, object], tmp_path: Path) -> None:
+    """But for what Megatron-LM's command line can't say (relu, segment embeddings), which recipe= says."""
+    answer = so.plan(**keys)
+    program = ENGINES[answer.plan.engine].program
+    assert program is not None
+    plan = answer.found.said or answer.plan
+    assert program.why_not(plan) is None
+    (file,) = [file for file in answer.job().files if file.path == program.arguments]
+    (tmp_path / file.path).write_text(file.content)
+    found = so.audit(tmp_path / file.path, recipe=keys["recipe"], gpus=plan.world_size, cluster=plan.cluster.name)
+    assert found.plan is not None
+    assert found.problem == ""
+    assert found.reading.unknown == ()
+    assert differences(plan, found.plan) == []
+
+
+# ----------------------------------------------------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--tensor-model-parallel-size 3", "gpus=16: is no multiple of tp x pp x cp = 3 x 1 x 1 = 3"),
+        ("--pipeline-model-parallel-size 16 --num-layers-per-virtual-pipeline-stage 3", "num_layers=32"),
+        ("--tensor-model-parallel-size 8 --micro-batch-size 3", "is no multiple of dp x micro-batch = 2 x 3"),
+        ("--num-query-groups 8 --group-query-attention --context-parallel-size 2 --seq-length 2047 --max-position-embeddings 2047", "2047"),
+    ],
+)
+def test_a_rule_that_is_broken_is_named(words: str, problem: str, tmp_path: Path) -> None:
+    found = audited(tmp_path, f"{MODEL} {REST} {words}")
+    assert not found.legal
+    assert problem in found.problem
+
+
+def test_what_lacks_memory_says_how_much_and_what_mends_it(tmp_path: Path) -> None:
+    found = audited(tmp_path, f"{MODEL} {REST} --num-layers 40 --hidden-size 5120 --num-attention-heads 40")
+    assert found.legal
+    assert found.fits is False
+    assert found.judged is not None
+    assert found.judged.lacking_bytes > 0
+    assert found.changes
+    assert not found.changes[0].judged.lacking_bytes
+
+
+def test_pins_stand_over_the_file(tmp_path: Path) -> None:
+    found = audited(tmp_path, f"{MODEL} {REST}", pin={"tp": 4, "recompute": "full"})
+    assert found.plan is not None
+    assert (found.plan.tp, found.plan.strategy.recompute) == (4, "full")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "message"),
+    [
+        ("", {}, "is empty"),
+        ("echo hello\n", {}, "no command with Megatron-LM's flags"),
+        (f"python pretrain_gpt.py {MODEL} {REST}", {"gpus": None}, "gpus: is missing"),
+        (f"python pretrain_gpt.py {MODEL} {REST} --hidden-size many", {}, "hidden-size=many: is no whole number"),
+        ("python pretrain_gpt.py --num-layers 4 --micro-batch-size 1 --lr 1 --bf16", {}, "hidden_size: is missing"),
+        (f"python pretrain_mamba.py {MODEL} {REST}", {}, "can't be described"),
+        (f"python pretrain_gpt.py {MODEL} {REST} --hybrid-override-pattern M-M", {}, "Mamba"),
+        (f"python pretrain_gpt.py {MODEL} {REST}", {"gpu": 4}, "did you mean gpus"),
+        (f"python pretrain_gpt.py {MODEL} {REST}", {"largest": "seq_length"}, "is not for audit"),
+        (f"python pretrain_gpt.py {MODEL} {REST}", {"pin": {"tp": "x"}}, "pin.tp=x"),
+        (f"python pretrain_gpt.py {MODEL} {REST} --num-experts 8 --moe-layer-freq foo(3)", {}, "is no list of layers"),
+        (f"python pretrain_gpt.py {MODEL} {REST} --num-attention-heads 48", {}, "num_attention_heads"),
+    ],
+)
+def test_a_file_that_cannot_be_audited_is_one_error(text: str, keys: dict[str, object], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(text)
+    given = {name: value for name, value in {"gpus": 16, "cluster": "dgx_h100", **keys}.items() if value is not None}
+    with pytest.raises(so.InputError, match=message.replace("(", r"\(")):
+        so.audit(file, **given)
+
+
+@pytest.mark.parametrize("path", ["nowhere.sh", "."])
+def test_a_path_that_is_no_file_is_one_error(path: str) -> None:
+    with pytest.raises(so.InputError, match="audit="):
+        so.audit(path, gpus=8)

@@ -1,0 +1,119 @@
+"""Intervals hold what they promise for sources that they know nothing of, widen away from what was measured, and so does memory's risk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from cost_cases import DEEPSPEED, MEGATRON, a100, gpt
+from msgspec.structs import replace
+
+from orchestrator.cost import uncertainty
+from orchestrator.cost.calibration import Calibration, calibrated, datasheet
+from orchestrator.cost.uncertainty import Cell, Situation, chance_of_not_fitting, interval, kept_free, situation
+from orchestrator.hardware.catalog import GPUS
+from orchestrator.model.families import describe
+from orchestrator.model.training import Training
+from orchestrator.strategy.layout import FittedOn
+
+H100 = Situation(generation="9", experts=False, eight_bit=False)
+TRAINING = Training(global_batch_size=64, seq_length=2048)
+MODEL = describe(gpt(), 2048)
+
+
+def width(now: Situation) -> float:
+    found = interval(now, Calibration())
+    assert found is not None
+    low, high = found
+    assert low <= 1 <= high
+    return high / low
+
+
+def test_an_interval_widens_with_each_kind_of_extrapolation_that_the_published_runs_show_to_be_worse() -> None:
+    known = width(H100)
+    assert known < width(replace(H100, beyond=("engine",))) < width(replace(H100, beyond=("engine", "gpu")))
+    assert known < width(replace(H100, experts=True))
+    assert width(replace(H100, generation="8")) < width(replace(H100, generation="12", beyond=("engine", "gpu")))
+
+
+def test_an_unseen_gpu_has_nearly_the_spread_of_whole_sources() -> None:
+    """Where nothing is near, everything is as far."""
+    cells = (
+        Cell(situation=H100, seconds=(1.0,) * 50),
+        Cell(situation=replace(H100, generation="8"), seconds=(0.5,) * 25 + (2.0,) * 25),
+    )
+    far = Situation(generation="12", experts=False, eight_bit=False, beyond=("engine", "gpu"))
+    assert interval(far, Calibration(), cells) == (0.5, 2.0)
+    assert interval(H100, Calibration(), cells[:1]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "changes", "found"),
+    [
+        (FittedOn(kinds=("dense 16-bit",), num_gpus=32, seq_length=1024), {}, ()),
+        (FittedOn(kinds=("dense 16-bit",), num_gpus=31, seq_length=1023), {}, ("scale", "sequence length")),
+        (FittedOn(kinds=("dense 8-bit",), num_gpus=64, seq_length=2048), {}, ("precision",)),
+        (FittedOn(kinds=("dense 16-bit",), num_gpus=64, seq_length=2048), {"precision": "fp8"}, ("precision",)),
+        (None, {}, ("engine",)),
+    ],
+)
+def test_what_lies_outside_of_the_fitted_runs_is_named(fitted: FittedOn | None, changes: dict[str, object], found: tuple[str, ...]) -> None:
+    training = msgspec.convert({**msgspec.to_builtins(TRAINING), **changes}, Training)
+    assert situation(MODEL, training, a100(64), Calibration(fitted=fitted)).beyond == found
+
+
+def test_a_gpu_that_no_source_measured_is_named() -> None:
+    workstation = replace(a100(8), gpu=GPUS["L40S"])
+    assert situation(MODEL, TRAINING, workstation, datasheet(workstation, MEGATRON)).beyond == ("engine", "gpu")
+    assert situation(MODEL, TRAINING, a100(8), calibrated(a100(8), MEGATRON)).beyond == ()
+    assert situation(MODEL, TRAINING, a100(8), calibrated(a100(8), DEEPSPEED)).beyond == ()
+    assert situation(MODEL, TRAINING, a100(8), calibrated(a100(8), replace(DEEPSPEED, engine="another"))).beyond == ("engine",)
+
+
+def test_a_users_own_runs_make_the_interval_until_it_is_extrapolated() -> None:
+    own = Calibration(interval=(0.98, 1.02), fitted=FittedOn(kinds=("dense 16-bit",), num_gpus=8, seq_length=2048))
+    near, far = situation(MODEL, TRAINING, a100(16), own), situation(MODEL, TRAINING, a100(64), own)
+    assert interval(near, own) == (0.98, 1.02)
+    wide = interval(far, own)
+    assert wide is not None
+    assert wide[0] < 0.98
+    assert wide[1] > 1.02
+    old = replace(own, fitted=None)  # a file from before files said what they were fitted on
+    assert interval(situation(MODEL, TRAINING, a100(64), old), old) == (0.98, 1.02)
+
+
+def test_the_chance_of_not_fitting_falls_with_the_room_that_is_left_and_is_never_none() -> None:
+    chances = [chance_of_not_fitting(peak, 80.0, H100) for peak in (20.0, 60.0, 70.0, 76.0, 80.0, 90.0, 160.0)]
+    assert chances == sorted(chances)
+    assert 0 < chances[0] < 0.01
+    assert 0.3 < chances[4] < 0.8, "a prediction of all there is fits about half the time"
+    assert chances[-1] > 0.98
+
+
+@pytest.mark.parametrize("risk", [0.01, 0.05, 0.2])
+def test_what_is_kept_free_for_a_risk_leaves_that_risk(risk: float) -> None:
+    share = kept_free(risk, H100)
+    assert 0 <= share < 1
+    assert chance_of_not_fitting(80.0 * (1 - share), 80.0, H100) <= risk
+    assert share <= kept_free(risk / 2, H100)
+    if share:
+        assert chance_of_not_fitting(80.0 * (1 - share) * 1.02, 80.0, H100) > risk
+
+
+def test_a_risk_that_nobody_measured_is_refused() -> None:
+    for risk in (0.0, 1e-6, 1.0):
+        with pytest.raises(ValueError, match="can't be told from"):
+            kept_free(risk, H100)
+
+
+def test_the_packages_errors_are_ratios_around_one_of_many_sources() -> None:
+    errors = uncertainty.known()
+    assert len(errors.cells) > 20
+    assert {"A100-SXM-80GB", "H100-SXM-80GB", "B200", "V100-SXM2-32GB"} <= {*errors.gpus} <= {*GPUS}
+    for cell in errors.cells:
+        for ratios in (cell.seconds, cell.bytes):
+            assert list(ratios) == sorted(ratios)
+            assert all(ratio > 0 for ratio in ratios)
+    size = Path(uncertainty.__file__).with_name("errors.json").stat().st_size
+    assert size < 40_000, "every plan reads it"
