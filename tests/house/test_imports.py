@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "folder": COMMANDS,
     "screen": COMMANDS,
     "run": COMMANDS,
+    "replan": COMMANDS,
     "asking": COMMANDS,
     "audit": COMMANDS,
     "api": COMMANDS,
