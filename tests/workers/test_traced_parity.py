@@ -17,8 +17,8 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
-from orchestrator.workers.tracing import build  # noqa: E402
-from orchestrator.workers.tracing.trace import described  # noqa: E402
+from orchestrator.workers.tracing import build
+from orchestrator.workers.tracing.trace import described
 
 pytestmark = pytest.mark.engines
 NO_GPU = Machine(host_memory=16 * GIB)
