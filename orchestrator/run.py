@@ -85,6 +85,9 @@ def run(words: Sequence[str]) -> int:
 
 def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
     """Says how the checkpoint is read into the plan's layout. Raises InputError where the engine can't."""
+    if plan.engine != checkpoint.engine:
+        print(f"From the checkpoint to this plan: {other_engine(checkpoint, plan)}")
+        return
     if checkpoint.plan is None:
         return
     why = ENGINES[plan.engine].why_no_resume(checkpoint.plan, plan)
@@ -93,6 +96,31 @@ def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
     changes = resuming.layout_changes(checkpoint.plan, plan)
     how = f"{changes}: weights and the optimizer's states are read into the new layout" if changes else "the same layout"
     print(f"From the checkpoint to this plan: {how}")
+
+
+def other_engine(checkpoint: resuming.Checkpoint, plan: Plan) -> str:
+    """What this plan's engine takes from a checkpoint that another one wrote. Raises InputError where it can't."""
+    before, now = ENGINES.get(checkpoint.engine), ENGINES[plan.engine]
+    route = f"{resuming.SHORT}={checkpoint.folder}, which engine={checkpoint.engine} wrote"
+    if before is None or "nothing" in (before.takes_over, now.takes_over):
+        able = [engine.name for engine in ENGINES.values() if engine.takes_over != "nothing"]
+        raise InputError("engine", plan.engine, f"can't continue {route}: checkpoints go between other engines only", able)
+    why = [] if HUGGING_FACE not in (before.name, now.name) else [one.why_no_exchange(plan.model, None) for one in (before, now)]
+    if checkpoint.plan is not None and not before.reshardable(checkpoint.plan):
+        why.append("the checkpoint is of its own layout alone (stage 0 in 16 bits, fp16, sgd)")
+    if now.takes_over == "all" and not now.reshardable(plan):
+        why.append("this plan's optimizer can't be given states (stage 0 in 16 bits, fp16, sgd): pin.zero_stage=1")
+    said = "; ".join(dict.fromkeys(filter(None, why)))
+    if said:
+        raise InputError("engine", plan.engine, f"can't continue {route}: {said}")
+    if now.takes_over == "all":
+        return f"engine {before.name} -> {now.name}: weights and the optimizer's states, both exact"
+    lost = "the optimizer's states are LOST: its moments begin at zero, while step, learning rate and data go on"
+    return f"engine {before.name} -> {now.name}: weights, exact; {lost}"
+
+
+HUGGING_FACE = "deepspeed"
+"""The engine whose weights have Hugging Face's names; the others share megatron-core's."""
 
 
 def check_range(settings: Settings, plan: Plan) -> None:

@@ -120,9 +120,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     resume = value_of(merged, RESUME, None if plan is None else plan.run.resume)
     continued = checkpoint_of(resume)
     if continued is not None:
-        if engine not in ("auto", continued.engine):
-            raise InputError("engine", engine, f"can't continue from {RESUME}={resume}, which engine={continued.engine} wrote")
-        engine = continued.engine
+        if engine == LAYERWISE:
+            raise InputError("engine", engine, f"trains nothing: it can't continue {RESUME}={resume}")
+        # Another engine only where the command line says so: the recipe's may be that of before.
+        engine = given["engine"].value if "engine" in given and engine != "auto" else continued.engine
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)

@@ -222,9 +222,13 @@ class DeepSpeedTrainer:
 
         mine = layout(self.plan)
         if saved.layout["engine"] != self.plan.engine:
-            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+            from orchestrator.workers import other_engine
+
+            found = other_engine.reader(saved, self.plan.model, self.plan.engine)
+            states.load(self.engine, self.places, self.plan, found, saved.step)
+            return
         if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
-            states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
+            states.load(self.engine, self.places, self.plan, parts.Parts(saved.folder / states.FOLDER), saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
                 self._set_generator_states(torch.load(path, weights_only=False))

@@ -25,7 +25,7 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, weights
+from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, other_engine, parts, weights
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
@@ -174,10 +174,19 @@ class MegatronTrainer:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
 
+    def _load_weights(self, saved: Saved) -> None:
+        """Of a checkpoint that another engine wrote; the optimizer begins anew."""
+        found = other_engine.reader(saved, self.plan.model, self.plan.engine)
+        with torch.no_grad():
+            for place in weights.every_place([_bare(chunk) for chunk in self.chunks]):
+                place.parameter.copy_(found.of(parts.WEIGHT, place))
+        self.optimizer.reload_model_params()
+
     def load(self, saved: Saved) -> None:
-        """Any layout of this engine; the generators only in the same one."""
+        """Any layout of this engine; the generators only in the same one. Of another engine's the weights."""
         if saved.layout["engine"] != self.plan.engine:
-            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+            self._load_weights(saved)
+            return
         self._prepare_torch_adam()
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)

@@ -95,6 +95,10 @@ class Parts:
                 self._parts.setdefault(whole, []).append(part)
                 self.shapes[whole] = tuple(about["global_shape"])
 
+    def of(self, kind: str, place: Place) -> torch.Tensor:
+        """A rank's shard, as `read`."""
+        return self.read(kind, place.key, place.index, place.offset, place.shape)
+
     def read(self, kind: str, key: str, index: tuple[int, ...], offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
         """This box of a global tensor; zeros beyond the end of what was written, where a vocabulary was padded to less. Raises RuntimeError
         where a part of it is missing."""

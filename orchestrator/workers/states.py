@@ -15,7 +15,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from orchestrator.plan import Plan
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.parts import WEIGHT, Parts, Place, write_parts
+from orchestrator.workers.parts import WEIGHT, Place, write_parts
 
 FOLDER = "states"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -48,15 +48,14 @@ def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) ->
                         yield place, kind, place.of(value)
 
 
-def load(engine: Any, places: Sequence[Place], plan: Plan, folder: Path, step: int) -> None:
-    """Put back what this layout needs. `step`: of Adam."""
-    parts = Parts(folder)
+def load(engine: Any, places: Sequence[Place], plan: Plan, parts: Any, step: int) -> None:
+    """Put back what this layout needs, from `Parts` or what reads like it (other_engine.py). `step`: of Adam."""
     _make_states(engine, plan, step)
     for parameter, found in _by_parameter(places):
         for kind in (WEIGHT, *MOMENTS):
             value = torch.zeros(tuple(getattr(parameter, "ds_shape", parameter.shape)))
             for place in found:
-                place.of(value).copy_(parts.read(kind, place.key, place.index, place.offset, place.shape))
+                place.of(value).copy_(parts.of(kind, place))
             _set(engine, parameter, kind, value, plan)
 
 

@@ -185,6 +185,103 @@ def test_a_resumed_run_continues_the_curve(case: str, pool: Pool, corpus: str, t
     assert [line["step"] for line in lines] == [3, 4]
 
 
+PATHS: dict[str, tuple[dict[str, Any], ...]] = {
+    "megatron": (
+        {"model": LLAMA, **SP, "pp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "pp": 3, "dp": 2, "split": [[1], [2], [1]]},
+        {"model": LLAMA, **SP, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "pp": 2, "vpp": 2, "dp": 4, "zero_stage": 1},
+    ),
+    "megatron experts": (
+        {"model": QWEN3_MOE, "pp": 2, "dp": 4, "ep": 4, "zero_stage": 1},
+        {"model": QWEN3_MOE, "pp": 3, "dp": 2, "ep": 2, "split": [[1], [2], [1]]},
+        {"model": QWEN3_MOE, **SP, "dp": 2, "ep": 4, "zero_stage": 1},
+        {"model": QWEN3_MOE, **SP, "dp": 4, "etp": 2, "ep": 2, "zero_stage": 1},
+    ),
+    "megatron_deepspeed": (
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "dp": 3, "zero_stage": 3},
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 0},
+        {"model": LLAMA, "engine": DEEPSPEED, "dp": 8, "zero_stage": 2},
+    ),
+    "deepspeed": (
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "dp": 4, "zero_stage": 1},
+        {"model": LLAMA, "engine": ALONE, "dp": 6, "zero_stage": 3},
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 2},
+        {"model": LLAMA, "engine": ALONE, "dp": 8, "zero_stage": 3},
+    ),
+}
+"""Layouts on 8, 6, 4 and again 8 ranks, each of which goes on from the checkpoint of the one before."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", PATHS)
+def test_a_run_goes_from_8_ranks_to_6_to_4_and_back(engine: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    """TP, PP, EP and ZeRO change on the way: every leg has the losses of the run that was never moved."""
+    whole: list[float] = []
+    source: Path | None = None
+    for leg, fields in enumerate(PATHS[engine]):
+        out = tmp_path / f"leg{leg}"
+        settings = RunSettings(save_every=2, resume=str(source) if source else None)
+        plan = make_plan(run=settings, steps=8, lr=3e-3, global_batch_size=24, **fields)
+        assert plan.world_size == (8, 6, 4, 8)[leg]
+        losses = pool.run("train_and_save", plan.world_size, to_json(plan), corpus, str(out))[0]
+        whole = whole or losses
+        np.testing.assert_allclose(losses, whole[2 * leg :], rtol=0, atol=1e-4)
+        source = out / "checkpoints" / f"step_{2 * leg + 2:06d}"
+
+
+OTHER_ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "megatron zero1 to deepspeed zero3": (
+        {"model": LLAMA, **SP, "pp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": ALONE, "dp": 4, "zero_stage": 3},
+    ),
+    "megatron zero0 to megatron_deepspeed": (
+        {"model": LLAMA, "tp": 2},
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
+    ),
+    "deepspeed to megatron_deepspeed": (
+        {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 3},
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1},
+    ),
+    "megatron_deepspeed to deepspeed tp2": (
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "zero_stage": 1},
+    ),
+    "megatron bert to megatron_deepspeed": (
+        {"model": BERT, "dp": 2, "zero_stage": 1},
+        {"model": BERT, "engine": DEEPSPEED, "tp": 2, "zero_stage": 1},
+    ),
+    "gpt megatron_deepspeed to deepspeed": (
+        {"model": GPT, "engine": DEEPSPEED, "zero_stage": 1},
+        {"model": GPT, "engine": ALONE, "zero_stage": 1},
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", OTHER_ENGINES)
+def test_another_engine_continues_the_curve_with_the_optimizers_states(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    before, after = OTHER_ENGINES[case]
+    whole = run(pool, corpus, tmp_path / "first", save_every=2, **before)
+    resumed = run(pool, corpus, tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step_000002", **after)
+    np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", [ALONE, DEEPSPEED])
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_megatron_takes_another_engines_weights_exactly_and_loses_its_states(
+    engine: str, zero_stage: int, pool: Pool, corpus: str, tmp_path: Path
+) -> None:
+    """The first loss is of the same weights; the next one is that of an optimizer that begins anew."""
+    whole = run(pool, corpus, tmp_path / "first", save_every=2, model=LLAMA, engine=engine, dp=2, zero_stage=1)
+    source = tmp_path / "first" / "checkpoints" / "step_000002"
+    resumed = run(pool, corpus, tmp_path / "second", resume=source, model=LLAMA, **SP, pp=2, zero_stage=zero_stage)
+    np.testing.assert_allclose(resumed[0], whole[2], rtol=0, atol=1e-5)
+    assert abs(resumed[1] - whole[3]) > 1e-4
+
+
 def test_the_marker_names_the_newest_checkpoint_and_a_run_continues_in_its_own_folder(pool: Pool, corpus: str, tmp_path: Path) -> None:
     run(pool, corpus, tmp_path, save_every=3)
     marker = json.loads((tmp_path / "checkpoints" / "latest.json").read_text())

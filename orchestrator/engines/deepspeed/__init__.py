@@ -22,5 +22,6 @@ ENGINE: Final = Engine(
     entry=start,
     why_no_exchange=why_no_exchange,
     reshardable=reshardable,
+    takes_over="all",
     why_no_resume=why_no_resume,
 )

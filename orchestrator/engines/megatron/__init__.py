@@ -22,4 +22,5 @@ ENGINE: Final = Engine(
     program=PROGRAM,
     entry=start,
     why_no_exchange=why_no_exchange,
+    takes_over="weights",
 )

@@ -20,5 +20,6 @@ ENGINE: Final = Engine(
     passes=PASSES,
     why_no_exchange=why_no_exchange,
     reshardable=reshardable,
+    takes_over="all",
     why_no_resume=why_no_resume,
 )
