@@ -23,7 +23,6 @@ from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.workers.hf_files import CONFIG, KEY, Checkpoint, Rows, write_config, write_files
 from orchestrator.workers.parts import WEIGHT, Parts, Place, Whole, write_parts
-from orchestrator.workers.weights import initialise, shards
 
 PARTS = ".parts"
 """Folder inside an export where ranks leave their shards for rank 0."""
@@ -242,6 +241,8 @@ def sources(a: Architecture, key: str, index: tuple[int, ...], rows: int) -> lis
 def load(models: Sequence[torch.nn.Module], a: Architecture, folder: Path) -> None:
     """Fill every parameter of these model chunks in place from a Hugging Face checkpoint; rows that pad the vocabulary with zeros. Raises
     InputError for a tensor that is missing or of another shape."""
+    from orchestrator.workers.weights import shards  # the tables are for engines without megatron-core, too
+
     checkpoint = Checkpoint(folder)
     with torch.no_grad():
         for shard in shards(models):
@@ -264,6 +265,8 @@ def load(models: Sequence[torch.nn.Module], a: Architecture, folder: Path) -> No
 
 def first_weights(models: Sequence[torch.nn.Module], config: Any, plan: Plan) -> None:
     """What training begins with: the checkpoint's weights where the plan names one, else those of the seed. `config`: TransformerConfig."""
+    from orchestrator.workers.weights import initialise
+
     if plan.run.init_from:
         load(models, plan.model, Path(plan.run.init_from))
     else:

@@ -1,8 +1,8 @@
 """A checkpoint that another engine wrote, read into this one's layout: weights, and Adam's moments where this engine's optimizer can be
 given them.
 
-What differs is where a checkpoint keeps a tensor and what it calls it. `megatron` writes torch's distributed checkpoints, the DeepSpeed
-engines write shards by place (parts.py); `deepspeed` has Hugging Face's names, the others have megatron-core's. The moments of a weight are
+What differs is where a checkpoint keeps a tensor and what it calls it. megatron-core writes torch's distributed checkpoints, the DeepSpeed
+engines write shards by place (parts.py); transformers' models have other names than megatron-core's. The moments of a weight are
 arranged as the weight is, so that the table between the names (hf_weights.py) is good for both.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
@@ -24,11 +24,14 @@ from orchestrator.model.spec import Architecture
 from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.hf_files import Rows
 from orchestrator.workers.hf_weights import EXPERTS, LAYERS, Piece, assemble, pieces_by_name, sources
-from orchestrator.workers.parts import WEIGHT, Parts, Place, Whole
-from orchestrator.workers.states import FOLDER
+from orchestrator.workers.parts import STATES, WEIGHT, Parts, Place, Whole
 
-HUGGING_FACE = "deepspeed"
-"""The engine whose tensors have Hugging Face's names."""
+Names = Literal["transformers", "megatron_core"]
+"""Whose names a checkpoint's tensors have."""
+EMBEDDING = "embedding.word_embeddings.weight"
+"""A tensor of megatron-core's that every model has."""
+METADATA = ".metadata"
+"""The file of a torch distributed checkpoint that says what it holds."""
 MASTERS = ("optimizer.state.param.", "optimizer.state.fp32_param.", "")
 """What the names of master weights begin with in a checkpoint of `megatron`: with the distributed optimizer, with the plain one, and in
 fp32, where the weights are their own (optimizer_formats.py)."""
@@ -43,20 +46,19 @@ class Reader(Protocol):
         ...
 
 
-def reader(saved: Saved, architecture: Architecture, engine: str) -> Reader:
-    """What `engine` reads from a checkpoint that another engine wrote. Raises InputError for one that no other layout can read."""
+def reader(saved: Saved, architecture: Architecture, names: Names) -> Reader:
+    """A checkpoint that another engine wrote, under these names. Raises InputError for one that no other layout can read."""
     found: DistributedParts | Parts
-    if saved.layout["engine"] == "megatron":
+    if (saved.folder / METADATA).is_file():
         found = DistributedParts(saved.folder)
-    elif (saved.folder / FOLDER).is_dir():
-        found = Parts(saved.folder / FOLDER)
+    elif (saved.folder / STATES).is_dir():
+        found = Parts(saved.folder / STATES)
     else:
         why = f"was written by engine={saved.layout['engine']} for its own layout alone (stage 0 in 16 bits, fp16, sgd)"
         raise InputError("train.resume", saved.folder, why)
-    theirs, mine = saved.layout["engine"] == HUGGING_FACE, engine == HUGGING_FACE
-    if theirs == mine:
+    if ("megatron_core" if (WEIGHT, EMBEDDING, ()) in found.shapes else "transformers") == names:
         return found
-    return NamedByMegatron(found, architecture) if theirs else NamedByHuggingFace(found, architecture)
+    return NamedByMegatron(found, architecture) if names == "megatron_core" else NamedByHuggingFace(found, architecture)
 
 
 class NamedByMegatron:

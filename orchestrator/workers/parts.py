@@ -18,6 +18,8 @@ FILE_BYTES = 4 * 2**30
 """Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 WEIGHT = "weight"
 """The kind of tensor that is a parameter itself; optimizer states have other kinds."""
+STATES = "states"
+"""The folder inside a checkpoint that holds weights and moments by place (states.py)."""
 Whole = tuple[str, str, tuple[int, ...]]
 """A global tensor: kind, key, place in stacks of equal tensors."""
 

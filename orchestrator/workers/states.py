@@ -15,9 +15,9 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from orchestrator.plan import Plan
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.parts import WEIGHT, Place, write_parts
+from orchestrator.workers.parts import STATES, WEIGHT, Place, write_parts
 
-FOLDER = "states"
+FOLDER = STATES
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -33,6 +33,12 @@ def save(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups, folde
     """Write into `folder`, which is there. All ranks call this."""
     _link(engine, plan)
     write_parts(_shards(engine, places, plan, groups), folder)
+
+
+def copied(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) -> list[tuple[Place, str, torch.Tensor]]:
+    """What `save` writes, copied to host memory. All ranks call this."""
+    _link(engine, plan)
+    return [(place, kind, value.to("cpu", copy=True)) for place, kind, value in _shards(engine, places, plan, groups)]
 
 
 def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) -> Iterator[tuple[Place, str, torch.Tensor]]:

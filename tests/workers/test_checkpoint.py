@@ -336,9 +336,12 @@ def test_a_run_keeps_what_it_was_told_to_and_resumes_from_it(pool: Pool, corpus:
     np.testing.assert_allclose(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "second"))[0], whole[3:], atol=1e-6)
 
 
+@pytest.mark.parametrize("async_save", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("engine", ["megatron", DEEPSPEED])
-def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(engine: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
-    plan = make_plan(engine=engine, zero_stage=1, run=RunSettings(save_every=1, keep_last=1), steps=1)
+def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(
+    engine: str, async_save: bool, pool: Pool, corpus: str, tmp_path: Path
+) -> None:
+    plan = make_plan(engine=engine, zero_stage=1, run=RunSettings(save_every=1, keep_last=1, async_save=async_save), steps=1)
     (said,) = pool.run("save_with_little_disk", 1, to_json(plan), corpus, str(tmp_path / "out"), 20_000)
     folder = tmp_path / "out" / "checkpoints"
     assert said.startswith("step 2: the checkpoint can't be written: ")
@@ -346,6 +349,29 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(engine: str, p
     assert json.loads((folder / "latest.json").read_text())["step"] == 1
     again = make_plan(engine=engine, zero_stage=1, run=RunSettings(resume=str(tmp_path / "out")), steps=2)
     assert len(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "next"))[0]) == 1
+
+
+ASYNCHRONOUS: dict[str, dict[str, Any]] = {
+    "megatron": {"tp": 2, "dp": 2, "zero_stage": 1},
+    "megatron zero0 pp2": {"pp": 2},
+    DEEPSPEED: {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3},
+    ALONE: {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 1},
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.full if case != "megatron" else ()) for case in ASYNCHRONOUS])
+def test_a_checkpoint_written_beside_the_training_is_that_of_its_step(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    """The weights move on while it is written: it has those of step 2 all the same, and so has the next one those of step 4."""
+    settings = RunSettings(save_every=2, async_save=True)
+    plan = make_plan(run=settings, steps=5, lr=3e-3, **ASYNCHRONOUS[case])
+    whole = pool.run("train_and_save", plan.world_size, to_json(plan), corpus, str(tmp_path / "first"))[0]
+    folder = tmp_path / "first" / "checkpoints"
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000002", "step_000004", "step_000005"]
+    assert all((path / "latest.json").exists() for path in folder.glob("step_*"))
+    for step in (2, 4):
+        again = replace(plan, run=RunSettings(resume=str(folder / f"step_{step:06d}")))
+        resumed = pool.run("train_and_save", plan.world_size, to_json(again), corpus, str(tmp_path / f"from{step}"))[0]
+        np.testing.assert_allclose(resumed, whole[step:], rtol=0, atol=1e-6)
 
 
 def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> None:
