@@ -201,7 +201,7 @@ PATHS: dict[str, tuple[dict[str, Any], ...]] = {
     "megatron_deepspeed": (
         {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
         {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "dp": 3, "zero_stage": 3},
-        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 0},
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "dp": 2, "pipeline_schedule": "deepspeed_1f1b"},
         {"model": LLAMA, "engine": DEEPSPEED, "dp": 8, "zero_stage": 2},
     ),
     "deepspeed": (
