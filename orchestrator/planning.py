@@ -30,6 +30,7 @@ from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
@@ -71,6 +72,8 @@ class Found(Value, frozen=True, kw_only=True):
     """Where an engine's own program can't be told the plan: the fastest that it can."""
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
+    bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
+    """As `SearchResult`."""
 
 
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
@@ -161,6 +164,7 @@ def fastest(settings: Settings, asked: Question | None = None, progress: Progres
         at_least_s=result.at_least_s,
         searched=tuple(engine.capabilities for engine in asked.planned),
         limit=settings.limit.of(asked.planned[index].calibration.memory_margin),
+        bounds=result.bounds,
     )
 
 
@@ -185,7 +189,7 @@ def searched_plan(settings: Settings, progress: Progress | None = None, without:
     with without_gc():
         return msgspec.structs.replace(
             found,
-            said=None if settings.entry is not None else said_plan(plan, asked, settings),
+            said=None if settings.entry is not None else said_plan(found, asked, settings),
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
@@ -229,8 +233,9 @@ def on_fewer(plan_on: Callable[[int], Found], numbers: Iterable[int]) -> tuple[F
     return best, next(iter(why), "")
 
 
-def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
-    """The fastest plan that an engine's own program can be told, where it can't be told this one; None: it can, or none."""
+def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
+    """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none."""
+    plan = best.plan
     alone = msgspec.structs.replace(asked.asked, top_k=1)
     for engine, planned in zip(asked.engines, asked.planned, strict=True):
         program = engine.program
@@ -240,7 +245,7 @@ def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
             continue
         ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings)).plan
+            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings), known=best.bounds).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -72,6 +72,19 @@ class Trainer(Protocol):
         ...
 
     def load(self, saved: checkpoint.Saved) -> None: ...
+
+
+@runtime_checkable
+class OwnBatches(Protocol):
+    """A trainer whose model is not trained on text, or not only."""
+
+    def open_batches(self, cache: Path) -> tuple[Any, Any]:
+        """As `open_batches`."""
+        ...
+
+    def scores(self) -> dict[str, float]:
+        """Of what was evaluated since the last call, beside the loss: they go into metrics.jsonl as "valid_" and their name."""
+        ...
 
 
 class NonFiniteLossError(Exception):
@@ -205,6 +218,8 @@ def train(
             now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
             valid_loss = evaluate(trainer, valid)
             evaluated = {"valid_loss": valid_loss if math.isfinite(valid_loss) else None}
+            if isinstance(trainer, OwnBatches):
+                evaluated |= {f"valid_{name}": value for name, value in trainer.scores().items()}
         metrics.write(
             step=done,
             loss=loss,
@@ -268,10 +283,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
                 if dist.get_rank() == 0:
                     print(f"preflight: {line}", flush=True)
             watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
-            corpus = data.open_corpus(plan, out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
-            dp_rank = trainer.groups.rank("dp")
-            batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank)
-            valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+            batches, valid = open_batches(trainer, out / "data")
             first_step = 0
             resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
             if resume:
@@ -289,6 +301,17 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     except preflight.PreflightError as error:
         print(f"PreflightError: {error}", file=sys.stderr, flush=True)
         sys.exit(preflight.MISMATCH_STATUS)
+
+
+def open_batches(trainer: Trainer, cache: Path) -> tuple[Any, Any]:
+    """What is trained on, and what is evaluated on or None: text, unless the trainer has batches of its own."""
+    if isinstance(trainer, OwnBatches):
+        return trainer.open_batches(cache)
+    plan = trainer.plan
+    corpus = data.open_corpus(plan, cache, build=distributed.local_rank_is_first(), wait=dist.barrier)
+    dp_rank = trainer.groups.rank("dp")
+    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+    return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
 
 
 def read_engine(folder: Path) -> dict[str, Any]:
