@@ -190,7 +190,7 @@ def make_plan(
         "precision": "fp32",
         "lr": 1e-2,
         "warmup": 2,
-        "steps": 5,
+        "steps": 4,
         "clip": 1.0,
         "seed": 7,
     }
