@@ -34,6 +34,8 @@ from orchestrator.recipe.model import (
     padded_for_every_layout,
     training_of,
     with_fp8_recipe,
+    with_samples,
+    with_sequence_length,
 )
 from orchestrator.recipe.profiles import FAMILY, stand_in
 from orchestrator.recipe.read import Tree, read_arguments
@@ -119,7 +121,8 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)
-        training = training_of(merged)
+        merged = with_sequence_length(merged)
+        training = with_samples(training_of(merged), merged)
         profile = value_of(merged, "profile", None)
         profile = profile and msgspec.structs.replace(profile, name=label)
         if profile is not None and engine != LAYERWISE:

@@ -143,7 +143,7 @@ class Metrics:
             self.monitors.close()
 
 
-def evaluate(trainer: Trainer, batches: data.Batches) -> float:
+def evaluate(trainer: Trainer, batches: data.AnyBatches) -> float:
     """The mean loss over the first global batches of the held-out samples: as many as there are, at most plan.run.eval_steps. The same ones
     every time, under every plan."""
     plan = trainer.plan
@@ -170,11 +170,11 @@ def save(trainer: Trainer, out: Path, step: int) -> None:
 
 def train(
     trainer: Trainer,
-    batches: data.Batches,
+    batches: data.AnyBatches,
     out: Path,
     first_step: int = 0,
     watchdog: Watchdog | NoWatchdog | None = None,
-    valid: data.Batches | None = None,
+    valid: data.AnyBatches | None = None,
 ) -> list[float]:
     """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError. `valid`: what is evaluated on,
     every plan.run.eval_every steps and at the end; the step's row then has a "valid_loss".
@@ -238,6 +238,29 @@ def train(
     return losses
 
 
+def open_batches(
+    plan: Plan, cache: Path, dp_rank: int, *, build: bool, wait: Callable[[], None]
+) -> tuple[data.AnyBatches, data.AnyBatches | None]:
+    """What a rank trains on, and what it evaluates on if it does. Every rank calls this; `wait` is a barrier, `build` whether this rank
+    encodes text for its node."""
+    if plan.training.task == "sft":
+        from orchestrator.workers import sft
+
+        def opened(path: str | None) -> sft.SupervisedBatches:
+            if path is None:
+                raise InputError("data", None, "is missing: task=sft needs a jsonl of samples", sft.KINDS)
+            samples, specials = sft.open_samples(path, plan.run.tokenizer, cache, build=build, wait=wait)
+            return sft.SupervisedBatches(plan, samples, specials, dp_rank)
+
+        train = opened(plan.run.data)
+        if dist.get_rank() == 0:
+            print(train.said(), flush=True)
+        return train, opened(plan.run.valid) if plan.run.eval_every else None
+    corpus = data.open_corpus(plan, cache, build=build, wait=wait)
+    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+    return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
+
+
 def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     """The main program of a worker: read the job's files, join, build, resume, train."""
     parser = argparse.ArgumentParser(description="One rank of a training job; started by torchrun.")
@@ -270,10 +293,8 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
                 if dist.get_rank() == 0:
                     print(f"preflight: {line}", flush=True)
             watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
-            corpus = data.open_corpus(plan, out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
             dp_rank = trainer.groups.rank("dp")
-            batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank)
-            valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+            batches, valid = open_batches(plan, out / "data", dp_rank, build=distributed.local_rank_is_first(), wait=dist.barrier)
             first_step = 0
             resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
             if resume:

@@ -98,6 +98,9 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("hpz", workload(), {"zero_shard_size": 3, "zero_stage": 3}, "divide the 8 ranks"),
     ("offload_needs", workload(), {"offload_optimizer": True}, "zero_stage 1"),
     ("offload_ulysses", workload(LLAMA), {"offload_optimizer": True, "zero_stage": 2, "cp": 2, "dp": 4}, "under Ulysses"),
+    ("sft_stack", workload(BERT, task="sft", packing=True), {}, "task=sft is for decoders: this model is an encoder"),
+    ("packed_ulysses", workload(LLAMA, task="sft", packing=True), {"cp": 2, "dp": 4}, "cp=2 with data.packing: Ulysses drops the mask"),
+    ("packed_flash", workload(LLAMA, task="sft", packing=True), {"micro_batch_size": 2}, "would let packed samples see each other"),
     ("lora_tp", workload(LLAMA, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: AutoTP replaces"),
     ("lora_hpz", workload(LLAMA, lora=Lora(rank=4)), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4 with lora.rank=4"),
     ("lora_offload", workload(LLAMA, lora=Lora(rank=4)), {"offload_optimizer": True, "zero_stage": 2}, "with lora.rank=4: never tried"),
@@ -113,6 +116,17 @@ def test_a_rule_refuses_with_its_reason(rule: str, given: Workload, choices: dic
     chosen = replace(chosen, schedule=schedule) if schedule else chosen
     rules = {rule.id: rule for rule in rules_of(ENGINES[DS].capabilities(Software()), given)}
     assert reason in (rules[rule].check(chosen, given) or "")
+
+
+def test_padded_samples_may_be_divided_and_be_several_at_a_time() -> None:
+    padded = workload(LLAMA, task="sft", packing=False)
+    assert not {"packed_ulysses", "packed_flash"} & refusals(DS, padded, cp=2, dp=4, micro_batch_size=2).keys()
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {DS}))
+def test_other_engines_refuse_supervised_samples_and_name_the_one_that_takes_them(engine: str) -> None:
+    found = unsuited(ENGINES[engine].capabilities(Software()), workload(task="sft", packing=True))
+    assert found == f"{engine} has no task=sft; engine=deepspeed has"
 
 
 @pytest.mark.parametrize("engine", sorted(set(ENGINES) - {DS}))
