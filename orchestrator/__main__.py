@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "compare": Command("orchestrator.console.asked", "compare", "two plans or settings side by side, cause by cause"),
     "audit": Command("orchestrator.audit.__main__", "main", "is the configuration that you have any good? Megatron-LM, DeepSpeed, Trainer"),
     "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
+    "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),
     "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to runs that were measured"),
     "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
 }

@@ -30,6 +30,21 @@ def gres(name: str, text: Any) -> str:
     return "" if text == "none" else one_line(name, text)
 
 
+def node_range(name: str, text: Any) -> int | tuple[int, int]:
+    """A number of nodes or, as "8-16", the least and the most. Raises InputError.
+
+    >>> node_range("slurm.nodes", "16"), node_range("slurm.nodes", "8-16")
+    (16, (8, 16))
+    """
+    parts = one_text(name, text).split("-", 1)
+    if not all(part.isdecimal() for part in parts):
+        raise InputError(name, text, "is not a whole number, nor the least and the most: 8-16")
+    least, most = int(parts[0]), int(parts[-1])
+    if least > most:
+        raise InputError(name, text, "must have the least first: 8-16")
+    return most if len(parts) == 1 else (least, most)
+
+
 def listed(name: str, text: Any) -> tuple[str, ...]:
     """The parts of a text between its commas."""
     return tuple(part for part in one_line(name, text).split(",") if part)
@@ -74,7 +89,8 @@ class Job(Value, frozen=True, kw_only=True):
 
 
 class SlurmOptions(Value, frozen=True, kw_only=True):
-    """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
+    """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for; two numbers:
+    the least and the most, of which the job is planned for the most and plans again by itself for what it has (`orchestrator.replan`).
 
     `exclusive` None: where the job takes every GPU of its nodes (`launch.render.with_whole_nodes`).
 
@@ -89,7 +105,17 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     account: Annotated[str | None, Key("slurm.account", "account to charge", read=one_line)] = None
     qos: Annotated[str | None, Key("slurm.qos", "quality of service", read=one_line)] = None
     time: Annotated[str | None, Key("slurm.time", "limit, as sbatch takes it (12:30:00)", read=one_line)] = None
-    nodes: Annotated[int | None, Key("slurm.nodes", "number of nodes; default: what the plan needs", low=1)] = None
+    nodes: Annotated[
+        int | tuple[int, int] | None,
+        Key(
+            "slurm.nodes",
+            "number of nodes, or 8-16: planned for 16, and planned anew by the job itself where it has fewer or loses one",
+            type=str,
+            default="what the plan needs",
+            read=node_range,
+            low=1,
+        ),
+    ] = None
     nodelist: Annotated[str | None, Key("slurm.nodelist", "hosts to use", read=one_line)] = None
     exclude: Annotated[str | None, Key("slurm.exclude", "hosts to leave out", read=one_line)] = None
     constraint: Annotated[str | None, Key("slurm.constraint", "node features", read=one_line)] = None
@@ -116,6 +142,16 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
         Key("slurm.python", "the ranks' interpreter; default: this one where it has the engines, else the PATH's", read=one_line),
     ] = None
     planner: str | None = None
+
+    @property
+    def most_nodes(self) -> int | None:
+        """What the plan is for; None: as many as it needs."""
+        return self.nodes[1] if isinstance(self.nodes, tuple) else self.nodes
+
+    @property
+    def least_nodes(self) -> int | None:
+        """With how many the job goes on at least; None: it has one plan."""
+        return self.nodes[0] if isinstance(self.nodes, tuple) else None
 
 
 class ContainerOptions(Value, frozen=True, kw_only=True):

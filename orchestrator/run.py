@@ -69,6 +69,7 @@ def run(words: Sequence[str]) -> int:
         found = found_plan(settings, progress.show, absent)
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
+    check_range(settings, found.plan)
     job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
@@ -92,6 +93,22 @@ def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
     changes = resuming.layout_changes(checkpoint.plan, plan)
     how = f"{changes}: weights and the optimizer's states are read into the new layout" if changes else "the same layout"
     print(f"From the checkpoint to this plan: {how}")
+
+
+def check_range(settings: Settings, plan: Plan) -> None:
+    """Raises InputError where a job with a range of nodes could not go on under another plan."""
+    slurm = settings.slurm
+    if slurm.least_nodes is None:
+        return
+    asked = f"{slurm.least_nodes}-{slurm.most_nodes}"
+    if settings.entry is not None:
+        why = f"plans again by itself for our workers; entry={settings.entry} has one plan: name one number"
+        raise InputError("slurm.nodes", asked, why)
+    if not plan.run.save_every:
+        raise InputError("slurm.nodes", asked, "goes on from checkpoints on other nodes, and there are none: train.save_every=")
+    if not ENGINES[plan.engine].reshardable(plan):
+        why = "goes on in another layout, and this plan's checkpoints are read in their own only (stage 0 in 16 bits, fp16, sgd)"
+        raise InputError("slurm.nodes", asked, why, ["engine=megatron", "pin.zero_stage=1"])
 
 
 def layerwise_run(settings: Settings, out: Path) -> int:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from orchestrator.cost.network import Network
 from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
+from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
@@ -106,6 +107,14 @@ class LayerPrices:
             parameters=parameters,
             by_cause=causes,
         )
+
+    def static_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
+        """Weights, gradients and optimizer states."""
+        w, per_parameter = self._workload, self.replicas.states_of(strategy)
+        dense = self.replicas.dense_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
+        experts = self._expert_parameters(layer, strategy)
+        held = states(dense, per_parameter, strategy).resident + (w.fp8_copies * (dense + experts) if layer.recomputable else 0.0)
+        return held + (states(experts, per_parameter, folded(strategy)).resident if experts else 0.0)
 
     def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:
         """Of the experts on one rank, before ZeRO."""

@@ -48,7 +48,7 @@ class EngineWorkload(Value, frozen=True, kw_only=True):
 def engine_workload(workload: Workload, traits: Traits, calibration: Calibration) -> EngineWorkload:
     """The workload with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
     model, training, cluster = workload.model, workload.training, workload.cluster
-    if traits.layers == "hugging_face":
+    if traits.layers == "hugging_face" and model.architecture.traced is None:
         model = hugging_face(model)
         if training.packing and training.lengths is not None:
             model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention)

@@ -19,6 +19,7 @@ from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
 from orchestrator.recipe import supervised
 from orchestrator.recipe.clusters import stored
+from orchestrator.recipe.described import check_untouched
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
 from orchestrator.recipe.sources import data_settings, read_text
 
@@ -30,6 +31,10 @@ def label_of(merged: Flat) -> str:
     config = value_of(merged, "model.hf_config", None)
     if config is not None:
         return Path(config).resolve().parent.name or "model"
+    if "model.description" in merged:
+        return Path(value_of(merged, "model.description", "")).stem
+    if "model.code" in merged:
+        return str(value_of(merged, "model.code", "")).rpartition(":")[2]
     if "model.family" in merged:
         return str(value_of(merged, "model.family", ""))
     raise InputError("recipe", None, "is missing: name one, or give model.hf_config=path/to/config.json", stored("models"))
@@ -37,6 +42,10 @@ def label_of(merged: Flat) -> str:
 
 def architecture_of(merged: Flat, label: str) -> Architecture:
     fields = fields_of(merged, Architecture)
+    traced = fields.get("traced")
+    if traced is not None:
+        check_untouched(fields, traced, label)
+        return msgspec.structs.replace(families.of_traced(traced, label), name=fields.get("name", label))
     path = value_of(merged, "model.hf_config", None)
     if path is not None:
         base = families.from_hf_config(_json(path), label)

@@ -49,6 +49,9 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "largest": settings.largest,
         "target": settings.targets.given(),
         "cluster.price_per_gpu_hour": settings.price_per_gpu_hour,
+        "cluster.mtbf": settings.mtbf_hours,
+        "cluster.storage": None if settings.storage_bandwidth is None else f"{settings.storage_bandwidth!r} B/s",
+        "cluster.restart_s": settings.restart_s if settings.mtbf_hours is not None else None,
         "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,
@@ -72,6 +75,8 @@ def _model_tree(settings: Settings) -> dict[str, Any]:
     if settings.architecture.family == FAMILY:
         return {}
     tree: dict[str, Any] = msgspec.to_builtins(settings.architecture)
+    if settings.architecture.traced is not None:  # one line of JSON: thousands of YAML's
+        tree["traced"] = msgspec.json.encode(settings.architecture.traced).decode()
     return tree | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
 
 

@@ -113,7 +113,8 @@ def recipe_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Flat:
 
 def names_a_model(given: Mapping[str, Any]) -> bool:
     """Whether these keys say what is to be trained."""
-    return any(name in given for name in ("recipe", "plan", "profile", "model.family", "model.hf_config", "model.init_from"))
+    models = ("family", "hf_config", "description", "code", "traced", "init_from")
+    return any(name in given for name in ("recipe", "plan", "profile", *(f"model.{name}" for name in models)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- in words

@@ -11,6 +11,7 @@ from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
 from orchestrator.key import check_range, shown
 from orchestrator.model import families
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.recipe.clusters import check_cluster
 from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS

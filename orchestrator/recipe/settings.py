@@ -23,8 +23,10 @@ from orchestrator.model.lora import check_targets
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
+from orchestrator.recipe.clusters import resized
+from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
-from orchestrator.recipe.layers import Flat, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
+from orchestrator.recipe.layers import Flat, Given, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
 from orchestrator.recipe.machine import cluster_of, counted, limit_of
 from orchestrator.recipe.model import (
     architecture_of,
@@ -84,6 +86,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
     open_batch: bool
+    asked_cluster: Cluster | None = None
+    """The cluster with explain.gpus= GPUs."""
     slurm: SlurmOptions
     container: ContainerOptions | None
     env: dict[str, str]
@@ -107,6 +111,9 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     of_package = 1 if label is not None and is_shipped(given, layers) else 0
     merged = with_config(merge([*layers[:of_package], site, *layers[of_package:], given]))
     label = value_of(merged, "name", label)
+    if label is None and any(name in merged for name in SOURCES):
+        label = label_of(merged)
+    merged = with_description(merged)
     actions = filled(merged, Actions)
     engine = actions.engine
     if engine not in ("auto", *engines):
@@ -133,10 +140,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
             architecture = architecture_of(merged, label)
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
-            if training.lora is not None:
+            if training.lora is not None and architecture.traced is None:
                 check_targets(architecture, training.lora)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
-        if architecture.family != FAMILY:
+        if architecture.family != FAMILY and architecture.traced is None:
             architecture = padded_for_every_layout(architecture, cluster)
         check_precision(training, cluster)
         training = with_fp8_recipe(training, cluster)
@@ -152,6 +159,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
     if continued is not None:
         check_changes(continued, architecture, training, run)
+    asked_cluster = None
+    if actions.explain_gpus is not None:
+        asked_cluster = _asked_cluster(actions.explain_gpus, cluster, merged, {**site, **given}, machine, has_plan=plan is not None)
+    _check_failures(actions)
     _check_entry(merged)
     entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone
     chosen = msgspec.structs.asdict(actions) | {"engine": engine, "entry": entry, "calibration": _whole_path(actions.calibration)}
@@ -165,7 +176,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         why_cluster=why,
         plan=plan,
         pins=Pins(**group_of(merged, "pin")),
-        explain=Pins(**group_of(merged, "explain")),
+        explain=Pins(**{name: value for name, value in group_of(merged, "explain").items() if name != "gpus"}),
         limit=limit_of(merged, cluster),
         targets=_targets(merged),
         largest=value_of(merged, "largest", None),
@@ -173,6 +184,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, engine),
+        asked_cluster=asked_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
         container=container_options(merged),
         env=group_of(merged, "env"),
@@ -193,6 +205,24 @@ def _targets(merged: Flat) -> Targets:
     if targets.given() and value_of(merged, "largest", None) is not None:
         raise InputError("largest", merged["largest"].text, f"is another question than target.{next(iter(targets.given()))}; ask one")
     return targets
+
+
+def _asked_cluster(gpus: int, cluster: Cluster, merged: Flat, given: Flat, machine: Machine, *, has_plan: bool) -> Cluster:
+    """The run's cluster with so many GPUs; its outermost level grows with them where it is not a saved plan's. Raises InputError."""
+    try:
+        if has_plan or cluster.name == "here" or gpus <= cluster.num_gpus:
+            return resized(cluster, gpus)
+        return cluster_of({**merged, "gpus": Given(gpus, str(gpus))}, {**given, "cluster": merged["cluster"]}, machine)[0]
+    except InputError as error:
+        raise InputError("explain.gpus", gpus, error.why) from None
+
+
+def _check_failures(actions: Actions) -> None:
+    """Raises InputError where what failures cost can't be said: without the storage's bandwidth nobody knows what a save takes."""
+    if actions.mtbf_hours is not None and actions.storage_bandwidth is None:
+        raise InputError("cluster.mtbf", f"{actions.mtbf_hours:g}", "needs cluster.storage= beside it: what a save takes follows from that")
+    if actions.restart_s != Actions().restart_s and actions.mtbf_hours is None:
+        raise InputError("cluster.restart_s", f"{actions.restart_s:g}", "counts where failures do: cluster.mtbf= beside it")
 
 
 def _check_entry(flat: Flat) -> None:

@@ -14,6 +14,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import hf_checkpoint, hugging_face, loop
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
+from orchestrator.workers.traced import TracedTrainer
 
 
 def whole_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
@@ -104,12 +105,14 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         return parts | {name: tensor * self.plan.cp for name, tensor in batch.items() if name == "loss_scale"}
 
 
-def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer:
+def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer | TracedTrainer:
     """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
     if plan.pp > 1:
         raise InputError("pin.pp", plan.pp, "Hugging Face models have no pipeline here", ["1"])
     if plan.sequence_parallel:
         raise InputError("pin.sequence_parallel", True, "DeepSpeed has none of Megatron's; pin.cp is its Ulysses", ["false"])
+    if plan.model.traced is not None:
+        return TracedTrainer(plan, engine, device)
     return HuggingFaceTrainer(plan, engine, device)
 
 

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -68,6 +68,19 @@ class Trainer(Protocol):
         ...
 
     def load(self, saved: checkpoint.Saved) -> None: ...
+
+
+@runtime_checkable
+class OwnBatches(Protocol):
+    """A trainer whose model is not trained on text, or not only."""
+
+    def open_batches(self, cache: Path) -> tuple[Any, Any]:
+        """As `open_batches`."""
+        ...
+
+    def scores(self) -> dict[str, float]:
+        """Of what was evaluated since the last call, beside the loss: they go into metrics.jsonl as "valid_" and their name."""
+        ...
 
 
 class NonFiniteLossError(Exception):
@@ -213,6 +226,8 @@ def train(
             now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
             valid_loss = evaluate(trainer, valid)
             evaluated = {"valid_loss": valid_loss if math.isfinite(valid_loss) else None}
+            if isinstance(trainer, OwnBatches):
+                evaluated |= {f"valid_{name}": value for name, value in trainer.scores().items()}
         metrics.write(
             step=done,
             loss=loss,
@@ -236,29 +251,6 @@ def train(
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a reminder would end Python in its last moments, when it has no handlers any more
     return losses
-
-
-def open_batches(
-    plan: Plan, cache: Path, dp_rank: int, *, build: bool, wait: Callable[[], None]
-) -> tuple[data.AnyBatches, data.AnyBatches | None]:
-    """What a rank trains on, and what it evaluates on if it does. Every rank calls this; `wait` is a barrier, `build` whether this rank
-    encodes text for its node."""
-    if plan.training.task == "sft":
-        from orchestrator.workers import sft
-
-        def opened(path: str | None) -> sft.SupervisedBatches:
-            if path is None:
-                raise InputError("data", None, "is missing: task=sft needs a jsonl of samples", sft.KINDS)
-            samples, specials = sft.open_samples(path, plan.run.tokenizer, cache, build=build, wait=wait)
-            return sft.SupervisedBatches(plan, samples, specials, dp_rank)
-
-        train = opened(plan.run.data)
-        if dist.get_rank() == 0:
-            print(train.said(), flush=True)
-        return train, opened(plan.run.valid) if plan.run.eval_every else None
-    corpus = data.open_corpus(plan, cache, build=build, wait=wait)
-    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
-    return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
 
 
 def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
@@ -293,8 +285,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
                 if dist.get_rank() == 0:
                     print(f"preflight: {line}", flush=True)
             watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
-            dp_rank = trainer.groups.rank("dp")
-            batches, valid = open_batches(plan, out / "data", dp_rank, build=distributed.local_rank_is_first(), wait=dist.barrier)
+            batches, valid = open_batches(trainer, out / "data")
             first_step = 0
             resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
             if resume:
@@ -312,6 +303,23 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     except preflight.PreflightError as error:
         print(f"PreflightError: {error}", file=sys.stderr, flush=True)
         sys.exit(preflight.MISMATCH_STATUS)
+
+
+def open_batches(trainer: Trainer, cache: Path) -> tuple[Any, Any]:
+    """What is trained on, and what is evaluated on or None: text or supervised samples, unless the trainer has batches of its own."""
+    if isinstance(trainer, OwnBatches):
+        return trainer.open_batches(cache)
+    plan, dp_rank = trainer.plan, trainer.groups.rank("dp")
+    if plan.training.task == "sft":
+        from orchestrator.workers import sft
+
+        train, held_out = sft.open_batches(plan, cache, dp_rank, build=distributed.local_rank_is_first(), wait=dist.barrier)
+        if dist.get_rank() == 0:
+            print(train.said(), flush=True)
+        return train, held_out
+    corpus = data.open_corpus(plan, cache, build=distributed.local_rank_is_first(), wait=dist.barrier)
+    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+    return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
 
 
 def read_engine(folder: Path) -> dict[str, Any]:

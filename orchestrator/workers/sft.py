@@ -235,3 +235,17 @@ class SupervisedBatches:
         if self.plan.training.packing:
             positions[at:] = np.arange(self.length - at)  # padding is a sample of its own
         return {"tokens": tokens, "labels": labels, "positions": positions, "loss_mask": loss_mask}
+
+
+def open_batches(
+    plan: Plan, cache: Path, dp_rank: int, *, build: bool, wait: Callable[[], None]
+) -> tuple[SupervisedBatches, SupervisedBatches | None]:
+    """What a rank trains on, and what it evaluates on if it does. Every rank calls this; `wait` is a barrier, `build` whether this rank
+    encodes text for its node."""
+
+    def opened(path: str | None) -> SupervisedBatches:
+        if path is None:
+            raise InputError("data", None, "is missing: task=sft needs a jsonl of samples", KINDS)
+        return SupervisedBatches(plan, *open_samples(path, plan.run.tokenizer, cache, build=build, wait=wait), dp_rank)
+
+    return opened(plan.run.data), opened(plan.run.valid) if plan.run.eval_every else None

@@ -27,6 +27,7 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture, Pointwise
+from orchestrator.model.traced import Traced
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.axes import cp
@@ -118,6 +119,16 @@ def test_a_rule_refuses_with_its_reason(rule: str, given: Workload, choices: dic
     assert reason in (rules[rule].check(chosen, given) or "")
 
 
+def test_a_recorded_model_is_not_fine_tuned() -> None:
+    """Its linears have no names here that adapters could be given for, and its head is its own."""
+    sizes = {"seq_length": 64, "itemsize": 2, "hidden_size": 64, "ffn_hidden_size": 64, "max_position_embeddings": 64}
+    recorded = replace(LLAMA, traced=Traced(model_class="Stranger", **sizes))
+    for given in ({"lora": Lora(rank=4)}, {"task": "sft", "packing": True}):
+        found = workload(LLAMA, **given)
+        found = replace(found, model=replace(found.model, architecture=recorded))
+        assert "of Stranger, whose layers were recorded" in refusals(DS, found)["recorded"]
+
+
 def test_padded_samples_may_be_divided_and_be_several_at_a_time() -> None:
     padded = workload(LLAMA, task="sft", packing=False)
     assert not {"packed_ulysses", "packed_flash"} & refusals(DS, padded, cp=2, dp=4, micro_batch_size=2).keys()
@@ -144,7 +155,7 @@ def test_autotp_needs_the_whole_model_in_host_memory() -> None:
 
 
 def test_every_rule_has_a_case_that_it_refuses() -> None:
-    tested = {case[0] for case in CASES} | {"autotp_host"}
+    tested = {case[0] for case in CASES} | {"autotp_host", "recorded"}
     assert {rule.id for rule in ENGINES[DS].capabilities(Software()).rules} <= tested
 
 

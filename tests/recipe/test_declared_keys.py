@@ -75,7 +75,7 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     mine.write_text("recipe: gpt_tiny\nslurm: {nodes: two}\n")
     with pytest.raises(InputError) as refused:
         recipe.load([f"recipe={mine}"], Machine(host_memory=2**34), ["megatron"])
-    assert str(refused.value) == f"{mine}: slurm.nodes=two: is not a whole number"
+    assert str(refused.value) == f"{mine}: slurm.nodes=two: is not a whole number, nor the least and the most: 8-16"
 
 
 def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from worker_cases import make_batches, make_trainer
 
 from orchestrator.plan import from_json
-from orchestrator.workers import loop
+from orchestrator.workers import loop, sft
 from orchestrator.workers.schedule import learning_rate
 
 Named = dict[str, np.ndarray]
@@ -46,7 +46,7 @@ def supervised(plan_json: str, cache: str) -> dict[str, Any]:
     trainer = make_trainer(plan)
     try:
         ranks = {"build": dist.get_rank() == 0, "wait": dist.barrier}
-        batches, _ = loop.open_batches(plan, Path(cache), trainer.groups.rank("dp"), **ranks)
+        batches, _ = sft.open_batches(plan, Path(cache), trainer.groups.rank("dp"), **ranks)
         found: dict[str, Any] = {"losses": [], "norms": []}
         for step in range(plan.training.steps):
             local = trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])

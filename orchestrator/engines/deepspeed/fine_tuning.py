@@ -35,10 +35,19 @@ def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
     return f"micro_batch_size={size} with data.packing: flash attention would let packed samples see each other; 1 sequence at a time"
 
 
+def recorded_models(_: Candidate, workload: Workload) -> str | None:
+    training, traced = workload.training, workload.model.architecture.traced
+    if traced is None or (training.task == "pretrain" and training.lora is None):
+        return None
+    asked = TASK if training.lora is None else f"lora.rank={training.lora.rank}"
+    return f"{asked} of {traced.model_class}, whose layers were recorded: only models that a reader knows are fine-tuned here"
+
+
 def fine_tuning_rules() -> tuple[Rule, ...]:
     """All of them."""
     return (
         rule("sft_stack", "ours: samples with answers are of decoders", decoders_alone, "model"),
+        rule("recorded", "ours: linears and heads of a recorded model have no names here", recorded_models, "model"),
         rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:546", packed_ulysses, "cp"),
         rule("packed_flash", "transformers/modeling_flash_attention_utils.py:574", packed_one_by_one, "micro_batch_size"),
     )

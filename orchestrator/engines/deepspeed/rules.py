@@ -28,12 +28,19 @@ AUTOTP_REFUSED: Final = {
 
 
 def hf_architecture(_: Candidate, workload: Workload) -> str | None:
+    if workload.model.architecture.traced is not None:
+        return None  # it is transformers' own, or the user's
     return inexpressible(workload.model.architecture)
 
 
 def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
-    tp, model = candidate.mesh.tp, class_of(workload.model.architecture).model
-    if tp == 1 or model not in AUTOTP_REFUSED:
+    tp, a = candidate.mesh.tp, workload.model.architecture
+    if tp == 1:
+        return None
+    if a.traced is not None:
+        return f"tp={tp}: no partition of {a.traced.model_class} is known"
+    model = class_of(a).model
+    if model not in AUTOTP_REFUSED:
         return None
     name = "GPT-2" if model == GPT2.model else f"transformers' {model}"
     return f"tp={tp}: AutoTP refuses {name}, {AUTOTP_REFUSED[model]}"
@@ -75,8 +82,13 @@ def autotp_host(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
-    model, cp = class_of(workload.model.architecture).model, candidate.mesh.cp
-    if cp == 1 or model in ULYSSES_CLASSES:
+    cp, a = candidate.mesh.cp, workload.model.architecture
+    if cp == 1:
+        return None
+    if a.traced is not None:
+        return f"cp={cp}: {a.traced.model_class} can't be run under DeepSpeed's Ulysses here; {', '.join(ULYSSES_CLASSES)} can"
+    model = class_of(a).model
+    if model in ULYSSES_CLASSES:
         return None
     return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
 
