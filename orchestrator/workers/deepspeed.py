@@ -40,6 +40,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
     """One rank: a Hugging Face model as the module of a DeepSpeed engine. DeepSpeed makes groups of its own, neighbours first: the
     same as those of the plan's order."""
 
+    names = "transformers"
+
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         super().__init__(plan, engine, device)
         fields = engine["model"]
