@@ -122,7 +122,7 @@ def test_a_rule_refuses_with_its_reason(rule: str, given: Workload, choices: dic
 def test_a_recorded_model_is_not_fine_tuned() -> None:
     """Its linears have no names here that adapters could be given for, and its head is its own."""
     sizes = {"seq_length": 64, "itemsize": 2, "hidden_size": 64, "ffn_hidden_size": 64, "max_position_embeddings": 64}
-    recorded = replace(LLAMA, traced=Traced(model_class="Stranger", **sizes))
+    recorded = replace(LLAMA, traced=Traced(model_class="Stranger", feeds=(), runs=(), **sizes))
     for given in ({"lora": Lora(rank=4)}, {"task": "sft", "packing": True}):
         found = workload(LLAMA, **given)
         found = replace(found, model=replace(found.model, architecture=recorded))
