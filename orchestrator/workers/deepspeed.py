@@ -14,6 +14,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import hf_checkpoint, hugging_face, loop
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
+from orchestrator.workers.traced import TracedTrainer
 
 
 def whole_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
@@ -38,6 +39,8 @@ def summed_over_sequence(plan: Plan) -> int:
 class HuggingFaceTrainer(DeepSpeedTrainer):
     """One rank: a Hugging Face model as the module of a DeepSpeed engine. DeepSpeed makes groups of its own, neighbours first: the
     same as those of the plan's order."""
+
+    names = "transformers"
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         super().__init__(plan, engine, device)
@@ -96,19 +99,22 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine))
 
     def _shard(self, batch: Batch) -> Batch:
-        """This rank's part of each sequence, with its positions; every part predicts as many tokens."""
+        """This rank's part of each sequence, with its positions; every part predicts as many tokens, or "loss_scale" evens them out."""
         if self.plan.cp == 1:
             return batch
         rank = self.groups.rank("cp")
-        return {name: tensor.chunk(self.plan.cp, dim=1)[rank].contiguous() for name, tensor in batch.items()}
+        parts = {name: tensor.chunk(self.plan.cp, dim=1)[rank].contiguous() for name, tensor in batch.items() if tensor.dim() > 1}
+        return parts | {name: tensor * self.plan.cp for name, tensor in batch.items() if name == "loss_scale"}
 
 
-def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer:
+def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer | TracedTrainer:
     """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
     if plan.pp > 1:
         raise InputError("pin.pp", plan.pp, "Hugging Face models have no pipeline here", ["1"])
     if plan.sequence_parallel:
         raise InputError("pin.sequence_parallel", True, "DeepSpeed has none of Megatron's; pin.cp is its Ulysses", ["false"])
+    if plan.model.traced is not None:
+        return TracedTrainer(plan, engine, device)
     return HuggingFaceTrainer(plan, engine, device)
 
 

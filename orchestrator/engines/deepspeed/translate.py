@@ -8,8 +8,10 @@ from orchestrator.engines import passthrough
 from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config, tensor_parallel
 from orchestrator.engines.hf_config import hf_fields
+from orchestrator.engines.traced import traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
+from orchestrator.model.packing import told
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
@@ -21,9 +23,13 @@ PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
     more = own_sections(plan)
-    engine = engine_file(plan, REQUIREMENTS, {"model": hf_fields(plan), "ds_config": ds_config(plan, more)})
+    model = hf_fields(plan) if plan.model.traced is None else traced_fields(plan)
+    engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     files, notes = deepspeed_files(plan, more)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    training = plan.training
+    if training.lengths is not None:
+        notes += told(training.lengths, training.seq_length, packing=bool(training.packing))
     if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
     return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)
@@ -42,6 +48,8 @@ def own_sections(plan: Plan) -> dict[str, Any]:
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
     """As `Engine` asks."""
+    if architecture.traced is not None:
+        return f"weights of {architecture.traced.model_class}, which no reader knows, are neither loaded nor exported here"
     if architecture.experts:
         return "engine=deepspeed trains no experts"
     if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:
