@@ -203,7 +203,7 @@ def search(
     for choice, bound in slower:
         candidate = choice.leaf.candidate
         why = f"slower than {named} by at least {_percent(bound, top)}"
-        outcomes[choice.order] = Outcome(candidate=candidate, reason=why)
+        outcomes[choice.order] = Outcome(candidate=candidate, reason=why, at_least_s=bound)
     everything = _in_order(cut, outcomes)
     rejected = _rejected(plans, top, cut)
     return SearchResult(
