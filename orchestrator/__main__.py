@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "report": Command("orchestrator.console.report", "main", "a run's plan in pictures, in one page: ranks, timeline, memory, candidates"),
     "audit": Command("orchestrator.audit.__main__", "main", "is the configuration that you have any good? Megatron-LM, DeepSpeed, Trainer"),
     "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
+    "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),
     "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to runs that were measured"),
     "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
 }

@@ -30,6 +30,47 @@ def gres(name: str, text: Any) -> str:
     return "" if text == "none" else one_line(name, text)
 
 
+def node_range(name: str, text: Any) -> int | tuple[int, int]:
+    """A number of nodes or, as "8-16", the least and the most. Raises InputError.
+
+    >>> node_range("slurm.nodes", "16"), node_range("slurm.nodes", "8-16")
+    (16, (8, 16))
+    """
+    parts = one_text(name, text).split("-", 1)
+    if not all(part.isdecimal() for part in parts):
+        raise InputError(name, text, "is not a whole number, nor the least and the most: 8-16")
+    least, most = int(parts[0]), int(parts[-1])
+    if least > most:
+        raise InputError(name, text, "must have the least first: 8-16")
+    return most if len(parts) == 1 else (least, most)
+
+
+_TIME = re.compile(r"([0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE)\Z", re.IGNORECASE)
+_MEMORY = re.compile(r"[0-9]+[KMGT]?B?\Z", re.IGNORECASE)
+
+
+def time_limit(name: str, text: Any) -> str:
+    """As sbatch takes it (manual, --time). Raises InputError.
+
+    >>> time_limit("slurm.time", "12:30:00"), time_limit("slurm.time", "1-12")
+    ('12:30:00', '1-12')
+    """
+    if not _TIME.match(one_line(name, text)):
+        raise InputError(name, text, "is no time limit", ["90 (minutes)", "12:30:00", "2-12 (days-hours)", "2-12:30:00", "UNLIMITED"])
+    return str(text)
+
+
+def memory(name: str, text: Any) -> str:
+    """As sbatch takes it (manual, --mem): megabytes, or with a unit. Raises InputError.
+
+    >>> memory("slurm.mem", "480G"), memory("slurm.mem", "0")
+    ('480G', '0')
+    """
+    if not _MEMORY.match(one_line(name, text)):
+        raise InputError(name, text, "is no amount of memory", ["480G", "1T", "64000 (megabytes)", "0 (all of the node)"])
+    return str(text)
+
+
 def listed(name: str, text: Any) -> tuple[str, ...]:
     """The parts of a text between its commas."""
     return tuple(part for part in one_line(name, text).split(",") if part)
@@ -74,7 +115,8 @@ class Job(Value, frozen=True, kw_only=True):
 
 
 class SlurmOptions(Value, frozen=True, kw_only=True):
-    """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for.
+    """What `job.sbatch` asks Slurm for; None leaves the choice to the site. `nodes` None: as many as the job was planned for; two numbers:
+    the least and the most, of which the job is planned for the most and plans again by itself for what it has (`orchestrator.replan`).
 
     `exclusive` None: where the job takes every GPU of its nodes (`launch.render.with_whole_nodes`).
 
@@ -88,8 +130,18 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     partition: Annotated[str | None, Key("slurm.partition", "partition to submit to", read=one_line)] = None
     account: Annotated[str | None, Key("slurm.account", "account to charge", read=one_line)] = None
     qos: Annotated[str | None, Key("slurm.qos", "quality of service", read=one_line)] = None
-    time: Annotated[str | None, Key("slurm.time", "limit, as sbatch takes it (12:30:00)", read=one_line)] = None
-    nodes: Annotated[int | None, Key("slurm.nodes", "number of nodes; default: what the plan needs", low=1)] = None
+    time: Annotated[str | None, Key("slurm.time", "limit, as sbatch takes it (12:30:00)", read=time_limit)] = None
+    nodes: Annotated[
+        int | tuple[int, int] | None,
+        Key(
+            "slurm.nodes",
+            "number of nodes, or 8-16: planned for 16, and planned anew by the job itself where it has fewer or loses one",
+            type=str,
+            default="what the plan needs",
+            read=node_range,
+            low=1,
+        ),
+    ] = None
     nodelist: Annotated[str | None, Key("slurm.nodelist", "hosts to use", read=one_line)] = None
     exclude: Annotated[str | None, Key("slurm.exclude", "hosts to leave out", read=one_line)] = None
     constraint: Annotated[str | None, Key("slurm.constraint", "node features", read=one_line)] = None
@@ -98,7 +150,11 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
         Key("slurm.gres", "generic resources in place of --gpus-per-node; none: ask for none (sites that hand out whole nodes)", read=gres),
     ] = None
     cpus_per_task: Annotated[int | None, Key("slurm.cpus_per_task", "cores of a task", low=1)] = None
-    mem: Annotated[str | None, Key("slurm.mem", "host memory of a node", read=one_line)] = None
+    mem: Annotated[str | None, Key("slurm.mem", "host memory of a node", read=memory)] = None
+    cpus_per_gpu: Annotated[
+        int | None, Key("slurm.cpus_per_gpu", "cores for each GPU, whatever slurm.style (for a site's file)", low=1)
+    ] = None
+    mem_per_gpu: Annotated[str | None, Key("slurm.mem_per_gpu", "host memory for each GPU (for a site's file)", read=memory)] = None
     exclusive: Annotated[
         bool | None, Key("slurm.exclusive", "true: nothing else on the nodes", type=bool, default="true where all GPUs of a node are used")
     ] = None
@@ -116,6 +172,16 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
         Key("slurm.python", "the ranks' interpreter; default: this one where it has the engines, else the PATH's", read=one_line),
     ] = None
     planner: str | None = None
+
+    @property
+    def most_nodes(self) -> int | None:
+        """What the plan is for; None: as many as it needs."""
+        return self.nodes[1] if isinstance(self.nodes, tuple) else self.nodes
+
+    @property
+    def least_nodes(self) -> int | None:
+        """With how many the job goes on at least; None: it has one plan."""
+        return self.nodes[0] if isinstance(self.nodes, tuple) else None
 
 
 class ContainerOptions(Value, frozen=True, kw_only=True):

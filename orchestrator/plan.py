@@ -87,6 +87,9 @@ class RunSettings(Value, frozen=True, kw_only=True):
     ] = None
     """A folder with a Hugging Face tokenizer; None: bytes."""
     save_every: Annotated[int, Key("train.save_every", "between checkpoints; 0: none", unit="steps", low=0, high=10**12)] = 0
+    async_save: Annotated[
+        bool, Key("train.async_save", "checkpoints are written beside the training, from a copy in host memory")
+    ] = False
     keep_last: Annotated[int, Key("train.keep_last", "newest checkpoints to keep; 0: all", low=0, high=10**9)] = 0
     """How many of the newest checkpoints are kept; 0: all."""
     keep_every: Annotated[
@@ -110,6 +113,10 @@ class RunSettings(Value, frozen=True, kw_only=True):
         str | None, Key("model.export_to", "new folder for a Hugging Face checkpoint of the last weights", default="none", path=True)
     ] = None
     """A folder for a Hugging Face checkpoint of the last weights."""
+    merge_lora: Annotated[
+        bool, Key("lora.merge", "model.export_to gets the whole model with the adapters added to its weights, not peft's adapter alone")
+    ] = False
+    """Whether `export_to` gets the whole model with LoRA's adapters added to its weights; otherwise the adapters in peft's format."""
     wandb: Annotated[
         dict[str, str],
         Key("wandb.project", "project of Weights & Biases", type=str),

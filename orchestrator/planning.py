@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,16 @@ from orchestrator.values import Value
 SHOWN_ALTERNATIVES = 5
 
 
+class Elsewhere(Value, frozen=True, kw_only=True):
+    """The fastest plan of the same training on `gpus` GPUs at most: there may be none on all of them, because of `why`, or a slower one;
+    `plan` None: there is none. `refused`: why that can't go on from a checkpoint of the run's plan; None: it can."""
+
+    gpus: int
+    plan: Plan | None = None
+    why: str = ""
+    refused: str | None = None
+
+
 class Found(Value, frozen=True, kw_only=True):
     """The plan, the best others, and what became of every outer choice (empty for a saved plan)."""
 
@@ -58,10 +68,14 @@ class Found(Value, frozen=True, kw_only=True):
     """What the user could have asked for, priced on the plan."""
     alone: tuple[DataParallel, ...] = ()
     """Data parallelism alone, where the plan is more than that."""
+    elsewhere: Elsewhere | None = None
+    """What explain.gpus= asks for."""
     said: Plan | None = None
     """Where an engine's own program can't be told the plan: the fastest that it can."""
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
+    bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
+    """As `SearchResult`."""
 
 
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
@@ -152,6 +166,7 @@ def fastest(settings: Settings, asked: Question | None = None, progress: Progres
         at_least_s=result.at_least_s,
         searched=tuple(engine.capabilities for engine in asked.planned),
         limit=settings.limit.of(asked.planned[index].calibration.memory_margin),
+        bounds=result.bounds,
     )
 
 
@@ -176,16 +191,53 @@ def searched_plan(settings: Settings, progress: Progress | None = None, without:
     with without_gc():
         return msgspec.structs.replace(
             found,
-            said=None if settings.entry is not None else said_plan(plan, asked, settings),
+            said=None if settings.entry is not None else said_plan(found, asked, settings),
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
             unasked=unasked(plan, next(engine for engine in planned if engine.name == plan.engine)),
+            elsewhere=elsewhere(settings, plan),
         )
 
 
-def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
-    """The fastest plan that an engine's own program can be told, where it can't be told this one; None: it can, or none."""
+def elsewhere(settings: Settings, plan: Plan) -> Elsewhere | None:
+    """The best plan of the same engine, whose checkpoints it can go on from, on explain.gpus= GPUs; None: nobody asks."""
+    cluster = settings.asked_cluster
+    if cluster is None:
+        return None
+    asked = msgspec.structs.replace(settings, plan=None, engine=plan.engine)
+    step = cluster.gpus_per_node if cluster.num_gpus > cluster.gpus_per_node else 1
+    found, why = on_fewer(
+        lambda gpus: fastest(msgspec.structs.replace(asked, cluster=recipe.resized(cluster, gpus))), range(cluster.num_gpus, 0, -step)
+    )
+    if found is None:
+        return Elsewhere(gpus=cluster.num_gpus, why=why)
+    return Elsewhere(gpus=cluster.num_gpus, plan=found.plan, why=why, refused=ENGINES[plan.engine].why_no_resume(plan, found.plan))
+
+
+TRIED = 4
+"""Numbers of GPUs of which the one with the fastest plan is taken, where a plan is for so many at most: 13 nodes may divide a batch worse
+than 12 do. Where none of them has a plan the search goes on to the first that has."""
+
+
+def on_fewer(plan_on: Callable[[int], Found], numbers: Iterable[int]) -> tuple[Found | None, str]:
+    """The fastest plan that `plan_on` finds on one of these numbers of GPUs, which fall; why there is none on the first, if so."""
+    found: list[Found] = []
+    why: list[str] = []
+    for tried, number in enumerate(numbers):
+        if found and tried >= TRIED:
+            break
+        try:
+            found.append(plan_on(number))
+        except (NoPlanError, InputError) as error:
+            why.append(str(error) if not tried else "")
+    best = min(found, key=lambda one: one.plan.predicted.step_time_s if one.plan.predicted else 0.0, default=None)
+    return best, next(iter(why), "")
+
+
+def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
+    """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none."""
+    plan = best.plan
     alone = msgspec.structs.replace(asked.asked, top_k=1)
     for engine, planned in zip(asked.engines, asked.planned, strict=True):
         program = engine.program
@@ -195,7 +247,7 @@ def said_plan(plan: Plan, asked: Question, settings: Settings) -> Plan | None:
             continue
         ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings)).plan
+            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings), known=best.bounds).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
@@ -275,7 +327,8 @@ def saved_plan(settings: Settings) -> Found:
     limit = settings.limit.of(constants.memory_margin)
     check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
     plan = msgspec.structs.replace(reprice(settings.plan, traits, constants), prices=saved)
-    return Found(plan=plan, limit=limit, explained=explained(settings, settings.explain) if settings.explain.given() else ())
+    why_not = explained(settings, settings.explain) if settings.explain.given() else ()
+    return Found(plan=plan, limit=limit, explained=why_not, elsewhere=elsewhere(settings, plan))
 
 
 def costs_of(settings: Settings, plan: Plan) -> CostModel:

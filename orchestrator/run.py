@@ -69,6 +69,8 @@ def run(words: Sequence[str]) -> int:
         found = found_plan(settings, progress.show, absent)
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
+    check_range(settings, found.plan)
+    check_async(settings, found.plan)
     job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
@@ -84,6 +86,9 @@ def run(words: Sequence[str]) -> int:
 
 def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
     """Says how the checkpoint is read into the plan's layout. Raises InputError where the engine can't."""
+    if plan.engine != checkpoint.engine:
+        print(f"From the checkpoint to this plan: {other_engine(checkpoint, plan)}")
+        return
     if checkpoint.plan is None:
         return
     why = ENGINES[plan.engine].why_no_resume(checkpoint.plan, plan)
@@ -92,6 +97,55 @@ def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
     changes = resuming.layout_changes(checkpoint.plan, plan)
     how = f"{changes}: weights and the optimizer's states are read into the new layout" if changes else "the same layout"
     print(f"From the checkpoint to this plan: {how}")
+
+
+def other_engine(checkpoint: resuming.Checkpoint, plan: Plan) -> str:
+    """What this plan's engine takes from a checkpoint that another one wrote. Raises InputError where it can't."""
+    before, now = ENGINES.get(checkpoint.engine), ENGINES[plan.engine]
+    route = f"{resuming.SHORT}={checkpoint.folder}, which engine={checkpoint.engine} wrote"
+    if before is None or "nothing" in (before.takes_over, now.takes_over):
+        able = [engine.name for engine in ENGINES.values() if engine.takes_over != "nothing"]
+        raise InputError("engine", plan.engine, f"can't continue {route}: checkpoints go between other engines only", able)
+    renamed = before.hugging_face_names != now.hugging_face_names
+    why = [engine.why_no_exchange(plan.model, None) for engine in (before, now)] if renamed else []
+    if checkpoint.plan is not None and not before.reshardable(checkpoint.plan):
+        why.append("the checkpoint is of its own layout alone (stage 0 in 16 bits, fp16, sgd)")
+    if now.takes_over == "all" and not now.reshardable(plan):
+        why.append("this plan's optimizer can't be given states (stage 0 in 16 bits, fp16, sgd): pin.zero_stage=1")
+    said = "; ".join(dict.fromkeys(filter(None, why)))
+    if said:
+        raise InputError("engine", plan.engine, f"can't continue {route}: {said}")
+    if now.takes_over == "all":
+        return f"engine {before.name} -> {now.name}: weights and the optimizer's states, both exact"
+    lost = "the optimizer's states are LOST: its moments begin at zero, while step, learning rate and data go on"
+    return f"engine {before.name} -> {now.name}: weights, exact; {lost}"
+
+
+def check_range(settings: Settings, plan: Plan) -> None:
+    """Raises InputError where a job with a range of nodes could not go on under another plan."""
+    slurm = settings.slurm
+    if slurm.least_nodes is None:
+        return
+    asked = f"{slurm.least_nodes}-{slurm.most_nodes}"
+    if settings.entry is not None:
+        why = f"plans again by itself for our workers; entry={settings.entry} has one plan: name one number"
+        raise InputError("slurm.nodes", asked, why)
+    if not plan.run.save_every:
+        raise InputError("slurm.nodes", asked, "goes on from checkpoints on other nodes, and there are none: train.save_every=")
+    if not ENGINES[plan.engine].reshardable(plan):
+        why = "goes on in another layout, and this plan's checkpoints are read in their own only (stage 0 in 16 bits, fp16, sgd)"
+        raise InputError("slurm.nodes", asked, why, ["engine=megatron", "pin.zero_stage=1"])
+
+
+def check_async(settings: Settings, plan: Plan) -> None:
+    """Raises InputError where checkpoints can't be written beside the training."""
+    if not plan.run.async_save:
+        return
+    if settings.entry is not None:
+        raise InputError("train.async_save", "true", f"is for our workers; entry={settings.entry} has flags of its own (entry.args=)")
+    if not ENGINES[plan.engine].saves_beside(plan):
+        why = f"engine={plan.engine} has no copy to write from under this plan (stage 0 in 16 bits, fp16, sgd)"
+        raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])
 
 
 def layerwise_run(settings: Settings, out: Path) -> int:

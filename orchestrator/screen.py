@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
+from orchestrator.engines import ENGINES
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
@@ -90,6 +91,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     """The plan, its price, what its training takes, and what nearly won."""
     from orchestrator.report import text
     from orchestrator.report.budget import budget, budget_text
+    from orchestrator.report.failures import Failures, checkpoint_bytes, checkpoint_text, elsewhere_text, failures_text
     from orchestrator.report.memory import memory_table
 
     def say(line: str) -> None:
@@ -100,6 +102,16 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     console.print(text.plan_table(plan, model, found.limit))
     console.print(text.price_table(plan, found.limit))
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan))}")
+    states = ENGINES[plan.engine].traits(plan.cluster.software).state_bytes(plan.training.precision, plan.zero_stage)
+    nbytes = checkpoint_bytes(model.parameters, states)
+    if checkpoints := checkpoint_text(plan, nbytes, ENGINES[plan.engine].reshardable(plan)):
+        say(f"checkpoints: {checkpoints}")
+    if settings.mtbf_hours is not None and settings.storage_bandwidth is not None:
+        stated = Failures(mtbf_hours=settings.mtbf_hours, storage_bandwidth=settings.storage_bandwidth, restart_s=settings.restart_s)
+        say(f"failures: {failures_text(plan, nbytes, stated)}")
+    if found.elsewhere is not None:
+        other = found.elsewhere
+        say(elsewhere_text(plan, other.gpus, other.plan, other.why, other.refused))
     if not found.complete:
         say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     if found.outcomes:

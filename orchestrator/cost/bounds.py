@@ -23,6 +23,7 @@ from orchestrator.cost.schedule import fewest_by_stage, in_flight
 from orchestrator.cost.stage import exposed_of
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.spec import Candidate
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Floors:
     """
 
     def __init__(self, costs: CostModel, capabilities: Capabilities, usable: float, *, pinned_layout: bool) -> None:
-        self.costs, self.usable = costs, usable
+        self.costs, self.capabilities, self.usable = costs, capabilities, usable
         self.even_chunks = not pinned_layout and len(costs.model.runs) == 3
         self.model = costs.model
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
@@ -110,23 +111,48 @@ class Floors:
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
         """Of all the engine's ZeRO stages the fewest bytes that a layer's backward pass moves."""
 
+    def shape(self, candidate: Candidate, most: int) -> float:
+        """For all choices with the candidate's mesh, of up to `most` samples a micro-batch: one of more samples takes no longer a sample
+        (products fill up, latencies and launches are shared)."""
+        micro_batches = self.costs.training.global_batch_size / (candidate.mesh.dp * most)
+        found = []
+        for parallel in (False, True) if candidate.mesh.tp > 1 and self.capabilities.sequence_parallel else (False,):
+            strategy = replace(candidate.strategy, sequence_parallel=parallel)
+            found.append(self._working(replace(candidate, strategy=strategy, micro_batch_size=most))[0])
+        return micro_batches * min(found) + self.costs.calibration.step_overhead_s
+
+    def shape_bytes(self, candidate: Candidate) -> float:
+        """Bytes that the fullest rank of any choice with the candidate's mesh has at least: the states of the mean stage."""
+        nbytes = []
+        for stage in stages_offered(self.capabilities, candidate):
+            strategy = replace(candidate.strategy, zero_stage=stage, offload_optimizer=self.capabilities.offload_optimizer)
+            leanest = replace(candidate, strategy=strategy)
+            layers = sum(count * self.costs.layer_static_bytes(leanest, kind) for kind, count in self.costs.workload.counts.items())
+            nbytes.append(layers / candidate.mesh.pp)
+        return min(nbytes, default=0.0)
+
     def group(self, candidate: Candidate, most_vpp: int) -> float:
         """For all choices that share mesh, sequence parallelism and micro-batch size with the candidate, whatever their ZeRO stage, offload
         and (up to `most_vpp`) virtual stages: compute and traffic of tp and cp alone."""
-        busy = slowest = largest = 0.0
         pp, m = candidate.mesh.pp, candidate.num_microbatches
+        slowest, work, largest = self._working(candidate)
+        bound = m * slowest
+        if most_vpp == 1 or self.even_chunks:
+            bound = max(bound, filled(work, pp, m, most_vpp, 0.0) - (largest if most_vpp > 1 else 0.0))
+        return bound + self.costs.calibration.step_overhead_s
+
+    def _working(self, candidate: Candidate) -> tuple[float, float, float]:
+        """Seconds of a micro-batch that the slowest stage takes at least; all stages together; and at most a layer that is recomputed."""
+        busy = slowest = largest = 0.0
+        pp, overhead = candidate.mesh.pp, self.costs.calibration.microbatch_overhead_s
         for kind, count in self.costs.workload.counts.items():
             forward, backward = self.costs.layer_floor_seconds(candidate, kind, self.least)
             seconds = forward + backward
             busy += count * seconds
             largest = max(largest, seconds + forward)  # fully recomputed
             slowest = max(slowest, ceil(count / pp) * seconds)
-        overhead = self.costs.calibration.microbatch_overhead_s
         work = busy + pp * overhead
-        bound = m * max(work / pp, slowest + overhead)
-        if most_vpp == 1 or self.even_chunks:
-            bound = max(bound, filled(work, pp, m, most_vpp, 0.0) - (largest if most_vpp > 1 else 0.0))
-        return bound + self.costs.calibration.step_overhead_s
+        return max(work / pp, slowest + overhead), work, largest
 
     def leaf(self, candidate: Candidate) -> float:
         """For one choice, whatever its split and recompute.

@@ -157,9 +157,7 @@ class Capacity:
         """Bytes of stage p with n layers that are not recomputed, at least."""
         memory, layer = self.memories[p], self.least_layers[p]
         held = self.ends[p].plus(n, layer)
-        saved = [n // self.vpp * layer.saved] * self.vpp  # as in the smallest chunk
-        saved[0 if p == 0 else -1] += self.ends[p].saved
-        kept = memory.activations(saved)
+        kept = memory.even_activations(n // self.vpp * layer.saved, self.ends[p].saved, first=p == 0)  # as in the smallest chunk
         stiff = memory.stiff_bytes(held.static, held.parameters)
         return peak(stiff, memory.slack, memory.phases(kept, held.forward, held.backward, held.in_backward, held.in_step))
 

@@ -165,6 +165,9 @@ def layer_seconds(
                 forward = gemm_seconds(m, k, n, op_rates, c)
                 to_weight = gemm_seconds(m, k, n, op_rates, c, more_bytes=accumulate)
             f_gemm += forward
+            if op.frozen:
+                b_gemm += forward
+                continue
             if precision == "fp8" and op.experts:
                 f_memory += QUANTISED_BYTES * m * k / memory
                 b_memory += QUANTISED_BYTES * m * n / memory

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from orchestrator.cost.network import Network
 from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
+from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
@@ -72,7 +73,8 @@ class LayerPrices:
         w, mesh = self._workload, strategy.mesh
         passes = self.passes.of(layer, recompute, strategy, micro_batch_size, self.replicas.states_of(strategy))
         dense = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
-        copies = self.replicas.of(dense, strategy)
+        frozen = self.replicas.frozen_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
+        copies = self.replicas.of(dense, strategy, frozen)
         experts = self._expert_parameters(layer, strategy)
         if experts:
             copies = copies.beside(self.replicas.of(experts, folded(strategy)))
@@ -92,7 +94,8 @@ class LayerPrices:
             backward_s=backward_s,
             saved_bytes=kept.saved + self._graph_bytes(layer, strategy, micro_batch_size),
             transient_forward_bytes=kept.transient_forward + gathered,
-            transient_backward_bytes=kept.transient_backward + 2 * gathered,  # weights, and gradients before they are scattered
+            # Weights, and gradients before they are scattered.
+            transient_backward_bytes=kept.transient_backward + gathered * (1 + (parameters - frozen) / parameters if parameters else 0.0),
             weight_bytes=held.weights + (w.fp8_copies * parameters if layer.recomputable else 0.0),
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
@@ -104,6 +107,14 @@ class LayerPrices:
             parameters=parameters,
             by_cause=causes,
         )
+
+    def static_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
+        """Weights, gradients and optimizer states."""
+        w, per_parameter = self._workload, self.replicas.states_of(strategy)
+        dense = self.replicas.dense_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
+        experts = self._expert_parameters(layer, strategy)
+        held = states(dense, per_parameter, strategy).resident + (w.fp8_copies * (dense + experts) if layer.recomputable else 0.0)
+        return held + (states(experts, per_parameter, folded(strategy)).resident if experts else 0.0)
 
     def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:
         """Of the experts on one rank, before ZeRO."""

@@ -46,7 +46,7 @@ def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBy
     b = workload.traits
     if candidate.mesh.dp * candidate.mesh.cp == 1 or not (b.bucket_elements or b.live_parameter_elements):
         return 0.0
-    nbytes = float(min(b.bucket_elements, parameters) * b.bucket_copies * b.bucket_itemsize)
+    nbytes = float(min(b.bucket_elements, parameters, workload.trainable) * b.bucket_copies * b.bucket_itemsize)
     if candidate.strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
         nbytes += min(b.live_parameter_elements, parameters) * states.weight
     return nbytes
@@ -79,7 +79,7 @@ def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: 
 class StageMemory:
     """One stage's place in a candidate's pipeline, whatever its layers. The one place where a peak is computed."""
 
-    __slots__ = ("_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack")
+    __slots__ = ("_flown", "_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack")
 
     def __init__(
         self, workload: EngineWorkload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
@@ -96,6 +96,7 @@ class StageMemory:
         self.borders = borders_kept(candidate, index, self.flight, boundary_bytes)
         self.slack = workload.calibration.allocator_slack
         """Share of activations and transients that fragmentation adds."""
+        self._flown: list[tuple[int, int, int]] | None = None
 
     def activations(self, saved: Sequence[float]) -> float:
         """Bytes kept for backward at the worst time, where a micro-batch saves so many in each chunk."""
@@ -103,6 +104,12 @@ class StageMemory:
             return self.flights[0][0] * saved[0] + self.borders
         most: float = max([sum(map(mul, counts, saved)) for counts in self.flights])
         return most + self.borders
+
+    def even_activations(self, saved: float, more: float, *, first: bool) -> float:
+        """The same where each chunk saves `saved`, and the first or the last `more` besides."""
+        if self._flown is None:
+            self._flown = [(sum(counts), counts[0], counts[-1]) for counts in self.flights]
+        return max([together * saved + (head if first else tail) * more for together, head, tail in self._flown]) + self.borders
 
     def stiff_bytes(self, static: float, parameters: int) -> float:
         """What is there in all phases: states, what every rank has, buckets for so many parameters."""

@@ -101,6 +101,10 @@ class CostModel:
         strategy = self._strategy_of(candidate, kind)
         return self._layers.floor_seconds(self.kinds[kind], strategy, candidate.micro_batch_size, states)
 
+    def layer_static_bytes(self, candidate: Candidate, kind: str) -> float:
+        """`LayerCost.static_bytes`, without pricing the layer's passes."""
+        return self._layers.static_bytes(self.kinds[kind], candidate.strategy)
+
     # ---- stages
 
     def stage(self, candidate: Candidate, stage: Stage, index: int) -> StageCost:

@@ -11,7 +11,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.spec import LayerSpec
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.axes.traffic import Traffic
-from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import Strategy
 from orchestrator.units import ITEMSIZE
 
@@ -47,6 +47,7 @@ class ReplicaPrices:
         self._workload, self._network = workload, network
         self._state_bytes: dict[int, StateBytes] = {}
         self._counted: dict[tuple[str, int, bool], int] = {}
+        self._frozen: dict[tuple[str, int, bool], int] = {}
 
     def states_of(self, strategy: Strategy) -> StateBytes:
         """Bytes per parameter before sharding. Raises InputError for a ZeRO stage that the engine has not."""
@@ -69,14 +70,27 @@ class ReplicaPrices:
             count = self._counted[key] = everything - sum(w.local_numel(1) for w in layer.weights if w.kind == "expert")
         return count
 
-    def of(self, parameters: int, strategy: Strategy) -> Replica:
-        """`parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp."""
+    def frozen_parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
+        """Of `dense_parameters` those that are not trained."""
+        if self._workload.training.lora is None:
+            return 0
+        key = (layer.kind, tensor_parallel, with_tied)
+        count = self._frozen.get(key)
+        if count is None:
+            frozen = (weight for weight in layer.weights if weight.frozen and (with_tied or not weight.tied))
+            count = self._frozen[key] = sum(weight.local_numel(tensor_parallel) for weight in frozen)
+        return count
+
+    def of(self, parameters: int, strategy: Strategy, frozen: int = 0) -> Replica:
+        """`parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp; `frozen` of them are not trained: stage 3 divides
+        and gathers them like the others, else they are there and nothing happens to them."""
         w = self._workload
         per_parameter = self.states_of(strategy)
-        gradient_bytes = parameters * self.wire_itemsize(strategy)
+        trained = parameters - frozen
+        gathered = parameters if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] else trained
         sync = gather = 0.0
         in_passes = []
-        for item in dp.traffic(parameters * w.weight_itemsize, gradient_bytes, strategy, w.traits):
+        for item in dp.traffic(gathered * w.weight_itemsize, trained * self.wire_itemsize(strategy), strategy, w.traits):
             seconds = self._network.seconds(item)
             if item.when != "step":
                 in_passes.append((item, seconds))
@@ -84,8 +98,10 @@ class ReplicaPrices:
                 gather += seconds
             else:
                 sync += seconds
-        held = states(parameters, per_parameter, strategy)
-        return Replica(held, sync, gather, self._optimizer_seconds(parameters, per_parameter, strategy), tuple(in_passes))
+        held = states(trained, per_parameter, strategy)
+        if frozen:
+            held = held._replace(weights=held.weights + states(frozen, per_parameter, strategy).weights)
+        return Replica(held, sync, gather, self._optimizer_seconds(trained, per_parameter, strategy), tuple(in_passes))
 
     def wire_itemsize(self, strategy: Strategy) -> int:
         """Bytes of a gradient element on the data-parallel network."""

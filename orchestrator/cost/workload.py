@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
@@ -9,6 +11,7 @@ from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.states import fp8_weight_bytes
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.lora import trainable_parameters, with_lora
 from orchestrator.model.spec import LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
@@ -37,13 +40,17 @@ class EngineWorkload(Value, frozen=True, kw_only=True):
     """Bytes per weight of the FP8 copies that stay beside it."""
     has_tied: bool
     """Whether embedding and head share weights."""
+    trainable: float
+    """Parameters of the whole model that are trained beside frozen ones; infinite where none is frozen."""
 
 
 def engine_workload(workload: Workload, traits: Traits, calibration: Calibration) -> EngineWorkload:
     """The workload with the engine's own way to compute its layers, traits and constants with what this model and GPU change in them."""
     model, training, cluster = workload.model, workload.training, workload.cluster
-    if traits.layers == "hugging_face":
+    if traits.layers == "hugging_face" and model.architecture.traced is None:
         model = hugging_face(model)
+        if training.lora is not None:
+            model = with_lora(model, training.lora)
     if set(model.architecture.features()) & set(traits.unfused_attention):
         traits = replace(traits, flash_attention=False)
     if training.fp8_recipe in ("delayed", "tensorwise") and cluster.gpu.has_mxfp8:
@@ -64,4 +71,5 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
         weight_itemsize=ITEMSIZE["fp32" if training.precision == "fp32" else "bf16"],
         fp8_copies=fp8_weight_bytes(training, cluster.gpu) if traits.fp8_weight_copies else 0.0,
         has_tied=any(weight.tied for layer in kinds.values() for weight in layer.weights),
+        trainable=inf if training.lora is None else trainable_parameters(model),
     )

@@ -16,6 +16,8 @@ from orchestrator.engines.ds_pipeline import SECTION, is_pipeline_module
 from orchestrator.engines.passthrough import with_ds
 from orchestrator.job import File
 from orchestrator.model.families import describe
+from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.lora import Lora, trainable_parameters, with_lora
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
 
@@ -51,17 +53,17 @@ def _even(elements: int) -> int:
 
 
 class Sizes:
-    """Elements on one tensor-parallel rank that size the buckets."""
+    """Elements on one tensor-parallel rank that size the buckets; `total`: of what is trained."""
 
-    def __init__(self, spec: ModelSpec, tp: int) -> None:
+    def __init__(self, spec: ModelSpec, tp: int, lora: Lora | None = None) -> None:
         layers = [run.layer for run in spec.runs]
-        self.total = sum(run.layer.local_parameters(tp) * run.count for run in spec.runs)
+        self.total = sum(run.layer.local_parameters(tp) * run.count for run in spec.runs) if lora is None else _adapters(spec, lora)
         self.largest_weight = max(weight.local_numel(tp) for layer in layers for weight in layer.weights)
         self.layer = max(layer.local_parameters(tp) for layer in layers if layer.recomputable)
 
     @property
     def bucket(self) -> int:
-        """A bucket larger than the model is memory for nothing."""
+        """A bucket larger than what is trained is memory for nothing."""
         return _even(min(self.total, BUCKET_ELEMENTS))
 
     @property
@@ -74,8 +76,13 @@ class Sizes:
         return max(LIVE_LAYERS * self.layer, self.largest_weight + self.layer)
 
 
+def _adapters(spec: ModelSpec, lora: Lora) -> int:
+    return trainable_parameters(with_lora(hugging_face(spec), lora))
+
+
 def sizes(plan: Plan) -> Sizes:
-    return Sizes(describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length), plan.tp)
+    training = plan.training
+    return Sizes(describe(plan.model, training.seq_length, training.decoder_seq_length), plan.tp, training.lora)
 
 
 def optimizer(plan: Plan) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
+from orchestrator.model.lora import Lora, target_names
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mlp import Mlp
@@ -454,10 +455,18 @@ def config_keywords(a: Architecture) -> dict[str, Any]:
     return fields
 
 
+def lora_fields(a: Architecture, lora: Lora) -> dict[str, Any]:
+    """Keywords of peft's LoraConfig, but for the base model's name."""
+    targets = list(target_names(a, lora))
+    return {"r": lora.rank, "lora_alpha": lora.scaling * lora.rank, "lora_dropout": lora.dropout, "target_modules": targets}
+
+
 def hf_fields(plan: Plan) -> dict[str, Any]:
     """What `engine.json` says of the model."""
     config_class, model_class = model_classes(plan.model)
-    return {
+    lora = plan.training.lora
+    adapters = {} if lora is None else {"lora": lora_fields(plan.model, lora) | {"merge": plan.run.merge_lora}}
+    return adapters | {
         "config_class": config_class,
         "model_class": model_class,
         "config": config_keywords(plan.model),

@@ -23,10 +23,14 @@ PORT_TRIES = 20
 
 
 VALUED = (
-    "partition", "account", "qos", "time", "nodelist", "exclude", "constraint", "gres", "cpus_per_task", "mem", "reservation",
-    "dependency", "switches", "segment",
+    "partition", "account", "qos", "time", "nodelist", "exclude", "constraint", "gres", "cpus_per_task", "mem", "cpus_per_gpu",
+    "mem_per_gpu", "reservation", "dependency", "switches", "segment",
 )  # fmt: skip
 """Options of SlurmOptions that become `#SBATCH --name=value` unchanged."""
+
+
+PER_GPU = {"cpus_per_gpu": "cpus_per_task", "mem_per_gpu": "mem"}
+"""Options for each GPU, which a job without GPUs has not, and what sbatch takes in their place, not beside them."""
 
 
 NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
@@ -198,30 +202,9 @@ if [[ ! -f launch.sh ]]; then
   exit 2
 fi
 {environment}
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-address=$(scontrol show node "${{hosts[0]}}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-export NNODES={nodes} RANKS_PER_NODE={ranks_per_node} STARTER={starter}
-export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + SLURM_JOB_ID % {ports} ))
-for (( tried = 0; tried < {port_tries}; tried++ )); do  # a program that listens there already would end the job
-  timeout 2 bash -c "</dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>/dev/null || break
-  MASTER_PORT=$(( MASTER_PORT + 1 ))
-done
 restarts=${{SLURM_RESTART_COUNT:-0}}
 if (( restarts > 0 )); then
   export CONTINUE=1
-fi
-echo "job $SLURM_JOB_ID on ${{hosts[*]}}, rendezvous at $MASTER_ADDR:$MASTER_PORT, {how}, restart $restarts of {requeue}"
-for (( node = 0; node < NNODES; node++ )); do
-  echo "ranks $(( node * RANKS_PER_NODE )) to $(( (node + 1) * RANKS_PER_NODE - 1 )): ${{hosts[node]:-}}"
-done
-rm -f logs/hang.json
-{hostfile}
-# {tasks} The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
-cpus=${{SLURM_CPUS_ON_NODE:-${{SLURM_JOB_CPUS_PER_NODE%%[(,]*}}}}
-cpus=${{SLURM_CPUS_PER_TASK:-$(( cpus / {ntasks_per_node} ))}}
-options=(--nodes={nodes} --ntasks={ntasks} --ntasks-per-node={ntasks_per_node} --cpus-per-task="$cpus" --kill-on-bad-exit=1 --export=ALL)
-if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
-  options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
 fi
 started=$(date -u +%FT%T+00:00)
 cause=ranks  # who ended the job first: its ranks, or Slurm
@@ -244,9 +227,27 @@ conclude() {{  # exit status of the ranks
   fi
   exit "$1"
 }}
-{run} &
-ranks=$!
-reminder=
+{hosts}address=$(scontrol show node "${{hosts[0]}}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+export NNODES={nnodes} RANKS_PER_NODE={ranks_per_node} STARTER={starter}
+export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + SLURM_JOB_ID % {ports} ))
+for (( tried = 0; tried < {port_tries}; tried++ )); do  # a program that listens there already would end the job
+  timeout 2 bash -c "</dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>/dev/null || break
+  MASTER_PORT=$(( MASTER_PORT + 1 ))
+done
+echo "job $SLURM_JOB_ID on ${{hosts[*]}}, rendezvous at $MASTER_ADDR:$MASTER_PORT, {how}, restart $restarts of {requeue}"
+for (( node = 0; node < NNODES; node++ )); do
+  echo "ranks $(( node * RANKS_PER_NODE )) to $(( (node + 1) * RANKS_PER_NODE - 1 )): ${{hosts[node]:-}}"
+done
+rm -f logs/hang.json
+{hostfile}
+# {tasks} The node's number is known on the node only. srun takes no --cpus-per-task over from the job since Slurm 22.05.
+cpus=${{SLURM_CPUS_ON_NODE:-${{SLURM_JOB_CPUS_PER_NODE%%[(,]*}}}}
+cpus=${{SLURM_CPUS_PER_TASK:-$(( cpus / {ntasks_per_node} ))}}
+options=({srun_nodes} --ntasks-per-node={ntasks_per_node} --cpus-per-task="$cpus" --kill-on-bad-exit=1 --export=ALL)
+if [[ -n "${{SLURM_STEP_ID:-}}" ]]; then
+  options+=(--overlap)  # in a shell that srun started, which holds the allocation's cores
+fi
+{run}reminder=
 # shellcheck disable=SC2317,SC2329  # called by the trap
 warned() {{  # the time limit is near: ranks save after their step and end
   echo "job.sbatch: the time limit is near, the ranks are asked to save and end"
@@ -274,7 +275,66 @@ done
 if [[ -n "$reminder" ]]; then
   kill "$reminder" 2>/dev/null || true
 fi
-conclude "$status"
+{again}conclude "$status"
+"""
+
+
+HOSTS = """\
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+"""
+ANSWER_S = 30
+"""Seconds in which a node must start a program, else the job goes on without it."""
+PLANNED_HOSTS = """\
+planned() {{  # each number of nodes has its own plan: replan makes one for those that the job has, and says how many of them it takes
+  local planner=${{ORCHESTRATOR_PYTHON:-python3}}
+  NNODES=$("$(command -v "$planner" || echo python3)" -m orchestrator.replan "$PWD" "${{#hosts[@]}}" {least} {ranks_per_node})
+}}
+answering() {{  # those of the hosts that start a program
+  local host
+  for host in "${{hosts[@]}}"; do
+    {{ timeout -k 1 {answer_s} srun --overlap --export=ALL --nodes=1 --ntasks=1 --nodelist="$host" true && echo "$host"; }} 2>/dev/null &
+  done
+  wait
+}}
+lost() {{  # after the ranks have failed: whether nodes are gone and there is a plan for the others, with which to go on at once
+  local before=${{#hosts[@]}}
+  mapfile -t hosts < <(answering | sort --version-sort)
+  (( ${{#hosts[@]}} < before && ${{#hosts[@]}} >= {least} )) || return 1
+  echo "job.sbatch: ${{#hosts[@]}} of $before nodes answer: ${{hosts[*]}}"
+  planned || return 1
+  export CONTINUE=1
+  unset SLURM_TASKS_PER_NODE SLURM_NTASKS SLURM_NPROCS  # of the nodes that there were
+}}
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+planned || conclude 2
+while true; do
+"""
+AGAIN = """\
+if (( status == 0 )) || ! lost; then
+  break
+fi
+done
+"""
+PLANNED_NODES = """\
+--nodes="$NNODES" --ntasks="$(( NNODES * {ntasks_per_node} ))" --nodelist="$(IFS=,; echo "${{hosts[*]:0:NNODES}}")" --overlap\
+"""
+GONE_S = 10
+"""Seconds that srun gets to end after a node's ranks have failed. Of a node that is gone it waits for Slurm's word, for SlurmdTimeout (300
+s)."""
+WATCHED_RUN = """\
+rm -f logs/failed
+{run} bash -c 'bash "$0" || {{ status=$?; touch logs/failed; exit "$status"; }}' "$PWD/launch.sh" &
+ranks=$!
+while sleep 1 && kill -0 "$ranks" 2>/dev/null; do
+  if [[ -e logs/failed ]]; then
+    sleep {gone_s}
+    kill -KILL "$ranks" 2>/dev/null || true
+  fi
+done &
+"""
+RUN = """\
+{run} bash "$PWD/launch.sh" &
+ranks=$!
 """
 
 
@@ -367,7 +427,7 @@ def with_whole_nodes(job: Job, slurm: SlurmOptions, gpus_per_node: int) -> Slurm
     A job without GPUs, and one whose site hands out whole nodes (`gres` ""), says nothing."""
     if slurm.exclusive is not None or job.backend != "nccl" or slurm.gres == "":
         return slurm
-    return msgspec.structs.replace(slurm, exclusive=job.world_size // (slurm.nodes or job.num_nodes) >= gpus_per_node)
+    return msgspec.structs.replace(slurm, exclusive=job.world_size // (slurm.most_nodes or job.num_nodes) >= gpus_per_node)
 
 
 def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
@@ -375,8 +435,8 @@ def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
     found = []
     if slurm.time is None:
         found.append("job.sbatch has no time limit: the partition's holds, before which the ranks save and end; slurm.time=12:00:00")
-    if job.backend == "nccl" and not slurm.exclusive and slurm.gres != "" and slurm.cpus_per_task is None:
-        ranks = job.world_size // (slurm.nodes or job.num_nodes)
+    if job.backend == "nccl" and not slurm.exclusive and slurm.gres != "" and slurm.cpus_per_task is None and slurm.cpus_per_gpu is None:
+        ranks = job.world_size // (slurm.most_nodes or job.num_nodes)
         tasks = "a task" if slurm.style == "srun" else f"the one task that starts {ranks} rank{'s' if ranks > 1 else ''}"
         found.append(f"job.sbatch shares its nodes, and Slurm may give one core to {tasks}: slurm.cpus_per_task=, or slurm.exclusive=true")
     return tuple(found)
@@ -384,18 +444,29 @@ def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
 
 def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None = None) -> str:
     """Runs launch.sh on every node. Nothing of the submitter's environment goes along (`--export=NONE`). Raises InputError."""
-    nodes = job.num_nodes if slurm.nodes is None else slurm.nodes
+    nodes = job.num_nodes if slurm.most_nodes is None else slurm.most_nodes
+    elastic = slurm.least_nodes is not None
     if nodes < 1 or job.world_size % nodes:
         raise InputError("slurm.nodes", nodes, f"does not divide the {job.world_size} ranks of the plan")
     ranks_per_node = job.world_size // nodes
+    for name, other in PER_GPU.items():
+        value = getattr(slurm, name)
+        if value is not None and getattr(slurm, other) is not None:
+            raise InputError(f"slurm.{name}", value, f"can't stand beside slurm.{other}={getattr(slurm, other)}: sbatch takes one of them")
+        if value is not None and slurm.gres == "":
+            raise InputError(f"slurm.{name}", value, "is for each GPU that is asked for, and slurm.gres=none asks for none")
     if slurm.style == "srun" and job.launcher != "torchrun":
         raise InputError("slurm.style", "srun", f"starts one task a rank, and entry.launcher={job.launcher} starts the ranks itself")
     tasks = ranks_per_node if slurm.style == "srun" else 1
-    options = [f"--job-name={checked('recipe', job.name)}", f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
+    options = [f"--job-name={checked('recipe', job.name)}"]
+    if slurm.least_nodes is None:
+        options += [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
+    else:  # with tasks Slurm gives no more nodes than the least number needs (sbatch sets ntasks to that)
+        options += [f"--nodes={slurm.least_nodes}-{nodes}", f"--mincpus={tasks * (slurm.cpus_per_task or 1)}", "--no-kill"]
     if job.backend == "nccl" and slurm.gres is None:
         options.append(f"--gpus-per-node={ranks_per_node}")
     for name, value in msgspec.structs.asdict(slurm).items():
-        if name in VALUED and value not in (None, ""):
+        if name in VALUED and value not in (None, "") and (name not in PER_GPU or job.backend == "nccl"):
             options.append(f"--{name.replace('_', '-')}={checked(f'slurm.{name}', str(value))}")
     if slurm.exclusive:
         options.append("--exclusive")
@@ -410,16 +481,18 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}
     environment = _exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
     return SBATCH.format(
+        hosts=PLANNED_HOSTS.format(least=slurm.least_nodes, ranks_per_node=ranks_per_node, answer_s=ANSWER_S) if elastic else HOSTS,
+        nnodes="$NNODES" if elastic else nodes,
+        srun_nodes=PLANNED_NODES.format(ntasks_per_node=tasks) if elastic else f"--nodes={nodes} --ntasks={nodes * tasks}",
+        again=AGAIN if elastic else "",
         options="\n".join(f"#SBATCH {line}" for line in lines),
         environment=environment,
-        nodes=nodes,
         ranks_per_node=ranks_per_node,
         starter=slurm.style,
         how=SRUN_STYLE if slurm.style == "srun" else "torchrun on each node",
         tasks="One task a rank." if slurm.style == "srun" else "One task a node.",
-        ntasks=nodes * tasks,
         ntasks_per_node=tasks,
-        run=" ".join(["srun", '"${options[@]}"', *flags, *before, 'bash "$PWD/launch.sh"']),
+        run=(WATCHED_RUN if elastic else RUN).format(run=" ".join(["srun", '"${options[@]}"', *flags, *before]), gone_s=GONE_S),
         requeue=slurm.requeue,
         remind=REMIND_S,
         try_again=TRY_AGAIN,

@@ -11,6 +11,7 @@ from orchestrator.model.parts import FeedForward, Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mlp import Mlp
+from orchestrator.model.traced import Traced
 from orchestrator.values import Value
 
 Stack = Literal["decoder", "encoder", "encoder_decoder"]
@@ -116,6 +117,11 @@ class Architecture(Value, frozen=True, kw_only=True):
     mtp_num_layers: Annotated[int, Key("model.mtp_num_layers", "layers of multi-token prediction", low=0, high=10**9)] = 0
     """Layers of multi-token prediction at the head (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
 
+    traced: Annotated[
+        Traced | None, Key("model.traced", "layers recorded from the model's own code: what model.description= reads, as JSON")
+    ] = None
+    """In place of all layers that the other fields would make."""
+
     @property
     def stack(self) -> Stack:
         """Causal layers, bidirectional ones, or an encoder and a decoder with cross-attention."""
@@ -172,6 +178,8 @@ class Architecture(Value, frozen=True, kw_only=True):
 
     def features(self) -> tuple[str, ...]:
         """What an engine must have to compute this model, as words that capabilities use: of the stack, the layers and the ends."""
+        if self.traced is not None:
+            return self.traced.features()
         found: list[str] = []
         for layer in self.kinds_of_layers():
             found += [*layer.mixer.features(self), *layer.feed_forward.features(self)]

@@ -6,6 +6,8 @@ from orchestrator.model.spec import Attention, Gemm, LayerSpec, ModelSpec
 
 BACKWARD_AND_FORWARD = 3
 """Forward, gradient of the input, gradient of the weight: one GEMM each (Narayanan et al., arXiv 2104.04473, appendix)."""
+FROZEN = 2
+"""Without the gradient of the weight."""
 
 
 def forward_flops(layer: LayerSpec) -> float:
@@ -23,6 +25,11 @@ def model_flops_per_sample(spec: ModelSpec) -> float:
     """FLOPs of forward and backward for one sample.
 
     The sum that Megatron prints TFLOP/s with (training.py:220, num_floating_point_operations: causal attention counts half), except
-    that the vocabulary counts unpadded and that attention without a causal mask counts full.
+    that the vocabulary counts unpadded and that attention without a causal mask counts full. A frozen weight has no gradient.
     """
-    return BACKWARD_AND_FORWARD * sum(run.count * forward_flops(run.layer) for run in spec.runs)
+    return sum(run.count * (BACKWARD_AND_FORWARD * forward_flops(run.layer) - _not_needed(run.layer)) for run in spec.runs)
+
+
+def _not_needed(layer: LayerSpec) -> float:
+    """FLOPs of one layer's gradients of weights that are frozen."""
+    return (BACKWARD_AND_FORWARD - FROZEN) * sum(2 * op.tokens * op.k * op.n for op in layer.ops if isinstance(op, Gemm) and op.frozen)

@@ -20,6 +20,8 @@ statistics are small. A fused norm moves 4."""
 RMS_NORM_NORMALISED: Final = 2
 """Bytes of the normalised 16-bit tensor that the product with the weight keeps; the fp32 copy of the input (4) is kept by the rest."""
 RMS_NORM_COPY: Final = 4
+T5_NORM_INPUT: Final = 2
+"""T5LayerNorm multiplies the 16-bit input itself with the fp32 statistics (modeling_t5.py), and keeps it beside the fp32 copy."""
 ROTARY_MOVED: Final = 20.0
 """apply_rotary_pos_emb: x*cos 2+2, rotate_half (negate one half, concatenate) 6, times sin 2+2, sum 4+2."""
 GATED_MOVED: Final = 10.0
@@ -170,10 +172,12 @@ def _pointwise(op: Pointwise, a: Architecture) -> Iterator[Pointwise]:
     elif op.name.endswith("_bda") and a.hidden_dropout:
         yield from _kernels(replace(op, moved=op.moved + SEPARATE_DROPOUT), 2)
     elif a.normalization == "RMSNorm" and op.saves and op.saves[0].name == f"{op.name}.input":
-        kept = (
+        kept: tuple[Saved, ...] = (
             replace(op.saves[0], itemsize=RMS_NORM_COPY),
             replace(op.saves[0], name=f"{op.name}.normalised", itemsize=RMS_NORM_NORMALISED),
         )
+        if a.stack == "encoder_decoder":
+            kept = (*kept, replace(op.saves[0], name=f"{op.name}.narrow", itemsize=T5_NORM_INPUT))
         yield from _kernels(replace(op, moved=RMS_NORM_MOVED, saves=kept), RMS_NORM_KERNELS)
     else:
         yield op

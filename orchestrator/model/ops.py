@@ -51,6 +51,8 @@ class Weight(Value, frozen=True, kw_only=True):
     pad_to: int = 0
     tied: bool = False
     """Shares its storage with the embedding when both are on one pipeline stage; otherwise the stage holds a copy."""
+    frozen: bool = False
+    """Is not trained: it has neither gradient nor optimizer states."""
 
     def padded_shape(self, tp: int) -> tuple[int, ...]:
         """The whole tensor as the engine allocates it at this tensor-parallel size."""
@@ -132,6 +134,8 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
     experts: int = 0
     """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
     experts are divided by ep, and "column" and "row" by etp in place of tp."""
+    frozen: bool = False
+    """Its weight is not trained: backward has the gradient of the input alone."""
 
 
 class Attention(Value, frozen=True, kw_only=True, tag="attention"):

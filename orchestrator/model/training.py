@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from orchestrator.key import Key
+from orchestrator.model.lora import Lora
 from orchestrator.values import Value
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -53,5 +54,7 @@ class Training(Value, frozen=True, kw_only=True):
     """Of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
     exp_avg_sq_dtype: Annotated[MomentDtype, Key("train.exp_avg_sq_dtype", "of its second moment")] = "fp32"
     """Of Adam's second moment."""
+    lora: Lora | None = None
+    """Adapters that are trained in place of the weights; None: all weights are."""
     steps: Annotated[int, Key("train.steps", "to train", unit="steps", low=1, high=10**12)] = 20
     seed: Annotated[int, Key("seed", "of weights and data", low=0, high=2**31 - 1)] = 1234

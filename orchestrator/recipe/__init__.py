@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.recipe.clusters import load_cluster, stored
+from orchestrator.recipe.clusters import load_cluster, resized, stored
 from orchestrator.recipe.help import help_text
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.read import as_texts, read_arguments
@@ -23,6 +23,7 @@ __all__ = [
     "model_type",
     "read_arguments",
     "recipe_schema",
+    "resized",
     "resolved_yaml",
     "stored",
 ]

@@ -19,7 +19,7 @@ KNOWN: Final = (
     "cluster.gpu.peak_flops.PRECISION",
     *(f"cluster.software.{name}" for name in SOFTWARE),
 )
-OTHERS: Final = ("cluster.mixed", "cluster.price_per_gpu_hour")
+OTHERS: Final = ("cluster.mixed", "cluster.price_per_gpu_hour", "cluster.mtbf", "cluster.storage", "cluster.restart_s")
 """Keys of the group that are declared with the others (recipe/keys.py)."""
 
 

@@ -332,6 +332,15 @@ def changed_cluster(cluster: Cluster, fields: Mapping[str, str]) -> Cluster:
     return cluster_from(tree, cluster.name, "cluster", cluster.num_gpus, cluster.gpus_per_node)
 
 
+def resized(cluster: Cluster, num_gpus: int) -> Cluster:
+    """The same cluster with another number of GPUs in use, at most what its outermost level holds. Raises InputError.
+
+    >>> resized(load_cluster("dgx_h100", 32), 24).num_nodes
+    3
+    """
+    return cluster_from(_texts(to_tree(cluster)), cluster.name, "cluster", num_gpus, cluster.gpus_per_node)
+
+
 def check_cluster(cluster: Cluster, where: str) -> None:
     """Hold a cluster that did not come from YAML to the rules of one that did. Raises InputError."""
     cluster_from(_texts(to_tree(cluster)), cluster.name, where, cluster.num_gpus)

@@ -14,6 +14,7 @@ from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
 from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
 from orchestrator.key import Key, count, declared, one_text, options_of, words
+from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings, Source
@@ -37,6 +38,13 @@ MAX_GPUS: Final = 1_000_000
 def name_or_mapping(name: str, text: Any) -> str | dict[str, Any]:
     """A cluster's name or path, or (in a recipe) its content, which recipe/clusters.py reads. Raises InputError."""
     return text if isinstance(text, dict) and text else one_text(name, text)
+
+
+def rate(name: str, text: Any) -> float:
+    """Bytes/s of a number and a unit. Raises InputError."""
+    from orchestrator.recipe.clusters import RATES, quantity
+
+    return quantity(name, text, RATES)
 
 
 class Inputs(Value, frozen=True, kw_only=True):
@@ -68,7 +76,16 @@ class Inputs(Value, frozen=True, kw_only=True):
             read=read_profile,
         ),
     ] = None
-    hf_config: Annotated[str | None, Key("model.hf_config", "config.json of a Hugging Face model of a family we know", path=True)] = None
+    hf_config: Annotated[
+        str | None,
+        Key("model.hf_config", "config.json of a Hugging Face model; one that no reader knows is described by its own code", path=True),
+    ] = None
+    description: Annotated[
+        str | None, Key("model.description", "a file of python -m orchestrator.describe: a model by its own code", path=True)
+    ] = None
+    code: Annotated[
+        str | None, Key("model.code", "package.module:factory of a model of your own, as orchestrator.describe takes it")
+    ] = None
     dropout: Annotated[float | None, Key("model.dropout", "hidden and attention dropout together", type=float, low=0, below=1)] = None
     blend: Annotated[
         tuple[Source, ...], Key("data.blend", "weighted sources in place of data: 0.7 a.txt 0.3 b.jsonl", type=str, read=blend_of)
@@ -126,6 +143,17 @@ class Actions(Value, frozen=True, kw_only=True):
             above=0,
         ),
     ] = None
+    mtbf_hours: Annotated[
+        float | None,
+        Key("cluster.mtbf", "mean time between failures of one node: plans say what failures cost", type=float, unit="hours", above=0),
+    ] = None
+    storage_bandwidth: Annotated[
+        float | None,
+        Key("cluster.storage", "at which all ranks together write a checkpoint, and read it (40 GB/s)", type=str, read=rate),
+    ] = None
+    restart_s: Annotated[
+        float, Key("cluster.restart_s", "from a failure to the first step, less the reading of the checkpoint", unit="s", low=0)
+    ] = 300.0
     calibration: Annotated[
         str | None,
         Key(
@@ -133,6 +161,17 @@ class Actions(Value, frozen=True, kw_only=True):
             "prices: a file or folder that orchestrator.calibrate wrote, a shipped file's name, shipped, or datasheet",
             default="shipped, or the folder in ORCHESTRATOR_CALIBRATIONS",
             path=True,
+        ),
+    ] = None
+    explain_gpus: Annotated[
+        int | None,
+        Key(
+            "explain.gpus",
+            "what the training would be on so many: when a node is lost, say",
+            type=int,
+            default="nothing is asked",
+            low=1,
+            high=MAX_GPUS,
         ),
     ] = None
     budget_s: Annotated[
@@ -230,7 +269,7 @@ def _with_aliases(keys: Iterable[Key]) -> Iterable[Key]:
 DECLARED: Final = in_groups(
     _with_aliases(
         [
-            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training),
+            *declared(Inputs, Actions, Targets, RunSettings, Architecture, Training, Lora),
             *(pin_key(choice, group) for group in ("pin", "explain") for choice in (*CHOICES, LAYOUT)),
             *declared(SlurmOptions, ContainerOptions),
         ]

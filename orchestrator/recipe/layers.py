@@ -111,10 +111,10 @@ def expand_dropout(flat: Flat) -> Flat:
 
 
 def merge(layers: Sequence[Flat]) -> Flat:
-    """Later layers win; model.hf_config drops the model below."""
+    """Later layers win; what names a whole model (model.hf_config, say) drops the model below."""
     merged: Flat = {}
     for layer in layers:
-        if "model.hf_config" in layer:
+        if any(name in layer for name in ("model.hf_config", "model.description", "model.code", "model.traced")):
             merged = {name: value for name, value in merged.items() if not name.startswith("model.")}
         check_layer(layer)
         merged = without_replaced(merged, layer) | expand_dropout(layer)

@@ -13,9 +13,11 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.key import shown
 from orchestrator.model import families
+from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.recipe.clusters import stored
+from orchestrator.recipe.described import check_untouched
 from orchestrator.recipe.layers import Flat, fields_of, value_of
 from orchestrator.recipe.sources import read_text
 
@@ -27,6 +29,10 @@ def label_of(merged: Flat) -> str:
     config = value_of(merged, "model.hf_config", None)
     if config is not None:
         return Path(config).resolve().parent.name or "model"
+    if "model.description" in merged:
+        return Path(value_of(merged, "model.description", "")).stem
+    if "model.code" in merged:
+        return str(value_of(merged, "model.code", "")).rpartition(":")[2]
     if "model.family" in merged:
         return str(value_of(merged, "model.family", ""))
     raise InputError("recipe", None, "is missing: name one, or give model.hf_config=path/to/config.json", stored("models"))
@@ -34,6 +40,10 @@ def label_of(merged: Flat) -> str:
 
 def architecture_of(merged: Flat, label: str) -> Architecture:
     fields = fields_of(merged, Architecture)
+    traced = fields.get("traced")
+    if traced is not None:
+        check_untouched(fields, traced, label)
+        return msgspec.structs.replace(families.of_traced(traced, label), name=fields.get("name", label))
     path = value_of(merged, "model.hf_config", None)
     if path is not None:
         base = families.from_hf_config(_json(path), label)
@@ -68,12 +78,23 @@ def training_of(merged: Flat) -> Training:
     if tokens is not None:
         samples = fields["global_batch_size"] * (fields["seq_length"] + (fields.get("decoder_seq_length") or 0))
         fields["steps"] = -(-tokens // samples)
-    training = Training(**fields)
+    training = Training(**fields, lora=_lora_of(merged))
     if training.min_lr > training.lr:
         raise InputError("train.min_lr", training.min_lr, f"is above train.lr={training.lr}")
     if training.warmup > training.steps:
         raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}")
     return training
+
+
+def _lora_of(merged: Flat) -> Lora | None:
+    """Adapters where a rank is given. Raises InputError for what is said of adapters without one."""
+    fields = fields_of(merged, Lora)
+    if fields.get("rank") is None:
+        for name in ("targets", "alpha", "dropout"):
+            if fields.get(name) is not None:
+                raise InputError(f"lora.{name}", shown(merged[f"lora.{name}"].text), "is of adapters: give lora.rank= beside it")
+        return None
+    return Lora(**{name: value for name, value in fields.items() if value is not None})
 
 
 def padded_for_every_layout(architecture: Architecture, cluster: Cluster) -> Architecture:

@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from orchestrator.cost.profile import Profile
+from orchestrator.model.lora import Lora
 from orchestrator.recipe.clusters import to_tree
 from orchestrator.recipe.profiles import FAMILY
 from orchestrator.recipe.settings import Settings
@@ -20,9 +21,10 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     """The settings as a recipe: `recipe=config.yaml` gives the same plan on any machine. `plan_path`: the saved plan that was started."""
     training = msgspec.structs.asdict(settings.training)
     seed = training.pop("seed")
+    lora = training.pop("lora")
     training["betas"] = list(training["betas"])
     reserve = settings.limit.reserve
-    names = ("save_every", "keep_last", "keep_every", "eval_every", "eval_steps", "step_timeout_s", "resume")
+    names = ("save_every", "async_save", "keep_last", "keep_every", "eval_every", "eval_steps", "step_timeout_s", "resume")
     run = {name: getattr(settings.run, name) for name in names} | {"change": ",".join(settings.run.change) or None}
     tree: dict[str, Any] = {
         "name": settings.recipe,
@@ -38,12 +40,16 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "profile": None if settings.profile is None else _profile_tree(settings.profile),
         "model": _model_tree(settings),
         "train": training | run,
+        "lora": None if lora is None else _lora_tree(lora, merge=settings.run.merge_lora),
         "pin": msgspec.structs.asdict(settings.pins),
         "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": reserve if reserve is None else reserve / GIB},
         "calibration": settings.calibration,
         "largest": settings.largest,
         "target": settings.targets.given(),
         "cluster.price_per_gpu_hour": settings.price_per_gpu_hour,
+        "cluster.mtbf": settings.mtbf_hours,
+        "cluster.storage": None if settings.storage_bandwidth is None else f"{settings.storage_bandwidth!r} B/s",
+        "cluster.restart_s": settings.restart_s if settings.mtbf_hours is not None else None,
         "search": {"budget_s": settings.budget_s, "global_batch_size": "auto" if settings.open_batch else None},
         "entry": settings.entry,
         "entry.args": shlex.join(settings.entry_args) or None,
@@ -67,7 +73,13 @@ def _model_tree(settings: Settings) -> dict[str, Any]:
     if settings.architecture.family == FAMILY:
         return {}
     tree: dict[str, Any] = msgspec.to_builtins(settings.architecture)
+    if settings.architecture.traced is not None:  # one line of JSON: thousands of YAML's
+        tree["traced"] = msgspec.json.encode(settings.architecture.traced).decode()
     return tree | {name: getattr(settings.run, name) for name in ("init_from", "export_to")}
+
+
+def _lora_tree(lora: Lora, *, merge: bool) -> dict[str, Any]:
+    return msgspec.structs.asdict(lora) | {"targets": list(lora.targets), "merge": merge}
 
 
 def _profile_tree(profile: Profile) -> dict[str, Any]:
@@ -93,4 +105,6 @@ def _exact(value: float) -> str:
     """
     text = repr(value)
     return text if "." in text else text.replace("e", ".0e")
+
+
 _Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", _exact(value)))

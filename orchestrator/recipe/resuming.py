@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import shown
+from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings, Source, from_json
@@ -31,8 +32,10 @@ PLAN: Final = "plan.json"
 
 DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "seed")
 """Step k takes the samples from k * global_batch_size on of an order that these fix: another value repeats some and leaves others out."""
-STATES: Final = ("optimizer", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
+STATES: Final = ("optimizer", "lora", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
 """What the optimizer's states in the checkpoint are of."""
+UNGROUPED: Final = ("seed", "lora")
+"""Fields of the training whose keys are called so, not train.*."""
 MASTER_WEIGHTS: Final = {"fp32": "none", "bf16": "fp32", "fp8": "fp32", "fp16": "fp32 and a loss scale"}
 """What an optimizer keeps beside the weights, by precision: a checkpoint has it or not."""
 MODEL_CHOICES: Final = ("hidden_dropout", "attention_dropout")
@@ -108,7 +111,8 @@ def recipe_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Flat:
 
 def names_a_model(given: Mapping[str, Any]) -> bool:
     """Whether these keys say what is to be trained."""
-    return any(name in given for name in ("recipe", "plan", "profile", "model.family", "model.hf_config", "model.init_from"))
+    models = ("family", "hf_config", "description", "code", "traced", "init_from")
+    return any(name in given for name in ("recipe", "plan", "profile", *(f"model.{name}" for name in models)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- in words
@@ -181,7 +185,7 @@ def _model_differences(before: Architecture, now: Architecture) -> list[str]:
 
 def _differences(group: str, before: Any, now: Any, names: tuple[str, ...], why: str) -> list[str]:
     """One sentence for those of the fields that differ; nothing where none does."""
-    found = _told({name: "seed" if name == "seed" else f"{group}.{name}" for name in names}, before, now)
+    found = _told({name: name if name in UNGROUPED else f"{group}.{name}" for name in names}, before, now)
     return [f"{found}: {why}"] if found else []
 
 
@@ -194,6 +198,8 @@ def _told(keys: Mapping[str, str], before: Any, now: Any) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Lora):
+        return f"rank {value.rank}, alpha {value.scaling * value.rank:g}, dropout {value.dropout:g}, on {','.join(value.targets)}"
     if isinstance(value, Source):
         return f"{value.weight:g} {value.path}"
     return ",".join(_short(item) for item in value) if isinstance(value, tuple) else shown(value)

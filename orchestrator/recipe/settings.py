@@ -19,11 +19,14 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import shown
 from orchestrator.model import families
+from orchestrator.model.lora import check_targets
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings
+from orchestrator.recipe.clusters import resized
+from orchestrator.recipe.described import SOURCES, with_description
 from orchestrator.recipe.keys import Actions, Largest, Targets
-from orchestrator.recipe.layers import Flat, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
+from orchestrator.recipe.layers import Flat, Given, fields_of, filled, flatten, group_of, merge, recipe_layers, value_of
 from orchestrator.recipe.machine import cluster_of, counted, limit_of
 from orchestrator.recipe.model import (
     architecture_of,
@@ -81,6 +84,8 @@ class Settings(Actions, frozen=True, kw_only=True):
     """What train.resume= names."""
     extra: dict[str, dict[str, Any]]
     open_batch: bool
+    asked_cluster: Cluster | None = None
+    """The cluster with explain.gpus= GPUs."""
     slurm: SlurmOptions
     container: ContainerOptions | None
     env: dict[str, str]
@@ -104,6 +109,9 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     of_package = 1 if label is not None and is_shipped(given, layers) else 0
     merged = with_config(merge([*layers[:of_package], site, *layers[of_package:], given]))
     label = value_of(merged, "name", label)
+    if label is None and any(name in merged for name in SOURCES):
+        label = label_of(merged)
+    merged = with_description(merged)
     actions = filled(merged, Actions)
     engine = actions.engine
     if engine not in ("auto", *engines):
@@ -112,9 +120,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     resume = value_of(merged, RESUME, None if plan is None else plan.run.resume)
     continued = checkpoint_of(resume)
     if continued is not None:
-        if engine not in ("auto", continued.engine):
-            raise InputError("engine", engine, f"can't continue from {RESUME}={resume}, which engine={continued.engine} wrote")
-        engine = continued.engine
+        if engine == LAYERWISE:
+            raise InputError("engine", engine, f"trains nothing: it can't continue {RESUME}={resume}")
+        # Another engine only where the command line says so: the recipe's may be that of before.
+        engine = given["engine"].value if "engine" in given and engine != "auto" else continued.engine
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)
@@ -129,8 +138,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
             architecture = architecture_of(merged, label)
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
+            if training.lora is not None:
+                check_targets(architecture, training.lora)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
-        if architecture.family != FAMILY:
+        if architecture.family != FAMILY and architecture.traced is None:
             architecture = padded_for_every_layout(architecture, cluster)
         check_precision(training, cluster)
         training = with_fp8_recipe(training, cluster)
@@ -146,6 +157,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
     if continued is not None:
         check_changes(continued, architecture, training, run)
+    asked_cluster = None
+    if actions.explain_gpus is not None:
+        asked_cluster = _asked_cluster(actions.explain_gpus, cluster, merged, {**site, **given}, machine, has_plan=plan is not None)
+    _check_failures(actions)
     _check_entry(merged)
     entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone
     chosen = msgspec.structs.asdict(actions) | {"engine": engine, "entry": entry, "calibration": _whole_path(actions.calibration)}
@@ -159,7 +174,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         why_cluster=why,
         plan=plan,
         pins=Pins(**group_of(merged, "pin")),
-        explain=Pins(**group_of(merged, "explain")),
+        explain=Pins(**{name: value for name, value in group_of(merged, "explain").items() if name != "gpus"}),
         limit=limit_of(merged, cluster),
         targets=_targets(merged),
         largest=value_of(merged, "largest", None),
@@ -167,6 +182,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         continues=continued,
         extra=_extra(merged, {}) if plan is None else plan.extra,
         open_batch=_open_batch(merged, engine),
+        asked_cluster=asked_cluster,
         slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
         container=container_options(merged),
         env=group_of(merged, "env"),
@@ -189,6 +205,24 @@ def _targets(merged: Flat) -> Targets:
     return targets
 
 
+def _asked_cluster(gpus: int, cluster: Cluster, merged: Flat, given: Flat, machine: Machine, *, has_plan: bool) -> Cluster:
+    """The run's cluster with so many GPUs; its outermost level grows with them where it is not a saved plan's. Raises InputError."""
+    try:
+        if has_plan or cluster.name == "here" or gpus <= cluster.num_gpus:
+            return resized(cluster, gpus)
+        return cluster_of({**merged, "gpus": Given(gpus, str(gpus))}, {**given, "cluster": merged["cluster"]}, machine)[0]
+    except InputError as error:
+        raise InputError("explain.gpus", gpus, error.why) from None
+
+
+def _check_failures(actions: Actions) -> None:
+    """Raises InputError where what failures cost can't be said: without the storage's bandwidth nobody knows what a save takes."""
+    if actions.mtbf_hours is not None and actions.storage_bandwidth is None:
+        raise InputError("cluster.mtbf", f"{actions.mtbf_hours:g}", "needs cluster.storage= beside it: what a save takes follows from that")
+    if actions.restart_s != Actions().restart_s and actions.mtbf_hours is None:
+        raise InputError("cluster.restart_s", f"{actions.restart_s:g}", "counts where failures do: cluster.mtbf= beside it")
+
+
 def _check_entry(flat: Flat) -> None:
     """Raises InputError for what is said of a program that is not named."""
     for name in flat if value_of(flat, "entry", None) is None else ():
@@ -209,12 +243,14 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
     given = fields_of(merged, RunSettings)
     resume, change = given.get("resume", base.resume), given.get("change", base.change)
     check_names(change, resume)
-    saving = {name: given.get(name, getattr(base, name)) for name in ("save_every", "keep_last", "keep_every")}
-    for name in ("keep_last", "keep_every"):
+    saving = {name: given.get(name, getattr(base, name)) for name in ("save_every", "async_save", "keep_last", "keep_every")}
+    for name in ("async_save", "keep_last", "keep_every"):
         if saving[name] and not saving["save_every"]:
-            raise InputError(f"train.{name}", saving[name], "keeps of the checkpoints that train.save_every= writes, and that is 0")
+            raise InputError(f"train.{name}", shown(saving[name]), "is about checkpoints that train.save_every= writes, and that is 0")
     if saving["keep_every"] and not saving["keep_last"]:
         raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
+    if given.get("merge_lora") and value_of(merged, "lora.rank", None) is None and "plan" not in merged:
+        raise InputError("lora.merge", True, "is of adapters: give lora.rank= beside it")
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
@@ -223,6 +259,7 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         **data_settings(merged, base),
         **weight_settings(merged, base, architecture),
         **saving,
+        merge_lora=given.get("merge_lora", base.merge_lora),
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder(RESUME, resume),
         change=change,

@@ -32,8 +32,14 @@ def slurm_tree(options: SlurmOptions) -> dict[str, Any]:
     for info in msgspec.structs.fields(SlurmOptions):
         value = getattr(options, info.name)
         if value != info.default:
-            found[info.name] = shlex.join(value) if info.name == "extra" else "none" if (info.name, value) == ("gres", "") else value
+            found[info.name] = _text(info.name, value)
     return found
+
+
+def _text(name: str, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return shlex.join(value) if name == "extra" else "-".join(map(str, value))
+    return "none" if (name, value) == ("gres", "") else value
 
 
 def container_tree(options: ContainerOptions | None) -> dict[str, Any]:

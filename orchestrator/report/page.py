@@ -20,6 +20,7 @@ from orchestrator.report.text import cause_name, choice, placement, rank_name, s
 from orchestrator.report.trace import Bar, bars
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.tree import LEVELS
 from orchestrator.units import GIB, format_bytes, format_count, format_seconds
 from orchestrator.values import Value
 
@@ -324,6 +325,8 @@ def candidate_points(shown: Shown) -> list[tuple[str, float, float, str, str]]:
     nearest first."""
     priced, bounded, over = [], [], []
     for outcome in shown.outcomes:
+        if getattr(outcome, "decided", LEVELS) != LEVELS:  # of a branch, some of its choices open
+            continue
         name, why = outcome.candidate.label(), outcome.reason or ""
         if outcome.step_time_s is not None and outcome.peak_memory_bytes is not None:
             slower = shown.plan.predicted and outcome.step_time_s / shown.plan.predicted.step_time_s - 1

@@ -122,6 +122,8 @@ class Inner:
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
+        self._slower: dict[Recompute, set[Recompute]] = {}
+        self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
         group = candidate.microbatch_group_size_per_vp_stage
@@ -173,17 +175,51 @@ class Inner:
         return found
 
     def _recomputes(self, p: int, sizes: tuple[int, ...], chunks: Chunks) -> list[tuple[Recompute, int]]:
-        """Nothing where that fits, since whatever is recomputed only costs time; else of each mode the fewest layers that do."""
+        """Nothing where that fits, since whatever is recomputed only costs time; else of each mode the fewest layers that do, without those
+        that are slower than a mode of all layers that fits: what of the reduction hides beside the time that they lose is no more."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
+        slower: set[Recompute] = set()
         for mode in self.modes:
+            if mode in slower:
+                continue
             if mode == "none" or not whole:
                 if self._peak(p, chunks, (mode, 0)) <= self.usable:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
+                if found and not self._by_layer and self._loses_less(found[-1][0], chunks):
+                    continue
                 found += [(mode, n) for n in self._fewest(p, whole, chunks, mode)]
-            else:
+            elif self._peak(p, chunks, (mode, self.layers)) <= self.usable:
                 found.append((mode, self.layers))
+                slower |= self._slower_modes(mode)
         return found
+
+    def _loses_less(self, mode: Recompute, chunks: Chunks) -> bool:
+        """Whether this mode in all layers of a stage loses less time than one layer in full does; chunks as in `_slower_modes`."""
+        if self.vpp > 1:
+            return False
+        layer = partial(self.costs.layer, self.candidate)
+        lost, one = 0.0, INFINITE
+        for kind, count in chunks[0]:
+            plain = layer(kind, "none")
+            lost += count * (layer(kind, mode).seconds - plain.seconds)
+            one = min(one, layer(kind, "full").backward_s - plain.backward_s)
+        return lost <= one
+
+    def _slower_modes(self, mode: Recompute) -> set[Recompute]:
+        """Those that take longer than `mode` in both passes of every kind of layer. None where chunks leave more than one pass to hide
+        the reduction beside."""
+        if self.vpp > 1:
+            return set()
+        if mode not in self._slower:
+            kinds, layer = {run.layer.kind for run in self.model.runs[1:-1]}, partial(self.costs.layer, self.candidate)
+
+            def takes_longer(other: Recompute) -> bool:
+                pairs = [(layer(kind, mode), layer(kind, other)) for kind in kinds]
+                return all(a.forward_s <= b.forward_s and a.backward_s <= b.backward_s for a, b in pairs)
+
+            self._slower[mode] = {other for other in self.modes if other not in ("none", "full", mode) and takes_longer(other)}
+        return self._slower[mode]
 
     def _fewest(self, p: int, most: int, chunks: Chunks, mode: Recompute) -> list[int]:
         """The least number of layers recomputed in this mode with which the stage fits, if any has: each more costs time and saves bytes.
@@ -210,6 +246,10 @@ class Inner:
 
     def _sums(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> StageSums:
         """The layers of stage p added up, in the order in which the plan has them."""
+        key = (chunks, recompute, p == 0, p == self.pp - 1)
+        known = self._added.get(key)
+        if known is not None:
+            return known
         (mode, first_n), layer = recompute, partial(self.costs.layer, self.candidate)
         sums = self.costs.sums(self.candidate)
         if p == 0:
@@ -223,6 +263,7 @@ class Inner:
                     sums.add(layer(kind, "none"), count - inside, chunk)
         if p == self.pp - 1:
             sums.add(layer(self.model.runs[-1].layer.kind, "none"), 1, self.vpp - 1)
+        self._added[key] = sums
         return sums
 
     def _chunks(self, p: int, start: int, sizes: tuple[int, ...]) -> Chunks:
@@ -255,12 +296,17 @@ class Inner:
         return tuple(by_stage[p][v] for v in range(vpp) for p in range(pp))
 
     def need(self, sizes: tuple[int, ...]) -> float:
-        """Bytes of the fullest stage of this split at its leanest."""
+        """Bytes of the fullest stage of this split at its leanest, or where all fit bytes in which they do."""
         worst = 0.0
-        tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in self.modes]
+        tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in reversed(self.modes)]
         for p in range(self.pp):
             chunks = self._chunks(p, sum(sizes[:p]), sizes[p :: self.pp])
-            worst = max(worst, min(self._peak(p, chunks, recompute) for recompute in tries))
+            least = INFINITE
+            for recompute in tries:
+                least = min(least, self._peak(p, chunks, recompute))
+                if least <= self.usable:
+                    break
+            worst = max(worst, least)
         return worst
 
     def _fixed_steps(self, sizes: tuple[int, ...]) -> Steps | None:
@@ -291,10 +337,13 @@ class Inner:
 
     def bound(self, low: float, high: float) -> Answer:
         """A lower bound of `solve` between `low`, which is one, and `high`, without simulating; `need` where no split fits."""
-        if self._fixed is not None and not self._alone:
+        if self._fixed is not None:
+            need = self.need(self._fixed)
+            if need > self.usable or self._alone:
+                return Answer(None, need if need > self.usable else None, low)
             steps = self._fixed_steps(self._fixed)
             if steps is None:
-                return Answer(None, self.need(self._fixed), INFINITE)
+                return Answer(None, need, INFINITE)
             return Answer(None, None, max(low, Partitions(self.pipeline, steps, self.pp).bound))
         if self.capacity is None:
             return Answer(None, None, low)

@@ -1,9 +1,10 @@
 """From a model, a cluster and the engines' capabilities to the fastest plan that fits, with what became of every other choice.
 
-1. The decision tree (strategy/tree.py) gives the legal outer choices; each branch it cuts has its rule as a reason.
-2. A queue by lower bound: the time floor; when a choice comes to its head its memory floor against the limit and the bound of the inner
-   search, with which it queues again; when it comes to the head a second time the inner search itself (search/inner.py): stage partition
-   and recompute, exact in the simulated step time.
+1. The decision tree (strategy/tree.py) gives the legal meshes; each branch it cuts has its rule as a reason. A mesh whose states alone
+   don't fit is out.
+2. A queue by lower bound: of a mesh; when it comes to the queue's head of its outer choices, in groups and then each; when a choice comes
+   there its memory floor against the limit and the bound of the inner search, with which it queues again; when it comes a second time the
+   inner search itself (search/inner.py): stage partition and recompute, exact in the simulated step time.
 3. Whatever is left when the head's bound is above the k-th best time found is slower: its bound says by how much at least.
 4. The winner and the alternatives are priced again by `CostModel.price`, the one scoring function.
 
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from orchestrator.cost.bounds import Floors
@@ -29,8 +31,8 @@ from orchestrator.search.question import DEFAULTS, Engines, SearchSettings
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.megatron_layout import chunk_sizes
-from orchestrator.strategy.spec import RECOMPUTE_ORDER
-from orchestrator.strategy.tree import Leaf, Outcome, Tree
+from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate
+from orchestrator.strategy.tree import LEVELS, Leaf, Outcome, Tree
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
@@ -66,18 +68,27 @@ class SearchResult(Value, frozen=True, kw_only=True):
     """Whether the plan is the proven optimum of its space: whatever was left out has a bound that is not below its time."""
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where the search was stopped."""
+    bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
+    """Seconds that no plan of an outer choice undercuts, of those that were looked at; infinite where none fits."""
 
 
-GROUP, FLOOR, SOLVE = -1, 0, 1
-"""What an entry of the queue waits for: its choices' own floors; its inner bound; its solution."""
+SHAPE, GROUP, FLOOR, SOLVE = -2, -1, 0, 1
+"""What an entry of the queue waits for: its mesh's choices; its choices' own floors; its inner bound; its solution."""
+WIDE = 1_000_000
+"""More choices than a mesh has: places in declared order count the meshes first."""
 
 
 class Choice(NamedTuple):
-    """An outer choice on its way through the search: `order` is its place in declared order."""
+    """An outer choice on its way through the search, or (`leaf.recompute` is empty) a mesh whose choices were not looked at: `order` is its
+    place in declared order."""
 
     order: int
     engine: int
     leaf: Leaf
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.leaf.recompute)
 
 
 Entry = tuple[float, int, int, list[Choice], Inner | None]
@@ -91,8 +102,9 @@ def search(
     *,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
+    known: Mapping[Candidate, float] | None = None,
 ) -> SearchResult:
-    """The fastest plan for the workload on any of the engines.
+    """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
@@ -101,33 +113,54 @@ def search(
     limits = [settings.limit_for(engine, workload) for engine in engines]
     outcomes: dict[int, Outcome] = {}
     cut: list[tuple[int, Outcome]] = []
-    choices: list[Choice] = []
-    order = 0
-    for index, engine in enumerate(engines):
-        tree = Tree(engine.capabilities, workload, pins, settings.prunings)
-        cuts: list[Outcome] = []
-        for leaf in tree.leaves(cuts.append):
-            cut += [(order, outcome) for outcome in cuts]
-            cuts.clear()
-            order += 1
-            if pins.layout is not None:
-                chunk_sizes(pins.layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
-            choices.append(Choice(order, index, leaf))
-        cut += [(order, outcome) for outcome in cuts]
+    meshes: list[Choice] = []
+    trees = [Tree(engine.capabilities, workload, pins, settings.prunings) for engine in engines]
     costs = []
-    for index, engine in enumerate(engines):
-        offered = {"none"} | {mode for choice in choices if choice.engine == index for mode in choice.leaf.recompute}
+    for index, (engine, tree) in enumerate(zip(engines, trees, strict=True)):
+        cuts: list[Outcome] = []
+        for shape in tree.shapes(cuts.append):
+            meshes.append(Choice((len(meshes) + 1) * WIDE, index, Leaf(shape, ())))
+            cut += [(meshes[-1].order, outcome) for outcome in cuts]
+            cuts.clear()
+        cut += [(len(meshes) * WIDE + WIDE - 1, outcome) for outcome in cuts]
+        offered = {"none", *tree.modes}
         costs.append(engine.costs(workload, tuple(mode for mode in RECOMPUTE_ORDER if mode in offered)))
     best = _Best(settings.top_k)
+    bounds: dict[Candidate, float] = {}
     complete = True
     slower: list[tuple[Choice, float]] = []
     unfinished: list[tuple[Inner, Choice]] = []
     floors = {
         i: Floors(costs[i], engines[i].capabilities, limits[i].usable, pinned_layout=pins.layout is not None)
-        for i in sorted({choice.engine for choice in choices})  # an engine without a choice may have no such precision
+        for i in sorted({mesh.engine for mesh in meshes})  # an engine without a choice may have no such precision
     }
-    queue = _groups(choices, floors)
-    done = 0
+    queue: list[Entry] = []
+    crowded: list[tuple[float, Choice]] = []
+    for mesh in meshes:
+        shape, here = mesh.leaf.candidate, floors[mesh.engine]
+        states = here.shape_bytes(shape)
+        if states > limits[mesh.engine].usable:
+            crowded.append((states, mesh))
+        else:
+            most = trees[mesh.engine].micro_batch_sizes(shape)[-1]
+            queue.append((here.shape(shape, most), mesh.order, SHAPE, [mesh], None))
+    heapify(queue)
+    total, done = len(queue), 0
+
+    def below(mesh: Choice) -> list[Choice]:
+        """The mesh's choices."""
+        cuts: list[Outcome] = []
+        found: list[Choice] = []
+        for leaf in trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
+            if pins.layout is not None:
+                chunk_sizes(pins.layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
+            found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
+        cut.extend((mesh.order, outcome) for outcome in cuts)
+        return found
+
+    def outcome(choice: Choice, *, reason: str, need: float | None = None, at_least_s: float | None = None) -> Outcome:
+        decided = LEVELS if choice.whole else trees[choice.engine].decided(choice.leaf.candidate)
+        return Outcome(candidate=choice.leaf.candidate, decided=decided, peak_memory_bytes=need, reason=reason, at_least_s=at_least_s)
 
     def late() -> bool:
         return stop is not None and best.score is not None and stop()
@@ -135,20 +168,26 @@ def search(
     while queue:
         bound, order, step, group, inner = heappop(queue)
         if progress is not None:
-            progress(done, len(choices), best.score)
+            progress(done, total, best.score)
         if late():
             complete = False
             for choice in (choice for left in (group, *(item[3] for item in queue)) for choice in left):
-                candidate = choice.leaf.candidate
-                outcomes[choice.order] = Outcome(candidate=candidate, reason=STOPPED)
+                outcomes[choice.order] = outcome(choice, reason=STOPPED)
             break
         if best.excludes(bound, order):
             slower += [(choice, bound) for choice in group]
             done += len(group)
             continue
+        if step == SHAPE:
+            found = below(group[0])
+            total, done = total + len(found), done + 1
+            for entry in _groups(found, floors, bound):
+                heappush(queue, entry)
+            continue
         if step == GROUP:
             for choice in group:
-                floor = floors[choice.engine].leaf(choice.leaf.candidate)
+                candidate = choice.leaf.candidate
+                floor = floors[choice.engine].leaf(candidate) if known is None or candidate not in known else known[candidate]
                 heappush(queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
             continue
         (choice,) = group
@@ -176,6 +215,7 @@ def search(
             if answer.solution is not None:
                 seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
                 outcomes[order] = Outcome(candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
+                bounds[candidate] = min(seconds, inner.left)
                 best.add(answer.solution, choice)
                 done += 1
                 continue
@@ -185,14 +225,16 @@ def search(
         if need is not None:
             why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limits[choice.engine].usable)}"
             outcomes[order] = Outcome(candidate=candidate, peak_memory_bytes=need, reason=why)
+            bounds[candidate] = float("inf")
         else:
             slower.append((choice, bound))
     if progress is not None:
-        progress(len(choices), len(choices), best.score)
+        progress(total, total, best.score)
     least = _finish(best, unfinished, late)
     if not best.ranked:
-        missing = [outcome for _, outcome in sorted(outcomes.items())]
-        raise no_plan(workload, engines, settings, [outcome for _, outcome in cut], missing)
+        missing = [each for _, each in sorted(outcomes.items())]
+        missing += [outcome(choice, reason="", need=states) for states, mesh in crowded for choice in below(mesh)]
+        raise no_plan(workload, engines, settings, [each for _, each in cut], missing)
     plans: list[Plan] = []
     for solution, choice in best.ranked:
         plans.append(_plan(solution, workload, costs[choice.engine]))
@@ -201,9 +243,13 @@ def search(
     top = winner.predicted.step_time_s
     named = winner.candidate.label()
     for choice, bound in slower:
-        candidate = choice.leaf.candidate
+        if choice.whole:
+            bounds[choice.leaf.candidate] = bound
         why = f"slower than {named} by at least {_percent(bound, top)}"
-        outcomes[choice.order] = Outcome(candidate=candidate, reason=why, at_least_s=bound)
+        outcomes[choice.order] = outcome(choice, reason=why, at_least_s=bound)
+    for states, mesh in crowded:
+        why = f"needs at least {format_bytes(states)} of {format_bytes(limits[mesh.engine].usable)}"
+        outcomes[mesh.order] = outcome(mesh, reason=why, need=states)
     everything = _in_order(cut, outcomes)
     rejected = _rejected(plans, top, cut)
     return SearchResult(
@@ -213,26 +259,22 @@ def search(
         complete=complete,
         proven=complete and least >= top,
         at_least_s=least if complete else None,
+        bounds=bounds,
     )
 
 
-def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors]) -> list[Entry]:
-    """The queue to begin with: choices that differ only in ZeRO stage, offload and virtual stages share an entry and its bound."""
+def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors], least: float) -> list[Entry]:
+    """Entries of the queue for a mesh's choices, none below `least` seconds: those that differ only in ZeRO stage, offload and virtual
+    stages share an entry and its bound."""
     groups: dict[tuple[object, ...], list[Choice]] = {}
     for choice in choices:
         candidate = choice.leaf.candidate
-        strategy, mesh = candidate.strategy, candidate.strategy.mesh
-        key = (
-            *(choice.engine, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.etp, mesh.stride("tp"), mesh.stride("cp")),
-            *(strategy.sequence_parallel, strategy.cp_comm_type, candidate.micro_batch_size),
-        )
-        groups.setdefault(key, []).append(choice)
+        groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size), []).append(choice)
     queue: list[Entry] = []
     for group in groups.values():
         most_vpp = max(choice.leaf.candidate.vpp for choice in group)
         bound = floors[group[0].engine].group(group[0].leaf.candidate, most_vpp)
-        queue.append((bound, group[0].order, GROUP, group, None))
-    heapify(queue)
+        queue.append((max(least, bound), group[0].order, GROUP, group, None))
     return queue
 
 

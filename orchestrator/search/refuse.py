@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
 from math import prod
 
 from msgspec.structs import replace
 
+from orchestrator.cost.bounds import Floors
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.spec import Cluster
@@ -84,17 +87,26 @@ def _why_illegal(cuts: Sequence[Outcome], pins: Pins, world: int) -> str:
 def _nearest(
     workload: Workload, engines: Engines, limits: Sequence[MemoryLimit], outcomes: Sequence[Outcome], pins: Pins
 ) -> tuple[float, str, Refused, MemoryLimit]:
-    """(bytes, choice, its price, its engine's limit) of the choice that lacks least, of those with the lowest floors."""
+    """(bytes, choice, its price, its engine's limit) of the choice that lacks least, of those with the lowest floors. `outcomes` without a
+    reason have the bytes of their mesh's states."""
     index = {engine.name: i for i, engine in enumerate(engines)}
-    ranked = sorted(outcomes, key=lambda outcome: outcome.peak_memory_bytes or float("inf"))
+    costs = [engine.costs(workload) for engine in engines]
+    ranked = [(outcome.peak_memory_bytes or float("inf"), order, bool(outcome.reason)) for order, outcome in enumerate(outcomes)]
+    heapify(ranked)
     best: tuple[float, Inner, MemoryLimit] | None = None
-    for outcome in ranked[:LOOKED_AT]:
-        if best is not None and (outcome.peak_memory_bytes or 0.0) >= best[0]:
+    looked_at = 0
+    while ranked and looked_at < LOOKED_AT:
+        floor, order, known = heappop(ranked)
+        if best is not None and floor >= best[0]:
             break
-        i = index[outcome.candidate.engine]
-        leaf = Leaf(outcome.candidate, (outcome.candidate.strategy.recompute,))
-        inner = Inner(engines[i].costs(workload), workload.model, engines[i].capabilities, leaf, limits[i], pins.layout)
-        need = inner.need(inner.even_sizes())
+        candidate = outcomes[order].candidate
+        i = index[candidate.engine]
+        if not known:  # that of its mesh
+            heappush(ranked, (costs[i].memory_floor(candidate), order, True))
+            continue
+        leaf = Leaf(candidate, (candidate.strategy.recompute,))
+        inner = Inner(costs[i], workload.model, engines[i].capabilities, leaf, limits[i], pins.layout)
+        need, looked_at = inner.need(inner.even_sizes()), looked_at + 1
         if best is None or need < best[0]:
             best = (need, inner, limits[i])
     assert best is not None
@@ -112,15 +124,26 @@ def at_its_leanest(costs: CostModel, model: ModelSpec, candidate: Candidate, siz
 
 def _fits(workload: Workload, engines: Engines, settings: SearchSettings, *, fitting: bool) -> str | None:
     """The name of a plan that would do; None: there is none. Unless `fitting` any legal one."""
-    leaves = [[*Tree(engine.capabilities, workload, settings.pins).leaves(lambda _: None)] for engine in engines]
+    trees = [Tree(engine.capabilities, workload, settings.pins) for engine in engines]
     if not fitting:
-        return next((found.candidate.label() for some in leaves for found in some), None)
-    for engine, some in zip(engines, leaves, strict=True):
+        return next((found.candidate.label() for tree in trees for found in tree.leaves(lambda _: None)), None)
+    for engine, tree in zip(engines, trees, strict=True):
         here, most = engine.costs(workload), settings.limit_for(engine, workload)
-        floors = sorted(((here.memory_floor(leaf.candidate), order, leaf) for order, leaf in enumerate(some)), key=lambda x: x[:2])
-        for floor, _, leaf in floors[:LOOKED_AT]:
-            if floor > most.usable:
-                break
+        shapes = list(tree.shapes(lambda _: None))
+        bounds = Floors(here, engine.capabilities, most.usable, pinned_layout=settings.pins.layout is not None) if shapes else None
+        queue: list[tuple[float, int, Candidate, Leaf | None]] = []
+        for order, shape in enumerate(shapes):
+            assert bounds is not None
+            queue.append((bounds.shape_bytes(shape), order, shape, None))
+        heapify(queue)
+        looked_at, places = 0, count(len(queue))
+        while queue and queue[0][0] <= most.usable and looked_at < LOOKED_AT:
+            _, _, shape, leaf = heappop(queue)
+            if leaf is None:
+                for below in tree.below(shape, lambda _: None):
+                    heappush(queue, (here.memory_floor(below.candidate), next(places), shape, below))
+                continue
+            looked_at += 1
             inner = Inner(here, workload.model, engine.capabilities, leaf, most, settings.pins.layout)
             if inner.need(inner.even_sizes()) <= most.usable:
                 return f"{leaf.candidate.label()} recompute={leaf.recompute[-1]}"

@@ -48,6 +48,9 @@ FIXED_WITH = {
 }
 """Fields that are known as soon as another one is."""
 
+SHAPE = LEVELS.index("rank_order") + 1
+"""Levels that decide a mesh: what is below one shares its groups of ranks."""
+
 GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precision", "optimizer", "world", *ENGINE_OPTIONS})
 """What a rule may need that is no choice of the tree's."""
 BY_NAME = {choice.name: choice for choice in CHOICES}
@@ -168,6 +171,8 @@ class Tree:
         self.experts = "experts" in workload.model.architecture.features()
         self.chunks = len(expand(pins.layout)) if pins.layout is not None else None
         self.rules = (*rules_of(capabilities, workload), *prunings)
+        self.modes: tuple[Recompute, ...] = ()
+        """Recompute modes that no rule forbids whatever else is chosen; known with the first of `shapes`."""
         self._at: list[list[Rule]] = [[] for _ in range(len(LEVELS) + 1)]
         self._alone: dict[str, list[Rule]] = {}
         for rule in self.rules:
@@ -189,6 +194,12 @@ class Tree:
 
         Deterministic.
         """
+        for shape in self.shapes(cut):
+            yield from self.below(shape, cut)
+
+    def shapes(self, cut: Cut) -> Iterator[Candidate]:
+        """Every mesh that no rule forbids, with the kind of its context parallelism, in declared order: a candidate of which only this much
+        is decided."""
         root = Candidate(engine=self.capabilities.engine, strategy=Strategy(mesh=Mesh()), micro_batch_size=1, num_microbatches=1)
         pinned = {name: value for name, value in self.pins.given().items() if name in ENGINE_OPTIONS}
         root = _with_strategy(root, grad_reduce_dtype=self.workload.training.grad_reduce_dtype, **pinned)
@@ -199,34 +210,41 @@ class Tree:
         if self._broken(root, 0, cut):
             return
         self._degrees = {axis: self._allowed_degrees(axis, root, cut) for axis in ("pp", "tp", "cp", "ep", "etp")}
-        self._modes = self._allowed_modes(root, cut)
-        yield from self._walk(root, 0, cut)
+        self.modes = self._allowed_modes(root, cut)
+        yield from self._walk(root, 0, SHAPE, cut)
 
-    def _walk(self, candidate: Candidate, level: int, cut: Cut) -> Iterator[Leaf]:
-        if level == len(self._branch):
+    def below(self, shape: Candidate, cut: Cut) -> Iterator[Leaf]:
+        """The legal outer choices with this mesh."""
+        for candidate in self._walk(shape, SHAPE, len(self._branch), cut):
             modes = self._recompute(candidate, cut)
             if modes:
                 yield Leaf(replace(candidate, strategy=replace(candidate.strategy, recompute=modes[-1])), modes)
-            return
+
+    def micro_batch_sizes(self, shape: Candidate) -> list[int]:
+        """Those that a mesh may have, but for what rules forbid; ascending."""
+        return sorted(candidate.micro_batch_size for candidate in self._micro_batch_size(shape))
+
+    def decided(self, candidate: Candidate, depth: int = SHAPE) -> tuple[str, ...]:
+        """Of the first so many levels those that say something of the candidate: an axis of one rank says nothing."""
+        return tuple(name for name in LEVELS[:depth] if BY_NAME[name].always_said or BY_NAME[name].of(candidate) != BY_NAME[name].default)
+
+    def _walk(self, candidate: Candidate, level: int, end: int, cut: Cut) -> Iterator[Candidate]:
+        """The branches at level `end` below one at `level`."""
         for child in self._branch[level](candidate):
             if not self._broken(child, level + 1, cut):
-                yield from self._walk(child, level + 1, cut)
+                if level + 1 == end:
+                    yield child
+                else:
+                    yield from self._walk(child, level + 1, end, cut)
 
     def _broken(self, candidate: Candidate, depth: int, cut: Cut) -> bool:
         """Whether a rule that can be judged once `depth` levels are decided, and not before, forbids the branch."""
         for rule in self._at[depth]:
             why = rule.check(candidate, self.workload)
             if why is not None:
-                decided = tuple(name for name in LEVELS[:depth] if self._says_something(candidate, name))
-                cut(_illegal(candidate, decided, rule, why))
+                cut(_illegal(candidate, self.decided(candidate, depth), rule, why))
                 return True
         return False
-
-    @staticmethod
-    def _says_something(candidate: Candidate, name: str) -> bool:
-        """Whether the level's value is worth its place in a branch's name: an axis of one rank is not."""
-        choice = BY_NAME[name]
-        return choice.always_said or choice.of(candidate) != choice.default
 
     def _allowed_degrees(self, axis: str, root: Candidate, cut: Cut) -> tuple[int, ...]:
         offered = axis in self.capabilities.axes
@@ -253,7 +271,7 @@ class Tree:
         return tuple(allowed)
 
     def _allowed_modes(self, root: Candidate, cut: Cut) -> tuple[Recompute, ...]:
-        """The recompute modes that no rule forbids whatever else is chosen; a cut where a pinned one is forbidden, or all are."""
+        """`modes`; a cut where a pinned one is forbidden, or all are."""
         allowed: list[Recompute] = []
         blocked: list[Outcome] = []
         offered = [mode for mode in self.capabilities.recompute if mode not in self.capabilities.pinned_recompute]
@@ -395,10 +413,10 @@ class Tree:
     def _recompute(self, candidate: Candidate, cut: Cut) -> tuple[Recompute, ...]:
         """The modes that no rule forbids; a cut where there is none. A pinned mode is the only one."""
         if not self._at[len(LEVELS)]:
-            return self._modes
+            return self.modes
         modes = []
         blocked: list[Outcome] = []
-        for mode in self._modes:
+        for mode in self.modes:
             if not self._broken(_with_strategy(candidate, recompute=mode), len(LEVELS), blocked.append):
                 modes.append(mode)
         if not modes:

@@ -14,6 +14,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import hf_checkpoint, hugging_face, loop
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
+from orchestrator.workers.traced import TracedTrainer
 
 
 def whole_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
@@ -39,6 +40,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
     """One rank: a Hugging Face model as the module of a DeepSpeed engine. DeepSpeed makes groups of its own, neighbours first: the
     same as those of the plan's order."""
 
+    names = "transformers"
+
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         super().__init__(plan, engine, device)
         fields = engine["model"]
@@ -50,6 +53,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
             self.model = model = self._build(fields)
         if source:
             hf_checkpoint.load(model, source)
+            hugging_face.initialise(model, plan.training.seed, device, adapters_alone=True)
         else:
             hugging_face.initialise(model, plan.training.seed, device)
         whole = whole_shapes(model)
@@ -102,12 +106,14 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         return {name: tensor.chunk(self.plan.cp, dim=1)[rank].contiguous() for name, tensor in batch.items()}
 
 
-def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer:
+def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer | TracedTrainer:
     """This rank's trainer; torch.distributed must be initialised. `engine` is the content of engine.json."""
     if plan.pp > 1:
         raise InputError("pin.pp", plan.pp, "Hugging Face models have no pipeline here", ["1"])
     if plan.sequence_parallel:
         raise InputError("pin.sequence_parallel", True, "DeepSpeed has none of Megatron's; pin.cp is its Ulysses", ["false"])
+    if plan.model.traced is not None:
+        return TracedTrainer(plan, engine, device)
     return HuggingFaceTrainer(plan, engine, device)
 
 

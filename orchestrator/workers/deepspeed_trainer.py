@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,10 @@ from orchestrator.workers import as_planned, distributed, groups, parts
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.groups import MODEL, Groups
+from orchestrator.workers.saving import Snapshot
+
+if TYPE_CHECKING:
+    from orchestrator.workers.other_engine import Names
 
 TAG = "state"
 """DeepSpeed's name for the folder inside a checkpoint."""
@@ -46,13 +50,15 @@ def set_log_level(plan: Plan) -> None:
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """As megatron-core groups them (optimizer/__init__.py:69): biases and norms (one dimension) don't decay. A partitioned parameter's own
-    shape is flat."""
+    """Of what is trained, as megatron-core groups it (optimizer/__init__.py:69): biases and norms don't decay. A partitioned
+    parameter's own shape is flat."""
     decayed: list[torch.nn.Parameter] = []
     free: list[torch.nn.Parameter] = []
     for parameter in model.parameters():
-        (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
-    return [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+        if parameter.requires_grad:
+            (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def complete_groups(model: torch.nn.Module) -> None:
@@ -69,6 +75,8 @@ class DeepSpeedTrainer:
     model: torch.nn.Module
     places: list[parts.Place]
     engine: Any
+    names: Names = "megatron_core"
+    """Whose names the weights have."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
@@ -202,7 +210,11 @@ class DeepSpeedTrainer:
         from orchestrator.workers import states
 
         if not states.covers(self.plan):
-            self.engine.save_checkpoint(str(folder), tag=TAG, client_state={"step": step}, save_latest=False)
+            # Frozen weights are the base's, which is there anyway.
+            trained = self.plan.training.lora is not None
+            self.engine.save_checkpoint(
+                str(folder), tag=TAG, client_state={"step": step}, save_latest=False, exclude_frozen_parameters=trained
+            )
             return
         if dist.get_rank() == 0:
             (folder / states.FOLDER).mkdir()
@@ -210,15 +222,32 @@ class DeepSpeedTrainer:
         states.save(self.engine, self.places, self.plan, self.groups, folder / states.FOLDER)
         torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
 
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """Raises InputError where `save` writes DeepSpeed's own checkpoint."""
+        from orchestrator.workers import states
+
+        if not states.covers(self.plan):
+            raise InputError("train.async_save", "true", "stage 0 in 16 bits, fp16 and sgd have DeepSpeed's own checkpoints")
+        if dist.get_rank() == 0:
+            (folder / states.FOLDER).mkdir()
+        dist.barrier()
+        found = states.copied(self.engine, self.places, self.plan, self.groups)
+        torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
+        return Snapshot(write=lambda: parts.write_parts(iter(found), folder / states.FOLDER))
+
     def load(self, saved: Saved) -> None:
         """Any layout, but for plans whose checkpoints are DeepSpeed's own (`save`); the generators only in the same. Raises InputError."""
         from orchestrator.workers import states
 
         mine = layout(self.plan)
         if saved.layout["engine"] != self.plan.engine:
-            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+            from orchestrator.workers import other_engine
+
+            found = other_engine.reader(saved, self.plan.model, self.names)
+            states.load(self.engine, self.places, self.plan, found, saved.step)
+            return
         if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
-            states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
+            states.load(self.engine, self.places, self.plan, parts.Parts(saved.folder / states.FOLDER), saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
                 self._set_generator_states(torch.load(path, weights_only=False))
@@ -228,6 +257,6 @@ class DeepSpeedTrainer:
             different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine.get(key)})" for key in keys)
             why = f"was written with {different}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only"
             raise InputError("train.resume", saved.folder, why)
-        path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG)
+        path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan
-from orchestrator.workers import hugging_face
+from orchestrator.workers import hugging_face, lora
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.hf_files import CONFIG, Checkpoint, Rows, write_config, write_files
 from orchestrator.workers.parts import Place
@@ -30,12 +31,15 @@ def match_activation(fields: dict[str, Any], folder: Path) -> None:
 
 
 def load(model: torch.nn.Module, folder: Path) -> None:
-    """Fill every parameter of a whole or partitioned model in place, before AutoTP cuts it: a rank reads the rows that its part touches.
+    """Fill every parameter of a whole or partitioned model but LoRA's adapters in place, before AutoTP cuts it: a rank reads the rows that
+    its part touches.
     Raises InputError for a tensor that is missing or of another shape."""
     checkpoint = Checkpoint(folder)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for full_name, parameter in model.named_parameters():
+            name, shape = lora.base_name(full_name), tuple(getattr(parameter, "ds_shape", parameter.shape))
+            if lora.is_adapter(name):
+                continue
             width = prod(shape[1:])
             for values, start in hugging_face.local_ranges(parameter):
                 first, last = start // width, -(-(start + values.numel()) // width)
@@ -46,11 +50,13 @@ def load(model: torch.nn.Module, folder: Path) -> None:
 
 
 def places(model: torch.nn.Module, groups: Groups, fields: dict[str, Any]) -> list[Place]:
-    """Every parameter's place in the whole model, after AutoTP has cut it."""
+    """The place in the whole model of every parameter that is trained, after AutoTP has cut it."""
     shapes = _whole_shapes(fields)
     tp_rank, replica = groups.rank("tp"), groups.rank(REPLICAS)
     found = []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[name]
         offset = tuple(0 if here == there else tp_rank * here for here, there in zip(shape, whole, strict=True))
         first = shape != whole or tp_rank == 0
@@ -67,10 +73,16 @@ def _whole_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def export(model: torch.nn.Module, plan: Plan, groups: Groups, folder: Path, fields: dict[str, Any]) -> None:
-    """Write a Hugging Face checkpoint into `folder`. All ranks call this; rank 0 holds one file's tensors at a time. `fields`:
-    engine.json's "model"."""
-    named = whole_tensors(model, plan, groups, fields)
-    if dist.get_rank() == 0:
+    """Write a Hugging Face checkpoint into `folder`; of a model with LoRA peft's adapter, or on request the sum of both. All ranks call
+    this; rank 0 holds one file's tensors at a time. `fields`: engine.json's "model"."""
+    adapted = fields.get("lora")
+    if adapted is None:
+        named = whole_tensors(model, plan, groups, fields)
+    else:
+        named = (lora.merged if adapted["merge"] else lora.adapters)(model, partial(_gathered, plan))
+    if dist.get_rank() == 0 and adapted is not None and not adapted["merge"]:
+        lora.write_adapters(named, adapted, plan.run.init_from, folder)
+    elif dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         dtype = write_files(named, folder)
         write_config(fields, fields["config"], folder, dtype, Path(plan.run.init_from) if plan.run.init_from else None)
@@ -80,14 +92,19 @@ def export(model: torch.nn.Module, plan: Plan, groups: Groups, folder: Path, fie
     dist.barrier()
 
 
+def _gathered(plan: Plan, parameters: list[torch.nn.Parameter]) -> Any:
+    """A context in which these parameters are whole."""
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters, enabled=plan.zero_stage == 3)
+
+
 def whole_tensors(model: torch.nn.Module, plan: Plan, groups: Groups, fields: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, whole tensor on the CPU) one after the other. Collectives over the data-parallel group at stage 3 and over tp: all ranks go
     through it together."""
-    import deepspeed
-
     shapes = _whole_shapes(fields)
     for name, parameter in model.named_parameters():
-        with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], enabled=plan.zero_stage == 3):
+        with torch.no_grad(), _gathered(plan, [parameter]):
             tensor = parameter.detach().clone()
         cut = [dim for dim, size in enumerate(shapes[name]) if tensor.shape[dim] != size]
         yield name, (_joined(tensor, cut[0], groups) if cut else tensor).cpu()

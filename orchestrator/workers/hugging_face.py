@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 import transformers
 from transformers.initialization import no_init_weights
 
+from orchestrator.workers import lora
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
 
@@ -43,6 +45,8 @@ def build_model(fields: dict[str, Any]) -> torch.nn.Module:
         model = getattr(transformers, fields["model_class"])(config)
     # no_init_weights leaves out the ties as well.
     model.tie_weights()
+    if "lora" in fields:
+        lora.put_in(model, fields["lora"])
     if fields["gradient_checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
@@ -65,8 +69,9 @@ def restore_rotary_frequencies(model: torch.nn.Module) -> None:
 # ---------------------------------------------------------------------------------------------------------------- weights
 
 
-def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
-    """Fill every parameter of a whole or partitioned model in place, before AutoTP cuts it.
+def initialise(model: torch.nn.Module, seed: int, device: torch.device, *, adapters_alone: bool = False) -> None:
+    """Fill every parameter of a whole or partitioned model in place, before AutoTP cuts it; `adapters_alone`: LoRA's, beside weights that
+    are loaded. The other weights are the same with adapters as without.
 
     A parameter's values depend on the seed and its name. A ZeRO-3 partition is a range of the flat parameter: each rank draws the blocks
     that its range touches, so that nobody holds a whole weight. Drawn on `device`, which decides the numbers, wherever the model is. The
@@ -75,15 +80,20 @@ def initialise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
     deviations = DEVIATIONS.get(model.config.model_type, _plain)(model.config)
     norms = {id(p) for module in model.modules() if "Norm" in type(module).__name__ for p in module.parameters(recurse=False)}
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for full_name, parameter in model.named_parameters():
+            name, shape = lora.base_name(full_name), tuple(getattr(parameter, "ds_shape", parameter.shape))
+            if adapters_alone and not lora.is_adapter(name):
+                continue
             for values, start in local_ranges(parameter):
-                if name.endswith("bias"):
+                if lora.is_adapter(name):
+                    bound = lora.bound(name, shape)
+                    _fill(values, start, prod(shape), partial(_uniform, bound=bound), (seed, name), device)
+                elif name.endswith("bias"):
                     values.zero_()
                 elif id(parameter) in norms:
                     values.fill_(0.0 if model.config.model_type in ZERO_CENTERED else 1.0)
                 else:
-                    total = prod(getattr(parameter, "ds_shape", parameter.shape))
-                    _fill_normal(values, start, total, deviations(name), (seed, name), device)
+                    _fill(values, start, prod(shape), partial(torch.Tensor.normal_, mean=0.0, std=deviations(name)), (seed, name), device)
 
 
 def local_ranges(parameter: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, int]]:
@@ -102,17 +112,22 @@ def local_ranges(parameter: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, 
         parameter.ds_secondary_tensor = None
 
 
-def _fill_normal(values: torch.Tensor, start: int, total: int, std: float, key: tuple[int, str], device: torch.device) -> None:
-    """Numbers `start` onwards of the `total` that belong to `key`. A block is always drawn whole: its numbers depend on its length."""
+def _fill(values: torch.Tensor, start: int, total: int, draw: Callable[..., Any], key: tuple[int, str], device: torch.device) -> None:
+    """Numbers `start` onwards of the `total` that belong to `key`. A block is always drawn whole: its numbers depend on its length. `draw`
+    fills a tensor in place, from `generator`."""
     generator = torch.Generator(device=device)
     end = start + values.numel()
     for index in range(start // BLOCK_ELEMENTS, -(-end // BLOCK_ELEMENTS)):
         generator.manual_seed(block_seed(*key, index))
         begin = index * BLOCK_ELEMENTS
         block = torch.empty(min(BLOCK_ELEMENTS, total - begin), dtype=torch.float32, device=device)
-        block.normal_(0.0, std, generator=generator)
+        draw(block, generator=generator)
         low, high = max(start, begin), min(end, begin + BLOCK_ELEMENTS)
         values[low - start : high - start].copy_(block[low - begin : high - begin])
+
+
+def _uniform(block: torch.Tensor, *, bound: float, generator: torch.Generator) -> None:
+    block.uniform_(-bound, bound, generator=generator)
 
 
 def _gpt2(config: Any) -> Callable[[str], float]:

@@ -13,12 +13,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator.errors import InputError
@@ -27,6 +26,7 @@ from orchestrator.workers import checkpoint, data, distributed, preflight
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
+from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, save
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
@@ -63,6 +63,10 @@ class Trainer(Protocol):
 
     def save(self, folder: Path, step: int) -> None: ...
 
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """What `save` writes, as a copy that is written beside the training (plan.run.async_save)."""
+        ...
+
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights."""
         ...
@@ -70,12 +74,21 @@ class Trainer(Protocol):
     def load(self, saved: checkpoint.Saved) -> None: ...
 
 
+@runtime_checkable
+class OwnBatches(Protocol):
+    """A trainer whose model is not trained on text, or not only."""
+
+    def open_batches(self, cache: Path) -> tuple[Any, Any]:
+        """As `open_batches`."""
+        ...
+
+    def scores(self) -> dict[str, float]:
+        """Of what was evaluated since the last call, beside the loss: they go into metrics.jsonl as "valid_" and their name."""
+        ...
+
+
 class NonFiniteLossError(Exception):
     """Loss or gradient norm is NaN or infinite."""
-
-
-class CheckpointError(Exception):
-    """A checkpoint could not be written: the disk is full, say. Those before it are as they were."""
 
 
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
@@ -156,18 +169,6 @@ def evaluate(trainer: Trainer, batches: data.Batches) -> float:
     return total / steps
 
 
-def save(trainer: Trainer, out: Path, step: int) -> None:
-    """A checkpoint of the state after `step` steps. Raises CheckpointError."""
-    try:
-        folder = checkpoint.begin(out, step)
-        trainer.save(folder, step)
-        checkpoint.commit(folder, step, trainer.plan)
-    except (Exception, CheckpointException) as error:  # each engine has its own for a full disk; Megatron's is no Exception
-        # torch's holds the tracebacks of the ranks that failed: the last line says why.
-        said = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-        raise CheckpointError(f"step {step}: the checkpoint can't be written: {said}; {checkpoint.newest(out)}") from error
-
-
 def train(
     trainer: Trainer,
     batches: data.Batches,
@@ -190,7 +191,9 @@ def train(
     eval_every = plan.run.eval_every if valid is not None else 0
     metrics = Metrics(plan, out, first_step)
     losses: list[float] = []
+    beside: SaveBeside | None = None
     now = (watchdog or NoWatchdog()).phase
+    stop = False
     for step in range(first_step, training.steps):
         begin = time.perf_counter()
         now(f"step {step + 1}: data")
@@ -208,11 +211,15 @@ def train(
             raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
         losses.append(loss)
         done = step + 1
+        if beside is not None and beside.poll():
+            beside = None
         evaluated: dict[str, float | None] = {}
         if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
             now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
             valid_loss = evaluate(trainer, valid)
             evaluated = {"valid_loss": valid_loss if math.isfinite(valid_loss) else None}
+            if isinstance(trainer, OwnBatches):
+                evaluated |= {f"valid_{name}": value for name, value in trainer.scores().items()}
         metrics.write(
             step=done,
             loss=loss,
@@ -225,13 +232,19 @@ def train(
         )
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
             now(f"step {done}: checkpoint", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
-            save(trainer, out, done)
+            if beside is not None:
+                beside.wait()
+            if plan.run.async_save:
+                beside = SaveBeside(trainer, out, done)
+            else:
+                save(trainer, out, done)
         if stop:
             break
-    else:
-        if plan.run.export_to:
-            now("export", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
-            trainer.export(Path(plan.run.export_to))
+    if beside is not None:
+        beside.wait()
+    if not stop and plan.run.export_to:
+        now("export", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
+        trainer.export(Path(plan.run.export_to))
     metrics.close()
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a reminder would end Python in its last moments, when it has no handlers any more
@@ -270,10 +283,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
                 if dist.get_rank() == 0:
                     print(f"preflight: {line}", flush=True)
             watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
-            corpus = data.open_corpus(plan, out / "data", build=distributed.local_rank_is_first(), wait=dist.barrier)
-            dp_rank = trainer.groups.rank("dp")
-            batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank)
-            valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+            batches, valid = open_batches(trainer, out / "data")
             first_step = 0
             resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
             if resume:
@@ -291,6 +301,17 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     except preflight.PreflightError as error:
         print(f"PreflightError: {error}", file=sys.stderr, flush=True)
         sys.exit(preflight.MISMATCH_STATUS)
+
+
+def open_batches(trainer: Trainer, cache: Path) -> tuple[Any, Any]:
+    """What is trained on, and what is evaluated on or None: text, unless the trainer has batches of its own."""
+    if isinstance(trainer, OwnBatches):
+        return trainer.open_batches(cache)
+    plan = trainer.plan
+    corpus = data.open_corpus(plan, cache, build=distributed.local_rank_is_first(), wait=dist.barrier)
+    dp_rank = trainer.groups.rank("dp")
+    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+    return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
 
 
 def read_engine(folder: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def cost_model(
 
 def candidate(*, micro_batch_size: int = 1, num_microbatches: int = 8, vpp: int = 1, schedule: str = "", **strategy: Any) -> Candidate:
     """A candidate from mesh degrees and strategy fields in one list."""
-    degrees = {axis: strategy.pop(axis) for axis in ("tp", "cp", "dp", "pp") if axis in strategy}
+    degrees = {axis: strategy.pop(axis) for axis in ("tp", "cp", "ep", "etp", "dp", "pp") if axis in strategy}
     return Candidate(
         engine="megatron",
         strategy=Strategy(mesh=Mesh(**degrees), **strategy),

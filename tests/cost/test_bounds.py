@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from orchestrator import detect, planning, recipe
 from orchestrator.cost.bounds import Floors, filled
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.spec import Candidate
 
 TRAITS = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
@@ -68,6 +70,27 @@ def test_no_plan_undercuts_its_floors_though_it_fills_the_memory_to_the_last_byt
     assert floors.leaf(cand) <= seconds * (1 + 1e-9)
     assert floors.group(cand, cand.vpp) <= seconds * (1 + 1e-9)
     assert costs.memory_floor(cand) <= peak * (1 + 1e-9)
+    overhead, samples = calibration.step_overhead_s, cand.mesh.dp * cand.micro_batch_size * cand.num_microbatches
+    for most in (cand.micro_batch_size, 16 * cand.micro_batch_size):  # its bound is for the training's samples
+        alike = (floors.shape(cand, most) - overhead) * samples / costs.training.global_batch_size
+        assert alike <= (seconds - overhead) * (1 + 1e-9)
+    if cand.strategy.zero_stage in stages_offered(MEGATRON, cand):
+        assert floors.shape_bytes(cand) <= costs.memory_floor(cand) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("recipe_name", ["deepseek_v3", "mixtral_8x7b", "llama3_8b"])
+def test_a_larger_micro_batch_takes_no_longer_a_sample(recipe_name: str) -> None:
+    """By this the bound of a mesh holds for all sizes of micro-batches."""
+    given = recipe.load([f"recipe={recipe_name}", "gpus=64"], detect.machine(), list(ENGINES))
+    (engine,) = [engine for engine in planning.question(given).planned if engine.name == "megatron"]
+    costs = engine.costs(planning.workload_of(given))
+    states = Floors(costs, engine.capabilities, 1e15, pinned_layout=False).least
+    for tp, ep, sequence_parallel in ((1, 1, False), (1, 8, False), (4, 1, True), (2, 8, True), (16, 4, True)):
+        ways = {"tp": tp, "dp": 64 // tp, "ep": ep if recipe_name != "llama3_8b" else 1, "sequence_parallel": sequence_parallel}
+        for kind in costs.kinds:
+            sizes = [candidate(**ways, micro_batch_size=size) for size in (1, 2, 3, 4, 6, 8, 16, 60, 64, 240)]
+            seconds = [sum(costs.layer_floor_seconds(cand, kind, states)) / cand.micro_batch_size for cand in sizes]
+            assert all(larger <= smaller * (1 + 1e-9) for smaller, larger in pairwise(seconds)), (kind, ways)
 
 
 @pytest.mark.parametrize(("vpp", "micro_batches"), [(1, 2.0), (2, 0.5)])

@@ -24,12 +24,13 @@ from orchestrator.engines.hf_config import hf_fields, inexpressible
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
+from orchestrator.model.lora import Lora
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture, Pointwise
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.axes import cp
-from orchestrator.strategy.legality import broken_rule, rules_of
+from orchestrator.strategy.legality import broken_rule, rules_of, unsuited
 from orchestrator.strategy.spec import Mesh, Strategy
 from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
 from orchestrator.strategy.workload import Workload
@@ -97,6 +98,9 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("hpz", workload(), {"zero_shard_size": 3, "zero_stage": 3}, "divide the 8 ranks"),
     ("offload_needs", workload(), {"offload_optimizer": True}, "zero_stage 1"),
     ("offload_ulysses", workload(LLAMA), {"offload_optimizer": True, "zero_stage": 2, "cp": 2, "dp": 4}, "under Ulysses"),
+    ("lora_tp", workload(LLAMA, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: AutoTP replaces"),
+    ("lora_hpz", workload(LLAMA, lora=Lora(rank=4)), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4 with lora.rank=4"),
+    ("lora_offload", workload(LLAMA, lora=Lora(rank=4)), {"offload_optimizer": True, "zero_stage": 2}, "with lora.rank=4: never tried"),
     ("recompute", workload(), {"recompute": "selective"}, "deepspeed has recompute none, full"),
 ]  # fmt: skip
 
@@ -109,6 +113,12 @@ def test_a_rule_refuses_with_its_reason(rule: str, given: Workload, choices: dic
     chosen = replace(chosen, schedule=schedule) if schedule else chosen
     rules = {rule.id: rule for rule in rules_of(ENGINES[DS].capabilities(Software()), given)}
     assert reason in (rules[rule].check(chosen, given) or "")
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {DS}))
+def test_other_engines_refuse_adapters_and_name_the_one_that_has_them(engine: str) -> None:
+    found = unsuited(ENGINES[engine].capabilities(Software()), workload(lora=Lora(rank=4)))
+    assert found == f"{engine} trains no adapters (lora.rank=4); engine=deepspeed does"
 
 
 def test_autotp_needs_the_whole_model_in_host_memory() -> None:

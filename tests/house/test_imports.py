@@ -12,7 +12,9 @@ EVERYWHERE = {"units", "errors", "values", "key", "extensions", "commands", "__i
 WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""
 PURE = {"model", "hardware", "strategy", "cost", "plan", "search", "engines", "job", "report"}
-COMMANDS = PURE | {"recipe", "detect", "launch", "planning", "folder", "screen", "asking", "audit", "pictures", "api", "console", "run"}
+COMMANDS = PURE | {
+    *("recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "pictures", "api", "console", "run"),
+}
 """What the commands and the Python interface may import: anything but workers."""
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
@@ -28,13 +30,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calibrate": {"cost", "model", "hardware", "strategy", "plan", "engines", "validate"},
     "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines"},
     "workers": {"plan", "strategy", "model", "hardware"},
-    "recipe": PURE | {"detect"},
+    "describe": {"model"},
+    "recipe": PURE | {"detect", "describe"},
     "detect": PURE,
     "finish": {"launch", "report"},
     "planning": PURE | {"recipe", "detect", "launch"},
     "folder": COMMANDS,
     "screen": COMMANDS,
     "run": COMMANDS,
+    "replan": COMMANDS,
     "asking": COMMANDS,
     "pictures": COMMANDS,
     "audit": COMMANDS,

@@ -57,9 +57,9 @@ def nothing_left(cluster: dict[str, str]) -> Iterator[None]:
     wait_for(lambda: not subprocess.run(["squeue", "-h"], env=cluster, capture_output=True, check=False).stdout, 60)
 
 
-def begin(out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+def begin(out: Path, environment: dict[str, str], *words: str, train: tuple[str, ...] = TRAIN) -> subprocess.Popen[str]:
     """The main path, in the background."""
-    command = [sys.executable, "-m", "orchestrator.run", *TRAIN, *words, f"out={out}"]
+    command = [sys.executable, "-m", "orchestrator.run", *train, *words, f"out={out}"]
     STARTED.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     return STARTED[-1]
 
@@ -237,3 +237,55 @@ def test_a_dead_node_is_the_cause_and_the_job_goes_on_elsewhere(tmp_path: Path, 
         code, said = end(process)
         assert code != 0, said
         assert (status(out)["status"], status(out)["error"]) == ("failed", "Slurm: a node failed: n1"), said
+
+
+def of_node(name: str, home: Path) -> set[int]:
+    """slurmd of a node, the tasks that run there, and what started them."""
+    found = {int((home / f"slurmd.{name}.pid").read_text())}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            starter = Path(f"/proc/{parent}/cmdline").read_text()
+        except OSError:
+            continue
+        if f"SLURMD_NODENAME={name}".encode() in variables and f"SLURM_CONF={home / 'slurm.conf'}".encode() in variables:
+            found |= {int(folder.name), *([parent] if starter.startswith("slurmstepd") else [])}
+    return found
+
+
+@pytest.mark.full
+def test_a_job_that_loses_a_node_goes_on_at_once_on_the_other_one_under_a_new_plan(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Unattended, inside its allocation: Slurm need not even have noticed. Everything of node n1 is killed; no step that was saved is taken
+    twice, and the losses are those of a run that nobody disturbed."""
+    home = tmp_path_factory.mktemp("slurm") / "home"
+    steps = 16
+    recipe = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", f"train.steps={steps}")
+    with slurm_cluster.slurm(home) as environment:
+        code, said = end(begin(tmp_path / "whole", dict(os.environ), "launch=local", train=recipe))
+        assert code == 0, said
+        out = tmp_path / "run"
+        words = ("launch=slurm", "launch.wait=true", "slurm.nodes=1-2", "slurm.time=10", "slurm.cpus_per_task=2", "train.save_every=1",
+                 "train.keep_last=2")  # fmt: skip
+        process = begin(out, environment, *words, train=recipe)
+        wait_for(lambda: len(metrics(out)) >= 3, 180)
+        assert json.loads((out / "plan.json").read_text())["world_size"] == 4
+        lost = time.time()
+        for member in of_node("n1", home):
+            os.kill(member, signal.SIGKILL)
+        wait_for(lambda: json.loads((out / "plan.json").read_text())["world_size"] == 2, 180)
+        planned = time.time()
+        done = len(metrics(out))
+        wait_for(lambda: len(metrics(out)) > done, 180)
+        print(f"from the loss of a node to the new plan {planned - lost:.1f} s, to the next step {time.time() - lost:.1f} s")
+        code, said = end(process)
+        log = next(out.glob("slurm-*.log")).read_text()
+        assert code == 0, said + log
+        assert "job.sbatch: 1 of 2 nodes answer: n0" in log
+        assert "replan: 1 of 1 nodes" in log
+        assert (status(out)["status"], status(out)["steps"], status(out)["restarts"]) == ("finished", steps, 0)
+        assert [row["step"] for row in metrics(out)] == list(range(1, steps + 1))
+        assert losses(out) == pytest.approx(losses(tmp_path / "whole"), abs=1e-4)
+        assert [path.name for path in (out / "plans").iterdir()] == ["0-4-ranks"]

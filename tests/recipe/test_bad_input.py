@@ -236,7 +236,7 @@ FILES: dict[str, tuple[str, str | bytes, str, str]] = {
     "a cluster too small": ("c.yaml", CLUSTER, "cluster", "gpus=16: is more than the outermost network level"),
     "a Hugging Face config that is no JSON": ("h.json", "{'a': 1}", "model.hf_config", "h.json: is not JSON"),
     "a Hugging Face config that is a list": ("h.json", "[1]", "model.hf_config", "h.json: is not a JSON object"),
-    "a Hugging Face config of another family": ("h.json", json.dumps(LLAMA | {"model_type": "mamba"}), "model.hf_config", "mamba"),
+    "a Hugging Face config of another family": ("h.json", json.dumps(LLAMA | {"model_type": 7}), "model.hf_config", "model_type"),
     "a Hugging Face config with a hole": ("h.json", json.dumps(LLAMA), "model.hf_config", "vocab_size"),
     "a Hugging Face config with text for a number": ("h.json", json.dumps(LLAMA | {"vocab_size": "many"}), "model.hf_config", "vocab_size"),
     "data that is empty": ("d.txt", "", "data", "d.txt: is empty"),

@@ -15,6 +15,7 @@ from orchestrator import recipe, run
 from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, SlurmOptions
+from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
@@ -63,8 +64,8 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_field_that_a_user_may_set_is_a_key() -> None:
     """None of them is forgotten in a list, as there is none; those that only the program fills in are named here."""
-    filled_in = {"planner", "blend", "split"}
-    for struct in (Training, Architecture, RunSettings, SlurmOptions, ContainerOptions):
+    filled_in = {"planner", "blend", "split", "lora"}
+    for struct in (Training, Lora, Architecture, RunSettings, SlurmOptions, ContainerOptions):
         fields = {info.name for info in msgspec.structs.fields(struct)}
         assert fields - {key.field for key in KEYS.values() if key.owner is struct} <= filled_in
 
@@ -74,7 +75,7 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     mine.write_text("recipe: gpt_tiny\nslurm: {nodes: two}\n")
     with pytest.raises(InputError) as refused:
         recipe.load([f"recipe={mine}"], Machine(host_memory=2**34), ["megatron"])
-    assert str(refused.value) == f"{mine}: slurm.nodes=two: is not a whole number"
+    assert str(refused.value) == f"{mine}: slurm.nodes=two: is not a whole number, nor the least and the most: 8-16"
 
 
 def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,8 @@ def _weights(trainer: Any) -> dict[str, torch.Tensor]:
 def _gradients(trainer: Any) -> dict[str, torch.Tensor]:
     from deepspeed.utils import safe_get_full_grad
 
-    return {name: safe_get_full_grad(parameter).float() for name, parameter in trainer.model.named_parameters()}
+    trained = ((name, parameter) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad)
+    return {name: safe_get_full_grad(parameter).float() for name, parameter in trained}
 
 
 def _whole(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
@@ -82,7 +84,8 @@ def _shapes(plan: Any) -> dict[str, tuple[int, ...]]:
 
 
 def state_bytes(plan_json: str, cache: str) -> dict[str, int]:
-    """Bytes of model states that this rank's tensors hold after two steps, by kind. Gradients are counted before the update."""
+    """Bytes of model states that this rank's tensors hold after two steps, by kind. Gradients are counted before the update. Frozen weights
+    are a kind of their own, where there are any."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
     try:
@@ -91,13 +94,26 @@ def state_bytes(plan_json: str, cache: str) -> dict[str, int]:
             trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
             gradients = _gradient_bytes(trainer)
             trainer.update(1e-3)
-        return {"weights": _weight_bytes(trainer), "gradients": gradients, "optimizer": _optimizer_bytes(trainer)}
+        found = {"weights": _weight_bytes(trainer, True), "gradients": gradients, "optimizer": _optimizer_bytes(trainer)}
+        frozen = _weight_bytes(trainer, False)
+        return found | ({"frozen": frozen} if frozen else {})
     finally:
         forget(trainer)
 
 
-def _weight_bytes(trainer: Any) -> int:
-    held = [getattr(parameter, "ds_tensor", parameter) for parameter in trainer.model.parameters()]
+def trained_and_exported(plan_json: str, cache: str) -> list[float]:
+    """The losses of a run that ends with its export."""
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    try:
+        batches = make_batches(trainer, cache)
+        return loop.train(trainer, batches, Path(cache) / f"out-{dist.get_world_size()}")
+    finally:
+        forget(trainer)
+
+
+def _weight_bytes(trainer: Any, trained: bool) -> int:
+    held = [getattr(p, "ds_tensor", p) for p in trainer.model.parameters() if p.requires_grad == trained]
     return _storage_bytes(held)
 
 

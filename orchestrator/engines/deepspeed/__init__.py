@@ -9,7 +9,7 @@ from orchestrator.engines.deepspeed.entry import start
 from orchestrator.engines.deepspeed.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.deepspeed.traits import traits
 from orchestrator.engines.deepspeed.translate import PASSES, translate, why_no_exchange
-from orchestrator.engines.ds_checkpoints import why_no_resume
+from orchestrator.engines.ds_checkpoints import reshardable, why_no_resume
 from orchestrator.engines.engine import Engine
 
 ENGINE: Final = Engine(
@@ -21,5 +21,9 @@ ENGINE: Final = Engine(
     passes=PASSES,
     entry=start,
     why_no_exchange=why_no_exchange,
+    reshardable=reshardable,
+    saves_beside=reshardable,
+    takes_over="all",
+    hugging_face_names=True,
     why_no_resume=why_no_resume,
 )

@@ -12,6 +12,8 @@ from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.spec import RANK_ORDER
 
+TRACED: Final = ("traced", "attention_bias")
+"""Models of any architecture, by the layers that were recorded from their own code."""
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
 
 
@@ -19,7 +21,7 @@ def capabilities(software: Software) -> Capabilities:
     """What DeepSpeed 0.19.8 runs over transformers' models (engines README, "DeepSpeed + HF"; ds_zero, ds_autotp, ds_ulysses)."""
     return Capabilities(
         engine=NAME,
-        parts=hf_config.PARTS,
+        parts=(*hf_config.PARTS, *TRACED),
         axes=("tp", "cp", "dp"),
         zero_stages=(0, 1, 2, 3),
         zero_stages_with_pipeline=(),
@@ -31,6 +33,7 @@ def capabilities(software: Software) -> Capabilities:
         offload_optimizer=True,
         zero_shard_groups=True,
         zero_shard_stages=(3,),
+        lora=True,
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
         rank_orders=(RANK_ORDER,),

@@ -27,12 +27,19 @@ AUTOTP_REFUSED: Final = {
 
 
 def hf_architecture(_: Candidate, workload: Workload) -> str | None:
+    if workload.model.architecture.traced is not None:
+        return None  # it is transformers' own, or the user's
     return inexpressible(workload.model.architecture)
 
 
 def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
-    tp, model = candidate.mesh.tp, class_of(workload.model.architecture).model
-    if tp == 1 or model not in AUTOTP_REFUSED:
+    tp, a = candidate.mesh.tp, workload.model.architecture
+    if tp == 1:
+        return None
+    if a.traced is not None:
+        return f"tp={tp}: no partition of {a.traced.model_class} is known"
+    model = class_of(a).model
+    if model not in AUTOTP_REFUSED:
         return None
     name = "GPT-2" if model == GPT2.model else f"transformers' {model}"
     return f"tp={tp}: AutoTP refuses {name}, {AUTOTP_REFUSED[model]}"
@@ -74,8 +81,13 @@ def autotp_host(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
-    model, cp = class_of(workload.model.architecture).model, candidate.mesh.cp
-    if cp == 1 or model in ULYSSES_CLASSES:
+    cp, a = candidate.mesh.cp, workload.model.architecture
+    if cp == 1:
+        return None
+    if a.traced is not None:
+        return f"cp={cp}: {a.traced.model_class} can't be run under DeepSpeed's Ulysses here; {', '.join(ULYSSES_CLASSES)} can"
+    model = class_of(a).model
+    if model in ULYSSES_CLASSES:
         return None
     return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
 
@@ -117,6 +129,28 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+def lora_alone(candidate: Candidate, workload: Workload) -> str | None:
+    """AutoTP takes an adapted linear for a plain one and never looks inside it (module_inject/auto_tp.py:1079)."""
+    tp, lora = candidate.mesh.tp, workload.training.lora
+    if lora is None or tp == 1:
+        return None
+    return f"tp={tp} with lora.rank={lora.rank}: AutoTP replaces peft's adapted linears, and the adapters with them"
+
+
+def lora_hpz(candidate: Candidate, workload: Workload) -> str | None:
+    size, lora = candidate.strategy.zero_shard_size, workload.training.lora
+    if lora is None or size is None:
+        return None
+    return f"zero_shard_size={size} with lora.rank={lora.rank}: never tried with frozen weights"
+
+
+def lora_offload(candidate: Candidate, workload: Workload) -> str | None:
+    lora = workload.training.lora
+    if lora is None or not candidate.strategy.offload_optimizer:
+        return None
+    return f"offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"
+
+
 def deepspeed_rules() -> tuple[Rule, ...]:
     """All of them."""
     return (
@@ -140,6 +174,9 @@ def deepspeed_rules() -> tuple[Rule, ...]:
             "tp",
             "cp",
         ),
+        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp"),
+        rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
+        rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
         *deepspeed_zero_rules(),
         rule("offload_ulysses", "ours: nobody has tried it", ulysses_offload, "offload_optimizer", "cp"),
     )

@@ -36,6 +36,6 @@ def traits(software: Software) -> Traits:
         fp32_gradient_fusion=False,
         logits_bytes=LOGITS_BYTES,
         layers="hugging_face",
-        unfused_attention=("encoder_decoder",),
+        unfused_attention=("encoder_decoder", "attention_bias"),
         context_parallel="all_to_all",
     )

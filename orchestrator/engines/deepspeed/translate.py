@@ -8,6 +8,7 @@ from orchestrator.engines import passthrough
 from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config, tensor_parallel
 from orchestrator.engines.hf_config import hf_fields
+from orchestrator.engines.traced import traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
 from orchestrator.model.spec import Architecture
@@ -21,7 +22,8 @@ PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
     more = own_sections(plan)
-    engine = engine_file(plan, REQUIREMENTS, {"model": hf_fields(plan), "ds_config": ds_config(plan, more)})
+    model = hf_fields(plan) if plan.model.traced is None else traced_fields(plan)
+    engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     files, notes = deepspeed_files(plan, more)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
     if plan.model.stack == "encoder":
@@ -42,6 +44,8 @@ def own_sections(plan: Plan) -> dict[str, Any]:
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
     """As `Engine` asks."""
+    if architecture.traced is not None:
+        return f"weights of {architecture.traced.model_class}, which no reader knows, are neither loaded nor exported here"
     if architecture.experts:
         return "engine=deepspeed trains no experts"
     if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines.ds_checkpoints import why_no_resume
+from orchestrator.engines.ds_checkpoints import reshardable, why_no_resume
 from orchestrator.engines.engine import Engine
 from orchestrator.engines.megatron_deepspeed.capabilities import capabilities
 from orchestrator.engines.megatron_deepspeed.requirements import NAME, REQUIREMENTS
@@ -19,5 +19,8 @@ ENGINE: Final = Engine(
     requirements=REQUIREMENTS,
     passes=PASSES,
     why_no_exchange=why_no_exchange,
+    reshardable=reshardable,
+    saves_beside=reshardable,
+    takes_over="all",
     why_no_resume=why_no_resume,
 )

@@ -15,6 +15,7 @@ from orchestrator.model.families.check import check_architecture, check_lengths
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import KEY, HfConfig
 from orchestrator.model.spec import ModelSpec
+from orchestrator.model.traced import FAMILY, Traced
 
 
 def _found() -> dict[str, Family]:
@@ -32,10 +33,45 @@ def describe(architecture: Architecture, seq_length: int, decoder_seq_length: in
 
     Raises InputError for an unknown family, an architecture that is not one, or a length that it can't take.
     """
+    if architecture.traced is not None:
+        return _recorded(architecture, architecture.traced, seq_length, decoder_seq_length)
     family = _family(architecture.family)
     check_architecture(architecture, family)
     check_lengths(architecture, seq_length, decoder_seq_length)
     return layers(architecture, seq_length, decoder_seq_length)
+
+
+def _recorded(a: Architecture, traced: Traced, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
+    """Layers that were recorded at these lengths."""
+    traced.check_lengths(seq_length, decoder_seq_length)
+    return ModelSpec(
+        architecture=a, seq_length=seq_length, decoder_seq_length=decoder_seq_length, runs=traced.runs, edges=traced.edges
+    )
+
+
+def of_traced(traced: Traced, name: str) -> Architecture:
+    """A recorded model as an architecture: its flat fields say what the recording tells of its sizes."""
+    return Architecture(
+        family=FAMILY,
+        name=name,
+        num_layers=max(1, sum(run.count for run in traced.runs if run.layer.recomputable)),
+        hidden_size=traced.hidden_size,
+        num_attention_heads=traced.num_attention_heads,
+        num_query_groups=traced.num_query_groups,
+        kv_channels=max(1, traced.hidden_size // traced.num_attention_heads),
+        ffn_hidden_size=traced.ffn_hidden_size,
+        vocab_size=traced.vocab_size,
+        max_position_embeddings=traced.max_position_embeddings,
+        position_embedding="none",
+        make_vocab_size_divisible_by=1,
+        tie_embeddings=any(weight.tied for run in traced.runs for weight in run.layer.weights),
+        traced=traced,
+    )
+
+
+def has_reader(config: Mapping[str, Any]) -> bool:
+    """Whether a family reads Hugging Face configurations of this kind."""
+    return any(config.get("model_type") in family.hf_model_types for family in FAMILIES.values())
 
 
 def from_hf_config(config: Mapping[str, Any], name: str) -> Architecture:

@@ -1,0 +1,71 @@
+"""One kind of layer, runs of equal layers, and the tensors that ride along between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from math import prod
+
+from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Saved, Weight
+from orchestrator.values import Value
+
+SAVING = (Gemm, Attention, Pointwise)
+
+
+class LayerSpec(Value, frozen=True, kw_only=True):
+    """One kind of layer. `input_elements` per sample is what enters (what full recompute keeps, what a pipeline boundary before it
+    carries); `output_elements` what leaves. `recomputable`: engines recompute transformer layers, never the embedding or the head."""
+
+    kind: str
+    weights: tuple[Weight, ...]
+    ops: tuple[Op, ...]
+    input_elements: int
+    output_elements: int
+    recomputable: bool = True
+
+    def local_parameters(self, tp: int, *, with_tied: bool = True) -> int:
+        """Parameters of this layer on one tensor-parallel rank."""
+        return sum(w.local_numel(tp) for w in self.weights if with_tied or not w.tied)
+
+    def saved(self, *, flash_attention: bool) -> Iterator[Saved]:
+        """What the layer keeps for its backward pass with this attention."""
+        for op in self.ops:
+            if isinstance(op, SAVING):
+                yield from (saved for saved in op.saves if saved.exists(flash_attention=flash_attention))
+
+    def saved_bytes(
+        self,
+        tp: int = 1,
+        *,
+        sequence_parallel: bool = False,
+        cp: int = 1,
+        itemsize: int = 2,
+        flash_attention: bool = True,
+        without: Collection[str] = (),
+    ) -> float:
+        """Bytes kept for backward on one rank, per sample; `without`: the groups that are recomputed."""
+        return sum(
+            saved.local_elements(tp, sequence_parallel=sequence_parallel, cp=cp) * (saved.itemsize or itemsize)
+            for saved in self.saved(flash_attention=flash_attention)
+            if saved.group not in without
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole layer, unpadded, tied copies not counted."""
+        return sum(prod(w.shape) for w in self.weights if not w.tied)
+
+
+class LayerRun(Value, frozen=True, kw_only=True):
+    """`count` identical layers in a row."""
+
+    layer: LayerSpec
+    count: int
+
+
+class Edge(Value, frozen=True, kw_only=True):
+    """A tensor that rides along: `elements` per sample made by the last layer of kind `source`, needed by every `target` layer."""
+
+    name: str
+    source: str
+    target: str
+    elements: int

@@ -1,0 +1,165 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) beside the frozen linears of transformers' modules, as peft 0.21 computes them
+(peft/tuners/lora/layer.py, Linear.forward): y = W x + (alpha / rank) B A dropout(x), with A of (rank, in) and B of (out, rank).
+
+A frozen weight has no gradient and no optimizer state at any ZeRO stage, its product has no gradient of the weight, and its input is not
+kept for one; the adapter on it keeps that input instead, or with dropout a dropped copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Annotated, Final
+
+from msgspec.structs import replace
+
+from orchestrator.errors import InputError, nearest
+from orchestrator.key import Key, names
+from orchestrator.model.hugging_face import is_gpt2
+from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE
+from orchestrator.model.spec import Architecture, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
+from orchestrator.values import Value
+
+ALL: Final = "all-linear"
+"""Every linear but the output layer: peft's own word for it."""
+ADDED: Final = 2 * READ + 2 * WRITE + READ
+"""Bytes moved for each element of an adapted linear's output: times alpha / rank (read, write), plus the frozen one's (6)."""
+
+
+class Lora(Value, frozen=True, kw_only=True):
+    """Which linears have adapters, and how large these are."""
+
+    rank: Annotated[int, Key("lora.rank", "of LoRA's adapters; without it all weights are trained", type=int, low=1, high=10**6)]
+    targets: Annotated[
+        tuple[str, ...],
+        Key("lora.targets", "linears with adapters, by their names in transformers: q_proj,v_proj; or all-linear", type=str, read=names),
+    ] = (ALL,)
+    alpha: Annotated[
+        float | None, Key("lora.alpha", "adapters count alpha / rank times", type=float, default="twice the rank", above=0)
+    ] = None
+    dropout: Annotated[float, Key("lora.dropout", "of the adapters' inputs", low=0, below=1)] = 0.0
+
+    @property
+    def scaling(self) -> float:
+        """What an adapter's output is multiplied by.
+
+        >>> Lora(rank=16).scaling, Lora(rank=16, alpha=8).scaling
+        (2.0, 0.5)
+        """
+        return (2 * self.rank if self.alpha is None else self.alpha) / self.rank
+
+    def adapts(self, name: str) -> bool:
+        """Whether the linears of this name have adapters."""
+        return ALL in self.targets or name in self.targets
+
+
+def linear_names(a: Architecture) -> dict[str, tuple[str, ...]]:
+    """The last names of the linears in transformers' modules, by the product that they make up between them, in order."""
+    if is_gpt2(a):
+        words = ("c_attn", "c_proj", "c_fc", "c_proj")
+    elif a.stack == "encoder":
+        words = ("query key value", "dense", "dense", "dense")
+    elif a.stack == "encoder_decoder":
+        words = ("q k v", "o", "wi_0 wi_1" if a.gated else "wi", "wo")
+    elif a.family == "phi3":
+        words = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    else:
+        words = ("q_proj k_proj v_proj", "o_proj", "gate_proj up_proj" if a.gated else "up_proj", "down_proj")
+    products = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+    found = {product: tuple(linears.split()) for product, linears in zip(products, words, strict=True)}
+    if a.stack == "encoder_decoder":
+        found |= {"cross_attention.linear_q": ("q",), "cross_attention.linear_kv": ("k", "v"), "cross_attention.linear_proj": ("o",)}
+    if a.stack == "encoder":
+        found["lm_head.dense"] = ("dense",)
+    return found
+
+
+def target_names(a: Architecture, lora: Lora) -> tuple[str, ...]:
+    """The names of all linears with adapters, each once."""
+    found = dict.fromkeys(name for linears in linear_names(a).values() for name in linears)
+    return tuple(name for name in found if lora.adapts(name))
+
+
+def check_targets(a: Architecture, lora: Lora) -> None:
+    """Raises InputError for a target that is no linear of this model in transformers."""
+    known = tuple(dict.fromkeys(name for linears in linear_names(a).values() for name in linears))
+    for target in lora.targets:
+        if target not in (ALL, *known):
+            close = nearest(target, known)
+            why = f"is no linear of transformers' {a.family} models{f'; did you mean {close}?' if close else ''}"
+            raise InputError("lora.targets", target, why, [ALL, *known])
+    if not lora.targets:
+        raise InputError("lora.targets", "", "names no linear", [ALL, *known])
+
+
+def with_lora(model: ModelSpec, lora: Lora) -> ModelSpec:
+    """A model as transformers builds it (model/hugging_face.py), frozen, with adapters."""
+    linears = linear_names(model.architecture)
+    runs = []
+    for run in model.runs:
+        ops = _Adapting(linears, lora)
+        new = tuple(changed for op in run.layer.ops for changed in ops.of(op, run.layer))
+        frozen = tuple(replace(weight, frozen=True) for weight in run.layer.weights)
+        runs.append(replace(run, layer=replace(run.layer, ops=new, weights=(*frozen, *ops.weights))))
+    return replace(model, runs=tuple(runs))
+
+
+def trainable_parameters(model: ModelSpec) -> int:
+    """Elements of the weights that are trained, in the whole model; tied ones once."""
+    return sum(run.count * prod(w.shape) for run in model.runs for w in run.layer.weights if not w.frozen and not w.tied)
+
+
+class _Adapting:
+    """One layer's operations, one after the other."""
+
+    def __init__(self, linears: dict[str, tuple[str, ...]], lora: Lora) -> None:
+        self._linears, self._lora = linears, lora
+        self._met: dict[str, int] = {}
+        self._inputs: dict[str, tuple[Saved, ...]] = {}
+        self.weights: list[Weight] = []
+
+    def of(self, op: Op, layer: LayerSpec) -> Iterator[Op]:
+        """The frozen operation, and its adapter where it has one."""
+        if isinstance(op, Gemm):
+            yield from self._linear(op)
+        elif isinstance(op, Pointwise) and layer.kind == "embedding":
+            yield replace(op, moved_backward=0.0)
+        elif isinstance(op, Pointwise):
+            # A norm keeps the normalised tensor for its weight's gradient alone.
+            yield replace(op, saves=tuple(saved for saved in op.saves if saved.name != f"{op.name}.normalised"))
+        else:
+            yield op
+
+    def _linear(self, op: Gemm) -> Iterator[Op]:
+        """Linears that follow each other under one name take the same input, which the first is said to keep."""
+        index = self._met.get(op.name, 0)
+        self._met[op.name] = index + 1
+        if index == 0:
+            self._inputs[op.name] = op.saves
+        linears = self._linears.get(op.name, ())
+        adapted = bool(linears) and self._lora.adapts(linears[index])
+        kept: tuple[Saved, ...] = ()
+        if op.name.endswith("attention.linear_proj") and not (adapted and not self._lora.dropout):
+            kept = tuple(replace(saved, flash_only=True) for saved in op.saves)  # fused attention keeps its output itself
+        yield replace(op, frozen=True, saves=kept)
+        if adapted:
+            yield from self._adapter(op, f"{op.name}.{linears[index]}")
+
+    def _adapter(self, op: Gemm, name: str) -> Iterator[Op]:
+        rank = self._lora.rank
+        self.weights += [
+            Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k)),
+            Weight(name=f"{name}.lora_B.weight", shape=(op.n, rank)),
+        ]
+        if self._lora.dropout:
+            taken = op.tokens * op.k
+            mask = Saved(name=f"{name}.dropout.mask", elements=taken, itemsize=MASK_BYTES, group="dropout", dropout_only=True)
+            yield Pointwise(name=f"{name}.dropout", elements=taken, moved=READ + WRITE + MASK_BYTES, saves=(mask,))
+            inputs: tuple[Saved, ...] = (Saved(name=f"{name}.lora_A.input", elements=taken, group="dropout"),)
+        else:
+            inputs = self._inputs.pop(op.name, ())
+        yield Gemm(name=f"{name}.lora_A", tokens=op.tokens, k=op.k, n=rank, saves=inputs)
+        middle = Saved(name=f"{name}.lora_B.input", elements=op.tokens * rank)
+        yield Gemm(name=f"{name}.lora_B", tokens=op.tokens, k=rank, n=op.n, saves=(middle,))
+        yield Pointwise(name=f"{name}.lora_scale", elements=0, moved=0.0)  # a kernel of its own
+        yield Pointwise(name=f"{name}.lora_add", elements=op.tokens * op.n, moved=ADDED)

@@ -1,0 +1,101 @@
+"""A model as its own code computes it: layers that were recorded while the model ran once on torch's meta device, for one sample of these
+lengths in this precision (workers/tracing makes it, `python -m orchestrator.describe` writes it). Pure numbers here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from orchestrator.errors import InputError
+from orchestrator.model.layer import Edge, LayerRun
+from orchestrator.values import Value
+
+FAMILY = "traced"
+"""Of architectures that no reader made."""
+
+
+class Feed(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One argument of the model's forward, for one sample: float numbers are drawn from N(0, 1), integers from range(low, high)."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Without the batch; () is one number a sample."""
+    dtype: Literal["float", "int64", "bool"] = "float"
+    low: int = 0
+    high: int = 1
+    values: tuple[int, ...] = ()
+    """What is in it, row by row, in place of drawn numbers."""
+    copies: str = ""
+    """The feed whose numbers it has: labels of a language model are its tokens."""
+    every: int = 0
+    """Above 0: of what it copies it has only every so-manieth, the others are -100, which losses leave out."""
+    joined: bool = False
+    """The samples' first dimensions follow each other in place of a batch dimension (patches of Qwen-VL)."""
+
+
+class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What was recorded, and from what it is built again."""
+
+    model_class: str
+    """transformers' class, or the class that the user's factory makes."""
+    config: str = ""
+    """The Hugging Face config.json, as text."""
+    code: str = ""
+    """package.module:factory in place of it."""
+    attention: str = "sdpa"
+    """transformers' implementation that this model takes: sdpa or eager."""
+    seq_length: int
+    """Tokens of a sample; of a model whose input has a fixed size, those that enter its first block."""
+    decoder_seq_length: int | None = None
+    fixed_length: bool = False
+    """Its input has the same size whatever train.seq_length (images)."""
+    itemsize: int
+    """Bytes of an activation's element in the precision it was recorded in: 2 or 4."""
+    hidden_size: int
+    num_attention_heads: int = 1
+    num_query_groups: int = 1
+    ffn_hidden_size: int
+    vocab_size: int = 1
+    max_position_embeddings: int
+    biased_attention: bool = False
+    """Scores are added a tensor that learns (T5, Swin): no flash kernel computes that."""
+    feeds: tuple[Feed, ...]
+    runs: tuple[LayerRun, ...]
+    edges: tuple[Edge, ...] = ()
+    assumed: tuple[str, ...] = ()
+    """Values that the model's code asked of tensors which have none, with what it was told."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Kinds of its repeated blocks."""
+        return tuple(dict.fromkeys(run.layer.kind for run in self.runs if run.layer.recomputable))
+
+    def features(self) -> tuple[str, ...]:
+        """Words of capabilities."""
+        return (FAMILY, "attention_bias") if self.biased_attention else (FAMILY,)
+
+    def check_lengths(self, seq_length: int, decoder_seq_length: int | None) -> None:
+        """Raises InputError where the description is of other lengths."""
+        given = (("seq_length", seq_length, self.seq_length), ("decoder_seq_length", decoder_seq_length, self.decoder_seq_length))
+        for name, here, described in given:
+            if here != described:
+                if self.fixed_length:
+                    why = f"the input of {self.model_class} has one size, which makes train.{name}={described}; leave it out"
+                else:
+                    said = "has none" if described is None else f"is of train.{name}={described}"
+                    why = f"the model's description {said}; describe it anew: python -m orchestrator.describe --help"
+                raise InputError(f"train.{name}", here, why)
+
+
+class Descriptions(Value, frozen=True, kw_only=True):
+    """The content of a description file: the same model at several lengths and precisions."""
+
+    orchestrator_description: Literal[1] = 1
+    traced: tuple[Traced, ...]
+
+    def of(self, seq_length: int | None, decoder_seq_length: int | None, itemsize: int) -> Traced | None:
+        """The one for these lengths and bytes of an activation's element."""
+        for found in self.traced:
+            lengths = (found.seq_length, found.decoder_seq_length)
+            if found.itemsize == itemsize and (found.fixed_length or lengths == (seq_length, decoder_seq_length)):
+                return found
+        return None

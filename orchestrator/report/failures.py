@@ -1,0 +1,83 @@
+"""What checkpoints hold and allow, what failures cost, and what the training would be on another number of GPUs: lines of a report."""
+
+from __future__ import annotations
+
+from orchestrator.cost.goodput import daly, goodput, mtbf_of_job
+from orchestrator.plan import Plan
+from orchestrator.report.budget import budget, format_time
+from orchestrator.report.text import choice, difference
+from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.units import format_bytes, format_seconds
+from orchestrator.values import Value
+
+HOUR_S = 3600.0
+
+
+def checkpoint_bytes(parameters: int, states: StateBytes) -> float:
+    """Of weights, master weights and moments of the whole model: what an engine's checkpoint holds at most, whatever the layout.
+
+    >>> checkpoint_bytes(10**9, StateBytes(weight=2, gradient=4, master=4, moments=8)) / 1e9
+    14.0
+    """
+    return parameters * (states.weight + states.master + states.moments)
+
+
+def checkpoint_text(plan: Plan, nbytes: float, reshardable: bool) -> str:
+    """What later changes a checkpoint of this plan allows, and what is lost where the run restarts; "" without checkpoints."""
+    every = plan.run.save_every
+    if not every or plan.predicted is None:
+        return ""
+    if reshardable:
+        allows = f"a later run of engine={plan.engine} may have other GPUs, tp, pp, cp, ep, dp and ZeRO stage"
+    else:
+        allows = f"a later run must have this layout on {plan.world_size} ranks (stage 0 in 16 bits, fp16, sgd)"
+    lost = format_time(every * plan.predicted.step_time_s / 2)
+    size = format_bytes(nbytes)
+    return f"one every {every:,} steps, of up to {size}: {allows}; another engine takes the weights; a restart loses {lost} on average"
+
+
+class Failures(Value, frozen=True, kw_only=True):
+    """What a user states of the cluster: hours between two failures of one node, bytes/s of the storage for all ranks together, and seconds
+    from a failure to the first step without the reading of the checkpoint."""
+
+    mtbf_hours: float
+    storage_bandwidth: float
+    restart_s: float
+
+
+def failures_text(plan: Plan, nbytes: float, of: Failures) -> str:
+    """The goodput at the plan's save interval, and at the best one."""
+    if plan.predicted is None:
+        raise ValueError("the plan has no prediction")
+    step_s = plan.predicted.step_time_s
+    nodes = -(-plan.world_size // plan.cluster.gpus_per_node)
+    mtbf_s = mtbf_of_job(of.mtbf_hours * HOUR_S, nodes)
+    save_s = nbytes / of.storage_bandwidth
+    restart_s = of.restart_s + save_s
+    several = f" ({of.mtbf_hours:g} hours of a node, over {nodes} nodes)" if nodes > 1 else ""
+    parts = [f"one in {format_time(mtbf_s)}{several}; a save takes {format_seconds(save_s)}, a restart {format_time(restart_s)}"]
+
+    def said(steps: int) -> str:
+        share = goodput(steps * step_s, save_s, restart_s, mtbf_s)
+        return f"{100 * share:.1f}% of the time trains, the training takes {format_time(budget(plan).seconds / share)}"
+
+    if plan.run.save_every:
+        parts.append(f"with train.save_every={plan.run.save_every}, {said(plan.run.save_every)}")
+    best = max(1, round(daly(save_s, mtbf_s) / step_s))
+    parts.append(f"best is train.save_every={best} (Daly 2006): {said(best)}")
+    return "; ".join(parts)
+
+
+def elsewhere_text(plan: Plan, gpus: int, other: Plan | None, why: str, refused: str | None) -> str:
+    """What the same training would be on so many GPUs, by its best plan there."""
+    if other is None:
+        return f"With gpus={gpus} there is no plan: {why}"
+    if plan.predicted is None or other.predicted is None:
+        raise ValueError("the plan has no prediction")
+    seconds = format_seconds(other.predicted.step_time_s)
+    alone = 100 * (plan.world_size / other.world_size - 1)
+    idle = "" if other.world_size == gpus else f" {other.world_size} of them are best used"
+    took, takes = format_time(budget(plan).seconds), format_time(budget(other).seconds)
+    route = "checkpoints of this plan go there whole" if refused is None else f"no checkpoint of this plan goes there: it {refused}"
+    costs = f"{seconds} a step, {difference(plan.predicted, other.predicted)} ({alone:+.1f}% by the number of GPUs alone)"
+    return f"With gpus={gpus}{idle}: {other.engine} {choice(other)}, {costs}; the training takes {takes}, here {took}; {route}"

@@ -1,0 +1,192 @@
+"""Models of any architecture under a DeepSpeed engine: built from their Hugging Face configuration or the user's own code, with the loss of
+their own forward. ZeRO 0 to 3, checkpointing of their repeated blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from orchestrator.errors import InputError
+from orchestrator.model.traced import Traced
+from orchestrator.plan import Plan
+from orchestrator.workers import hugging_face, traced_data
+from orchestrator.workers.batch import Batch
+from orchestrator.workers.blocks import block_seed
+from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
+from orchestrator.workers.groups import REPLICAS, Groups
+from orchestrator.workers.parts import Place
+from orchestrator.workers.tracing import build, feeds
+from orchestrator.workers.tracing.blocks import find_blocks
+
+PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Modules whose weights have the usual distribution; of others the model's own `_init_weights` knows better."""
+SMALL = 2**22
+"""Elements of a module's own weights up to which every rank makes them whole."""
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Each repeated block keeps its inputs alone and is computed again in backward. What is replaced is the whole call: hooks by which
+    ZeRO-3 gathers the block's weights belong to it."""
+    classes: dict[type, type] = {}
+    for block in find_blocks(model).values():
+        plain = type(block)
+        if plain not in classes:
+            classes[plain] = type(plain.__name__, (plain,), {"__call__": _recomputed(plain), "__module__": plain.__module__})
+        block.__class__ = classes[plain]
+
+
+def _recomputed(plain: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run: Any = plain.__call__
+        if not (self.training and torch.is_grad_enabled()):
+            return run(self, *args, **kwargs)
+        return checkpoint(run, self, *args, use_reentrant=False, **kwargs)
+
+    return call
+
+
+def lengthen_scalars(model: nn.Module) -> None:
+    """DeepSpeed flattens parameters by their first dimension: one of none (CLIP's logit_scale) gets one (runtime/engine.py:2059)."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.dim() == 0 and not hasattr(parameter, "ds_id"):
+                setattr(module, name, nn.Parameter(parameter.data.reshape(1), requires_grad=parameter.requires_grad))
+
+
+def initialise(model: Any, seed: int, device: torch.device, partitioned: bool) -> None:
+    """Weights that depend on the seed and their names alone: matrices as transformers' own models here (hugging_face.initialise), then, of
+    what is neither a linear, a convolution nor a table, what the model's `_init_weights` says."""
+    hugging_face.initialise(model, seed, device)
+    own = getattr(model, "_init_weights", None)
+    if own is None:
+        return
+    import deepspeed
+
+    for path, module in model.named_modules():
+        mine = list(module.parameters(recurse=False))
+        if not mine or isinstance(module, PLAIN) or sum(getattr(p, "ds_numel", p.numel()) for p in mine) > SMALL:
+            continue
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(block_seed(seed, path, 0))
+            gathered = deepspeed.zero.GatheredParameters(mine, modifier_rank=0) if partitioned else contextlib.nullcontext()
+            with gathered, torch.no_grad():
+                own(module)
+
+
+def float_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+
+
+def restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
+    """Buffers as they were made: DeepSpeed casts all to the training's type, and frequencies need more bits."""
+    for name, buffer in list(model.named_buffers()):
+        if name in buffers and buffer.dtype != buffers[name].dtype:
+            path, _, own = name.rpartition(".")
+            setattr(model.get_submodule(path), own, buffers[name].to(buffer.device))
+
+
+def places(model: nn.Module, groups: Groups) -> list[Place]:
+    """Every parameter, whole or in ZeRO-3's partitions."""
+    main = groups.rank(REPLICAS) == 0
+    found = []
+    for name, parameter in model.named_parameters():
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        about = {"key": name, "index": (), "offset": (0,) * len(shape), "shape": shape, "global_shape": shape}
+        found.append(Place(parameter=parameter, start=0, first=True, main=main, **about))
+    return found
+
+
+class TracedTrainer(DeepSpeedTrainer):
+    """One rank of such a model. Its batches are `traced_data`'s, by the names of its forward's arguments."""
+
+    def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
+        super().__init__(plan, engine, device)
+        if plan.model.traced is None:
+            raise InputError("model", plan.model.name, "has no description")
+        self.traced: Traced = plan.model.traced
+        fields = engine["model"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.model = model = self._build(fields)
+        if self.traced.config:
+            initialise(model, plan.training.seed, device, partitioned=fields["zero_init"])
+        if fields["gradient_checkpointing"]:
+            recompute_blocks(model)
+        self.more = feeds.fixed_arguments(model)
+        buffers = float_buffers(model)
+        self._initialise_engine(model, None)
+        restore(model, buffers)
+        self.places = places(model, self.groups)
+        self.sums: dict[str, torch.Tensor] = {}
+
+    def _build(self, fields: dict[str, Any]) -> nn.Module:
+        """At stage 3 in partitions."""
+        dtype = getattr(torch, fields["dtype"])
+        outer: Any = torch.device(self.device)
+        if fields["zero_init"]:
+            ds_config = self._ds_config(self.engine_fields["ds_config"])
+            config = {key: value for key, value in ds_config.items() if key != "train_batch_size"}
+            outer = self.deepspeed.zero.Init(config_dict_or_path=config)
+        torch.manual_seed(self.plan.training.seed)  # a user's own module draws its weights itself
+        if self.traced.config:
+            build.class_of(build.config_of(self.traced.config))  # its module is imported before zero.Init changes torch
+        with outer:
+            if self.traced.code:
+                model, _ = build.from_code(self.traced.code, dtype)
+            else:
+                model, _ = build.from_config(self.traced.config, dtype, (self.traced.attention,))
+        lengthen_scalars(model)
+        return model
+
+    def open_batches(self, cache: Path) -> tuple[traced_data.Batches, traced_data.Batches | None]:
+        """What is trained on, and what is evaluated on."""
+        return traced_data.opened(self.plan, self.groups.rank("dp"), cache)
+
+    def _output(self, batch: Batch) -> Any:
+        dtype = next(self.model.parameters()).dtype
+        given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items() if name not in SCORING}
+        return self.engine(**given, **self.more)
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        output = self._output(batch)
+        if not self.engine.training:
+            self._score(batch, output)
+        if isinstance(output, torch.Tensor):
+            return output.float()
+        loss = output.get("loss") if isinstance(output, dict) else output.loss
+        if loss is None:
+            raise InputError("model", self.traced.model_class, "its forward gives no loss for these arguments")
+        return loss.float().reshape(())
+
+    def _score(self, batch: Batch, output: Any) -> None:
+        """Sums of what `scores` tells, of one micro-batch."""
+        logits = getattr(output, "logits", None)
+        if logits is None:
+            return
+        for name, value in traced_data.scores(batch, logits.float()).items():
+            self.sums[name] = self.sums.get(name, torch.zeros((), dtype=torch.float64, device=self.device)) + value.double()
+
+    def scores(self) -> dict[str, float]:
+        """Since the last call, over all ranks: shares of the samples that were evaluated."""
+        if not self.sums:
+            return {}
+        names = sorted(self.sums)
+        values = torch.stack([self.sums[name] for name in names])
+        dist.all_reduce(values)
+        self.sums = {}
+        found = dict(zip(names, values.tolist(), strict=True))
+        count = found.pop("samples")
+        return {name: total / count for name, total in found.items()}
+
+    def export(self, folder: Path) -> None:
+        raise InputError("model.export_to", folder, f"weights of {self.traced.model_class} are not exported here")
+
+
+SCORING = ("candidates",)
+"""What a batch has for `scores` alone."""

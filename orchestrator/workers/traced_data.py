@@ -1,0 +1,160 @@
+"""Batches of models that are described by their own code: drawn from the arguments of their forward, or labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from orchestrator.errors import InputError
+from orchestrator.model.traced import Feed, Traced
+from orchestrator.plan import Plan
+from orchestrator.workers.batch import Batch
+from orchestrator.workers.data import permuted
+from orchestrator.workers.tracing.feeds import sample, stacked
+
+Sample = dict[str, np.ndarray]
+HELD_OUT: Final = 10
+"""Every tenth sample is evaluated on where nothing else is said."""
+IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+DRAWN: Final = 2048
+"""Different samples that are drawn where there are no data."""
+NOISE: Final = 0.5
+"""Standard deviation of what is added to a class's picture."""
+
+
+class Batches:
+    """The micro-batches of one data-parallel rank. `take` gives sample number `index` of `num_samples`."""
+
+    def __init__(self, plan: Plan, feeds: tuple[Feed, ...], num_samples: int, take: Callable[[int], Sample], dp_rank: int) -> None:
+        self.plan, self.feeds, self.num_samples, self.take, self.dp_rank = plan, feeds, num_samples, take, dp_rank
+
+    def microbatches(self, step: int) -> list[Sample]:
+        """As workers.data.Batches: what a step sees depends neither on the layout nor on a resume."""
+        plan = self.plan
+        first, wide = step * plan.global_batch_size, plan.micro_batch_size * plan.dp
+        starts = [first + m * wide + self.dp_rank * plan.micro_batch_size for m in range(plan.num_microbatches)]
+        return [self._stack(range(start, start + plan.micro_batch_size)) for start in starts]
+
+    def _stack(self, ordinals: range) -> Sample:
+        samples = [self._sample(ordinal) for ordinal in ordinals]
+        known = {feed.name for feed in self.feeds}
+        found = stacked(self.feeds, [{name: each[name] for name in known} for each in samples])
+        return found | {name: np.stack([each[name] for each in samples]) for name in samples[0] if name not in known}
+
+    def _sample(self, ordinal: int) -> Sample:
+        epoch, index = divmod(ordinal, self.num_samples)
+        return self.take(permuted(index, self.num_samples, self.plan.training.seed + epoch))
+
+
+def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | None]:
+    """What is trained on and, with train.eval_every, what is evaluated on: every tenth sample. Raises InputError."""
+    traced = plan.model.traced
+    assert traced is not None
+    if plan.run.data is None:
+        take, count = drawn(traced, plan.training.seed), DRAWN
+    elif is_classification(traced):
+        take, count = images(traced, Path(plan.run.data))
+    else:
+        raise InputError("data", plan.run.data, f"{traced.model_class} is trained on drawn batches here; leave data out")
+    if not plan.run.eval_every:
+        return Batches(plan, traced.feeds, count, take, dp_rank), None
+    kept = [index for index in range(count) if index % HELD_OUT]
+    held = list(range(0, count, HELD_OUT))
+    return (
+        Batches(plan, traced.feeds, len(kept), lambda index: take(kept[index]), dp_rank),
+        Batches(plan, traced.feeds, len(held), lambda index: take(held[index]), dp_rank),
+    )
+
+
+def is_classification(traced: Traced) -> bool:
+    """Whether it takes images and one label each."""
+    shapes = {feed.name: feed.shape for feed in traced.feeds}
+    return "pixel_values" in shapes and shapes.get("labels") == ()
+
+
+def drawn(traced: Traced, seed: int) -> Callable[[int], Sample]:
+    """Samples that depend on the seed and their number. Of labelled images each class has a picture of its own, under noise and shifted:
+    something that can be learnt."""
+    classes = {feed.name: feed.high for feed in traced.feeds}.get("labels", 1)
+
+    def take(index: int) -> Sample:
+        found = sample(traced.feeds, np.random.default_rng((seed, index)))
+        if is_classification(traced):
+            found["pixel_values"] = _picture(int(found["labels"]), found["pixel_values"], index)
+        return found
+
+    assert classes > 0
+    return take
+
+
+def _picture(label: int, noise: np.ndarray, index: int) -> np.ndarray:
+    """Coarse squares [c, h, w] of the class, moved by up to an eighth of the side, plus noise."""
+    c, h, w = noise.shape
+    coarse = np.random.default_rng(label).standard_normal((c, 4, 4)).astype(np.float32)
+    rows, columns = np.arange(h) * 4 // h, np.arange(w) * 4 // w
+    picture = coarse[:, rows][:, :, columns]
+    moved = np.random.default_rng((label, index)).integers(-(h // 8), h // 8 + 1, size=2)
+    return np.roll(picture, tuple(moved), axis=(1, 2)) + NOISE * noise
+
+
+def images(traced: Traced, path: Path) -> tuple[Callable[[int], Sample], int]:
+    """(sample by number, how many): an .npz with images [n, c, h, w] or [n, h, w] and labels [n], or a folder of images by class, each
+    class a folder. Scaled to the model's size, mean 0 and standard deviation 1 an image. Raises InputError."""
+    shape = next(feed.shape for feed in traced.feeds if feed.name == "pixel_values")
+    classes = next(feed.high for feed in traced.feeds if feed.name == "labels")
+    read, labels = _npz(path) if path.suffix == ".npz" else _folder(path)
+    if max(labels) >= classes:
+        raise InputError("data", path, f"has {max(labels) + 1} classes; {traced.model_class} has num_labels={classes}")
+
+    def take(index: int) -> Sample:
+        return {"pixel_values": _fit(read(index), shape), "labels": np.asarray(labels[index], dtype=np.int64)}
+
+    return take, len(labels)
+
+
+def _npz(path: Path) -> tuple[Callable[[int], np.ndarray], list[int]]:
+    with np.load(path) as file:
+        if not {"images", "labels"} <= set(file.files):
+            raise InputError("data", path, f"has arrays {', '.join(file.files)}; images and labels are needed")
+        pictures, labels = file["images"].astype(np.float32), file["labels"].astype(np.int64)
+    if pictures.ndim == 3:
+        pictures = pictures[:, None]
+    if pictures.ndim != 4 or len(pictures) != len(labels) or not len(labels):
+        raise InputError("data", path, f"has images {pictures.shape} and labels {labels.shape}; [n, c, h, w] and [n] are needed")
+    return lambda index: pictures[index], labels.tolist()
+
+
+def _folder(path: Path) -> tuple[Callable[[int], np.ndarray], list[int]]:
+    from PIL import Image
+
+    classes = sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    files = [(file, label) for label, folder in enumerate(classes) for file in sorted(folder.iterdir()) if file.suffix.lower() in IMAGES]
+    if not files:
+        raise InputError("data", path, "is neither an .npz of images and labels nor a folder with a folder of images for each class")
+
+    def read(index: int) -> np.ndarray:
+        with Image.open(files[index][0]) as image:
+            return np.asarray(image.convert("RGB"), dtype=np.float32).transpose(2, 0, 1)
+
+    return read, [label for _, label in files]
+
+
+def _fit(picture: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """[c, h, w] by the nearest pixel, one channel for all where it has one."""
+    c, h, w = shape
+    rows, columns = np.arange(h) * picture.shape[1] // h, np.arange(w) * picture.shape[2] // w
+    fitted = picture[:, rows][:, :, columns]
+    fitted = np.broadcast_to(fitted.mean(axis=0, keepdims=True), shape) if fitted.shape[0] != c else fitted
+    return ((fitted - fitted.mean()) / (fitted.std() + 1e-6)).astype(np.float32)
+
+
+def scores(batch: Batch, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sums over the samples of a micro-batch, "samples" among them: right labels of a classification."""
+    labels: Any = batch.get("labels")
+    if labels is None or labels.dim() != 1 or logits.dim() != 2:
+        return {}
+    return {"accuracy": (logits.argmax(-1) == labels).sum(), "samples": torch.tensor(len(labels), device=logits.device)}

@@ -1,0 +1,27 @@
+"""`python -m orchestrator.workers.tracing REQUEST.json ANSWER.json`: one description, or why there is none (orchestrator/describe.py)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.errors import InputError
+from orchestrator.workers.tracing.build import Source
+from orchestrator.workers.tracing.trace import described
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    source = Source(config=request.get("config", ""), code=request.get("code", ""))
+    try:
+        return {"traced": described(source, request["seq_length"], request["decoder_seq_length"], request["itemsize"])}
+    except InputError as error:
+        return {"error": {"key": error.key, "value": error.value, "why": error.why, "choices": error.choices}}
+
+
+if __name__ == "__main__":
+    asked, out = map(Path, sys.argv[1:])
+    out.write_bytes(msgspec.json.encode(answer(json.loads(asked.read_text()))))

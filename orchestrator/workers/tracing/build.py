@@ -1,0 +1,136 @@
+"""A model from its Hugging Face configuration or from the user's own code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+import transformers
+from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+
+from orchestrator.errors import InputError
+from orchestrator.model.traced import Feed
+
+DESCRIBED: Final = "described"
+"""The name under which transformers gets our recording attention."""
+TASKS: Final = (
+    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    modeling_auto.MODEL_MAPPING,
+)
+"""Where a configuration names no class: the first of these that has one for it. A bare model comes last: it has no loss."""
+SPELLINGS: Final[tuple[dict[str, str], ...]] = ({"experts_implementation": "grouped_mm"}, {})
+"""Experts whose shapes don't depend on the routing, where the class has them."""
+
+
+class Source(NamedTuple):
+    """Where a model comes from: a configuration's fields, or package.module:factory."""
+
+    config: str = ""
+    code: str = ""
+
+
+class Built(NamedTuple):
+    """A model and what it takes. `sample`: a batch of one, by the user's factory; None: made from the forward's signature."""
+
+    model: torch.nn.Module
+    attention: str
+    sample: tuple[Feed, ...] | None = None
+
+
+def config_of(text: str) -> Any:
+    """transformers' configuration. Raises InputError."""
+    fields = json.loads(text)
+    if "model_type" not in fields:
+        raise InputError("model.hf_config.model_type", None, "is missing: it names the architecture")
+    try:
+        config = transformers.AutoConfig.for_model(**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError("model.hf_config.model_type", fields["model_type"], f"transformers {transformers.__version__}: {error}") from None
+    config.architectures = fields.get("architectures")
+    return config
+
+
+def class_of(config: Any) -> Any:
+    """The class that the configuration names, or the first of TASKS. Raises InputError."""
+    for name in getattr(config, "architectures", None) or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    for mapping in TASKS:
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise InputError("model.hf_config.model_type", config.model_type, "transformers has no model class for it")
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def from_config(text: str, dtype: torch.dtype, attentions: tuple[str, ...]) -> tuple[torch.nn.Module, str]:
+    """The model, unfilled, on the default device, with the first of these attentions that it takes. Raises InputError."""
+    last: Exception | None = None
+    for attention in attentions:
+        for more in SPELLINGS:
+            config = config_of(text)
+            cls = class_of(config)
+            try:
+                with no_init_weights():
+                    model = cls._from_config(config, attn_implementation=attention, dtype=dtype, **more)
+                model.tie_weights()
+                return model.train(), attention
+            except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, NotImplementedError) as error:
+                last = last or error
+    raise InputError("model.hf_config", cls.__name__, f"can't be built: {type(last).__name__}: {last}")
+
+
+def from_code(code: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[Feed, ...]]:
+    """What the user's factory makes on the default device: (module, {argument: tensor of a batch of one}). The module's forward takes those
+    by name and gives a loss, or an output with one. Raises InputError."""
+    factory = _factory(code)
+    with default_dtype(dtype):
+        made = factory()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module) and isinstance(made[1], dict)):
+        raise InputError("model.code", code, "must give (module, {argument of its forward: tensor of a batch of one})")
+    model, sample = made
+    return model.to(dtype).train(), tuple(_feed(code, name, tensor) for name, tensor in sample.items())
+
+
+def _factory(code: str) -> Callable[[], Any]:
+    module, colon, name = code.partition(":")
+    if not colon:
+        raise InputError("model.code", code, "is not package.module:factory")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError("model.code", code, f"can't be imported: {error}") from None
+
+
+def _feed(code: str, name: str, tensor: Any) -> Feed:
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 1 or tensor.shape[0] != 1:
+        raise InputError("model.code", code, f"{name} is no tensor of a batch of one")
+    if tensor.dtype.is_floating_point:
+        return Feed(name=name, shape=tuple(tensor.shape[1:]))
+    if tensor.device.type == "meta":
+        raise InputError("model.code", code, f"{name} has integers, which say what range to draw from: make it on the CPU")
+    return Feed(name=name, shape=tuple(tensor.shape[1:]), dtype="int64", high=int(tensor.max()) + 1)
+
+
+def attend_by_name(forward: Callable[..., Any]) -> None:
+    """Give transformers this function as the attention DESCRIBED; a name without a mask function gets no mask."""
+    transformers.AttentionInterface.register(DESCRIBED, forward)

@@ -1,0 +1,336 @@
+"""One forward and backward pass on the meta device as a description: blocks and what lies between them, in the order in which they ran."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Final
+
+import torch
+import torch.fx.experimental._config
+import transformers
+from msgspec.structs import replace
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from orchestrator.errors import InputError
+from orchestrator.model.layer import Edge, LayerRun, LayerSpec
+from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Weight, WeightKind
+from orchestrator.model.traced import Feed, Traced
+from orchestrator.workers.tracing import build, feeds
+from orchestrator.workers.tracing.attention import Call, FusedAttention, transformers_attention
+from orchestrator.workers.tracing.blocks import find_blocks
+from orchestrator.workers.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta, storage
+
+DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
+"""By bytes of an activation's element."""
+VOCABULARY: Final = 1
+"""`pad_to` of a projection to the logits: the mark by which prices of the loss find it (model/hugging_face.py)."""
+TRAINED_WITH: Final = ("sdpa", "eager")
+
+
+def described(source: build.Source, seq_length: int, decoder_seq_length: int | None, itemsize: int) -> Traced:
+    """The model at these lengths, recorded in 16 or 32 bits. Raises InputError, which names the module where the code can't be traced."""
+    transformers.logging.set_verbosity_error()
+    torch.fx.experimental._config.meta_nonzero_assume_all_nonzero = True
+    dtype = DTYPES[itemsize]
+    build.attend_by_name(transformers_attention(_not_yet))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.device("meta"):
+            if source.code:
+                model, fed = build.from_code(source.code, dtype)
+                attention, config = TRAINED_WITH[0], None
+            else:
+                model, attention = build.from_config(source.config, dtype, (build.DESCRIBED, "eager"))
+                attention = "eager" if attention == "eager" else TRAINED_WITH[0]
+                config = build.config_of(source.config)
+        if config is not None:
+            fed = feeds.feeds_of(model, config, seq_length, decoder_seq_length)
+        recorder = Recorder(model, itemsize, answer_values=not source.code)
+        build.attend_by_name(transformers_attention(recorder.attention))
+        logits = _run(model, fed, recorder, dtype, source)
+    parts = [part for part in recorder.parts if not part.empty]
+    fixed = not feeds.takes_tokens(model) if config is not None else True
+    runs = _runs(model, recorder, parts, logits)
+    first = next((part for part in parts if part.path), parts[0])
+    hidden = _hidden(model, config, first)
+    text = config.get_text_config() if config is not None else None
+    length = first.input_elements // max(1, hidden) if fixed else seq_length
+    gemms = [op for run in runs for op in run.layer.ops if isinstance(op, Gemm) and run.layer.recomputable]
+    heads = [op for run in runs for op in run.layer.ops if isinstance(op, Attention)]
+    return Traced(
+        model_class=type(model).__name__,
+        config=source.config,
+        code=source.code,
+        attention=attention,
+        seq_length=length,
+        decoder_seq_length=decoder_seq_length if any(feed.name == "decoder_input_ids" for feed in fed) else None,
+        fixed_length=fixed,
+        itemsize=itemsize,
+        hidden_size=hidden,
+        num_attention_heads=int(getattr(text, "num_attention_heads", 0) or (heads[0].heads if heads else 1)) if not _listed(text) else 1,
+        num_query_groups=heads[0].kv_heads if heads and not _listed(text) else 1,
+        ffn_hidden_size=max((op.n for op in gemms), default=hidden),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 1),
+        max_position_embeddings=int(getattr(text, "max_position_embeddings", 0) or length),
+        biased_attention=recorder.biased,
+        feeds=tuple(fed),
+        runs=runs,
+        edges=_edges(recorder, parts, runs),
+        assumed=tuple(f"{name} ({count})" for name, count in sorted(recorder.assumed.items())),
+    )
+
+
+def _number(leaf: Any) -> bool:
+    return is_meta(leaf) and leaf.is_floating_point()
+
+
+def _not_yet(call: Call) -> None:
+    """Building a model attends to nothing."""
+
+
+def _listed(text: Any) -> bool:
+    return not isinstance(getattr(text, "num_attention_heads", 1), int)
+
+
+def _hidden(model: torch.nn.Module, config: Any, first: Part) -> int:
+    """Width of what enters the first block."""
+    width = getattr(first, "width", 0)
+    return width or int(getattr(config, "hidden_size", 1))
+
+
+# ------------------------------------------------------------------------------------------------ the run
+
+
+def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype: torch.dtype, source: build.Source) -> int:
+    """Forward and backward under the recorder; elements of the logits, 0 where the model has no loss of its own."""
+    path_of = {id(module): path for path, module in find_blocks(model).items()}
+    if not path_of:
+        raise InputError("model.hf_config" if not source.code else "model.code", type(model).__name__, "has no repeated blocks")
+    names = {id(module): name for name, module in model.named_modules()}
+    inside: list[str] = []
+    handles: list[Any] = []
+    boundary: list[int] = [0]  # storage of the last tensor that crossed between parts
+    nested: list[str] = []
+
+    def come(index: int) -> Callable[..., None]:
+        """The gradient of what this part gives has been computed: backward is in it."""
+
+        def hook(*_: Any) -> None:
+            recorder.current = index
+
+        return hook
+
+    def enter(module: Any, args: Any, kwargs: Any) -> None:
+        nested.append(path_of[id(module)])
+        if len(nested) > 1:
+            return
+        before = recorder.current
+        carried = list(floats((args, kwargs)))
+        main = carried[0] if carried else next(filter(_number, tree_leaves((args, kwargs))), None)
+        if carried and storage(carried[0]) != boundary[0]:
+            carried[0].register_hook(come(before))
+        index = recorder.begin(path_of[id(module)])
+        part = recorder.parts[index]
+        if main is not None:
+            recorder.parts[before].output_elements = main.numel()
+            part.entered, part.input_elements = storage(main), main.numel()
+            part.width = int(main.shape[-1])
+            for extra in carried[1:]:
+                maker = recorder.maker(extra)
+                if maker is not None and maker != before:
+                    part.edges.append((maker, extra.numel()))
+
+    def leave(module: Any, args: Any, kwargs: Any, out: Any) -> None:
+        nested.pop()
+        if nested:
+            return
+        main = next(floats(out), None)
+        if main is not None:
+            recorder.part.output_elements = main.numel()
+            main.register_hook(come(recorder.current))
+            boundary[0] = storage(main)
+        following = recorder.begin(None)
+        if main is not None:
+            recorder.parts[following].entered, recorder.parts[following].input_elements = storage(main), main.numel()
+
+    def deeper(module: Any, *_: Any) -> None:
+        inside.append(names[id(module)])
+
+    def out_again(module: Any, *_: Any) -> None:
+        inside.pop()
+
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(deeper))
+        if id(module) in path_of:
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave, with_kwargs=True))
+        handles.append(module.register_forward_hook(out_again))
+    key = "model.code" if source.code else "model.hf_config"
+    try:
+        with recorder, FusedAttention(recorder.attention):
+            with saved_tensors_hooks(recorder.pack, lambda tensor: tensor):
+                out = model(**feeds.on_meta(fed, dtype), **feeds.fixed_arguments(model))
+            loss, built_in = _loss(out)
+            recorder.backward = True
+            loss.backward()
+    except Exception as error:  # the model's own code raises what it likes
+        where = inside[-1] if inside else ""
+        module = f"{where or type(model).__name__} ({type(model.get_submodule(where)).__name__})"
+        if isinstance(error, ValueAskedError):
+            why = f"what it computes depends on the data ({error} of a tensor)"
+        else:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise InputError(key, type(model).__name__, f"can't be traced: {module}: {why}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    logits = getattr(out, "logits", None)
+    return logits.numel() if built_in and isinstance(logits, torch.Tensor) else 0
+
+
+def _loss(out: Any) -> tuple[torch.Tensor, bool]:
+    """The model's own loss, or a mean of what it gives."""
+    if isinstance(out, torch.Tensor):
+        return (out, True) if out.dim() == 0 else (out.float().mean(), False)
+    loss = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+    if loss is not None:
+        return loss, True
+    main = next(floats(tree_leaves(out)), None)
+    if main is None:
+        raise ValueError("its output has no loss, and no tensor that gradients flow through")
+    return main.float().mean(), False
+
+
+# ------------------------------------------------------------------------------------------------ parts become layers
+
+
+def _runs(model: torch.nn.Module, recorder: Recorder, parts: Sequence[Part], logits: int) -> tuple[LayerRun, ...]:
+    """Parts that cost the same are one kind; those that follow each other one run."""
+    kinds = _kinds(model)
+    for name in recorder.of_name:  # never used in this pass: held, and updated, all the same
+        if name not in recorder.owner:
+            recorder.use(name, recorder.parts.index(parts[0]))
+    known: dict[tuple[Any, ...], LayerSpec] = {}
+    taken: dict[str, int] = {}
+    runs: list[LayerRun] = []
+    last = len(parts) - 1
+    specs = [_layer(part, kinds, logits if index == last else 0) for index, part in enumerate(parts)]
+    ratios = _backward_ratios(parts, specs)
+    for index, part in enumerate(parts):
+        spec = _with_backward(specs[index], ratios[specs[index]])
+        base = _label(model, part, first=index == 0, last=index == last)
+        key = (base, spec.weights, spec.ops, spec.input_elements, spec.output_elements)
+        if key not in known:
+            taken[base] = taken.get(base, 0) + 1
+            known[key] = replace(spec, kind=base if taken[base] == 1 else f"{base}_{taken[base]}")
+        spec = known[key]
+        if runs and runs[-1].layer is spec:
+            runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
+        else:
+            runs.append(LayerRun(layer=spec, count=1))
+    return tuple(runs)
+
+
+def _label(model: torch.nn.Module, part: Part, *, first: bool, last: bool) -> str:
+    if part.path is not None:
+        return type(model.get_submodule(part.path)).__name__
+    return "embedding" if first else "head" if last else "between"
+
+
+def _kinds(model: torch.nn.Module) -> dict[str, WeightKind]:
+    """By parameter."""
+    found: dict[str, WeightKind] = {}
+    for path, module in model.named_modules():
+        name = type(module).__name__
+        kind: WeightKind = "embedding" if "Embedding" in name else "norm" if "Norm" in name else "dense"
+        for own, _ in module.named_parameters(recurse=False):
+            found[f"{path}.{own}" if path else own] = kind
+    return found
+
+
+def _backward_ratios(parts: Sequence[Part], specs: Sequence[LayerSpec]) -> dict[LayerSpec, float]:
+    """Bytes that memory-bound operations move in backward for each of forward's: of all equal parts together, since what accumulates at a
+    block's border is counted in one or the other."""
+    forward: dict[LayerSpec, int] = {}
+    backward: dict[LayerSpec, int] = {}
+    for part, spec in zip(parts, specs, strict=True):
+        forward[spec] = forward.get(spec, 0) + part.forward_bytes
+        backward[spec] = backward.get(spec, 0) + part.backward_bytes
+    return {spec: backward[spec] / nbytes if nbytes else 0.0 for spec, nbytes in forward.items()}
+
+
+def _with_backward(spec: LayerSpec, ratio: float) -> LayerSpec:
+    ops = tuple(replace(op, moved_backward=op.moved * ratio) if isinstance(op, Pointwise) else op for op in spec.ops)
+    return replace(spec, ops=ops)
+
+
+def _layer(part: Part, kinds: dict[str, WeightKind], logits: int) -> LayerSpec:
+    """A part with its names made relative to its block, so that equal blocks are equal."""
+    prefix = f"{part.path}." if part.path else ""
+
+    def local(name: str) -> str:
+        return name.removeprefix(prefix)
+
+    own = [Weight(name=local(name), shape=tuple(p.shape) or (1,), kind=kinds[name]) for name, p in part.parameters.items()]
+    tied = [
+        Weight(name=local(name), shape=tuple(p.shape) or (1,), kind=kinds[name], tied=True)
+        for name, p in part.again.items()
+        if prod(p.shape) > 1
+    ]
+    kept = part.saves
+    projection = _projection(part, logits)
+    if projection is not None:  # `Traits.logits_bytes` has what the loss keeps
+        kept = [(place, saved) for place, saved in kept if place <= projection or saved.elements < 0.9 * logits]
+    ops: list[Op] = []
+    for index, op in enumerate(part.ops):
+        if isinstance(op, Gemm):
+            changed = replace(op, name=local(op.name).removesuffix(".weight"))
+            ops.append(replace(changed, pad_to=VOCABULARY) if index == projection else changed)
+        elif isinstance(op, Pointwise):
+            of_loss = projection is not None and index > projection
+            ops.append(replace(op, name="cross_entropy") if of_loss else op)
+        else:
+            ops.append(op)
+    if kept:
+        saves = tuple(replace(saved, name=f"saved_{index}") for index, (_, saved) in enumerate(kept))
+        if not ops or not isinstance(ops[0], Gemm | Pointwise):
+            ops.insert(0, Pointwise(name="kept", elements=0, moved=0.0, shard="none"))
+        first = ops[0]
+        assert isinstance(first, Gemm | Pointwise)
+        ops[0] = replace(first, saves=saves)
+    return LayerSpec(
+        kind="",
+        weights=(*own, *tied),
+        ops=tuple(ops),
+        input_elements=part.input_elements,
+        output_elements=part.output_elements,
+        recomputable=part.path is not None,
+    )
+
+
+def _projection(part: Part, logits: int) -> int | None:
+    """Which operation of the head makes the logits."""
+    if not logits:
+        return None
+    found = [index for index, op in enumerate(part.ops) if isinstance(op, Gemm) and op.tokens * op.n == logits]
+    return found[-1] if found else None
+
+
+def _edges(recorder: Recorder, parts: Sequence[Part], runs: Sequence[LayerRun]) -> tuple[Edge, ...]:
+    """Tensors that enter a block beside what the block before it gives."""
+    kind_of: dict[int, str] = {}
+    at = 0
+    for run in runs:
+        for _ in range(run.count):
+            kind_of[recorder.parts.index(parts[at])] = run.layer.kind
+            at += 1
+    found: dict[tuple[str, str, int], None] = {}
+    for part in parts:
+        target = kind_of[recorder.parts.index(part)]
+        for maker, elements in part.edges:
+            if maker in kind_of and kind_of[maker] != target:
+                found[kind_of[maker], target, elements] = None
+    return tuple(Edge(name=f"{source}_to_{target}", source=source, target=target, elements=elements) for source, target, elements in found)

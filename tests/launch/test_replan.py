@@ -1,0 +1,108 @@
+"""slurm.nodes=1-2: the folder of a job gets another plan for the nodes that there are, and job.sbatch goes on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import replan, run
+from orchestrator.errors import NoPlanError
+from orchestrator.plan import from_json
+
+TRAIN = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", "train.save_every=5", "slurm.nodes=1-2", "launch=none")
+SRUN = """#!/bin/bash
+echo "$*" >>"$T_CALLS"
+if [[ "${@: -1}" == true ]]; then
+  [[ "$*" == *--nodelist=n0* ]]
+  exit
+fi
+[[ "$*" == *--nodes=1* ]] || {{ touch logs/failed; exit 1; }}
+"""
+"""The ranks fail on two nodes, since n1 is gone, and end well on one."""
+SCONTROL = "#!/bin/sh\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=127.0.0.1 x'\n"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "a run"
+    assert run.main([*TRAIN, f"out={folder}"]) == 0
+    return folder
+
+
+def test_the_folder_gets_a_plan_for_the_nodes_that_are_left_and_keeps_the_former(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (out / "plan.json").read_bytes()
+    script = (out / "job.sbatch").read_bytes()
+    assert replan.main([str(out), "2", "1", "2"]) == 0
+    assert capsys.readouterr().out.endswith("2\n")
+    assert (out / "plan.json").read_bytes() == before, "it is for two nodes already"
+    assert replan.main([str(out), "1", "1", "2"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "1\n"
+    assert "world_size 4 -> 2" in said.err
+    plan, former = from_json((out / "plan.json").read_bytes()), from_json(before)
+    assert (plan.world_size, plan.engine, plan.run, plan.training) == (2, "megatron", former.run, former.training)
+    assert (out / "plans" / "0-4-ranks" / "plan.json").read_bytes() == before
+    assert "planned for 1 node(s) of 2" in (out / "launch.sh").read_text()
+    assert (out / "job.sbatch").read_bytes() == script, "it is running"
+    assert replan.main([str(out), "2", "1", "2"]) == 0, "the node is back"
+    assert from_json((out / "plan.json").read_bytes()) == from_json(before)
+
+
+def test_where_no_number_of_nodes_has_a_plan_nothing_is_written(out: Path) -> None:
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(NoPlanError, match="no plan for 1 to 1 nodes of 7 ranks"):
+        replan.replan(out, 1, 1, 7)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_job_sbatch_goes_on_with_the_nodes_that_answer(out: Path, tmp_path: Path) -> None:
+    """Slurm's programs are stand-ins; tests/launch/test_slurm_training.py asks the real ones."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("srun", SRUN.replace("{{", "{").replace("}}", "}")), ("scontrol", SCONTROL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (out / "logs").mkdir()
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "T_CALLS": str(tmp_path / "calls"), "SLURM_JOB_ID": "17",
+                   "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_CPUS_ON_NODE": "8", "ORCHESTRATOR_PYTHON": sys.executable}  # fmt: skip
+    done = subprocess.run(["bash", "job.sbatch"], cwd=out, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 2 nodes answer: n0" in done.stdout
+    assert "replan: 1 of 1 nodes" in done.stderr
+    starts = [line for line in (tmp_path / "calls").read_text().splitlines() if "launch.sh" in line]
+    assert [line.split()[:3] for line in starts] == [
+        ["--nodes=2", "--ntasks=2", "--nodelist=n0,n1"],
+        ["--nodes=1", "--ntasks=1", "--nodelist=n0"],
+    ]
+    assert json.loads((out / "status.json").read_text())["status"] == "finished"
+
+
+def test_the_job_asks_for_the_range_and_to_live_on_when_a_node_is_lost(out: Path) -> None:
+    lines = (out / "job.sbatch").read_text().splitlines()
+    assert "#SBATCH --nodes=1-2" in lines
+    assert "#SBATCH --no-kill" in lines
+    assert not any(line.startswith("#SBATCH --ntasks") for line in lines), "Slurm would give the least number of nodes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("slurm.nodes=2-1",), "must have the least first"),
+        (("slurm.nodes=1-3",), "does not divide the 4 ranks"),
+        (("train.save_every=0",), "there are none: train.save_every="),
+        (("engine=deepspeed", "train.precision=fp32", "train.optimizer=sgd"), "read in their own only"),
+        (("entry=x.py",), "name one number"),
+    ],
+)
+def test_what_could_not_go_on_is_refused_where_it_is_typed(
+    tmp_path: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {word.partition("=")[0]: word for word in (*TRAIN, *words)}
+    assert run.main([*given.values(), f"out={tmp_path / 'run'}"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,66 @@
+"""Models described by their own code train on several ranks to what one process computes, under plans that the search chose."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+from architectures import CASES
+from worker_pool import Pool
+
+from orchestrator import planning, recipe
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
+from orchestrator.plan import Plan, to_json
+from orchestrator.units import GIB
+
+pytest.importorskip("transformers")
+from orchestrator.workers.tracing import build
+from orchestrator.workers.tracing.trace import described
+
+pytestmark = pytest.mark.engines
+NO_GPU = Machine(host_memory=16 * GIB)
+TOLERANCE = 1e-4
+WAYS: tuple[tuple[str, ...], ...] = (
+    ("pin.zero_stage=3", "pin.recompute=full"),
+    ("pin.zero_stage=2", "pin.recompute=full"),
+    ("pin.zero_stage=1",),
+    ("pin.zero_stage=3",),
+)
+TRAINED = (
+    *("swin", "t5", "vit", "granite", "gemma2", "gpt_neox", "stablelm", "cohere", "glm", "starcoder2", "smollm3", "mixtral", "olmoe"),
+    *("mamba2", "roberta", "deberta-v2", "modernbert", "bart", "whisper", "dinov2", "convnext", "llava"),
+)
+COVERING = ("swin", "t5")
+"""Stages of different width; two stacks and ties. The others are for .ci/full."""
+
+
+@cache
+def words_of(name: str, **changes: Any) -> tuple[str, ...]:
+    case = CASES[name]
+    traced = described(build.Source(config=case.config), case.seq_length, case.decoder_seq_length, 4)
+    decoder = () if traced.decoder_seq_length is None else (f"train.decoder_seq_length={traced.decoder_seq_length}",)
+    return (f"model.traced={msgspec.json.encode(traced).decode()}", f"train.seq_length={traced.seq_length}", *decoder)
+
+
+def plan_of(name: str, gpus: int, *more: str) -> Plan:
+    words = (
+        *("engine=deepspeed", "cluster=cpu", f"gpus={gpus}", "train.precision=fp32", "train.global_batch_size=8", "train.steps=4"),
+        *("train.lr=1e-3", "train.warmup=0", f"name={name}", *words_of(name), *more),
+    )
+    return planning.fastest(recipe.load(words, NO_GPU, tuple(ENGINES))).plan
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in COVERING else pytest.mark.full) for name in TRAINED])
+def test_two_ranks_train_to_the_losses_of_one_process(name: str, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    way = WAYS[TRAINED.index(name) % len(WAYS)]
+    folder = str(tmp_path_factory.mktemp("cache"))
+    alone = pool.run("traced_cases.trained", 1, to_json(plan_of(name, 1)), folder)[0]
+    plan = plan_of(name, 2, *way)
+    assert plan.world_size == 2
+    together = pool.run("traced_cases.trained", 2, to_json(plan), folder)[0]
+    assert together["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
+    assert together["norms"] == pytest.approx(alone["norms"], rel=1e-3)
+    assert alone["losses"][0] != alone["losses"][-1]

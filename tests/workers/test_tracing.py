@@ -1,0 +1,237 @@
+"""Models described by their own code: parameters, products and saved bytes against torch's own counts and against our readers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+from architectures import CASES, Case, of
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from transformers.initialization import no_init_weights  # noqa: E402
+
+from orchestrator.errors import InputError  # noqa: E402
+from orchestrator.model import families  # noqa: E402
+from orchestrator.model.hugging_face import hugging_face  # noqa: E402
+from orchestrator.model.spec import Attention, Gemm, ModelSpec  # noqa: E402
+from orchestrator.model.traced import Traced  # noqa: E402
+from orchestrator.workers.tracing import build, feeds  # noqa: E402
+from orchestrator.workers.tracing.trace import described  # noqa: E402
+
+pytestmark = pytest.mark.engines
+COVERING = ("t5", "swin", "mixtral")
+"""A bias that learns, stages of different width, experts; the others are for .ci/full."""
+
+
+@cache
+def trace(name: str) -> Traced:
+    case = CASES[name]
+    return described(build.Source(config=case.config), case.seq_length, case.decoder_seq_length, 4)
+
+
+def products(traced: Traced) -> float:
+    """Forward FLOPs, attention over all pairs of a query and a key, as torch's counter has them."""
+    total = 0.0
+    for run in traced.runs:
+        for op in run.layer.ops:
+            if isinstance(op, Gemm):
+                total += run.count * 2 * op.tokens * op.k * op.n
+            elif isinstance(op, Attention):
+                total += run.count * 4 * op.query_len * op.key_len * op.heads * op.head_dim
+    return total
+
+
+def really_run(case: Case) -> tuple[int, int]:
+    """(parameters, forward FLOPs by torch's FlopCounterMode) of the model on the CPU, attention and experts one operation at a time."""
+    config = build.config_of(case.config)
+    cls = build.class_of(config)
+    with no_init_weights():
+        # torch counts no grouped products.
+        experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in case.fields else {}
+        model = cls._from_config(config, attn_implementation="eager", dtype=torch.float32, **experts)
+    model.tie_weights()
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.02)
+    fed = feeds.feeds_of(model, config, case.seq_length, case.decoder_seq_length)
+    batch = feeds.stacked(fed, [feeds.sample(fed, np.random.default_rng(0))])
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.train()(**{name: torch.from_numpy(array) for name, array in batch.items()}, **feeds.fixed_arguments(model))
+    return sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in COVERING else pytest.mark.full) for name in CASES])
+def test_forty_architectures_have_the_parameters_and_products_that_torch_counts(name: str) -> None:
+    traced = trace(name)
+    parameters, flops = really_run(CASES[name])
+    assert sum(run.count * run.layer.parameters for run in traced.runs) == parameters
+    assert products(traced) == pytest.approx(flops, rel=0.01)
+    assert traced.blocks, "no repeated blocks"
+
+
+def test_forty_architectures_are_listed() -> None:
+    assert len(CASES) >= 40
+
+
+WITH_READER = {
+    "llama": of(
+        "llama",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "intermediate_size": 2816,
+            "vocab_size": 8000,
+            "max_position_embeddings": 2048,
+        },
+        seq=1024,
+    ),
+    "gpt2": of(
+        "gpt2",
+        {
+            "n_embd": 1024,
+            "n_layer": 2,
+            "n_head": 16,
+            "n_positions": 1024,
+            "vocab_size": 8000,
+            "activation_function": "gelu",
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        },
+        seq=1024,
+    ),
+    "bert": of(
+        "bert",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "vocab_size": 8000,
+            "max_position_embeddings": 512,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+        "BertForMaskedLM",
+        seq=512,
+    ),
+    "t5": of(
+        "t5",
+        {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 3, "num_heads": 16, "vocab_size": 8000, "dropout_rate": 0.0},
+        seq=512,
+        dec=128,
+    ),
+    "qwen3": of(
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 3072,
+            "vocab_size": 8000,
+            "max_position_embeddings": 2048,
+        },
+        seq=1024,
+    ),
+}
+
+
+def flops_of(model: ModelSpec) -> float:
+    total = 0.0
+    for run in model.runs:
+        for op in run.layer.ops:
+            if isinstance(op, Gemm):
+                total += run.count * 2 * op.tokens * op.k * op.n
+            elif isinstance(op, Attention):
+                total += run.count * 4 * op.query_len * op.key_len * op.heads * op.head_dim * op.visible
+    return total
+
+
+@pytest.mark.parametrize("name", WITH_READER)
+def test_a_description_agrees_with_the_reader(name: str) -> None:
+    """Parameters exactly, products to 1%, bytes that a layer saves to 5%."""
+    case = WITH_READER[name]
+    traced = described(build.Source(config=case.config), case.seq_length, case.decoder_seq_length, 2)
+    ours = families.describe(families.of_traced(traced, name), case.seq_length, case.decoder_seq_length)
+    read = families.from_hf_config(json.loads(case.config), name)
+    theirs = hugging_face(families.describe(read, case.seq_length, case.decoder_seq_length))
+    assert ours.parameters == theirs.parameters
+    assert flops_of(ours) == pytest.approx(flops_of(theirs), rel=0.01)
+    flash = name != "t5"
+    last = {run.layer.input_elements: run.layer for run in ours.runs if run.layer.recomputable}  # a first block may have more: T5's
+    for run in theirs.runs:
+        if run.layer.recomputable:
+            mine = last[run.layer.input_elements].saved_bytes(flash_attention=flash)
+            assert mine == pytest.approx(run.layer.saved_bytes(flash_attention=flash), rel=0.05), run.layer.kind
+
+
+def branching() -> object:
+    """A user's module whose way depends on the numbers."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) if x.sum() > 0 else x
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x.square().mean()
+
+    return Model(), {"x": torch.zeros(1, 4, 8)}
+
+
+def test_what_depends_on_the_data_is_refused_by_the_name_of_the_module() -> None:
+    with pytest.raises(InputError, match=r"model.code=Model: can't be traced: blocks.0 \(Block\): what it computes depends on the data"):
+        described(build.Source(code=f"{__name__}:branching"), 1, None, 4)
+
+
+def perceptron() -> object:
+    """A user's module: three blocks of two linears of 8 x 16, and a loss."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(
+                torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)) for _ in range(3)
+            )
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return torch.nn.functional.cross_entropy(x, y)
+
+    return Model(), {"x": torch.zeros(1, 8), "y": torch.tensor([7], device="cpu")}
+
+
+def test_a_module_of_ones_own_is_described() -> None:
+    traced = described(build.Source(code=f"{__name__}:perceptron"), 1, None, 4)
+    (run,) = [run for run in traced.runs if run.layer.recomputable]
+    assert run.count == 3
+    assert run.layer.parameters == 8 * 16 + 16 + 16 * 8 + 8
+    assert [(op.tokens, op.k, op.n) for op in run.layer.ops if isinstance(op, Gemm)] == [(1, 8, 16), (1, 16, 8)]
+    # The input of the block, and ReLU's output, which is the second linear's input too.
+    assert run.layer.saved_bytes(itemsize=4) == 4 * (8 + 16)
+    assert [feed.high for feed in traced.feeds if feed.name == "y"] == [8]
+
+
+def test_a_description_survives_its_file() -> None:
+    traced = trace("t5")
+    assert msgspec.json.decode(msgspec.json.encode(traced), type=Traced) == traced
