@@ -29,7 +29,7 @@ from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
-from orchestrator.recipe import Settings, resuming
+from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
@@ -208,6 +208,8 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
     blocked = None
     if settings.entry is not None and not settings.container and not Path(settings.entry).is_file():
         blocked = f"there is no entry={settings.entry} on this machine"
+    if settings.training.task == "sft" and settings.run.data is None and settings.launch != "none" and settings.entry is None:
+        raise supervised.missing()
     here = blocked or not_here(settings, machine)
     if settings.launch == "none":
         return Start(how="none", why="launch=none")

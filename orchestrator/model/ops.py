@@ -152,6 +152,9 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention"):
     saves: tuple[Saved, ...] = ()
     window: int = 0
     """Above 0: a query sees that many keys at most, its own and those before it (sliding window); only with `causal`."""
+    attended: float = 0.0
+    """Above 0: the sequence is packed with samples that don't see each other, of so many tokens in the mean over tokens; only with
+    `causal`."""
 
     @property
     def visible(self) -> float:
@@ -165,7 +168,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention"):
         if not self.causal:
             return 1.0
         seen = min(self.window or self.key_len, self.key_len) / self.key_len
-        return seen * (1 - seen / 2)
+        visible = seen * (1 - seen / 2)
+        return min(visible, self.attended / self.key_len / 2) if self.attended else visible
 
     @property
     def elements(self) -> int:

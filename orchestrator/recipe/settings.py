@@ -36,6 +36,8 @@ from orchestrator.recipe.model import (
     padded_for_every_layout,
     training_of,
     with_fp8_recipe,
+    with_samples,
+    with_sequence_length,
 )
 from orchestrator.recipe.profiles import FAMILY, stand_in
 from orchestrator.recipe.read import Tree, read_arguments
@@ -127,7 +129,8 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)
-        training = training_of(merged)
+        merged = with_sequence_length(merged)
+        training = with_samples(training_of(merged), merged)
         profile = value_of(merged, "profile", None)
         profile = profile and msgspec.structs.replace(profile, name=label)
         if profile is not None and engine != LAYERWISE:
@@ -138,7 +141,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
             architecture = architecture_of(merged, label)
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
-            if training.lora is not None:
+            if training.lora is not None and architecture.traced is None:
                 check_targets(architecture, training.lora)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
         if architecture.family != FAMILY and architecture.traced is None:
