@@ -17,6 +17,7 @@ from __future__ import annotations
 from math import lcm, prod
 from typing import Literal
 
+from orchestrator.model.routing import Routing
 from orchestrator.values import Value
 
 Shard = Literal["tp", "sequence", "none"]
@@ -134,6 +135,8 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
     experts: int = 0
     """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
     experts are divided by ep, and "column" and "row" by etp in place of tp."""
+    routing: Routing | None = None
+    """Of experts: how unevenly tokens come to them."""
     frozen: bool = False
     """Its weight is not trained: backward has the gradient of the input alone."""
 
@@ -187,6 +190,8 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
     saves: tuple[Saved, ...] = ()
     moved_backward: float | None = None
     """The same in backward where it is known; None: the cost model's usual share of the forward's."""
+    routing: Routing | None = None
+    """Of what experts take: how unevenly tokens come to them."""
 
 
 class Enter(Value, frozen=True, kw_only=True, tag="enter"):
@@ -207,6 +212,8 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
 
     elements: int
     topk: int
+    routing: Routing | None = None
+    """How unevenly they go."""
 
 
 Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch

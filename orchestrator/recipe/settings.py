@@ -36,6 +36,7 @@ from orchestrator.recipe.model import (
     padded_for_every_layout,
     training_of,
     with_fp8_recipe,
+    with_routing,
     with_samples,
     with_sequence_length,
 )
@@ -138,7 +139,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         if profile is not None and "model.family" not in merged:
             architecture = stand_in(profile)
         else:
-            architecture = architecture_of(merged, label)
+            architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
             if training.lora is not None and architecture.traced is None:

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipe": PURE | {"detect", "describe"},
     "detect": PURE,
     "finish": {"launch", "report"},
+    "health": set(),
     "planning": PURE | {"recipe", "detect", "launch"},
     "folder": COMMANDS,
     "screen": COMMANDS,
