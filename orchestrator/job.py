@@ -45,6 +45,32 @@ def node_range(name: str, text: Any) -> int | tuple[int, int]:
     return most if len(parts) == 1 else (least, most)
 
 
+_TIME = re.compile(r"([0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE)\Z", re.IGNORECASE)
+_MEMORY = re.compile(r"[0-9]+[KMGT]?B?\Z", re.IGNORECASE)
+
+
+def time_limit(name: str, text: Any) -> str:
+    """As sbatch takes it (manual, --time). Raises InputError.
+
+    >>> time_limit("slurm.time", "12:30:00"), time_limit("slurm.time", "1-12")
+    ('12:30:00', '1-12')
+    """
+    if not _TIME.match(one_line(name, text)):
+        raise InputError(name, text, "is no time limit", ["90 (minutes)", "12:30:00", "2-12 (days-hours)", "2-12:30:00", "UNLIMITED"])
+    return str(text)
+
+
+def memory(name: str, text: Any) -> str:
+    """As sbatch takes it (manual, --mem): megabytes, or with a unit. Raises InputError.
+
+    >>> memory("slurm.mem", "480G"), memory("slurm.mem", "0")
+    ('480G', '0')
+    """
+    if not _MEMORY.match(one_line(name, text)):
+        raise InputError(name, text, "is no amount of memory", ["480G", "1T", "64000 (megabytes)", "0 (all of the node)"])
+    return str(text)
+
+
 def listed(name: str, text: Any) -> tuple[str, ...]:
     """The parts of a text between its commas."""
     return tuple(part for part in one_line(name, text).split(",") if part)
@@ -104,7 +130,7 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     partition: Annotated[str | None, Key("slurm.partition", "partition to submit to", read=one_line)] = None
     account: Annotated[str | None, Key("slurm.account", "account to charge", read=one_line)] = None
     qos: Annotated[str | None, Key("slurm.qos", "quality of service", read=one_line)] = None
-    time: Annotated[str | None, Key("slurm.time", "limit, as sbatch takes it (12:30:00)", read=one_line)] = None
+    time: Annotated[str | None, Key("slurm.time", "limit, as sbatch takes it (12:30:00)", read=time_limit)] = None
     nodes: Annotated[
         int | tuple[int, int] | None,
         Key(
@@ -124,7 +150,11 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
         Key("slurm.gres", "generic resources in place of --gpus-per-node; none: ask for none (sites that hand out whole nodes)", read=gres),
     ] = None
     cpus_per_task: Annotated[int | None, Key("slurm.cpus_per_task", "cores of a task", low=1)] = None
-    mem: Annotated[str | None, Key("slurm.mem", "host memory of a node", read=one_line)] = None
+    mem: Annotated[str | None, Key("slurm.mem", "host memory of a node", read=memory)] = None
+    cpus_per_gpu: Annotated[
+        int | None, Key("slurm.cpus_per_gpu", "cores for each GPU, whatever slurm.style (for a site's file)", low=1)
+    ] = None
+    mem_per_gpu: Annotated[str | None, Key("slurm.mem_per_gpu", "host memory for each GPU (for a site's file)", read=memory)] = None
     exclusive: Annotated[
         bool | None, Key("slurm.exclusive", "true: nothing else on the nodes", type=bool, default="true where all GPUs of a node are used")
     ] = None

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 import orchestrator
-from orchestrator import detect, recipe
+from orchestrator import detect, pictures, recipe
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -28,8 +28,8 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
-from orchestrator.recipe import Settings, resuming
+from orchestrator.planning import Found, asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
+from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
@@ -70,6 +70,7 @@ def run(words: Sequence[str]) -> int:
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)
+    check_async(settings, found.plan)
     job = the_job(settings, found.plan, found.said)
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
@@ -77,7 +78,7 @@ def run(words: Sequence[str]) -> int:
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
     try:
-        return follow(start, settings, found.plan, job, out)
+        return follow(start, settings, found, job, out)
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
@@ -85,6 +86,9 @@ def run(words: Sequence[str]) -> int:
 
 def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
     """Says how the checkpoint is read into the plan's layout. Raises InputError where the engine can't."""
+    if plan.engine != checkpoint.engine:
+        print(f"From the checkpoint to this plan: {other_engine(checkpoint, plan)}")
+        return
     if checkpoint.plan is None:
         return
     why = ENGINES[plan.engine].why_no_resume(checkpoint.plan, plan)
@@ -93,6 +97,28 @@ def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
     changes = resuming.layout_changes(checkpoint.plan, plan)
     how = f"{changes}: weights and the optimizer's states are read into the new layout" if changes else "the same layout"
     print(f"From the checkpoint to this plan: {how}")
+
+
+def other_engine(checkpoint: resuming.Checkpoint, plan: Plan) -> str:
+    """What this plan's engine takes from a checkpoint that another one wrote. Raises InputError where it can't."""
+    before, now = ENGINES.get(checkpoint.engine), ENGINES[plan.engine]
+    route = f"{resuming.SHORT}={checkpoint.folder}, which engine={checkpoint.engine} wrote"
+    if before is None or "nothing" in (before.takes_over, now.takes_over):
+        able = [engine.name for engine in ENGINES.values() if engine.takes_over != "nothing"]
+        raise InputError("engine", plan.engine, f"can't continue {route}: checkpoints go between other engines only", able)
+    renamed = before.hugging_face_names != now.hugging_face_names
+    why = [engine.why_no_exchange(plan.model, None) for engine in (before, now)] if renamed else []
+    if checkpoint.plan is not None and not before.reshardable(checkpoint.plan):
+        why.append("the checkpoint is of its own layout alone (stage 0 in 16 bits, fp16, sgd)")
+    if now.takes_over == "all" and not now.reshardable(plan):
+        why.append("this plan's optimizer can't be given states (stage 0 in 16 bits, fp16, sgd): pin.zero_stage=1")
+    said = "; ".join(dict.fromkeys(filter(None, why)))
+    if said:
+        raise InputError("engine", plan.engine, f"can't continue {route}: {said}")
+    if now.takes_over == "all":
+        return f"engine {before.name} -> {now.name}: weights and the optimizer's states, both exact"
+    lost = "the optimizer's states are LOST: its moments begin at zero, while step, learning rate and data go on"
+    return f"engine {before.name} -> {now.name}: weights, exact; {lost}"
 
 
 def check_range(settings: Settings, plan: Plan) -> None:
@@ -109,6 +135,17 @@ def check_range(settings: Settings, plan: Plan) -> None:
     if not ENGINES[plan.engine].reshardable(plan):
         why = "goes on in another layout, and this plan's checkpoints are read in their own only (stage 0 in 16 bits, fp16, sgd)"
         raise InputError("slurm.nodes", asked, why, ["engine=megatron", "pin.zero_stage=1"])
+
+
+def check_async(settings: Settings, plan: Plan) -> None:
+    """Raises InputError where checkpoints can't be written beside the training."""
+    if not plan.run.async_save:
+        return
+    if settings.entry is not None:
+        raise InputError("train.async_save", "true", f"is for our workers; entry={settings.entry} has flags of its own (entry.args=)")
+    if not ENGINES[plan.engine].saves_beside(plan):
+        why = f"engine={plan.engine} has no copy to write from under this plan (stage 0 in 16 bits, fp16, sgd)"
+        raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])
 
 
 def layerwise_run(settings: Settings, out: Path) -> int:
@@ -171,6 +208,8 @@ def choose_start(settings: Settings, machine: detect.Machine) -> Start:
     blocked = None
     if settings.entry is not None and not settings.container and not Path(settings.entry).is_file():
         blocked = f"there is no entry={settings.entry} on this machine"
+    if settings.training.task == "sft" and settings.run.data is None and settings.launch != "none" and settings.entry is None:
+        raise supervised.missing()
     here = blocked or not_here(settings, machine)
     if settings.launch == "none":
         return Start(how="none", why="launch=none")
@@ -250,8 +289,9 @@ def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed (pip install -e '.[engines]')"
 
 
-def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:
+def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) -> int:
     """Start, show progress, compare prediction and measurement; the exit status."""
+    plan = found.plan
     if start.how == "none":
         how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
         print(f"Not started: {start.why}.{how}")
@@ -280,6 +320,9 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
+    if pictures.wanted():
+        for file in pictures.report_files(settings, found, outcome.rows):
+            (out / file.path).write_text(file.content, encoding="utf-8")
     if outcome.status == "finished":
         console.print(comparison_table(plan, outcome.rows))
         for note in local.preflight_notes(out):

@@ -23,10 +23,14 @@ PORT_TRIES = 20
 
 
 VALUED = (
-    "partition", "account", "qos", "time", "nodelist", "exclude", "constraint", "gres", "cpus_per_task", "mem", "reservation",
-    "dependency", "switches", "segment",
+    "partition", "account", "qos", "time", "nodelist", "exclude", "constraint", "gres", "cpus_per_task", "mem", "cpus_per_gpu",
+    "mem_per_gpu", "reservation", "dependency", "switches", "segment",
 )  # fmt: skip
 """Options of SlurmOptions that become `#SBATCH --name=value` unchanged."""
+
+
+PER_GPU = {"cpus_per_gpu": "cpus_per_task", "mem_per_gpu": "mem"}
+"""Options for each GPU, which a job without GPUs has not, and what sbatch takes in their place, not beside them."""
 
 
 NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
@@ -431,7 +435,7 @@ def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
     found = []
     if slurm.time is None:
         found.append("job.sbatch has no time limit: the partition's holds, before which the ranks save and end; slurm.time=12:00:00")
-    if job.backend == "nccl" and not slurm.exclusive and slurm.gres != "" and slurm.cpus_per_task is None:
+    if job.backend == "nccl" and not slurm.exclusive and slurm.gres != "" and slurm.cpus_per_task is None and slurm.cpus_per_gpu is None:
         ranks = job.world_size // (slurm.most_nodes or job.num_nodes)
         tasks = "a task" if slurm.style == "srun" else f"the one task that starts {ranks} rank{'s' if ranks > 1 else ''}"
         found.append(f"job.sbatch shares its nodes, and Slurm may give one core to {tasks}: slurm.cpus_per_task=, or slurm.exclusive=true")
@@ -445,6 +449,12 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     if nodes < 1 or job.world_size % nodes:
         raise InputError("slurm.nodes", nodes, f"does not divide the {job.world_size} ranks of the plan")
     ranks_per_node = job.world_size // nodes
+    for name, other in PER_GPU.items():
+        value = getattr(slurm, name)
+        if value is not None and getattr(slurm, other) is not None:
+            raise InputError(f"slurm.{name}", value, f"can't stand beside slurm.{other}={getattr(slurm, other)}: sbatch takes one of them")
+        if value is not None and slurm.gres == "":
+            raise InputError(f"slurm.{name}", value, "is for each GPU that is asked for, and slurm.gres=none asks for none")
     if slurm.style == "srun" and job.launcher != "torchrun":
         raise InputError("slurm.style", "srun", f"starts one task a rank, and entry.launcher={job.launcher} starts the ranks itself")
     tasks = ranks_per_node if slurm.style == "srun" else 1
@@ -456,7 +466,7 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     if job.backend == "nccl" and slurm.gres is None:
         options.append(f"--gpus-per-node={ranks_per_node}")
     for name, value in msgspec.structs.asdict(slurm).items():
-        if name in VALUED and value not in (None, ""):
+        if name in VALUED and value not in (None, "") and (name not in PER_GPU or job.backend == "nccl"):
             options.append(f"--{name.replace('_', '-')}={checked(f'slurm.{name}', str(value))}")
     if slurm.exclusive:
         options.append("--exclusive")

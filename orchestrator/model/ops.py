@@ -17,6 +17,7 @@ from __future__ import annotations
 from math import lcm, prod
 from typing import Literal
 
+from orchestrator.model.routing import Routing
 from orchestrator.values import Value
 
 Shard = Literal["tp", "sequence", "none"]
@@ -134,6 +135,8 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     experts: int = 0
     """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
     experts are divided by ep, and "column" and "row" by etp in place of tp."""
+    routing: Routing | None = None
+    """Of experts: how unevenly tokens come to them."""
     frozen: bool = False
     """Its weight is not trained: backward has the gradient of the input alone."""
 
@@ -152,6 +155,9 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     saves: tuple[Saved, ...] = ()
     window: int = 0
     """Above 0: a query sees that many keys at most, its own and those before it (sliding window); only with `causal`."""
+    attended: float = 0.0
+    """Above 0: the sequence is packed with samples that don't see each other, of so many tokens in the mean over tokens; only with
+    `causal`."""
 
     @property
     def visible(self) -> float:
@@ -165,7 +171,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
         if not self.causal:
             return 1.0
         seen = min(self.window or self.key_len, self.key_len) / self.key_len
-        return seen * (1 - seen / 2)
+        visible = seen * (1 - seen / 2)
+        return min(visible, self.attended / self.key_len / 2) if self.attended else visible
 
     @property
     def elements(self) -> int:
@@ -183,6 +190,8 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults
     saves: tuple[Saved, ...] = ()
     moved_backward: float | None = None
     """The same in backward where it is known; None: the cost model's usual share of the forward's."""
+    routing: Routing | None = None
+    """Of what experts take: how unevenly tokens come to them."""
 
 
 class Enter(Value, frozen=True, kw_only=True, tag="enter"):
@@ -203,6 +212,8 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
 
     elements: int
     topk: int
+    routing: Routing | None = None
+    """How unevenly they go."""
 
 
 Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch

@@ -36,6 +36,9 @@ from orchestrator.recipe.model import (
     padded_for_every_layout,
     training_of,
     with_fp8_recipe,
+    with_routing,
+    with_samples,
+    with_sequence_length,
 )
 from orchestrator.recipe.profiles import FAMILY, stand_in
 from orchestrator.recipe.read import Tree, read_arguments
@@ -120,13 +123,15 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     resume = value_of(merged, RESUME, None if plan is None else plan.run.resume)
     continued = checkpoint_of(resume)
     if continued is not None:
-        if engine not in ("auto", continued.engine):
-            raise InputError("engine", engine, f"can't continue from {RESUME}={resume}, which engine={continued.engine} wrote")
-        engine = continued.engine
+        if engine == LAYERWISE:
+            raise InputError("engine", engine, f"trains nothing: it can't continue {RESUME}={resume}")
+        # Another engine only where the command line says so: the recipe's may be that of before.
+        engine = given["engine"].value if "engine" in given and engine != "auto" else continued.engine
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)
-        training = training_of(merged)
+        merged = with_sequence_length(merged)
+        training = with_samples(training_of(merged), merged)
         profile = value_of(merged, "profile", None)
         profile = profile and msgspec.structs.replace(profile, name=label)
         if profile is not None and engine != LAYERWISE:
@@ -134,10 +139,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         if profile is not None and "model.family" not in merged:
             architecture = stand_in(profile)
         else:
-            architecture = architecture_of(merged, label)
+            architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
-            if training.lora is not None:
+            if training.lora is not None and architecture.traced is None:
                 check_targets(architecture, training.lora)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
         if architecture.family != FAMILY and architecture.traced is None:
@@ -242,10 +247,10 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
     given = fields_of(merged, RunSettings)
     resume, change = given.get("resume", base.resume), given.get("change", base.change)
     check_names(change, resume)
-    saving = {name: given.get(name, getattr(base, name)) for name in ("save_every", "keep_last", "keep_every")}
-    for name in ("keep_last", "keep_every"):
+    saving = {name: given.get(name, getattr(base, name)) for name in ("save_every", "async_save", "keep_last", "keep_every")}
+    for name in ("async_save", "keep_last", "keep_every"):
         if saving[name] and not saving["save_every"]:
-            raise InputError(f"train.{name}", saving[name], "keeps of the checkpoints that train.save_every= writes, and that is 0")
+            raise InputError(f"train.{name}", shown(saving[name]), "is about checkpoints that train.save_every= writes, and that is 0")
     if saving["keep_every"] and not saving["keep_last"]:
         raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
     if given.get("merge_lora") and value_of(merged, "lora.rank", None) is None and "plan" not in merged:

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,10 @@ from orchestrator.workers import as_planned, distributed, groups, parts
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.groups import MODEL, Groups
+from orchestrator.workers.saving import Snapshot
+
+if TYPE_CHECKING:
+    from orchestrator.workers.other_engine import Names
 
 TAG = "state"
 """DeepSpeed's name for the folder inside a checkpoint."""
@@ -71,6 +75,8 @@ class DeepSpeedTrainer:
     model: torch.nn.Module
     places: list[parts.Place]
     engine: Any
+    names: Names = "megatron_core"
+    """Whose names the weights have."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         self.plan, self.device, self.engine_fields = plan, device, engine
@@ -216,15 +222,32 @@ class DeepSpeedTrainer:
         states.save(self.engine, self.places, self.plan, self.groups, folder / states.FOLDER)
         torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
 
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """Raises InputError where `save` writes DeepSpeed's own checkpoint."""
+        from orchestrator.workers import states
+
+        if not states.covers(self.plan):
+            raise InputError("train.async_save", "true", "stage 0 in 16 bits, fp16 and sgd have DeepSpeed's own checkpoints")
+        if dist.get_rank() == 0:
+            (folder / states.FOLDER).mkdir()
+        dist.barrier()
+        found = states.copied(self.engine, self.places, self.plan, self.groups)
+        torch.save(self._generator_states(), folder / f"generators-{dist.get_rank():06d}.pt")
+        return Snapshot(write=lambda: parts.write_parts(iter(found), folder / states.FOLDER))
+
     def load(self, saved: Saved) -> None:
         """Any layout, but for plans whose checkpoints are DeepSpeed's own (`save`); the generators only in the same. Raises InputError."""
         from orchestrator.workers import states
 
         mine = layout(self.plan)
         if saved.layout["engine"] != self.plan.engine:
-            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+            from orchestrator.workers import other_engine
+
+            found = other_engine.reader(saved, self.plan.model, self.names)
+            states.load(self.engine, self.places, self.plan, found, saved.step)
+            return
         if (saved.folder / states.FOLDER).is_dir() and states.covers(self.plan):
-            states.load(self.engine, self.places, self.plan, saved.folder / states.FOLDER, saved.step)
+            states.load(self.engine, self.places, self.plan, parts.Parts(saved.folder / states.FOLDER), saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
                 self._set_generator_states(torch.load(path, weights_only=False))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 from orchestrator.workers.hf_files import CONFIG, KEY, Checkpoint, Rows, write_config, write_files
-from orchestrator.workers.parts import WEIGHT, Parts, Place, write_parts
-from orchestrator.workers.weights import initialise, shards
+from orchestrator.workers.parts import WEIGHT, Parts, Place, Whole, write_parts
 
 PARTS = ".parts"
 """Folder inside an export where ranks leave their shards for rank 0."""
@@ -242,6 +241,8 @@ def sources(a: Architecture, key: str, index: tuple[int, ...], rows: int) -> lis
 def load(models: Sequence[torch.nn.Module], a: Architecture, folder: Path) -> None:
     """Fill every parameter of these model chunks in place from a Hugging Face checkpoint; rows that pad the vocabulary with zeros. Raises
     InputError for a tensor that is missing or of another shape."""
+    from orchestrator.workers.weights import shards  # the tables are for engines without megatron-core, too
+
     checkpoint = Checkpoint(folder)
     with torch.no_grad():
         for shard in shards(models):
@@ -264,6 +265,8 @@ def load(models: Sequence[torch.nn.Module], a: Architecture, folder: Path) -> No
 
 def first_weights(models: Sequence[torch.nn.Module], config: Any, plan: Plan) -> None:
     """What training begins with: the checkpoint's weights where the plan names one, else those of the seed. `config`: TransformerConfig."""
+    from orchestrator.workers.weights import initialise
+
     if plan.run.init_from:
         load(models, plan.model, Path(plan.run.init_from))
     else:
@@ -321,24 +324,30 @@ Piece = tuple[Rows, tuple[str, tuple[int, ...]], int]
 
 def _join_parts(a: Architecture, parts: Parts, folder: Path) -> torch.dtype:
     """Hugging Face's tensors from all ranks' shards, in files of at most FILE_BYTES with an index; their data type."""
+    wanted = pieces_by_name(a, parts.shapes)
+    return write_files(((name, assemble(pieces, parts)) for name, pieces in wanted.items()), folder)
+
+
+def pieces_by_name(a: Architecture, shapes: Mapping[Whole, tuple[int, ...]]) -> dict[str, list[Piece]]:
+    """Of which of megatron-core's tensors, whose global shapes these are, each of Hugging Face's is made."""
     wanted: dict[str, list[Piece]] = {}
-    for (_, key, index), shape in parts.shapes.items():
+    for (kind, key, index), shape in shapes.items():
         at = 0
-        for rows in sources(a, key, index, shape[0]):
+        for rows in sources(a, key, index, shape[0]) if kind == WEIGHT else ():
             wanted.setdefault(rows.name, []).append((rows, (key, index), at))
             at += rows.count
-    return write_files(((name, _assemble(pieces, parts)) for name, pieces in wanted.items()), folder)
+    return wanted
 
 
-def _assemble(pieces: Sequence[Piece], parts: Parts) -> torch.Tensor:
-    """One Hugging Face tensor. Raises RuntimeError where its rows are not all there."""
+def assemble(pieces: Sequence[Piece], parts: Any, kind: str = WEIGHT) -> torch.Tensor:
+    """One Hugging Face tensor, or one of its moments (`kind`), from what `parts` reads. Raises RuntimeError where rows are missing."""
     ordered = sorted(pieces, key=lambda piece: piece[0].begin)
     if ordered[0][0].begin or any(one[0].end != other[0].begin for one, other in pairwise(ordered)):
         raise RuntimeError(f"{pieces[0][0].name}: its rows are not all there")
     found = []
     for rows, whole, at in ordered:
         inner = parts.shapes[(WEIGHT, *whole)][1:]
-        found.append(parts.read(WEIGHT, *whole, (at, *(0 for _ in inner)), (rows.count, *inner)))
+        found.append(parts.read(kind, *whole, (at, *(0 for _ in inner)), (rows.count, *inner)))
     target = torch.cat(found)
     return target.T.contiguous() if pieces[0][0].transposed else target
 

@@ -18,7 +18,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator.errors import InputError
@@ -27,6 +26,7 @@ from orchestrator.workers import checkpoint, data, distributed, preflight
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
+from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, save
 from orchestrator.workers.schedule import learning_rate
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
@@ -63,6 +63,10 @@ class Trainer(Protocol):
 
     def save(self, folder: Path, step: int) -> None: ...
 
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """What `save` writes, as a copy that is written beside the training (plan.run.async_save)."""
+        ...
+
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights."""
         ...
@@ -85,10 +89,6 @@ class OwnBatches(Protocol):
 
 class NonFiniteLossError(Exception):
     """Loss or gradient norm is NaN or infinite."""
-
-
-class CheckpointError(Exception):
-    """A checkpoint could not be written: the disk is full, say. Those before it are as they were."""
 
 
 def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
@@ -156,7 +156,7 @@ class Metrics:
             self.monitors.close()
 
 
-def evaluate(trainer: Trainer, batches: data.Batches) -> float:
+def evaluate(trainer: Trainer, batches: data.AnyBatches) -> float:
     """The mean loss over the first global batches of the held-out samples: as many as there are, at most plan.run.eval_steps. The same ones
     every time, under every plan."""
     plan = trainer.plan
@@ -169,25 +169,13 @@ def evaluate(trainer: Trainer, batches: data.Batches) -> float:
     return total / steps
 
 
-def save(trainer: Trainer, out: Path, step: int) -> None:
-    """A checkpoint of the state after `step` steps. Raises CheckpointError."""
-    try:
-        folder = checkpoint.begin(out, step)
-        trainer.save(folder, step)
-        checkpoint.commit(folder, step, trainer.plan)
-    except (Exception, CheckpointException) as error:  # each engine has its own for a full disk; Megatron's is no Exception
-        # torch's holds the tracebacks of the ranks that failed: the last line says why.
-        said = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-        raise CheckpointError(f"step {step}: the checkpoint can't be written: {said}; {checkpoint.newest(out)}") from error
-
-
 def train(
     trainer: Trainer,
-    batches: data.Batches,
+    batches: data.AnyBatches,
     out: Path,
     first_step: int = 0,
     watchdog: Watchdog | NoWatchdog | None = None,
-    valid: data.Batches | None = None,
+    valid: data.AnyBatches | None = None,
 ) -> list[float]:
     """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError. `valid`: what is evaluated on,
     every plan.run.eval_every steps and at the end; the step's row then has a "valid_loss".
@@ -203,7 +191,9 @@ def train(
     eval_every = plan.run.eval_every if valid is not None else 0
     metrics = Metrics(plan, out, first_step)
     losses: list[float] = []
+    beside: SaveBeside | None = None
     now = (watchdog or NoWatchdog()).phase
+    stop = False
     for step in range(first_step, training.steps):
         begin = time.perf_counter()
         now(f"step {step + 1}: data")
@@ -221,6 +211,8 @@ def train(
             raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
         losses.append(loss)
         done = step + 1
+        if beside is not None and beside.poll():
+            beside = None
         evaluated: dict[str, float | None] = {}
         if valid is not None and eval_every and (done % eval_every == 0 or done == training.steps):
             now(f"step {done}: evaluation", plan.run.step_timeout_s * plan.run.eval_steps)
@@ -240,13 +232,19 @@ def train(
         )
         if (save_every and (done % save_every == 0 or done == training.steps)) or stop:
             now(f"step {done}: checkpoint", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
-            save(trainer, out, done)
+            if beside is not None:
+                beside.wait()
+            if plan.run.async_save:
+                beside = SaveBeside(trainer, out, done)
+            else:
+                save(trainer, out, done)
         if stop:
             break
-    else:
-        if plan.run.export_to:
-            now("export", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
-            trainer.export(Path(plan.run.export_to))
+    if beside is not None:
+        beside.wait()
+    if not stop and plan.run.export_to:
+        now("export", max(plan.run.step_timeout_s, BUILD_S) if plan.run.step_timeout_s else 0.0)
+        trainer.export(Path(plan.run.export_to))
     metrics.close()
     if sys.platform != "win32":
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a reminder would end Python in its last moments, when it has no handlers any more
@@ -306,12 +304,18 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
 
 
 def open_batches(trainer: Trainer, cache: Path) -> tuple[Any, Any]:
-    """What is trained on, and what is evaluated on or None: text, unless the trainer has batches of its own."""
+    """What is trained on, and what is evaluated on or None: text or supervised samples, unless the trainer has batches of its own."""
     if isinstance(trainer, OwnBatches):
         return trainer.open_batches(cache)
-    plan = trainer.plan
+    plan, dp_rank = trainer.plan, trainer.groups.rank("dp")
+    if plan.training.task == "sft":
+        from orchestrator.workers import sft
+
+        train, held_out = sft.open_batches(plan, cache, dp_rank, build=distributed.local_rank_is_first(), wait=dist.barrier)
+        if dist.get_rank() == 0:
+            print(train.said(), flush=True)
+        return train, held_out
     corpus = data.open_corpus(plan, cache, build=distributed.local_rank_is_first(), wait=dist.barrier)
-    dp_rank = trainer.groups.rank("dp")
     valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
     return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
 

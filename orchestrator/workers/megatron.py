@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -16,6 +17,7 @@ from orchestrator.workers import eager  # noqa: F401  # isort: skip  (before meg
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -25,10 +27,11 @@ from megatron.core.transformer.module import Float16Module
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, weights
+from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, other_engine, parts, weights
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
+from orchestrator.workers.saving import Snapshot
 
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
 """As long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of it, as other
@@ -162,6 +165,37 @@ class MegatronTrainer:
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1) if self.device.type == "cpu" else None
         dist_checkpointing.save(state, str(folder), strategy)
 
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """megatron-core's own asynchronous request, written by a thread of this process: megatron-core's processes are forked, which NCCL's
+        and gloo's threads don't survive."""
+        self._gather_weights()
+        state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
+        strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+        request = dist_checkpointing.save(state, str(folder), strategy, async_sharded_save=True)
+        buckets: list[Any] = []
+        if request.async_fn is not None:
+            for path, key, (raw, tensors) in request.async_fn_args[1]:
+                buckets.append((path, key, (raw, [(item, tensor.to("cpu", copy=True)) for item, tensor in tensors])))
+
+        def write() -> None:
+            results = {}
+            for number, bucket in enumerate(buckets):
+                answers: queue.Queue[Any] = queue.Queue()
+                count: queue.Queue[int] = queue.Queue()
+                count.put(number)
+                FileSystemWriterAsync.write_preloaded_data(request.async_fn.args[0], number, bucket, answers, count, True)
+                _, results[number] = answers.get()
+                if isinstance(results[number], Exception):
+                    raise results[number]
+            if buckets:
+                request.async_fn_args[2].put(results)
+
+        def finish() -> None:
+            for function in request.finalize_fns:
+                function()
+
+        return Snapshot(write=write, finish=finish)
+
     def export(self, folder: Path) -> None:
         """A Hugging Face checkpoint of the weights as they are. All ranks call this."""
         self._gather_weights()
@@ -174,10 +208,19 @@ class MegatronTrainer:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
 
+    def _load_weights(self, saved: Saved) -> None:
+        """Of a checkpoint that another engine wrote; the optimizer begins anew."""
+        found = other_engine.reader(saved, self.plan.model, "megatron_core")
+        with torch.no_grad():
+            for place in weights.every_place([_bare(chunk) for chunk in self.chunks]):
+                place.parameter.copy_(found.of(parts.WEIGHT, place))
+        self.optimizer.reload_model_params()
+
     def load(self, saved: Saved) -> None:
-        """Any layout of this engine; the generators only in the same one."""
+        """Any layout of this engine; the generators only in the same one. Of another engine's the weights."""
         if saved.layout["engine"] != self.plan.engine:
-            raise InputError("train.resume", saved.folder, f"was written by engine={saved.layout['engine']}, not {self.plan.engine}")
+            self._load_weights(saved)
+            return
         self._prepare_torch_adam()
         state = self._state(is_loading=True)
         same = saved.layout == layout(self.plan)

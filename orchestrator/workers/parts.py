@@ -18,6 +18,8 @@ FILE_BYTES = 4 * 2**30
 """Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 WEIGHT = "weight"
 """The kind of tensor that is a parameter itself; optimizer states have other kinds."""
+STATES = "states"
+"""The folder inside a checkpoint that holds weights and moments by place (states.py)."""
 Whole = tuple[str, str, tuple[int, ...]]
 """A global tensor: kind, key, place in stacks of equal tensors."""
 
@@ -94,6 +96,10 @@ class Parts:
                 part = _Part(listing.with_suffix(".safetensors"), str(number), tuple(about["offset"]), tuple(about["shape"]))
                 self._parts.setdefault(whole, []).append(part)
                 self.shapes[whole] = tuple(about["global_shape"])
+
+    def of(self, kind: str, place: Place) -> torch.Tensor:
+        """A rank's shard, as `read`."""
+        return self.read(kind, place.key, place.index, place.offset, place.shape)
 
     def read(self, kind: str, key: str, index: tuple[int, ...], offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
         """This box of a global tensor; zeros beyond the end of what was written, where a vocabulary was padded to less. Raises RuntimeError

@@ -15,9 +15,9 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from orchestrator.plan import Plan
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.parts import WEIGHT, Parts, Place, write_parts
+from orchestrator.workers.parts import STATES, WEIGHT, Place, write_parts
 
-FOLDER = "states"
+FOLDER = STATES
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -35,6 +35,12 @@ def save(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups, folde
     write_parts(_shards(engine, places, plan, groups), folder)
 
 
+def copied(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) -> list[tuple[Place, str, torch.Tensor]]:
+    """What `save` writes, copied to host memory. All ranks call this."""
+    _link(engine, plan)
+    return [(place, kind, value.to("cpu", copy=True)) for place, kind, value in _shards(engine, places, plan, groups)]
+
+
 def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) -> Iterator[tuple[Place, str, torch.Tensor]]:
     """Every parameter is made whole on all its data-parallel ranks, one after the other; one of them yields it. Collective over them."""
     mine = groups.rank(REPLICAS)
@@ -48,15 +54,14 @@ def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) ->
                         yield place, kind, place.of(value)
 
 
-def load(engine: Any, places: Sequence[Place], plan: Plan, folder: Path, step: int) -> None:
-    """Put back what this layout needs. `step`: of Adam."""
-    parts = Parts(folder)
+def load(engine: Any, places: Sequence[Place], plan: Plan, parts: Any, step: int) -> None:
+    """Put back what this layout needs, from `Parts` or what reads like it (other_engine.py). `step`: of Adam."""
     _make_states(engine, plan, step)
     for parameter, found in _by_parameter(places):
         for kind in (WEIGHT, *MOMENTS):
             value = torch.zeros(tuple(getattr(parameter, "ds_shape", parameter.shape)))
             for place in found:
-                place.of(value).copy_(parts.read(kind, place.key, place.index, place.offset, place.shape))
+                place.of(value).copy_(parts.of(kind, place))
             _set(engine, parameter, kind, value, plan)
 
 

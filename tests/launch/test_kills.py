@@ -45,12 +45,14 @@ def writing(out: Path) -> bool:
     return any(not (folder / "latest.json").exists() for folder in (out / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.parametrize("saving", ["waiting", "beside"])
 @pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
-def test_random_kills_lose_nothing_that_was_saved(engine: str, tmp_path: Path) -> None:
+def test_random_kills_lose_nothing_that_was_saved(engine: str, saving: str, tmp_path: Path) -> None:
     """KILLS times an end from outside, by ENDINGS; the next run continues the newest checkpoint. No step older than it is taken twice, the
     checkpoint that latest.json names is whole each time, a full disk is said in words, and all losses equal those of a run that nobody
-    disturbed."""
-    recipe = (*RECIPE, f"engine={engine}")
+    disturbed. Saving: the training waits for it, or goes on beside it."""
+    recipe = (*RECIPE, f"engine={engine}", *(("pin.zero_stage=1",) if engine == "deepspeed" else ()))
+    keep = (*KEEP, f"train.async_save={'true' if saving == 'beside' else 'false'}")
     subprocess.run([*RUN, *recipe, f"out={tmp_path / 'whole'}"], check=True, capture_output=True, timeout=1200)
     reference = losses(tmp_path / "whole")
     assert len(reference) == STEPS
@@ -64,7 +66,7 @@ def test_random_kills_lose_nothing_that_was_saved(engine: str, tmp_path: Path) -
         source = recipe if previous is None else (f"resume={previous}",)
         path = tmp_path / f"run{kills}.log"
         with path.open("w") as log:
-            process = subprocess.Popen([*RUN, *source, *KEEP, f"out={out}"], stdout=log, stderr=log)
+            process = subprocess.Popen([*RUN, *source, *keep, f"out={out}"], stdout=log, stderr=log)
             try:
                 _wait(lambda out=out, process=process: process.poll() is not None or len(losses(out)) > 1, 180)
                 ending = ENDINGS[kills % len(ENDINGS)] if kills < KILLS else None

@@ -393,3 +393,30 @@ def test_a_job_that_takes_every_gpu_of_its_nodes_takes_them_whole() -> None:
         assert render.with_whole_nodes(GPT, said, 8) == said
     assert render.with_whole_nodes(TINY, SlurmOptions(), 4) == SlurmOptions()
     assert render.with_whole_nodes(GPT, SlurmOptions(nodes=4), 8).exclusive is False
+
+
+def test_what_a_site_gives_each_gpu_is_asked_for_in_either_style_and_by_no_job_without_gpus() -> None:
+    site = SlurmOptions(cpus_per_gpu=16, mem_per_gpu="120G", exclusive=False)
+    for style in ("torchrun", "srun"):
+        script = render.job_sbatch(GPT, msgspec.structs.replace(site, style=style))
+        assert "#SBATCH --cpus-per-gpu=16\n#SBATCH --mem-per-gpu=120G\n" in script
+        assert not any("core" in line for line in render.unsaid(GPT, msgspec.structs.replace(site, style=style)))
+    assert "per-gpu" not in render.job_sbatch(TINY, site)
+    for clash in ({"cpus_per_task": 4}, {"mem": "1T"}, {"gres": ""}):
+        with pytest.raises(InputError, match="per_gpu"):
+            render.job_sbatch(GPT, msgspec.structs.replace(site, **clash))
+
+
+@pytest.mark.parametrize("text", ["90", "90:30", "12:30:00", "2-12", "2-12:30", "2-12:30:00", "unlimited"])
+def test_every_form_of_a_time_limit_that_sbatch_knows_is_taken(text: str) -> None:
+    assert slurm_options({"time": text}).time == text
+
+
+@pytest.mark.parametrize(
+    "values", [{"time": "12h"}, {"time": "1:2:3:4"}, {"time": "-5"}, {"mem": "480 GB"}, {"mem": "lots"}, {"mem_per_gpu": "1.5T"}]
+)
+def test_what_sbatch_would_refuse_is_refused_where_it_is_typed(values: dict[str, str]) -> None:
+    with pytest.raises(InputError) as refused:
+        slurm_options(values)
+    assert refused.value.key == f"slurm.{next(iter(values))}"
+    assert refused.value.choices

@@ -94,7 +94,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "a change of what can't be changed": (("train.change=seed",), "train.change=seed: can't be changed on the way"),
     "a slip in a change": (("train.change=step",), "train.change=step: can't be changed on the way; did you mean steps?"),
     "steps that are done": (("train.steps=20", "train.change=steps"), "train.steps=20: "),
-    "another engine": (("engine=deepspeed",), "engine=deepspeed: can't continue from train.resume=old, which engine=megatron wrote"),
+    "an engine that trains nothing": (("engine=layerwise",), "engine=layerwise: trains nothing: it can't continue train.resume=old"),
+    "an engine that lacks the model": (("engine=deepspeed", "pin.pp=2"), "deepspeed has no pp"),
     "resume and train.resume": (("resume=old",), "train.resume=old: resume=old is given too"),
     "out that is the old run": (("out=old",), "out=old: is a folder with files in it"),
     "a plan that another run has": (("plan=old/plan.json", "gpus=4"), "gpus=4: the plan says 2"),
@@ -169,6 +170,34 @@ def test_named_changes_are_made_and_are_the_next_runs_own(old: Path, folder: Pat
     assert written["train"]["change"] == "lr,steps"
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("megatron_deepspeed", "engine megatron -> megatron_deepspeed: weights and the optimizer's states, both exact"),
+        ("deepspeed", "engine megatron -> deepspeed: weights and the optimizer's states, both exact"),
+    ],
+)
+def test_another_engine_goes_on_where_the_command_line_names_it(
+    engine: str, said: str, old: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, printed = planned((*AGAIN, f"engine={engine}", "pin.zero_stage=1", "out=new"), capsys)
+    assert plan.engine == engine
+    assert f"From the checkpoint to this plan: {said}" in printed
+    marker = json.loads((old / "checkpoints" / "latest.json").read_text())
+    assert marker["layout"]["engine"] == "megatron"
+    finish(folder / "new", 20)
+    back, printed = planned(("resume=new", "engine=megatron", "pin.zero_stage=null", "launch=none", "out=back"), capsys)
+    assert back.engine == "megatron"
+    assert "weights, exact; the optimizer's states are LOST" in printed
+
+
+def test_a_checkpoint_of_its_own_layout_goes_to_no_other_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    types = ("train.precision=bf16", "train.grad_reduce_dtype=bf16", "train.grad_accum_dtype=bf16")
+    planned((*TINY, "engine=deepspeed", "pin.zero_stage=0", *types, "out=old"), capsys)
+    finish(folder / "old", 20)
+    assert "its own layout alone" in refused(capsys, folder, (*AGAIN, "engine=megatron"))
+
+
 def test_a_constant_rate_may_go_on_for_longer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned((*TINY, "train.schedule=constant", "out=old"), capsys)
     finish(folder / "old", 40)
@@ -210,8 +239,8 @@ def test_every_setting_of_the_training_is_the_data_the_states_or_a_choice() -> N
     """A new field of Training can't be forgotten: it is a choice until it is declared otherwise. And each has a key."""
     from orchestrator.model.training import Training
 
-    fields = {*resuming.DATA_ORDER, *resuming.STATES, *(set(resuming.choices()) - {"dropout", "data", "tokenizer"})}
+    fields = {*resuming.DATA_ORDER, *resuming.STATES, *resuming.MEASURED, *(set(resuming.choices()) - {"dropout", "data", "tokenizer"})}
     assert fields == set(Training.__struct_fields__)
-    assert all(f"train.{name}" in KEYS for name in fields - {*resuming.UNGROUPED})
-    assert "seed" in KEYS
+    settings = fields - {*resuming.MEASURED, "lora"}
+    assert all(resuming.UNGROUPED.get(name, f"train.{name}") in KEYS for name in settings)
     assert "lora.rank" in KEYS

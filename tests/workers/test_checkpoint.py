@@ -185,6 +185,103 @@ def test_a_resumed_run_continues_the_curve(case: str, pool: Pool, corpus: str, t
     assert [line["step"] for line in lines] == [3, 4]
 
 
+PATHS: dict[str, tuple[dict[str, Any], ...]] = {
+    "megatron": (
+        {"model": LLAMA, **SP, "pp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "pp": 3, "dp": 2, "split": [[1], [2], [1]]},
+        {"model": LLAMA, **SP, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "pp": 2, "vpp": 2, "dp": 4, "zero_stage": 1},
+    ),
+    "megatron experts": (
+        {"model": QWEN3_MOE, "pp": 2, "dp": 4, "ep": 4, "zero_stage": 1},
+        {"model": QWEN3_MOE, "pp": 3, "dp": 2, "ep": 2, "split": [[1], [2], [1]]},
+        {"model": QWEN3_MOE, **SP, "dp": 2, "ep": 4, "zero_stage": 1},
+        {"model": QWEN3_MOE, **SP, "dp": 4, "etp": 2, "ep": 2, "zero_stage": 1},
+    ),
+    "megatron_deepspeed": (
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "pp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "dp": 3, "zero_stage": 3},
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "dp": 2, "pipeline_schedule": "deepspeed_1f1b"},
+        {"model": LLAMA, "engine": DEEPSPEED, "dp": 8, "zero_stage": 2},
+    ),
+    "deepspeed": (
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "dp": 4, "zero_stage": 1},
+        {"model": LLAMA, "engine": ALONE, "dp": 6, "zero_stage": 3},
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 2},
+        {"model": LLAMA, "engine": ALONE, "dp": 8, "zero_stage": 3},
+    ),
+}
+"""Layouts on 8, 6, 4 and again 8 ranks, each of which goes on from the checkpoint of the one before."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", PATHS)
+def test_a_run_goes_from_8_ranks_to_6_to_4_and_back(engine: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    """TP, PP, EP and ZeRO change on the way: every leg has the losses of the run that was never moved."""
+    whole: list[float] = []
+    source: Path | None = None
+    for leg, fields in enumerate(PATHS[engine]):
+        out = tmp_path / f"leg{leg}"
+        settings = RunSettings(save_every=2, resume=str(source) if source else None)
+        plan = make_plan(run=settings, steps=8, lr=3e-3, global_batch_size=24, **fields)
+        assert plan.world_size == (8, 6, 4, 8)[leg]
+        losses = pool.run("train_and_save", plan.world_size, to_json(plan), corpus, str(out))[0]
+        whole = whole or losses
+        np.testing.assert_allclose(losses, whole[2 * leg :], rtol=0, atol=1e-4)
+        source = out / "checkpoints" / f"step_{2 * leg + 2:06d}"
+
+
+OTHER_ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "megatron zero1 to deepspeed zero3": (
+        {"model": LLAMA, **SP, "pp": 2, "dp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": ALONE, "dp": 4, "zero_stage": 3},
+    ),
+    "megatron zero0 to megatron_deepspeed": (
+        {"model": LLAMA, "tp": 2},
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
+    ),
+    "deepspeed to megatron_deepspeed": (
+        {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 3},
+        {"model": LLAMA, "engine": DEEPSPEED, "tp": 2, "dp": 2, "zero_stage": 1},
+    ),
+    "megatron_deepspeed to deepspeed tp2": (
+        {"model": LLAMA, "engine": DEEPSPEED, "pp": 2, "zero_stage": 1},
+        {"model": LLAMA, "engine": ALONE, "tp": 2, "zero_stage": 1},
+    ),
+    "megatron bert to megatron_deepspeed": (
+        {"model": BERT, "dp": 2, "zero_stage": 1},
+        {"model": BERT, "engine": DEEPSPEED, "tp": 2, "zero_stage": 1},
+    ),
+    "gpt megatron_deepspeed to deepspeed": (
+        {"model": GPT, "engine": DEEPSPEED, "zero_stage": 1},
+        {"model": GPT, "engine": ALONE, "zero_stage": 1},
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", OTHER_ENGINES)
+def test_another_engine_continues_the_curve_with_the_optimizers_states(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    before, after = OTHER_ENGINES[case]
+    whole = run(pool, corpus, tmp_path / "first", save_every=2, **before)
+    resumed = run(pool, corpus, tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step_000002", **after)
+    np.testing.assert_allclose(resumed, whole[2:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", [ALONE, DEEPSPEED])
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_megatron_takes_another_engines_weights_exactly_and_loses_its_states(
+    engine: str, zero_stage: int, pool: Pool, corpus: str, tmp_path: Path
+) -> None:
+    """The first loss is of the same weights; the next one is that of an optimizer that begins anew."""
+    whole = run(pool, corpus, tmp_path / "first", save_every=2, model=LLAMA, engine=engine, dp=2, zero_stage=1)
+    source = tmp_path / "first" / "checkpoints" / "step_000002"
+    resumed = run(pool, corpus, tmp_path / "second", resume=source, model=LLAMA, **SP, pp=2, zero_stage=zero_stage)
+    np.testing.assert_allclose(resumed[0], whole[2], rtol=0, atol=1e-5)
+    assert abs(resumed[1] - whole[3]) > 1e-4
+
+
 def test_the_marker_names_the_newest_checkpoint_and_a_run_continues_in_its_own_folder(pool: Pool, corpus: str, tmp_path: Path) -> None:
     run(pool, corpus, tmp_path, save_every=3)
     marker = json.loads((tmp_path / "checkpoints" / "latest.json").read_text())
@@ -239,9 +336,12 @@ def test_a_run_keeps_what_it_was_told_to_and_resumes_from_it(pool: Pool, corpus:
     np.testing.assert_allclose(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "second"))[0], whole[3:], atol=1e-6)
 
 
+@pytest.mark.parametrize("async_save", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("engine", ["megatron", DEEPSPEED])
-def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(engine: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
-    plan = make_plan(engine=engine, zero_stage=1, run=RunSettings(save_every=1, keep_last=1), steps=1)
+def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(
+    engine: str, async_save: bool, pool: Pool, corpus: str, tmp_path: Path
+) -> None:
+    plan = make_plan(engine=engine, zero_stage=1, run=RunSettings(save_every=1, keep_last=1, async_save=async_save), steps=1)
     (said,) = pool.run("save_with_little_disk", 1, to_json(plan), corpus, str(tmp_path / "out"), 20_000)
     folder = tmp_path / "out" / "checkpoints"
     assert said.startswith("step 2: the checkpoint can't be written: ")
@@ -249,6 +349,29 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(engine: str, p
     assert json.loads((folder / "latest.json").read_text())["step"] == 1
     again = make_plan(engine=engine, zero_stage=1, run=RunSettings(resume=str(tmp_path / "out")), steps=2)
     assert len(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "next"))[0]) == 1
+
+
+ASYNCHRONOUS: dict[str, dict[str, Any]] = {
+    "megatron": {"tp": 2, "dp": 2, "zero_stage": 1},
+    "megatron zero0 pp2": {"pp": 2},
+    DEEPSPEED: {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3},
+    ALONE: {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 1},
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.full if case != "megatron" else ()) for case in ASYNCHRONOUS])
+def test_a_checkpoint_written_beside_the_training_is_that_of_its_step(case: str, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    """The weights move on while it is written: it has those of step 2 all the same, and so has the next one those of step 4."""
+    settings = RunSettings(save_every=2, async_save=True)
+    plan = make_plan(run=settings, steps=5, lr=3e-3, **ASYNCHRONOUS[case])
+    whole = pool.run("train_and_save", plan.world_size, to_json(plan), corpus, str(tmp_path / "first"))[0]
+    folder = tmp_path / "first" / "checkpoints"
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000002", "step_000004", "step_000005"]
+    assert all((path / "latest.json").exists() for path in folder.glob("step_*"))
+    for step in (2, 4):
+        again = replace(plan, run=RunSettings(resume=str(folder / f"step_{step:06d}")))
+        resumed = pool.run("train_and_save", plan.world_size, to_json(again), corpus, str(tmp_path / f"from{step}"))[0]
+        np.testing.assert_allclose(resumed, whole[step:], rtol=0, atol=1e-6)
 
 
 def test_the_planner_knows_which_checkpoints_of_deepspeed_any_layout_reads() -> None:

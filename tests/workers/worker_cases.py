@@ -251,7 +251,10 @@ def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) ->
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (at_most, hard))
     try:
-        loop.save(trainer, Path(out), plan.training.steps + 1)
+        if plan.run.async_save:
+            loop.SaveBeside(trainer, Path(out), plan.training.steps + 1).wait()
+        else:
+            loop.save(trainer, Path(out), plan.training.steps + 1)
     except loop.CheckpointError as error:
         return str(error)
     finally:

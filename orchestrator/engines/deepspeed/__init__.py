@@ -22,5 +22,8 @@ ENGINE: Final = Engine(
     entry=start,
     why_no_exchange=why_no_exchange,
     reshardable=reshardable,
+    saves_beside=reshardable,
+    takes_over="all",
+    hugging_face_names=True,
     why_no_resume=why_no_resume,
 )

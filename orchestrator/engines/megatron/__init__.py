@@ -22,4 +22,6 @@ ENGINE: Final = Engine(
     program=PROGRAM,
     entry=start,
     why_no_exchange=why_no_exchange,
+    saves_beside=lambda plan: True,
+    takes_over="weights",
 )

@@ -20,5 +20,7 @@ ENGINE: Final = Engine(
     passes=PASSES,
     why_no_exchange=why_no_exchange,
     reshardable=reshardable,
+    saves_beside=reshardable,
+    takes_over="all",
     why_no_resume=why_no_resume,
 )

@@ -1,0 +1,104 @@
+"""Checkpoints: written while the training waits, or beside it from a copy in host memory. Whole or not at all either way: the marker moves
+when all ranks have written (checkpoint.py)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from orchestrator.plan import Plan
+from orchestrator.workers import checkpoint
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written: the disk is full, say. Those before it are as they were."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is left to do once the state has been copied. `write` touches neither the model nor other ranks: it may run in a thread beside
+    the training. `finish` is collective, after `write` is done on all ranks."""
+
+    write: Callable[[], None]
+    finish: Callable[[], None] = lambda: None
+
+
+class Saver(Protocol):
+    """The part of a `Trainer` that saves."""
+
+    plan: Plan
+    device: torch.device
+
+    def save(self, folder: Path, step: int) -> None: ...
+
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        """A copy of all that `save` writes. Collective."""
+        ...
+
+
+def failed(step: int, out: Path, error: BaseException) -> CheckpointError:
+    # torch's holds the tracebacks of the ranks that failed: the last line says why.
+    said = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+    return CheckpointError(f"step {step}: the checkpoint can't be written: {said}; {checkpoint.newest(out)}")
+
+
+def save(trainer: Saver, out: Path, step: int) -> None:
+    """A checkpoint of the state after `step` steps. Raises CheckpointError."""
+    try:
+        folder = checkpoint.begin(out, step)
+        trainer.save(folder, step)
+        checkpoint.commit(folder, step, trainer.plan)
+    except (Exception, CheckpointException) as error:  # each engine has its own for a full disk; Megatron's is no Exception
+        raise failed(step, out, error) from error
+
+
+class SaveBeside:
+    """One checkpoint that is written beside the training: begun after `step` steps; `poll` after each step that follows commits it once all
+    ranks have written, `wait` at once. Raises CheckpointError from any of them, on all ranks alike."""
+
+    def __init__(self, trainer: Saver, out: Path, step: int) -> None:
+        self.trainer, self.out, self.step = trainer, out, step
+        self.error: BaseException | None = None
+        try:
+            self.folder = checkpoint.begin(out, step)
+            self.snapshot = trainer.snapshot(self.folder, step)
+        except (Exception, CheckpointException) as error:
+            raise failed(step, out, error) from error
+        self.thread = threading.Thread(target=self._write, name=f"checkpoint of step {step}")
+        self.thread.start()
+
+    def _write(self) -> None:
+        try:
+            self.snapshot.write()
+        except BaseException as error:
+            self.error = error
+
+    def poll(self) -> bool:
+        """Whether it is whole now. Collective."""
+        state = torch.tensor([self.thread.is_alive(), self.error is not None], dtype=torch.int32, device=self.trainer.device)
+        dist.all_reduce(state, op=dist.ReduceOp.MAX)
+        writing, lost = state.tolist()
+        if writing:
+            return False
+        self.thread.join()
+        if lost:
+            raise failed(self.step, self.out, self.error or OSError("another rank could not write its part")) from self.error
+        try:
+            self.snapshot.finish()
+            checkpoint.commit(self.folder, self.step, self.trainer.plan)
+        except (Exception, CheckpointException) as error:
+            raise failed(self.step, self.out, error) from error
+        return True
+
+    def wait(self) -> None:
+        """Until it is whole. Collective."""
+        self.thread.join()
+        while not self.poll():
+            pass
