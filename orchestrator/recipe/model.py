@@ -12,8 +12,9 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.key import shown
-from orchestrator.model import families
+from orchestrator.model import families, routing
 from orchestrator.model.lora import Lora
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
@@ -55,6 +56,38 @@ def architecture_of(merged: Flat, label: str) -> Architecture:
         if info.default is msgspec.NODEFAULT and info.name not in fields:
             raise InputError(f"model.{info.name}", None, "is missing: the recipe has none, so give it (or model.hf_config)")
     return Architecture(**fields)
+
+
+def with_routing(architecture: Architecture, text: str | None) -> Architecture:
+    """With model.routing= in every layer of experts. Raises InputError where there are none, or it is neither a number nor a trace."""
+    if text is None:
+        return architecture
+    if not architecture.experts:
+        raise InputError(routing.KEY, shown(text), "is of experts, and the model has none")
+    try:
+        skew: float | None = float(text)
+    except ValueError:
+        skew = None
+    lines = "" if skew is not None else _trace(text)
+
+    def uneven(part: Any) -> Any:
+        if not isinstance(part, Experts):
+            return part
+        if skew is not None:
+            found = routing.stated(skew, part.num_experts, part.topk, part.capacity_factor)
+        else:
+            found = routing.trace(lines, text, part.num_experts, part.capacity_factor)
+        return msgspec.structs.replace(part, routing=found)
+
+    pattern = tuple(msgspec.structs.replace(run, feed_forward=uneven(run.feed_forward)) for run in architecture.pattern)
+    return msgspec.structs.replace(architecture, feed_forward=uneven(architecture.feed_forward), pattern=pattern)
+
+
+def _trace(path: str) -> str:
+    try:
+        return read_text(Path(path))
+    except InputError as error:
+        raise InputError(routing.KEY, shown(path), f"is no number, and as a trace: {error.why}") from None
 
 
 def _json(path: str) -> dict[str, Any]:

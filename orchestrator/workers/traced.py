@@ -156,7 +156,7 @@ class TracedTrainer(DeepSpeedTrainer):
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         output = self._output(batch)
-        if not self.model.training:  # the engine itself is never said to evaluate (DeepSpeedEngine.eval)
+        if not self.model.training:
             self._score(batch, output)
         if isinstance(output, torch.Tensor):
             return output.float()
@@ -192,5 +192,5 @@ class TracedTrainer(DeepSpeedTrainer):
         raise InputError("model.export_to", folder, f"weights of {self.traced.model_class} are not exported here")
 
 
-SCORING = ("candidates", "loss_scale")
+SCORING = ("target", "popularity_rank", "loss_scale")
 """What a batch has for `scores` and the loss alone."""
