@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"job"},
     "report": {"plan", "strategy", "cost", "model", "hardware"},
     "calibrate": {"cost", "model", "hardware", "strategy", "plan", "engines", "validate"},
+    "profile": COMMANDS | {"calibrate", "validate"},
     "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines"},
     "workers": {"plan", "strategy", "model", "hardware"},
     "describe": {"model"},
