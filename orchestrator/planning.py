@@ -13,6 +13,7 @@ import msgspec
 
 from orchestrator import recipe
 from orchestrator.cost import calibration
+from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.entry import engine_of_entry, entry_job
@@ -265,6 +266,13 @@ def out_of_time(settings: Settings) -> Callable[[], bool]:
     """Whether search.budget_s have passed since this was called."""
     budget_s, started = settings.budget_s, time.monotonic()
     return lambda: budget_s is not None and time.monotonic() - started > budget_s
+
+
+def cost_of(plan: Plan, settings: Settings) -> CostModel:
+    """What prices the plan."""
+    traits = ENGINES[plan.engine].traits(settings.cluster.software)
+    (file,) = prices(settings, [traits])
+    return CostModel(workload_of(settings), traits, calibration.priced(settings.cluster, traits, file))
 
 
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
