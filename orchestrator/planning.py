@@ -20,10 +20,15 @@ from orchestrator.engines.entry import engine_of_entry, entry_job
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import Job
 from orchestrator.launch import render
+from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
+from orchestrator.model.parts import FeedForward
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import Plan, Prices
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
+from orchestrator.search.check import workload_of as planned_workload
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
@@ -73,6 +78,8 @@ class Found(Value, frozen=True, kw_only=True):
     """Where an engine's own program can't be told the plan: the fastest that it can."""
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
+    uneven: Unevenness | None = None
+    """What model.routing costs, where it is given."""
     bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
     """As `SearchResult`."""
 
@@ -186,6 +193,7 @@ def searched_plan(settings: Settings, progress: Progress | None = None, without:
     def why_not(questions: Pins) -> tuple[Explanation, ...]:
         return explain(questions, asked.workload, planned, asked.asked)
 
+    engine = next(engine for engine in planned if engine.name == plan.engine)
     inside = narrower_tp(plan) if settings.pins.tp is None else None
     with without_gc():
         return msgspec.structs.replace(
@@ -194,7 +202,8 @@ def searched_plan(settings: Settings, progress: Progress | None = None, without:
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
-            unasked=unasked(plan, next(engine for engine in planned if engine.name == plan.engine)),
+            unasked=unasked(plan, engine),
+            uneven=unevenness(plan, engine.traits, engine.calibration),
             elsewhere=elsewhere(settings, plan),
         )
 
@@ -232,6 +241,38 @@ def on_fewer(plan_on: Callable[[int], Found], numbers: Iterable[int]) -> tuple[F
             why.append(str(error) if not tried else "")
     best = min(found, key=lambda one: one.plan.predicted.step_time_s if one.plan.predicted else 0.0, default=None)
     return best, next(iter(why), "")
+
+
+def unevenness(plan: Plan, traits: Traits, constants: calibration.Calibration) -> Unevenness | None:
+    """What the routing of the plan's model costs it; None where it is even."""
+    found = next((part.routing for part in plan.model.experts if part.routing is not None), None)
+    if found is None or plan.predicted is None:
+        return None
+
+    def seconds(change: Callable[[Routing], Routing | None]) -> float:
+        other = reprice(msgspec.structs.replace(plan, model=with_routing(plan.model, change)), traits, constants)
+        assert other.predicted is not None
+        return other.predicted.step_time_s
+
+    return Unevenness(
+        routing=found,
+        parts=plan.ep,
+        step_s=plan.predicted.step_time_s,
+        even_s=seconds(lambda _: None),
+        copied_s=seconds(lambda routing: msgspec.structs.replace(routing, busiest=routing.copied)),
+    )
+
+
+def with_routing(architecture: Architecture, change: Callable[[Routing], Routing | None]) -> Architecture:
+    """Its experts with another routing in place of the one that they have."""
+
+    def part(found: FeedForward | None) -> FeedForward | None:
+        if not isinstance(found, Experts) or found.routing is None:
+            return found
+        return msgspec.structs.replace(found, routing=change(found.routing))
+
+    pattern = tuple(msgspec.structs.replace(run, feed_forward=part(run.feed_forward)) for run in architecture.pattern)
+    return msgspec.structs.replace(architecture, feed_forward=part(architecture.feed_forward), pattern=pattern)
 
 
 def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
@@ -329,18 +370,44 @@ def saved_plan(settings: Settings) -> Found:
         raise InputError("engine", engine, "of the plan is not known", ENGINES)
     exchanging([ENGINES[engine]], settings)
     traits = ENGINES[engine].traits(settings.cluster.software)
-    saved = settings.plan.prices
-    if saved is not None and settings.calibration is None:  # the prices that the plan was made with
-        base = calibration.datasheet(settings.cluster, traits)
-        constants = calibration.kept(base, settings.plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured)
-    else:
-        (file,) = prices(settings, [traits])
-        constants, saved = calibration.priced(settings.cluster, traits, file), kept_prices(file)
+    constants, saved = constants_of(settings, settings.plan, traits)
     limit = settings.limit.of(constants.memory_margin)
     check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
     plan = msgspec.structs.replace(reprice(settings.plan, traits, constants), prices=saved)
     why_not = explained(settings, settings.explain) if settings.explain.given() else ()
-    return Found(plan=plan, limit=limit, explained=why_not, elsewhere=elsewhere(settings, plan))
+    uneven = unevenness(plan, traits, constants)
+    return Found(plan=plan, limit=limit, explained=why_not, elsewhere=elsewhere(settings, plan), uneven=uneven)
+
+
+def costs_of(settings: Settings, plan: Plan) -> CostModel:
+    """The prices that this plan was made with. Raises InputError."""
+    traits = ENGINES[plan.engine].traits(plan.cluster.software)
+    return CostModel(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
+
+
+def memory_floors(settings: Settings) -> Callable[[Candidate], float]:
+    """Bytes that the fullest rank of a choice can't go below. Raises InputError."""
+    asked = question(settings)
+    by_engine = {engine.name: engine.costs(asked.workload) for engine in asked.planned}
+    return lambda candidate: by_engine[candidate.engine].memory_floor(candidate)
+
+
+def constants_of(settings: Settings, plan: Plan, traits: Traits) -> tuple[calibration.Calibration, Prices | None]:
+    """What a plan is priced with, and what it keeps of that: the prices that it was made with, unless calibration= says others."""
+    saved = plan.prices
+    if saved is not None and settings.calibration is None:
+        base = calibration.datasheet(settings.cluster, traits)
+        return calibration.kept(base, plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured), saved
+    (file,) = prices(settings, [traits])
+    return calibration.priced(settings.cluster, traits, file), kept_prices(file)
+
+
+def priced_again(settings: Settings, plan: Plan) -> tuple[Plan, MemoryLimit]:
+    """The plan with a fresh prediction, and the memory that it may use, whether it fits or not. Raises InputError."""
+    traits = ENGINES[plan.engine].traits(settings.cluster.software)
+    constants, saved = constants_of(settings, plan, traits)
+    check_plan(plan, engine_pairs([ENGINES[plan.engine]], settings))
+    return msgspec.structs.replace(reprice(plan, traits, constants), prices=saved), settings.limit.of(constants.memory_margin)
 
 
 def found_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:

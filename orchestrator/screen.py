@@ -116,6 +116,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     if found.outcomes:
         show_search(console, found)
+    if found.uneven is not None:
+        say(text.uneven_text(found.uneven))
     for explanation in found.explained:
         say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why))
         if explanation.refused is not None:

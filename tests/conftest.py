@@ -1,9 +1,10 @@
 """How the tests are run: which of them, and on how many processes.
 
-The tests marked `full` run only where they are asked for: by `-m full`, or by their own name. The planner's tests as a whole
-(`python -m pytest -m "not engines"`, with or without `tests`) are shared out to as many processes as there are cores (pytest-xdist), four
-at most; a run of single files or folders is not, nor one that starts ranks: those are several processes already. Tests that share a
-fixture of their module or of the session stay in one process.
+The tests marked `full` run only where they are asked for: by `-m full`, or by their own name. The two halves of the README's command
+(`python -m pytest -m "not engines"` and `-m engines`, with or without `tests`) are shared out to processes (pytest-xdist): the planner's to
+as many as there are cores, four at most, those that import engines to two, of which one has the pool of ranks. A run of single files or
+folders is not. Tests that share a fixture of their module or of the session stay in one process; with engines, those of a file, which
+often ask one process of engines together.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("ORCHESTRATOR_REPORT", "none")  # of a thousand runs nobody looks at: tests/report/test_page.py writes its own
 ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 4
 PLANNER = "not engines"
+ENGINES = "engines"
 ENGINES_ALONE = re.compile(r"^pytestmark = \[?pytest\.mark\.engines\b", re.MULTILINE)
 
 
@@ -26,10 +29,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
         return
     option = config.option
-    whole = option.markexpr == PLANNER and ROOT / "tests" in {(config.invocation_params.dir / word).resolve() for word in config.args}
+    most = {PLANNER: MOST_PROCESSES, ENGINES: 2}.get(option.markexpr, 0)
+    whole = ROOT / "tests" in {(config.invocation_params.dir / word).resolve() for word in config.args}
     asked = option.numprocesses is not None or option.dist != "no"
-    if whole and not (asked or option.usepdb or option.collectonly or option.capture == "no"):
-        option.numprocesses = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    if most and whole and not (asked or option.usepdb or option.collectonly or option.capture == "no"):
+        option.numprocesses = min(most, len(os.sched_getaffinity(0)))
         option.dist = "loadgroup"
 
 
@@ -37,7 +41,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out_full(config, items)
     for item in items:
-        group = _shared(item)
+        group = _shared(item, config.option.markexpr == ENGINES)
         if group and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
 
@@ -52,14 +56,14 @@ def _leave_out_full(config: pytest.Config, items: list[pytest.Item]) -> None:
         config.hook.pytest_deselected(items=left_out)
 
 
-def _shared(item: pytest.Item) -> str | None:
-    """The fixture's folder where a test uses one of the session's, its file where it uses one of the module's."""
+def _shared(item: pytest.Item, by_file: bool) -> str | None:
+    """The fixture's folder where a test uses one of the session's, its file where it uses one of the module's, or `by_file`."""
     info = getattr(item, "_fixtureinfo", None)
     ours = [fixtures[-1] for fixtures in info.name2fixturedefs.values() if fixtures[-1].baseid] if info is not None else []
     for scope in ("session", "module"):
         if places := sorted(fixture.baseid for fixture in ours if fixture.scope == scope):
             return places[0]
-    return None
+    return item.nodeid.split("::")[0] if by_file else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.recompute import dropped
-from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, padded
+from orchestrator.model.routing import times
+from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, Pointwise, padded
 from orchestrator.strategy.axes import cp
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Recompute, Strategy
@@ -33,6 +34,20 @@ def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float
                     elements = tensor.local_elements(mesh.tp, sequence_parallel=strategy.sequence_parallel, cp=mesh.cp)
                     change += elements * (copied if tensor.group == "attention" and op.split == "row" else saved)
     return change
+
+
+def _uneven(layer: LayerSpec, strategy: Strategy, itemsize: int, without: tuple[str, ...]) -> float:
+    """What the rank with most tokens keeps of its experts above an even share, of a sample: the engine's own dtype for what FP8 narrows."""
+    mesh, more = strategy.mesh, 0.0
+    for op in layer.ops:
+        if isinstance(op, Gemm | Pointwise) and op.routing is not None:
+            even = sum(
+                tensor.local_elements(mesh.tp, sequence_parallel=strategy.sequence_parallel, cp=mesh.cp) * (tensor.itemsize or itemsize)
+                for tensor in op.saves
+                if tensor.group not in without
+            )
+            more += (times(op.routing.fullest, mesh.ep) - 1) * mesh.etp * even
+    return more
 
 
 def activations(
@@ -64,6 +79,7 @@ def activations(
         if mesh.etp > 1 and "mlp" not in without:  # the tokens of all ranks that share an expert (token_dispatcher.py:700)
             gathered_tokens = sum(op.tokens * op.k for op in layer.ops if isinstance(op, Gemm) and op.experts and op.split == "column")
             nbytes += (mesh.etp - 1) * gathered_tokens * itemsize / (mesh.tp * mesh.cp)
+        nbytes += _uneven(layer, strategy, itemsize, without)
         return micro_batch_size * nbytes
 
     everything = saved()

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
+from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, padded
 from orchestrator.strategy.axes import cp, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
@@ -104,13 +105,15 @@ def grouped_seconds(
 
 def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[float, float, float]:
     """(m, k, n) on one rank: tokens over cp (and over tp where a replicated GEMM follows sequence parallelism), n or k over tp; the
-    vocabulary is padded as the weights are. Of experts: the tokens of all of the rank's experts together."""
+    vocabulary is padded as the weights are. Of experts: the tokens of all of the rank's, of the rank that gets most."""
     mesh = strategy.mesh
     m = op.tokens * micro_batch_size / mesh.cp
     k, n = float(op.k), float(op.n)
     if op.pad_to and op.split == "column":
         n = float(padded(op.n, op.pad_to, mesh.tp))
     if op.experts:
+        if op.routing is not None:
+            m *= times(op.routing.busiest, mesh.ep)
         m *= mesh.etp / mesh.tp  # every rank sends its share of the tokens; balanced, it gets as many back, and those of its etp group
         k, n = (k, n / mesh.etp) if op.split == "column" else (k / mesh.etp, n)
     elif op.split == "column":
@@ -182,6 +185,8 @@ def layer_seconds(
             b_attention += seconds[1]
         elif isinstance(op, Pointwise):
             elements = op.elements * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
+            if op.routing is not None:
+                elements *= times(op.routing.busiest, mesh.ep)
             back = op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
             factor = c.loss_factor if op.name == "cross_entropy" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory

@@ -12,6 +12,7 @@ from orchestrator.cost.compute import layer_seconds
 from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
 from orchestrator.cost.workload import EngineWorkload
+from orchestrator.model.routing import times
 from orchestrator.model.spec import Dispatch, LayerSpec
 from orchestrator.strategy.axes import cp, ep, tp
 from orchestrator.strategy.axes.traffic import Traffic
@@ -113,7 +114,9 @@ class PassPrices:
         for op in layer.ops:
             if isinstance(op, Dispatch):
                 together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
-                items = ep.traffic(op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize, together=together)
+                busiest = 1.0 if op.routing is None else times(op.routing.busiest, strategy.mesh.ep)
+                size = (op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
+                items = ep.traffic(*size, together=together, busiest=busiest)
                 yield from self._slower_leg(items) if strategy.moe_token_dispatcher_type == "flex" else items
 
     def _slower_leg(self, items: Iterable[Traffic]) -> Iterator[Traffic]:

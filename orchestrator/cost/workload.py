@@ -12,6 +12,7 @@ from orchestrator.cost.states import fp8_weight_bytes
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import trainable_parameters, with_lora
+from orchestrator.model.packing import packed
 from orchestrator.model.spec import LayerSpec, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
@@ -49,6 +50,8 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     model, training, cluster = workload.model, workload.training, workload.cluster
     if traits.layers == "hugging_face" and model.architecture.traced is None:
         model = hugging_face(model)
+        if training.packing and training.lengths is not None:
+            model = packed(model, training.lengths.attended, kernels=cluster.software.flash_attention)
         if training.lora is not None:
             model = with_lora(model, training.lora)
     if set(model.architecture.features()) & set(traits.unfused_attention):

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
+from orchestrator.hardware.spec import Cluster
 from orchestrator.model.lora import Lora, target_names
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.spec import Architecture
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 
 LLAMA3_SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -24,11 +26,15 @@ FLASH_COMPUTE_CAPABILITY: Final = 8.0
 
 def attention_implementation(plan: Plan) -> str:
     """flash_attention_2 where the package runs, else torch's own scaled_dot_product_attention. T5's relative bias needs the latter."""
-    gpu, software = plan.cluster.gpu, plan.cluster.software
-    if plan.cluster.is_cpu or not software.flash_attention or plan.model.stack == "encoder_decoder":
-        return "sdpa"
-    fits = plan.training.precision in FLASH_PRECISIONS and float(gpu.compute_capability) >= FLASH_COMPUTE_CAPABILITY
-    return "flash_attention_2" if fits else "sdpa"
+    taken = plan.model.stack != "encoder_decoder" and takes_flash_attention(plan.cluster, plan.training)
+    return "flash_attention_2" if taken else "sdpa"
+
+
+def takes_flash_attention(cluster: Cluster, training: Training) -> bool:
+    """Whether the flash-attn package is there, and runs on this GPU in this precision."""
+    if cluster.is_cpu or not cluster.software.flash_attention:
+        return False
+    return training.precision in FLASH_PRECISIONS and float(cluster.gpu.compute_capability) >= FLASH_COMPUTE_CAPABILITY
 
 
 ACTIVATIONS: Final = {"gelu": "gelu", "relu": "relu", "swiglu": "silu", "geglu": "gelu"}

@@ -17,6 +17,7 @@ from __future__ import annotations
 from math import lcm, prod
 from typing import Literal
 
+from orchestrator.model.routing import Routing
 from orchestrator.values import Value
 
 Shard = Literal["tp", "sequence", "none"]
@@ -34,7 +35,7 @@ def padded(size: int, pad_to: int, tp: int) -> int:
     return -(-size // unit) * unit
 
 
-class Weight(Value, frozen=True, kw_only=True):
+class Weight(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One parameter tensor of the whole model.
 
     `split` is the dimension that tensor parallelism divides (None: replicated). Where `pad_to` > 0 that dimension is first padded
@@ -76,7 +77,7 @@ class Weight(Value, frozen=True, kw_only=True):
         return prod(self.local_shape(tp))
 
 
-class Saved(Value, frozen=True, kw_only=True):
+class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor kept for the backward pass, per sample. `itemsize` None: the compute dtype's.
 
     `group` names the recompute that drops it: "core_attention" (Megatron's selective recompute: scores and logsumexp, not q, k, v),
@@ -121,7 +122,7 @@ class Saved(Value, frozen=True, kw_only=True):
         return not (self.quadratic if flash_attention else self.flash_only)
 
 
-class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
+class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     """(tokens x k) @ (k x n) per sample; "column" divides n by tp, "row" divides k. Forward FLOPs: 2 * tokens * k * n."""
 
     name: str
@@ -134,11 +135,13 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
     experts: int = 0
     """Above 0: a grouped product, one (tokens / experts) x k by k x n an expert; `tokens` counts every token for each expert it goes to,
     experts are divided by ep, and "column" and "row" by etp in place of tp."""
+    routing: Routing | None = None
+    """Of experts: how unevenly tokens come to them."""
     frozen: bool = False
     """Its weight is not trained: backward has the gradient of the input alone."""
 
 
-class Attention(Value, frozen=True, kw_only=True, tag="attention"):
+class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults=True):
     """softmax(Q K^T) V per sample; heads are divided by tp. Forward FLOPs: 4 * query_len * key_len * heads * head_dim, times `visible`
     where the kernel skips what is masked."""
 
@@ -152,6 +155,9 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention"):
     saves: tuple[Saved, ...] = ()
     window: int = 0
     """Above 0: a query sees that many keys at most, its own and those before it (sliding window); only with `causal`."""
+    attended: float = 0.0
+    """Above 0: the sequence is packed with samples that don't see each other, of so many tokens in the mean over tokens; only with
+    `causal`."""
 
     @property
     def visible(self) -> float:
@@ -165,7 +171,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention"):
         if not self.causal:
             return 1.0
         seen = min(self.window or self.key_len, self.key_len) / self.key_len
-        return seen * (1 - seen / 2)
+        visible = seen * (1 - seen / 2)
+        return min(visible, self.attended / self.key_len / 2) if self.attended else visible
 
     @property
     def elements(self) -> int:
@@ -173,7 +180,7 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention"):
         return (self.query_len * self.heads + 2 * self.key_len * self.kv_heads) * self.head_dim
 
 
-class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
+class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults=True):
     """A memory-bound operation on `elements` per sample, moving `moved` bytes per element in forward (reads + writes at 2-byte dtype)."""
 
     name: str
@@ -183,6 +190,8 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
     saves: tuple[Saved, ...] = ()
     moved_backward: float | None = None
     """The same in backward where it is known; None: the cost model's usual share of the forward's."""
+    routing: Routing | None = None
+    """Of what experts take: how unevenly tokens come to them."""
 
 
 class Enter(Value, frozen=True, kw_only=True, tag="enter"):
@@ -203,6 +212,8 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
 
     elements: int
     topk: int
+    routing: Routing | None = None
+    """How unevenly they go."""
 
 
 Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch

@@ -14,6 +14,33 @@ MomentDtype = Literal["fp32", "bf16", "fp16", "fp8"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 
 
+Task = Literal["pretrain", "sft"]
+
+
+class Lengths(Value, frozen=True, kw_only=True):
+    """Of supervised samples, in tokens, before anything is trained: estimates (recipe/supervised.py). `mean` and `mean_square` of what
+    is left of each sample at the training's sequence length."""
+
+    samples: int
+    mean: float
+    mean_square: float
+    longest: int
+    """Before any is cut."""
+    cut: int
+    """Samples longer than the training's sequences."""
+    lost: float
+    """Share of all tokens that is cut off."""
+
+    @property
+    def attended(self) -> float:
+        """Tokens of the sample that a token is in, in the mean over tokens: what attention inside packed samples costs is by this.
+
+        >>> Lengths(samples=2, mean=20.0, mean_square=500.0, longest=30, cut=0, lost=0.0).attended  # 10 and 30
+        25.0
+        """
+        return self.mean_square / self.mean
+
+
 class Training(Value, frozen=True, kw_only=True):
     """`seq_length` in tokens (an encoder's, in an encoder-decoder); `clip` 0: no clipping.
 
@@ -54,6 +81,16 @@ class Training(Value, frozen=True, kw_only=True):
     """Of Adam's first moment; other than fp32 only with `precision_aware_optimizer`."""
     exp_avg_sq_dtype: Annotated[MomentDtype, Key("train.exp_avg_sq_dtype", "of its second moment")] = "fp32"
     """Of Adam's second moment."""
+    task: Annotated[
+        Task, Key("task", "pretrain: text; sft: data= is a jsonl of chats or prompts and completions, and answers alone have a loss")
+    ] = "pretrain"
+    packing: Annotated[
+        bool | None,
+        Key("data.packing", "of task=sft: several samples in a sequence, none sees another", type=bool, default="where the plan can"),
+    ] = None
+    """Whether supervised samples share sequences; None: there are none. `global_batch_size` counts sequences."""
+    lengths: Lengths | None = None
+    """Of the supervised samples."""
     lora: Lora | None = None
     """Adapters that are trained in place of the weights; None: all weights are."""
     steps: Annotated[int, Key("train.steps", "to train", unit="steps", low=1, high=10**12)] = 20

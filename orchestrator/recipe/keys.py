@@ -86,6 +86,15 @@ class Inputs(Value, frozen=True, kw_only=True):
     code: Annotated[
         str | None, Key("model.code", "package.module:factory of a model of your own, as orchestrator.describe takes it")
     ] = None
+    routing: Annotated[
+        str | None,
+        Key(
+            "model.routing",
+            "how unevenly tokens go to experts: a trace (JSON lines), or the multiple of an even share that the busiest gets",
+            type=str,
+            default="even",
+        ),
+    ] = None
     dropout: Annotated[float | None, Key("model.dropout", "hidden and attention dropout together", type=float, low=0, below=1)] = None
     blend: Annotated[
         tuple[Source, ...], Key("data.blend", "weighted sources in place of data: 0.7 a.txt 0.3 b.jsonl", type=str, read=blend_of)

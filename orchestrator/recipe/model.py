@@ -12,14 +12,17 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.key import shown
-from orchestrator.model import families
+from orchestrator.model import families, routing
 from orchestrator.model.lora import Lora
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
+from orchestrator.plan import RunSettings
+from orchestrator.recipe import supervised
 from orchestrator.recipe.clusters import stored
 from orchestrator.recipe.described import check_untouched
-from orchestrator.recipe.layers import Flat, fields_of, value_of
-from orchestrator.recipe.sources import read_text
+from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
+from orchestrator.recipe.sources import data_settings, read_text
 
 
 def label_of(merged: Flat) -> str:
@@ -55,6 +58,38 @@ def architecture_of(merged: Flat, label: str) -> Architecture:
     return Architecture(**fields)
 
 
+def with_routing(architecture: Architecture, text: str | None) -> Architecture:
+    """With model.routing= in every layer of experts. Raises InputError where there are none, or it is neither a number nor a trace."""
+    if text is None:
+        return architecture
+    if not architecture.experts:
+        raise InputError(routing.KEY, shown(text), "is of experts, and the model has none")
+    try:
+        skew: float | None = float(text)
+    except ValueError:
+        skew = None
+    lines = "" if skew is not None else _trace(text)
+
+    def uneven(part: Any) -> Any:
+        if not isinstance(part, Experts):
+            return part
+        if skew is not None:
+            found = routing.stated(skew, part.num_experts, part.topk, part.capacity_factor)
+        else:
+            found = routing.trace(lines, text, part.num_experts, part.capacity_factor)
+        return msgspec.structs.replace(part, routing=found)
+
+    pattern = tuple(msgspec.structs.replace(run, feed_forward=uneven(run.feed_forward)) for run in architecture.pattern)
+    return msgspec.structs.replace(architecture, feed_forward=uneven(architecture.feed_forward), pattern=pattern)
+
+
+def _trace(path: str) -> str:
+    try:
+        return read_text(Path(path))
+    except InputError as error:
+        raise InputError(routing.KEY, shown(path), f"is no number, and as a trace: {error.why}") from None
+
+
 def _json(path: str) -> dict[str, Any]:
     if Path(path).is_dir():
         raise InputError("model.hf_config", shown(path), "is a folder; give the path of its config.json")
@@ -84,6 +119,35 @@ def training_of(merged: Flat) -> Training:
     if training.warmup > training.steps:
         raise InputError("train.warmup", training.warmup, f"is longer than the training, train.steps={training.steps}")
     return training
+
+
+def with_sequence_length(merged: Flat) -> Flat:
+    """With a sequence length that holds the longest supervised sample, where none is given. Raises InputError."""
+    if value_of(merged, "task", "pretrain") != "sft" or "train.seq_length" in merged:
+        return merged
+    positions = value_of(merged, "model.max_position_embeddings", None)
+    if positions is None:
+        raise InputError("train.seq_length", None, "is missing: give it, or model.max_position_embeddings as its bound")
+    data = data_settings(merged, RunSettings())
+    path = supervised.check_data(data)
+    if path is None:
+        raise InputError("train.seq_length", None, "is missing: give it, or data=, whose longest sample says it")
+    counts = supervised.token_counts(path, data["tokenizer"])
+    length = supervised.chosen_length(counts, positions)
+    return {**merged, "train.seq_length": Given(length, str(length))}
+
+
+def with_samples(training: Training, merged: Flat) -> Training:
+    """With the lengths of its supervised samples, and whether they are packed: wherever sequences are not divided. Raises InputError."""
+    if training.task == "pretrain":
+        if training.packing is not None:
+            raise InputError("data.packing", str(training.packing).lower(), "is of samples: task=sft")
+        return training
+    data = data_settings(merged, RunSettings())
+    path = supervised.check_data(data)
+    packing = (value_of(merged, "pin.cp", None) or 1) == 1 if training.packing is None else training.packing
+    lengths = supervised.lengths(supervised.token_counts(path, data["tokenizer"]), training.seq_length) if path else None
+    return msgspec.structs.replace(training, packing=packing, lengths=lengths)
 
 
 def _lora_of(merged: Flat) -> Lora | None:

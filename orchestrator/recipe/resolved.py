@@ -21,10 +21,10 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     """The settings as a recipe: `recipe=config.yaml` gives the same plan on any machine. `plan_path`: the saved plan that was started."""
     training = msgspec.structs.asdict(settings.training)
     seed = training.pop("seed")
-    lora = training.pop("lora")
+    lora, task, packing, _ = (training.pop(name) for name in ("lora", "task", "packing", "lengths"))
     training["betas"] = list(training["betas"])
     reserve = settings.limit.reserve
-    names = ("save_every", "async_save", "keep_last", "keep_every", "eval_every", "eval_steps", "step_timeout_s", "resume")
+    names = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "eval_every", "eval_steps", "step_timeout_s", "resume")
     run = {name: getattr(settings.run, name) for name in names} | {"change": ",".join(settings.run.change) or None}
     tree: dict[str, Any] = {
         "name": settings.recipe,
@@ -33,6 +33,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "seed": seed,
         "data": settings.run.data,
         "data.blend": [[source.weight, source.path] for source in settings.run.blend] or None,
+        "task": task,
+        "data.packing": packing,
         "data.valid": settings.run.valid,
         "data.split": list(settings.run.split) or None,
         "tokenizer": settings.run.tokenizer,

@@ -30,12 +30,14 @@ CONFIG: Final = "config.yaml"
 PLAN: Final = "plan.json"
 """Files that workers/checkpoint.py and the command write."""
 
-DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "seed")
+DATA_ORDER: Final = ("global_batch_size", "seq_length", "decoder_seq_length", "seed", "task", "packing")
 """Step k takes the samples from k * global_batch_size on of an order that these fix: another value repeats some and leaves others out."""
 STATES: Final = ("optimizer", "lora", "precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
 """What the optimizer's states in the checkpoint are of."""
-UNGROUPED: Final = ("seed", "lora")
-"""Fields of the training whose keys are called so, not train.*."""
+UNGROUPED: Final = {"seed": "seed", "lora": "lora", "task": "task", "packing": "data.packing"}
+"""Keys of fields of the training that are not called train.*."""
+MEASURED: Final = ("lengths",)
+"""What is no setting: it follows from the data."""
 MASTER_WEIGHTS: Final = {"fp32": "none", "bf16": "fp32", "fp8": "fp32", "fp16": "fp32 and a loss scale"}
 """What an optimizer keeps beside the weights, by precision: a checkpoint has it or not."""
 MODEL_CHOICES: Final = ("hidden_dropout", "attention_dropout")
@@ -185,7 +187,7 @@ def _model_differences(before: Architecture, now: Architecture) -> list[str]:
 
 def _differences(group: str, before: Any, now: Any, names: tuple[str, ...], why: str) -> list[str]:
     """One sentence for those of the fields that differ; nothing where none does."""
-    found = _told({name: name if name in UNGROUPED else f"{group}.{name}" for name in names}, before, now)
+    found = _told({name: UNGROUPED.get(name, f"{group}.{name}") for name in names}, before, now)
     return [f"{found}: {why}"] if found else []
 
 
@@ -225,7 +227,7 @@ def _choices(before: Plan, architecture: Architecture, training: Training, run: 
 def choices() -> tuple[str, ...]:
     """What train.change= may name: every setting of the training that is neither the model, nor the order of the data, nor the kind of the
     optimizer's states."""
-    fixed = {*DATA_ORDER, *STATES}
+    fixed = {*DATA_ORDER, *STATES, *MEASURED}
     return (*(name for name in Training.__struct_fields__ if name not in fixed), "dropout", *DATA_CHOICES)
 
 

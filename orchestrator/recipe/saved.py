@@ -11,6 +11,7 @@ from orchestrator.engines import passthrough
 from orchestrator.errors import InputError
 from orchestrator.key import check_range, shown
 from orchestrator.model import families
+from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.recipe.clusters import check_cluster
 from orchestrator.recipe.keys import FREE_WITH_PLAN, KEYS
@@ -64,7 +65,8 @@ def check_agreement(merged: Flat, plan: Plan) -> None:
     """Keys given beside plan= must say what the plan says. Raises InputError naming the first that doesn't."""
     for name, (asked, text) in merged.items():
         group, _, short = name.partition(".")
-        if group in FREE or (name in KEYS and KEYS[name].owner in FREE_WITH_PLAN):
+        owner = KEYS[name].owner if name in KEYS else None
+        if (group in FREE and owner is not Training) or owner in FREE_WITH_PLAN:
             continue
         if name == "cluster":
             there: Any = plan.cluster.name
@@ -98,6 +100,10 @@ def _in_plan(group: str, short: str, plan: Plan) -> Any:
     """What the plan says for a key; Ellipsis where it says nothing that can be compared."""
     if group == "model":
         return getattr(plan.model, short, ...)
+    if group == "lora":
+        return getattr(plan.training.lora, short, None)
+    if group == "task" or short == "packing":
+        return getattr(plan.training, short or group)
     if group == "train":
         return getattr(plan.training, short, ...)
     if group == "pin":

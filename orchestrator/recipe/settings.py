@@ -36,6 +36,9 @@ from orchestrator.recipe.model import (
     padded_for_every_layout,
     training_of,
     with_fp8_recipe,
+    with_routing,
+    with_samples,
+    with_sequence_length,
 )
 from orchestrator.recipe.profiles import FAMILY, stand_in
 from orchestrator.recipe.read import Tree, read_arguments
@@ -127,7 +130,8 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     profile: Profile | None = None
     if plan is None:
         label = label or label_of(merged)
-        training = training_of(merged)
+        merged = with_sequence_length(merged)
+        training = with_samples(training_of(merged), merged)
         profile = value_of(merged, "profile", None)
         profile = profile and msgspec.structs.replace(profile, name=label)
         if profile is not None and engine != LAYERWISE:
@@ -135,10 +139,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
         if profile is not None and "model.family" not in merged:
             architecture = stand_in(profile)
         else:
-            architecture = architecture_of(merged, label)
+            architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
             families.describe(architecture, training.seq_length, training.decoder_seq_length)
             check_positions(architecture, training)
-            if training.lora is not None:
+            if training.lora is not None and architecture.traced is None:
                 check_targets(architecture, training.lora)
         cluster, why = cluster_of(merged, {**site, **given}, machine)
         if architecture.family != FAMILY and architecture.traced is None:
@@ -223,6 +227,9 @@ def _check_failures(actions: Actions) -> None:
         raise InputError("cluster.restart_s", f"{actions.restart_s:g}", "counts where failures do: cluster.mtbf= beside it")
 
 
+OWN_WORKER: Final = "is written by our worker; entry= starts another program"
+
+
 def _check_entry(flat: Flat) -> None:
     """Raises InputError for what is said of a program that is not named."""
     for name in flat if value_of(flat, "entry", None) is None else ():
@@ -251,14 +258,20 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
     if given.get("merge_lora") and value_of(merged, "lora.rank", None) is None and "plan" not in merged:
         raise InputError("lora.merge", True, "is of adapters: give lora.rank= beside it")
+    traces = given.get("trace_routing", base.trace_routing)
+    if traces and not architecture.experts:
+        raise InputError("train.trace_routing", "true", "is of experts, and the model has none")
+    if traces and value_of(merged, "entry", None) is not None:
+        raise InputError("train.trace_routing", "true", OWN_WORKER)
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
     return msgspec.structs.replace(
         base,
-        **data_settings(merged, base),
+        **data_settings(merged, base, holds_out=architecture.traced is not None),
         **weight_settings(merged, base, architecture),
         **saving,
+        trace_routing=traces,
         merge_lora=given.get("merge_lora", base.merge_lora),
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder(RESUME, resume),

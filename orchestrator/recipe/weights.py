@@ -27,7 +27,7 @@ WEIGHTS: Final = tuple(f"{name}{index}" for name in ("model.safetensors", "pytor
 
 FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
 """What may differ between a checkpoint and its further training."""
-BALANCE: Final = ("aux_loss_coeff", "bias_update_rate")
+BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
 """The same, of experts."""
 UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage
 from orchestrator.strategy.capabilities import Capabilities
@@ -390,6 +391,23 @@ def choices_text(total: int, priced: int) -> str:
     """
     others = ": the others are ruled out by bounds or rules" if priced < total else ""
     return f"{priced:,} of {total:,} choices had to be priced{others}"
+
+
+def uneven_text(uneven: Unevenness) -> str:
+    """What routing that is not even costs, and what copies of the hot experts would save."""
+    found, n = uneven.routing, uneven.parts
+    lost, saved = uneven.step_s - uneven.even_s, uneven.step_s - uneven.copied_s
+    said = f"routing    {found.source}: "
+    if n == 1:
+        said += "experts are not divided over ranks (ep=1), so that none waits for another"
+    else:
+        said += (
+            f"the busiest of {n} expert ranks gets {times(found.busiest, n):.2f} times its even share: {format_seconds(lost)} of the step "
+            f"({_percent(lost / uneven.even_s)} more than with even routing). With a copy of one more expert a rank, hot ones first, it "
+            f"would get {times(found.copied, n):.2f} times (FlexMoE), which saves {format_seconds(max(0.0, saved))} less what copies "
+            "exchange; no engine here copies experts"
+        )
+    return said + (f". The capacity drops {_percent(found.dropped)} of what is sent" if found.dropped else "")
 
 
 def unasked_text(plan: Plan, key: str, other: Prediction, limit: MemoryLimit) -> str:

@@ -64,6 +64,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     """Those of `spec.PINNED_ONLY` that it has; the others stay at their defaults."""
     precision_aware_optimizer: bool = False
     """Whether `Training.precision_aware_optimizer` means something to it."""
+    tasks: tuple[str, ...] = ("pretrain",)
+    """What it trains on (`Training.task`)."""
     lora: bool = False
     """Whether it trains LoRA's adapters (`Training.lora`)."""
     precisions: tuple[str, ...]

@@ -433,6 +433,17 @@ SAMPLERS: dict[str, Callable[[Plan, Specials], Sampler]] = {
 }
 
 
+class AnyBatches(Protocol):
+    """The micro-batches of one data-parallel rank, by step."""
+
+    @property
+    def num_samples(self) -> int:
+        """Of an epoch."""
+        ...
+
+    def microbatches(self, step: int) -> list[dict[str, np.ndarray]]: ...
+
+
 class Batches:
     """The micro-batches of one data-parallel rank, by step, out of one row or a blend of several."""
 

@@ -99,11 +99,12 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine))
 
     def _shard(self, batch: Batch) -> Batch:
-        """This rank's part of each sequence, with its positions; every part predicts as many tokens."""
+        """This rank's part of each sequence, with its positions; every part predicts as many tokens, or "loss_scale" evens them out."""
         if self.plan.cp == 1:
             return batch
         rank = self.groups.rank("cp")
-        return {name: tensor.chunk(self.plan.cp, dim=1)[rank].contiguous() for name, tensor in batch.items()}
+        parts = {name: tensor.chunk(self.plan.cp, dim=1)[rank].contiguous() for name, tensor in batch.items() if tensor.dim() > 1}
+        return parts | {name: tensor * self.plan.cp for name, tensor in batch.items() if name == "loss_scale"}
 
 
 def build(plan: Plan, engine: dict[str, Any], device: torch.device) -> HuggingFaceTrainer | TracedTrainer:

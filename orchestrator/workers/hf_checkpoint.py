@@ -15,7 +15,7 @@ import torch.distributed as dist
 from orchestrator.plan import Plan
 from orchestrator.workers import hugging_face, lora
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.hf_files import CONFIG, Checkpoint, Rows, write_config, write_files
+from orchestrator.workers.hf_files import CONFIG, Checkpoint, Rows, copy_tokenizer, write_config, write_files
 from orchestrator.workers.parts import Place
 
 ACTIVATIONS = ("activation_function", "hidden_act", "feed_forward_proj")
@@ -85,6 +85,8 @@ def export(model: torch.nn.Module, plan: Plan, groups: Groups, folder: Path, fie
     elif dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         dtype = write_files(named, folder)
+        if plan.run.tokenizer and not plan.run.init_from:
+            copy_tokenizer(Path(plan.run.tokenizer), folder)
         write_config(fields, fields["config"], folder, dtype, Path(plan.run.init_from) if plan.run.init_from else None)
     else:
         for _ in named:

@@ -19,7 +19,10 @@ from orchestrator.workers.parts import FILE_BYTES
 KEY = "model.init_from"
 CONFIG = "config.json"
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-TOKENIZER_FILES = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model")
+TOKENIZER_FILES = (
+    *("tokenizer*", "chat_template.jinja", "vocab.*", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json", "spiece.model"),
+)
 """As transformers' tokenizers save them."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 """BERT's output bias stands under either."""
@@ -127,6 +130,12 @@ def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torc
     return dtype
 
 
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """The files of a tokenizer that lies in `source`."""
+    for file in (path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
+        shutil.copyfile(file, folder / file.name)
+
+
 def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, source: Path | None) -> None:
     """config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of `source`, which
     training began with. `fields`: "config_class" and "model_class"."""
@@ -136,6 +145,5 @@ def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path,
     if source is not None:
         before = json.loads((source / CONFIG).read_text())
         keywords |= {name: before[name] for name in SPECIAL_TOKENS if name in before}
-        for file in (path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
-            shutil.copyfile(file, folder / file.name)
+        copy_tokenizer(source, folder)
     getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)

@@ -87,6 +87,21 @@ class OwnBatches(Protocol):
         ...
 
 
+class Trace(Protocol):
+    """What looks on while steps are computed."""
+
+    def write(self, step: int) -> None:
+        """What it saw of the step, which is done. All ranks call this."""
+        ...
+
+
+@runtime_checkable
+class HasExperts(Protocol):
+    """A trainer whose routing can be traced."""
+
+    def trace_routing(self, out: Path, first_step: int) -> Trace: ...
+
+
 class NonFiniteLossError(Exception):
     """Loss or gradient norm is NaN or infinite."""
 
@@ -156,7 +171,7 @@ class Metrics:
             self.monitors.close()
 
 
-def evaluate(trainer: Trainer, batches: data.Batches) -> float:
+def evaluate(trainer: Trainer, batches: data.AnyBatches) -> float:
     """The mean loss over the first global batches of the held-out samples: as many as there are, at most plan.run.eval_steps. The same ones
     every time, under every plan."""
     plan = trainer.plan
@@ -171,11 +186,11 @@ def evaluate(trainer: Trainer, batches: data.Batches) -> float:
 
 def train(
     trainer: Trainer,
-    batches: data.Batches,
+    batches: data.AnyBatches,
     out: Path,
     first_step: int = 0,
     watchdog: Watchdog | NoWatchdog | None = None,
-    valid: data.Batches | None = None,
+    valid: data.AnyBatches | None = None,
 ) -> list[float]:
     """Train from `first_step` (steps done) to plan.training.steps; the losses. Raises NonFiniteLossError. `valid`: what is evaluated on,
     every plan.run.eval_every steps and at the end; the step's row then has a "valid_loss".
@@ -190,6 +205,11 @@ def train(
         signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
     eval_every = plan.run.eval_every if valid is not None else 0
     metrics = Metrics(plan, out, first_step)
+    trace: Trace | None = None
+    if plan.run.trace_routing:
+        if not isinstance(trainer, HasExperts):
+            raise InputError("train.trace_routing", "true", f"engine={plan.engine} has no routers of megatron-core")
+        trace = trainer.trace_routing(out, first_step)
     losses: list[float] = []
     beside: SaveBeside | None = None
     now = (watchdog or NoWatchdog()).phase
@@ -211,6 +231,8 @@ def train(
             raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
         losses.append(loss)
         done = step + 1
+        if trace is not None:
+            trace.write(done)
         if beside is not None and beside.poll():
             beside = None
         evaluated: dict[str, float | None] = {}
@@ -304,12 +326,18 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
 
 
 def open_batches(trainer: Trainer, cache: Path) -> tuple[Any, Any]:
-    """What is trained on, and what is evaluated on or None: text, unless the trainer has batches of its own."""
+    """What is trained on, and what is evaluated on or None: text or supervised samples, unless the trainer has batches of its own."""
     if isinstance(trainer, OwnBatches):
         return trainer.open_batches(cache)
-    plan = trainer.plan
+    plan, dp_rank = trainer.plan, trainer.groups.rank("dp")
+    if plan.training.task == "sft":
+        from orchestrator.workers import sft
+
+        train, held_out = sft.open_batches(plan, cache, dp_rank, build=distributed.local_rank_is_first(), wait=dist.barrier)
+        if dist.get_rank() == 0:
+            print(train.said(), flush=True)
+        return train, held_out
     corpus = data.open_corpus(plan, cache, build=distributed.local_rank_is_first(), wait=dist.barrier)
-    dp_rank = trainer.groups.rank("dp")
     valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
     return data.Batches(plan, corpus.train, corpus.specials, dp_rank), valid
 

@@ -27,6 +27,7 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture, Pointwise
+from orchestrator.model.traced import Traced
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.axes import cp
@@ -98,6 +99,9 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("hpz", workload(), {"zero_shard_size": 3, "zero_stage": 3}, "divide the 8 ranks"),
     ("offload_needs", workload(), {"offload_optimizer": True}, "zero_stage 1"),
     ("offload_ulysses", workload(LLAMA), {"offload_optimizer": True, "zero_stage": 2, "cp": 2, "dp": 4}, "under Ulysses"),
+    ("sft_stack", workload(BERT, task="sft", packing=True), {}, "task=sft is for decoders: this model is an encoder"),
+    ("packed_ulysses", workload(LLAMA, task="sft", packing=True), {"cp": 2, "dp": 4}, "cp=2 with data.packing: Ulysses drops the mask"),
+    ("packed_flash", workload(LLAMA, task="sft", packing=True), {"micro_batch_size": 2}, "would let packed samples see each other"),
     ("lora_tp", workload(LLAMA, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: AutoTP replaces"),
     ("lora_hpz", workload(LLAMA, lora=Lora(rank=4)), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4 with lora.rank=4"),
     ("lora_offload", workload(LLAMA, lora=Lora(rank=4)), {"offload_optimizer": True, "zero_stage": 2}, "with lora.rank=4: never tried"),
@@ -115,6 +119,27 @@ def test_a_rule_refuses_with_its_reason(rule: str, given: Workload, choices: dic
     assert reason in (rules[rule].check(chosen, given) or "")
 
 
+def test_a_recorded_model_is_not_fine_tuned() -> None:
+    """Its linears have no names here that adapters could be given for, and its head is its own."""
+    sizes = {"seq_length": 64, "itemsize": 2, "hidden_size": 64, "ffn_hidden_size": 64, "max_position_embeddings": 64}
+    recorded = replace(LLAMA, traced=Traced(model_class="Stranger", feeds=(), runs=(), **sizes))
+    for given in ({"lora": Lora(rank=4)}, {"task": "sft", "packing": True}):
+        found = workload(LLAMA, **given)
+        found = replace(found, model=replace(found.model, architecture=recorded))
+        assert "of Stranger, whose layers were recorded" in refusals(DS, found)["recorded"]
+
+
+def test_padded_samples_may_be_divided_and_be_several_at_a_time() -> None:
+    padded = workload(LLAMA, task="sft", packing=False)
+    assert not {"packed_ulysses", "packed_flash"} & refusals(DS, padded, cp=2, dp=4, micro_batch_size=2).keys()
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {DS}))
+def test_other_engines_refuse_supervised_samples_and_name_the_one_that_takes_them(engine: str) -> None:
+    found = unsuited(ENGINES[engine].capabilities(Software()), workload(task="sft", packing=True))
+    assert found == f"{engine} has no task=sft; engine=deepspeed has"
+
+
 @pytest.mark.parametrize("engine", sorted(set(ENGINES) - {DS}))
 def test_other_engines_refuse_adapters_and_name_the_one_that_has_them(engine: str) -> None:
     found = unsuited(ENGINES[engine].capabilities(Software()), workload(lora=Lora(rank=4)))
@@ -130,7 +155,7 @@ def test_autotp_needs_the_whole_model_in_host_memory() -> None:
 
 
 def test_every_rule_has_a_case_that_it_refuses() -> None:
-    tested = {case[0] for case in CASES} | {"autotp_host"}
+    tested = {case[0] for case in CASES} | {"autotp_host", "recorded"}
     assert {rule.id for rule in ENGINES[DS].capabilities(Software()).rules} <= tested
 
 

@@ -14,7 +14,11 @@ from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "models"
-RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+RECORDED = sorted(path.stem for path in FOLDER.glob("*.yaml") if "  description: " in path.read_text())
+"""Recipes of layers that were recorded from the model's own code."""
+BUILT_ON_OTHERS = sorted(path.stem for path in FOLDER.glob("*.yaml") if "\nrecipe:" in path.read_text())
+"""Another task on the model of another recipe."""
+RECIPES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - {*RECORDED, *BUILT_ON_OTHERS})
 WANTED = {
     *("gpt_tiny", "t5_tiny", "bert_tiny", "llama_tiny", "gpt2_xl", "gpt3_175b", "gpt3_1t"),
     *("llama2_7b", "llama2_70b", "llama3_8b", "llama3_70b", "llama3_405b"),
@@ -53,6 +57,19 @@ def test_a_recipe_describes_a_model_and_names_its_source(name: str) -> None:
     assert json.loads(msgspec.json.encode(architecture))["name"] == name
     assert 0 <= training.min_lr < training.lr
     assert 0 <= training.warmup < training.steps
+
+
+@pytest.mark.parametrize("name", BUILT_ON_OTHERS)
+def test_a_task_on_another_recipe_names_its_source_and_its_engine(name: str) -> None:
+    raw = msgspec.yaml.decode((FOLDER / f"{name}.yaml").read_bytes())
+    assert raw["recipe"] in RECIPES
+    assert raw["engine"] == "deepspeed"
+    assert "task" in raw or "lora" in raw
+    assert "_tiny" in name or "arXiv" in (FOLDER / f"{name}.yaml").read_text()
+
+
+def test_the_promised_fine_tunings_exist() -> None:
+    assert set(BUILT_ON_OTHERS) >= {"qwen3_8b_sft", "llama3_70b_lora", "llama_tiny_sft", "llama_tiny_lora"}
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.endswith("_tiny")])

@@ -64,7 +64,7 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_field_that_a_user_may_set_is_a_key() -> None:
     """None of them is forgotten in a list, as there is none; those that only the program fills in are named here."""
-    filled_in = {"planner", "blend", "split", "lora"}
+    filled_in = {"planner", "blend", "split", "lora", "lengths"}
     for struct in (Training, Lora, Architecture, RunSettings, SlurmOptions, ContainerOptions):
         fields = {info.name for info in msgspec.structs.fields(struct)}
         assert fields - {key.field for key in KEYS.values() if key.owner is struct} <= filled_in

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from worker_cases import make_batches, make_trainer
 
 from orchestrator.plan import from_json
-from orchestrator.workers import loop
+from orchestrator.workers import loop, sft
 from orchestrator.workers.schedule import learning_rate
 
 Named = dict[str, np.ndarray]
@@ -35,6 +35,25 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
             loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
             found["losses"].append(loss)
         found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
+        return found if dist.get_rank() == 0 else {}
+    finally:
+        forget(trainer)
+
+
+def supervised(plan_json: str, cache: str) -> dict[str, Any]:
+    """Losses, norms and first whole gradients of a run on supervised samples, through the loop's own data."""
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    try:
+        ranks = {"build": dist.get_rank() == 0, "wait": dist.barrier}
+        batches, _ = sft.open_batches(plan, Path(cache), trainer.groups.rank("dp"), **ranks)
+        found: dict[str, Any] = {"losses": [], "norms": []}
+        for step in range(plan.training.steps):
+            local = trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
+            if step == 0:
+                found["gradients"] = _whole(trainer, _gradients(trainer))
+            found["norms"].append(trainer.update(learning_rate(plan.training, step)))
+            found["losses"].append(loop.agree(local, trainer.groups, trainer.device, stop=False)[0])
         return found if dist.get_rank() == 0 else {}
     finally:
         forget(trainer)

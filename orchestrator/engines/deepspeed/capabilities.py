@@ -33,6 +33,7 @@ def capabilities(software: Software) -> Capabilities:
         offload_optimizer=True,
         zero_shard_groups=True,
         zero_shard_stages=(3,),
+        tasks=("pretrain", "sft"),
         lora=True,
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),

@@ -11,6 +11,7 @@ from orchestrator.engines.hf_config import hf_fields
 from orchestrator.engines.traced import traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
+from orchestrator.model.packing import told
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
 
@@ -26,6 +27,9 @@ def translate(plan: Plan) -> Job:
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     files, notes = deepspeed_files(plan, more)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    training = plan.training
+    if training.lengths is not None:
+        notes += told(training.lengths, training.seq_length, packing=bool(training.packing))
     if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
     return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)

@@ -70,8 +70,34 @@ def of_traced(traced: Traced, name: str) -> Architecture:
 
 
 def has_reader(config: Mapping[str, Any]) -> bool:
-    """Whether a family reads Hugging Face configurations of this kind."""
-    return any(config.get("model_type") in family.hf_model_types for family in FAMILIES.values())
+    """Whether a family reads Hugging Face configurations of this kind: it knows the layers, and the model ends in a vocabulary.
+
+    >>> has_reader({"model_type": "bert"}), has_reader({"model_type": "bert", "architectures": ["BertForSequenceClassification"]})
+    (True, False)
+    """
+    return other_head(config) is None and any(config.get("model_type") in family.hf_model_types for family in FAMILIES.values())
+
+
+VOCABULARY_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration", "WithLMHeadModel")
+
+
+def other_head(config: Mapping[str, Any]) -> str | None:
+    """transformers' class of a model that ends in something else than a vocabulary, as its configuration names it; None: no such."""
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    return first if "For" in first and not first.endswith(VOCABULARY_HEADS) else None
+
+
+def _check_complete(config: Mapping[str, Any]) -> None:
+    """Raises InputError for what a configuration says that no reader has."""
+    head, quantised = other_head(config), config.get("quantization_config")
+    if quantised is not None:
+        method = quantised.get("quant_method", "quantised") if isinstance(quantised, Mapping) else quantised
+        why = "is of quantised weights, which are neither planned nor trained here; take the config.json of the checkpoint before it"
+        raise InputError(f"{KEY}.quantization_config", method, f"{why}, and lora.rank= for less memory")
+    if head is not None:
+        why = "ends in no vocabulary; give its config.json as model.hf_config= alone, and its layers are recorded from its own code"
+        raise InputError(f"{KEY}.architectures", head, why)
 
 
 def from_hf_config(config: Mapping[str, Any], name: str) -> Architecture:
@@ -83,6 +109,7 @@ def from_hf_config(config: Mapping[str, Any], name: str) -> Architecture:
     """
     if not isinstance(config, Mapping):
         raise InputError(KEY, name, f"must be a JSON object, not {type(config).__name__}")
+    _check_complete(config)
     by_type = {model_type: family for family in FAMILIES.values() for model_type in family.hf_model_types}
     fields = HfConfig(config)
     family = by_type[fields.choice("model_type", by_type)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from orchestrator.model.ops import Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
 from orchestrator.model.parts.mlp import activation_moved
 from orchestrator.model.parts.part import READ, WRITE, Part
+from orchestrator.model.routing import Routing
 from orchestrator.values import Value
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     """Every expert computes as many as it could take, zeros where fewer come: shapes that don't depend on the routing."""
     router_bias: bool = False
     """The router's linear has a bias that is trained (GPT-OSS)."""
+    routing: Routing | None = None
+    """How unevenly tokens are sent to them, where that is known; prices take it, the training doesn't."""
 
     @property
     def label(self) -> str:
@@ -89,7 +92,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         """Router, all-to-all, the experts' MLPs as grouped products, and the shared expert beside them."""
         h, f, experts = a.hidden_size, self.ffn_hidden_size, self.num_experts
         n = 2 * f if a.gated else f
-        share = self.computed_share
+        share, uneven = self.computed_share, None if self.pad_to_capacity else self.routing
         routed, moved = ceil(tokens * self.topk * share), activation_moved(a)
         kept = Saved(name="moe.permuted", elements=routed * h, shard="tp", group="mlp")
         act_input = Saved(name="moe.gate_up", elements=routed * n, shard="tp", group="mlp")
@@ -108,11 +111,11 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ]
         ops: list[Op] = [
             Gemm(name="mlp.router", tokens=tokens, k=h, n=experts),
-            Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp"),
-            Dispatch(elements=ceil(tokens * h * share), topk=self.topk),
-            Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, split="column", experts=experts, saves=(kept,)),
-            Pointwise(name="mlp.experts.activation", elements=routed * f, moved=moved, shard="tp", saves=(act_input,)),
-            Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, split="row", experts=experts, saves=(product,)),
+            Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=uneven),
+            Dispatch(elements=ceil(tokens * h * share), topk=self.topk, routing=uneven),
+            Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, split="column", experts=experts, saves=(kept,), routing=uneven),
+            Pointwise(name="mlp.experts.activation", elements=routed * f, moved=moved, shard="tp", saves=(act_input,), routing=uneven),
+            Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, split="row", experts=experts, saves=(product,), routing=uneven),
         ]
         if self.shared_ffn_hidden_size:
             s = self.shared_ffn_hidden_size

@@ -23,14 +23,22 @@ def visited(domains: int, topk: int) -> float:
 
 
 def traffic(
-    elements: float, topk: int, strategy: Strategy, micro_batch_size: int, itemsize: int, *, together: int | None = None
+    elements: float,
+    topk: int,
+    strategy: Strategy,
+    micro_batch_size: int,
+    itemsize: int,
+    *,
+    together: int | None = None,
+    busiest: float = 1.0,
 ) -> Iterator[Traffic]:
     """Per micro-batch, for one expert layer: `elements` (tokens x hidden_size per sample) go to `topk` experts each: an all-to-all out
     and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp.
 
     "allgather": every rank gets all tokens of the group, and the sums are scattered back (token_dispatcher.py:196). "flex" (DeepEP,
     HybridEP): a token travels once to each network domain that has any of its experts, and there once to each rank that does (`visited`
-    of each). `together`: ranks of the ep group in one innermost domain; None: all.
+    of each). `together`: ranks of the ep group in one innermost domain; None: all. `busiest`: of an even share the multiple that the rank
+    gets which gets most: all wait for it.
 
     Ranks that share an expert (etp) gather each other's tokens before its first product and scatter the sums behind its second, in place
     of sending them where ep is 1 (token_dispatcher.py:700).
@@ -43,9 +51,10 @@ def traffic(
         yield from _gathered(local, mesh.ep * mesh.etp, 1)
         return
     if mesh.etp > 1:
-        yield from _gathered(local * topk, mesh.etp, 1)
+        yield from _gathered(local * topk * busiest, mesh.etp, 1)
     if mesh.ep == 1:
         return
+    local *= busiest
     exchanges = [(local * topk, mesh.ep, mesh.etp)]
     if kind == "flex":
         inside = together or mesh.ep

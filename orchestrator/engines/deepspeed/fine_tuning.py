@@ -1,0 +1,53 @@
+"""What DeepSpeed over transformers' models can't do with supervised samples, or gets silently wrong."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator.engines.hf_config import takes_flash_attention
+from orchestrator.engines.rules.rule import rule
+from orchestrator.strategy.capabilities import Rule
+from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
+
+TASK: Final = "task=sft"
+
+
+def decoders_alone(_: Candidate, workload: Workload) -> str | None:
+    stack = workload.model.architecture.stack
+    if workload.training.task != "sft" or stack == "decoder":
+        return None
+    return f"{TASK} is for decoders: this model is an {stack.replace('_', '-')}"
+
+
+def packed_ulysses(candidate: Candidate, workload: Workload) -> str | None:
+    cp = candidate.mesh.cp
+    if cp == 1 or not workload.training.packing:
+        return None
+    return f"cp={cp} with data.packing: Ulysses drops the mask between samples; data.packing=false pads them instead"
+
+
+def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
+    """Flash attention tells samples apart by position ids in a batch of one sequence alone, and without a word not at all in others."""
+    size = candidate.micro_batch_size
+    if size == 1 or not workload.training.packing or not takes_flash_attention(workload.cluster, workload.training):
+        return None
+    return f"micro_batch_size={size} with data.packing: flash attention would let packed samples see each other; 1 sequence at a time"
+
+
+def recorded_models(_: Candidate, workload: Workload) -> str | None:
+    training, traced = workload.training, workload.model.architecture.traced
+    if traced is None or (training.task == "pretrain" and training.lora is None):
+        return None
+    asked = TASK if training.lora is None else f"lora.rank={training.lora.rank}"
+    return f"{asked} of {traced.model_class}, whose layers were recorded: only models that a reader knows are fine-tuned here"
+
+
+def fine_tuning_rules() -> tuple[Rule, ...]:
+    """All of them."""
+    return (
+        rule("sft_stack", "ours: samples with answers are of decoders", decoders_alone, "model"),
+        rule("recorded", "ours: linears and heads of a recorded model have no names here", recorded_models, "model"),
+        rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:546", packed_ulysses, "cp"),
+        rule("packed_flash", "transformers/modeling_flash_attention_utils.py:574", packed_one_by_one, "micro_batch_size"),
+    )

@@ -1,0 +1,145 @@
+"""Is this node fit to train, and does the run on it go on? Looks beside a training: no engine is imported, no GPU memory taken.
+
+    python -m orchestrator.health [FOLDER]
+
+FOLDER: of a run; its disk and its last step are looked at too. A line for each thing that is wrong; exit status 1 where there is one, 0
+where nothing is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+from xml.etree import ElementTree
+
+from orchestrator.commands import command, usage
+from orchestrator.errors import InputError
+from orchestrator.units import format_bytes
+
+UNFIT: Final = 1
+NVIDIA_SMI_S: Final = 30.0
+"""A driver that hangs is a broken GPU; on a loaded node of eight GPUs the whole query takes seconds."""
+SLOWDOWNS: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+"""Reasons of low clocks that mean heat or power supply; a power cap, and no work, are no defects (nvidia-smi's manual)."""
+LEAST_DISK: Final = 0.02
+LEAST_MEMORY: Final = 0.03
+"""Shares that must be free: below them the next checkpoint, or the next allocation, is in danger."""
+STALLED: Final = 20.0
+"""So many times its usual step is the last step ago: saves and evaluations take longer than a step."""
+STALLED_S: Final = 120.0
+"""And not less than that."""
+
+
+def main(words: Sequence[str]) -> int:
+    """0: nothing is wrong; 1: something is; 2: a call that is not ours."""
+    return command(words, lambda: usage(__doc__), _run)
+
+
+def _run(words: Sequence[str]) -> int:
+    if len(words) > 1:
+        raise InputError("FOLDER", " ".join(words), "usage: python -m orchestrator.health, one folder at most")
+    folder = Path(words[0]) if words else None
+    if folder is not None and not folder.is_dir():
+        raise InputError("FOLDER", folder, "no such folder")
+    found = [*gpus(), *ports(Path("/sys/class/infiniband")), *memory(Path("/proc/meminfo").read_text())]
+    if folder is not None:
+        found += [*disk(folder), *progress(folder, time.time())]
+    for line in found:
+        print(f"health: {line}")
+    return UNFIT if found else 0
+
+
+def gpus() -> Iterator[str]:
+    """What the driver says of the GPUs; nothing where there is no driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return
+    try:
+        done = subprocess.run([program, "-q", "-x"], capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=False)
+    except subprocess.TimeoutExpired:
+        yield f"nvidia-smi gives no answer in {NVIDIA_SMI_S:.0f} s: the driver hangs, or a GPU has fallen off the bus"
+        return
+    if done.returncode:
+        yield f"nvidia-smi fails: {(done.stderr or done.stdout).strip().splitlines()[-1:] or [done.returncode]}"
+        return
+    yield from gpu_faults(done.stdout)
+
+
+def gpu_faults(text: str) -> Iterator[str]:
+    """Of the XML that `nvidia-smi -q -x` prints: uncorrected errors since the driver was loaded, rows that can't be replaced or wait for a
+    reset, and clocks held down by heat or power."""
+    for number, gpu in enumerate(ElementTree.fromstring(text).iter("gpu")):
+        name = f"GPU {number} ({gpu.findtext('product_name')}, {gpu.get('id')})"
+        errors = {
+            entry.tag: int(entry.text)
+            for entry in gpu.findall("ecc_errors/volatile/*")
+            if "uncorrectable" in entry.tag and entry.text and entry.text.strip().isdecimal()
+        }
+        if any(errors.values()):
+            yield f"{name}: uncorrected memory errors: {', '.join(f'{tag} {count}' for tag, count in errors.items() if count)}"
+        if gpu.findtext("remapped_rows/remapped_row_failure") == "Yes":
+            yield f"{name}: a row of its memory could not be replaced: the GPU is to be exchanged"
+        if gpu.findtext("remapped_rows/remapped_row_pending") == "Yes":
+            yield f"{name}: a row of its memory waits to be replaced: reset the GPU when nothing runs on it"
+        for word in ("event", "throttle"):  # before driver 535
+            for reason in SLOWDOWNS:
+                if gpu.findtext(f"clocks_{word}_reasons/clocks_{word}_reason_{reason}") == "Active":
+                    heat = gpu.findtext("temperature/gpu_temp")
+                    yield f"{name}: its clocks are held down: {reason.replace('_', ' ')}, at {heat}"
+
+
+def ports(folder: Path) -> Iterator[str]:
+    """InfiniBand's and RoCE's ports that are not up, of adapters that have one which is: an adapter without a cable is nobody's fault."""
+    states = {path: path.read_text().strip() for path in sorted(folder.glob("*/ports/*/state"))}
+    if any("ACTIVE" in state for state in states.values()):
+        for path, state in states.items():
+            if "ACTIVE" not in state:
+                yield f"{path.parts[-4]} port {path.parts[-2]} is {state.partition(':')[2].strip() or state}, and other ports are active"
+
+
+def memory(meminfo: str) -> Iterator[str]:
+    """Of /proc/meminfo: little host memory left."""
+    lines = (line.partition(":") for line in meminfo.splitlines())
+    values = {name: int(value.split()[0]) * 1024 for name, _, value in lines if value.split()[:1]}
+    free, total = values.get("MemAvailable"), values.get("MemTotal")
+    if free is not None and total and free < LEAST_MEMORY * total:
+        yield f"host memory: {format_bytes(free)} of {format_bytes(total)} are available"
+
+
+def disk(folder: Path) -> Iterator[str]:
+    """Little room on the run's disk: for data, or for names of files."""
+    state = os.statvfs(folder)
+    free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
+    if free < LEAST_DISK * total:
+        yield f"the disk of {folder}: {format_bytes(free)} of {format_bytes(total)} are free"
+    if state.f_files and state.f_favail < LEAST_DISK * state.f_files:
+        yield f"the disk of {folder} has names for {state.f_favail:,} more files"
+
+
+def progress(folder: Path, now: float) -> Iterator[str]:
+    """A run that has not ended and makes no steps. `now`: seconds, as the files' times."""
+    metrics = folder / "metrics.jsonl"
+    if not metrics.is_file() or (folder / "status.json").is_file():
+        return
+    rows = []
+    for line in metrics.read_text(errors="replace").splitlines()[-50:]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue  # the last line is being written
+    times = [row["step_time_s"] for row in rows if isinstance(row, dict) and row.get("step_time_s")]
+    ago = now - metrics.stat().st_mtime
+    if times and ago > max(STALLED * median(times), STALLED_S):
+        yield f"{folder}: step {rows[-1]['step']} was {ago:.0f} s ago, and a step takes {median(times):.3g} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""task=sft: how long the samples of a jsonl are, before anything is planned, and what follows from it: packing and the sequence length.
+
+Lengths are counted by the tokenizer's own tokenizer.json where the package `tokenizers` is installed, else reckoned at four bytes a token;
+a chat template is reckoned at a few tokens a message, and of a large file the first samples stand for all. The worker counts exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.errors import InputError
+from orchestrator.key import shown
+from orchestrator.model.training import Lengths
+
+FIRST: Final = 5_000
+"""Samples that are looked at."""
+PER_MESSAGE: Final = 5
+"""Tokens that a chat template puts around a message: begin, role, line break, end, line break."""
+BYTES_PER_TOKEN: Final = 4
+"""Of English text under a vocabulary of 32,000 or more ids, about."""
+ROUNDED: Final = 64
+"""A sequence length that is chosen here is a multiple of it."""
+KINDS: Final = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
+
+
+def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[list[str]]:
+    """The texts of each sample: of its messages, or of prompt and completion. `chats`: whether the former can be told apart by a template.
+    Raises InputError with file and line."""
+    with Path(path).open("rb") as lines:
+        found = 0
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            yield texts_of(line, f"{path}:{number}", chats=chats)
+            found += 1
+            if found == first:
+                return
+
+
+def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
+    """
+    >>> texts_of(b'{"prompt": "2+2=", "completion": "4"}', "a.jsonl:1")
+    ['2+2=', '4']
+    """
+    try:
+        sample = json.loads(line)
+    except ValueError as error:
+        raise InputError("data", where, f"is not JSON: {error}") from None
+    if isinstance(sample, dict) and isinstance(sample.get("messages"), list) and sample["messages"]:
+        messages = sample["messages"]
+        if not chats:
+            raise InputError("tokenizer", None, f"is missing: {where} is a chat, which takes a tokenizer's chat template")
+        if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
+            return [message["content"] if isinstance(message.get("content"), str) else "" for message in messages]
+    if isinstance(sample, dict) and all(isinstance(sample.get(name), str) for name in ("prompt", "completion")):
+        return [sample["prompt"], sample["completion"]]
+    raise InputError("data", where, "is no sample of task=sft", KINDS)
+
+
+def counter(tokenizer: str | None) -> Callable[[str], int]:
+    """Tokens of a text."""
+    if tokenizer is None:
+        return lambda text: len(text.encode())
+    path = Path(tokenizer) / "tokenizer.json"
+    if find_spec("tokenizers") is None or not path.is_file():
+        return lambda text: -(-len(text.encode()) // BYTES_PER_TOKEN)
+    from tokenizers import Tokenizer
+
+    try:
+        known = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises a bare Exception
+        raise InputError("tokenizer", shown(tokenizer), f"its tokenizer.json can't be read: {error}") from None
+    return lambda text: len(known.encode(text, add_special_tokens=False).ids)
+
+
+def token_counts(path: str, tokenizer: str | None) -> list[int]:
+    """Tokens of each sample, template included. Raises InputError."""
+    count = counter(tokenizer)
+    around = PER_MESSAGE if tokenizer else 0
+    found = [sum(count(text) + around for text in texts) for texts in samples_of(path, chats=tokenizer is not None)]
+    if not found:
+        raise InputError("data", shown(path), "has no sample")
+    return found
+
+
+def lengths(counts: Sequence[int], seq_length: int) -> Lengths:
+    """
+    >>> lengths([2, 4, 10], 8)
+    Lengths(samples=3, mean=4.666666666666667, mean_square=28.0, longest=10, cut=1, lost=0.125)
+    """
+    kept = [min(count, seq_length) for count in counts]
+    return Lengths(
+        samples=len(counts),
+        mean=sum(kept) / len(kept),
+        mean_square=sum(count * count for count in kept) / len(kept),
+        longest=max(counts),
+        cut=sum(count > seq_length for count in counts),
+        lost=1 - sum(kept) / sum(counts),
+    )
+
+
+def chosen_length(counts: Sequence[int], longest_position: int) -> int:
+    """A sequence length for samples of these lengths: the longest fits, if the model's positions reach that far.
+
+    >>> chosen_length([10, 100, 70], 4096), chosen_length([10, 9000], 4096)
+    (128, 4096)
+    """
+    return min(longest_position, -(-max(counts) // ROUNDED) * ROUNDED)
+
+
+def missing() -> InputError:
+    """That there are no samples."""
+    return InputError("data", None, "is missing: task=sft needs a jsonl of samples (launch=none plans without)", KINDS)
+
+
+def check_data(data: dict[str, Any]) -> str | None:
+    """The file of samples; None where there is none yet, which a plan can do without and a start can't. Raises InputError for what task=sft
+    does not take."""
+    if data["blend"]:
+        raise InputError("data.blend", "", "is for task=pretrain; task=sft takes data=SAMPLES.jsonl")
+    if data["split"]:
+        raise InputError("data.split", "", "is for task=pretrain; task=sft takes data.valid=SAMPLES.jsonl")
+    if data["data"] is None:
+        return None
+    if not str(data["data"]).endswith((".jsonl", ".json")):
+        raise InputError("data", shown(data["data"]), "is not a .jsonl of samples, one a line", KINDS)
+    return str(data["data"])

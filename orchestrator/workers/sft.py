@@ -1,0 +1,251 @@
+"""Supervised samples: chats and prompts with completions become token ids of which the answers alone have a loss, then sequences.
+
+A sequence holds one sample, or packed ones: each counts its positions from 0, by which transformers builds the mask that keeps them apart
+(masking_utils.py, find_packed_sequence_indices; flash attention the same of one sequence at a time). A step's loss is the mean over all
+answer tokens of its global batch, however they lie in sequences: so packed and padded samples give the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.workers.data import Specials, load_tokenizer, permuted
+
+KINDS = ('{"messages": [{"role": "user", "content": "..."}, ...]}', '{"prompt": "...", "completion": "..."}')
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All samples one behind the other: `ids` and whether each is of an answer, [tokens]; sample i is from `starts[i]` to
+    `starts[i + 1]`."""
+
+    ids: np.ndarray
+    answer: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def sample(self, index: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Its first `most` ids, and which of them are of an answer."""
+        first, last = int(self.starts[index]), int(self.starts[index + 1])
+        inside = slice(first, min(last, first + most))
+        return self.ids[inside].astype(np.int64), self.answer[inside]
+
+
+Encoded = tuple[list[int], list[bool]]
+
+
+def encode_chat(tokenizer: Any, messages: list[dict[str, Any]], where: str) -> list[Encoded]:
+    """A conversation in the tokenizer's chat template. Where the template writes earlier turns otherwise once others follow (it leaves out
+    old reasoning, say), each answer is a sample of its own, behind what the model would have seen then."""
+    if not any(message.get("role") == ASSISTANT for message in messages):
+        raise InputError("data", where, "has no message of the assistant: nothing to learn")
+
+    def rendered(upto: int, *, prompt: bool = False) -> str:
+        try:
+            return str(tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=prompt))
+        except Exception as error:  # jinja2's, and what the template raises itself
+            raise InputError("data", where, f"the tokenizer's chat template does not take it: {error}") from None
+
+    turns = [index for index, message in enumerate(messages) if message.get("role") == ASSISTANT]
+    spans = [(rendered(turn, prompt=True) if turn else "", rendered(turn + 1)) for turn in turns]
+    for before, after in spans:
+        if not after.startswith(before):
+            raise InputError("tokenizer", where, "its chat template does not begin an answer with its own generation prompt")
+    whole = rendered(len(messages))
+    if all(whole.startswith(after) for _, after in spans):
+        return [tokens_of(tokenizer, whole, [(len(before), len(after)) for before, after in spans])]
+    return [tokens_of(tokenizer, after, [(len(before), len(after))]) for before, after in spans]
+
+
+def tokens_of(tokenizer: Any, text: str, answers: Sequence[tuple[int, int]]) -> Encoded:
+    """Ids of the whole text; a token is of an answer where it begins in one (characters from, to)."""
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    inside = [any(begin <= first < end for begin, end in answers) and first < last for first, last in found["offset_mapping"]]
+    return list(found["input_ids"]), inside
+
+
+def encode_pair(tokenizer: Any | None, prompt: str, completion: str, eod: int) -> Encoded:
+    """Prompt, completion and the end of the document, which is learnt too."""
+    if tokenizer is None:
+        before, after = list(prompt.encode()), list(completion.encode())
+        return [*before, *after, eod], [False] * len(before) + [True] * (len(after) + 1)
+    ids, answer = tokens_of(tokenizer, prompt + completion, [(len(prompt), len(prompt + completion))])
+    return [*ids, eod], [*answer, True]
+
+
+def encode(path: Path, tokenizer: Any | None, specials: Specials) -> Samples:
+    """All samples of a jsonl. Raises InputError with file and line."""
+    ids: list[np.ndarray] = []
+    answer: list[np.ndarray] = []
+    if tokenizer is not None and not tokenizer.is_fast:
+        raise InputError("tokenizer", tokenizer.name_or_path, "has no tokenizer.json: where its tokens begin in the text can't be told")
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                for sample_ids, sample_answer in _encode_line(line, f"{path}:{number}", tokenizer, specials):
+                    ids.append(np.asarray(sample_ids, dtype=np.int32))
+                    answer.append(np.asarray(sample_answer, dtype=bool))
+    if not ids:
+        raise InputError("data", path, "has no sample", KINDS)
+    starts = np.cumsum([0, *(len(sample) for sample in ids)], dtype=np.int64)
+    return Samples(np.concatenate(ids), np.concatenate(answer), starts)
+
+
+def _encode_line(line: bytes, where: str, tokenizer: Any | None, specials: Specials) -> list[Encoded]:
+    try:
+        sample = json.loads(line)
+    except ValueError as error:
+        raise InputError("data", where, f"is not JSON: {error}") from None
+    if isinstance(sample, dict) and isinstance(sample.get("messages"), list):
+        if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+            raise InputError("tokenizer", getattr(tokenizer, "name_or_path", None), f"has no chat template, which {where} needs")
+        return encode_chat(tokenizer, sample["messages"], where)
+    if isinstance(sample, dict) and all(isinstance(sample.get(name), str) for name in ("prompt", "completion")):
+        return [encode_pair(tokenizer, sample["prompt"], sample["completion"], specials.eod)]
+    raise InputError("data", where, "is no sample of task=sft", KINDS)
+
+
+def open_samples(
+    path: str, tokenizer_folder: str | None, cache: Path, *, build: bool, wait: Callable[[], None]
+) -> tuple[Samples, Specials]:
+    """Encoded once, by the rank with `build`, into `cache`; the others `wait` and read it."""
+    tokenizer, specials = load_tokenizer(tokenizer_folder) if tokenizer_folder else (None, Specials.of_bytes())
+    status = Path(path).stat()
+    name = hashlib.blake2b(repr((path, status.st_size, status.st_mtime_ns, tokenizer_folder)).encode()).hexdigest()[:16]
+    file = cache / f"samples-{name}.npz"
+    if build and not file.exists():
+        samples = encode(Path(path), tokenizer, specials)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache, suffix=".tmp", delete=False) as partial:
+            np.savez(partial, ids=samples.ids, answer=samples.answer, starts=samples.starts)
+        Path(partial.name).replace(file)
+    wait()
+    with np.load(file) as arrays:
+        return Samples(arrays["ids"], arrays["answer"], arrays["starts"]), specials
+
+
+def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Samples by sequence of at most `room` tokens: the longest first, each where it leaves the least room (best fit decreasing).
+
+    >>> pack([5, 3, 8, 2, 4], 8)
+    [[2], [0, 1], [4, 3]]
+    """
+    bins: list[list[int]] = []
+    left: list[tuple[int, int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = bisect_left(left, (lengths[index], -1))
+        if place == len(left):
+            bins.append([index])
+            spare, number = room - lengths[index], len(bins) - 1
+        else:
+            spare, number = left.pop(place)
+            bins[number].append(index)
+            spare -= lengths[index]
+        if spare:
+            insort(left, (spare, number))
+    return bins
+
+
+class SupervisedBatches:
+    """The micro-batches of one data-parallel rank, by step. Sequences are the same in every epoch, their order is not; neither depends on
+    the layout."""
+
+    def __init__(self, plan: Plan, samples: Samples, specials: Specials, dp_rank: int) -> None:
+        self.plan, self.samples, self.dp_rank = plan, samples, dp_rank
+        self.length = plan.training.seq_length
+        self.pad = specials.eod if specials.pad is None else specials.pad
+        largest = int(samples.ids.max())
+        if largest >= plan.model.vocab_size:
+            tokenizer = f"tokenizer {plan.run.tokenizer}" if plan.run.tokenizer else "the byte tokenizer"
+            raise InputError("model.vocab_size", plan.model.vocab_size, f"is too small: {tokenizer} has token id {largest}")
+        sizes = np.minimum(np.diff(samples.starts), self.length)
+        # The first token of a sample is predicted by nothing.
+        answers = np.asarray([int(samples.sample(i, self.length)[1][1:].sum()) for i in range(len(samples))])
+        learnt = [i for i in range(len(samples)) if answers[i]]
+        if not learnt:
+            raise InputError("train.seq_length", self.length, "cuts off every answer of the data")
+        packed = pack([int(sizes[i]) for i in learnt], self.length) if plan.training.packing else [[i] for i in range(len(learnt))]
+        self.sequences = [[learnt[i] for i in inside] for inside in packed]
+        self.answers = [int(sum(answers[i] for i in inside)) for inside in self.sequences]
+        self.cut = int((np.diff(samples.starts) > self.length).sum())
+        self.dropped = len(samples) - len(learnt)
+        """Samples of which the cut leaves no answer."""
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences of an epoch."""
+        return len(self.sequences)
+
+    def said(self) -> str:
+        """What became of the data, in a line."""
+        tokens = sum(min(int(n), self.length) for n in np.diff(self.samples.starts))
+        line = f"data: {len(self.samples)} samples in {self.num_samples} sequences of {self.length}, "
+        line += f"{100 * (1 - tokens / (self.num_samples * self.length)):.0f}% of them padding"
+        if self.cut:
+            line += f"; {self.cut} samples are cut at train.seq_length={self.length}, {self.dropped} of them before any answer"
+        return line
+
+    def microbatches(self, step: int) -> list[dict[str, np.ndarray]]:
+        """`num_microbatches` dictionaries of arrays [micro_batch_size, seq_length] for step `step`, counted from 0; "loss_scale" [1] makes
+        sums over a micro-batch's answer tokens such that their mean over micro-batches and ranks is the mean over the global batch's."""
+        plan = self.plan
+        wide, first = plan.micro_batch_size * plan.dp, step * plan.global_batch_size
+        total = sum(self.answers[self._place(first + i)] for i in range(plan.global_batch_size))
+        scale = np.asarray([plan.dp * plan.num_microbatches / total], dtype=np.float32)
+        found = []
+        for m in range(plan.num_microbatches):
+            mine = first + m * wide + self.dp_rank * plan.micro_batch_size
+            rows = [self.sequence(self._place(mine + i)) for i in range(plan.micro_batch_size)]
+            found.append({name: np.stack([row[name] for row in rows]) for name in rows[0]} | {"loss_scale": scale})
+        return found
+
+    def _place(self, ordinal: int) -> int:
+        """Which sequence is the run's number `ordinal`."""
+        epoch, index = divmod(ordinal, len(self.sequences))
+        return permuted(index, len(self.sequences), seed=self.plan.training.seed + epoch)
+
+    def sequence(self, index: int) -> dict[str, np.ndarray]:
+        """Arrays [seq_length] of one sequence."""
+        tokens = np.full(self.length, self.pad, dtype=np.int64)
+        labels = tokens.copy()
+        positions = np.arange(self.length)
+        loss_mask = np.zeros(self.length, dtype=np.float32)
+        at = 0
+        for sample in self.sequences[index]:
+            ids, answer = self.samples.sample(sample, self.length)
+            end = at + len(ids)
+            tokens[at:end], labels[at : end - 1] = ids, ids[1:]
+            loss_mask[at : end - 1] = answer[1:]
+            positions[at:end] = np.arange(len(ids))
+            at = end
+        if self.plan.training.packing:
+            positions[at:] = np.arange(self.length - at)  # padding is a sample of its own
+        return {"tokens": tokens, "labels": labels, "positions": positions, "loss_mask": loss_mask}
+
+
+def open_batches(
+    plan: Plan, cache: Path, dp_rank: int, *, build: bool, wait: Callable[[], None]
+) -> tuple[SupervisedBatches, SupervisedBatches | None]:
+    """What a rank trains on, and what it evaluates on if it does. Every rank calls this; `wait` is a barrier, `build` whether this rank
+    encodes text for its node."""
+
+    def opened(path: str | None) -> SupervisedBatches:
+        if path is None:
+            raise InputError("data", None, "is missing: task=sft needs a jsonl of samples", KINDS)
+        return SupervisedBatches(plan, *open_samples(path, plan.run.tokenizer, cache, build=build, wait=wait), dp_rank)
+
+    return opened(plan.run.data), opened(plan.run.valid) if plan.run.eval_every else None

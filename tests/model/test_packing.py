@@ -1,0 +1,50 @@
+"""What packing changes in a model's attention, against pairs counted one by one."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from test_lora import LLAMA3_8B
+
+from orchestrator.model.families import describe
+from orchestrator.model.ops import Attention
+from orchestrator.model.packing import packed, told
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.spec import ModelSpec
+from orchestrator.recipe import supervised
+
+SAMPLES = [100, 300, 24, 600]
+LENGTH = sum(SAMPLES)
+
+
+def attention(model: ModelSpec) -> Attention:
+    return next(op for op in model.runs[1].layer.ops if isinstance(op, Attention))
+
+
+def test_packed_samples_cost_the_pairs_inside_them() -> None:
+    """Half of the sum of squares, in the limit of long samples, against half of the square of the sequence."""
+    found = supervised.lengths(SAMPLES, LENGTH)
+    op = attention(packed(describe(LLAMA3_8B, LENGTH), found.attended, kernels=True))
+    assert op.visible * LENGTH**2 == pytest.approx(sum(n * n for n in SAMPLES) / 2)
+
+
+def test_a_window_is_no_wider_for_it() -> None:
+    """Samples of 512 tokens on average under a window of 64: nearly all of the window's pairs are there."""
+    windowed = describe(replace(LLAMA3_8B, mixer=GroupedQueryAttention(window=64)), 1024)
+    assert attention(packed(windowed, 512.0, kernels=True)).visible == attention(windowed).visible
+
+
+def test_without_kernels_for_it_every_pair_is_computed_and_a_mask_is_held() -> None:
+    model = packed(describe(LLAMA3_8B, LENGTH), 10.0, kernels=False)
+    assert attention(model).visible == 1.0
+    plain = describe(LLAMA3_8B, LENGTH).kind("embedding").saved_bytes()
+    assert model.kind("embedding").saved_bytes() - plain == LENGTH**2
+
+
+def test_what_is_cut_off_is_told() -> None:
+    found = supervised.lengths([100, 300, 700], 500)
+    assert told(found, 500, packing=True)[-1] == (
+        "train.seq_length=500 cuts 1 samples (33%) off: 18% of all tokens are lost; 700 would cut none."
+    )
+    assert told(found, 500, packing=False)[1] == "data.packing=false: 40% of a sequence of 500 is padding."
+    assert len(told(supervised.lengths([100, 300], 500), 500, packing=True)) == 2
