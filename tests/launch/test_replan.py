@@ -106,3 +106,8 @@ def test_what_could_not_go_on_is_refused_where_it_is_typed(
     assert run.main([*given.values(), f"out={tmp_path / 'run'}"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_may_be_moved_before_and_after_its_start(out: Path) -> None:
+    """None of its files says where it lies."""
+    assert [path for path in out.rglob("*") if path.is_file() and str(out) in path.read_text()] == []
