@@ -28,5 +28,5 @@ def test_only_the_pipeline_crosses_the_slow_link() -> None:
 
 
 def test_two_types_of_gpu_are_refused_with_what_can_be_asked_for() -> None:
-    with pytest.raises(InputError, match="are several types; cluster[.]mixed=slowest plans for what all of them can do"):
+    with pytest.raises(InputError, match=r"are several types; cluster[.]mixed=slowest plans for what all of them can do"):
         so.plan(recipe="llama3_8b", gpus=16, cluster=sites(["H100-SXM-80GB", "A100-SXM-80GB"]))
