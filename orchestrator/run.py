@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 import orchestrator
-from orchestrator import detect, recipe
+from orchestrator import detect, pictures, recipe
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -28,7 +28,7 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
+from orchestrator.planning import Found, asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -78,7 +78,7 @@ def run(words: Sequence[str]) -> int:
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
     try:
-        return follow(start, settings, found.plan, job, out)
+        return follow(start, settings, found, job, out)
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
@@ -289,8 +289,9 @@ def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed (pip install -e '.[engines]')"
 
 
-def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:
+def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) -> int:
     """Start, show progress, compare prediction and measurement; the exit status."""
+    plan = found.plan
     if start.how == "none":
         how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
         print(f"Not started: {start.why}.{how}")
@@ -319,6 +320,9 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
+    if pictures.wanted():
+        for file in pictures.report_files(settings, found, outcome.rows):
+            (out / file.path).write_text(file.content, encoding="utf-8")
     if outcome.status == "finished":
         console.print(comparison_table(plan, outcome.rows))
         for note in local.preflight_notes(out):

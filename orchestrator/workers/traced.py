@@ -155,7 +155,7 @@ class TracedTrainer(DeepSpeedTrainer):
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         output = self._output(batch)
-        if not self.engine.training:
+        if not self.model.training:
             self._score(batch, output)
         if isinstance(output, torch.Tensor):
             return output.float()
@@ -188,5 +188,5 @@ class TracedTrainer(DeepSpeedTrainer):
         raise InputError("model.export_to", folder, f"weights of {self.traced.model_class} are not exported here")
 
 
-SCORING = ("candidates",)
+SCORING = ("target", "popularity_rank")
 """What a batch has for `scores` alone."""

@@ -12,24 +12,27 @@ import torch
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
+from orchestrator.workers import interactions
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.data import permuted
 from orchestrator.workers.tracing.feeds import sample, stacked
 
 Sample = dict[str, np.ndarray]
+Take = Callable[[int, int], Sample]
+"""Sample number `index` in an epoch."""
 HELD_OUT: Final = 10
 """Every tenth sample is evaluated on where nothing else is said."""
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 DRAWN: Final = 2048
 """Different samples that are drawn where there are no data."""
-NOISE: Final = 0.5
+NOISE: Final = 0.3
 """Standard deviation of what is added to a class's picture."""
 
 
 class Batches:
-    """The micro-batches of one data-parallel rank. `take` gives sample number `index` of `num_samples`."""
+    """The micro-batches of one data-parallel rank. `take` gives sample `index` of `num_samples` as an epoch has it."""
 
-    def __init__(self, plan: Plan, feeds: tuple[Feed, ...], num_samples: int, take: Callable[[int], Sample], dp_rank: int) -> None:
+    def __init__(self, plan: Plan, feeds: tuple[Feed, ...], num_samples: int, take: Take, dp_rank: int) -> None:
         self.plan, self.feeds, self.num_samples, self.take, self.dp_rank = plan, feeds, num_samples, take, dp_rank
 
     def microbatches(self, step: int) -> list[Sample]:
@@ -47,13 +50,17 @@ class Batches:
 
     def _sample(self, ordinal: int) -> Sample:
         epoch, index = divmod(ordinal, self.num_samples)
-        return self.take(permuted(index, self.num_samples, self.plan.training.seed + epoch))
+        return self.take(permuted(index, self.num_samples, self.plan.training.seed + epoch), epoch)
 
 
 def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | None]:
     """What is trained on and, with train.eval_every, what is evaluated on: every tenth sample. Raises InputError."""
     traced = plan.model.traced
     assert traced is not None
+    if interactions.is_recommender(traced):
+        found = interactions.opened(plan, traced)
+        users = Batches(plan, traced.feeds, len(found), found.masked, dp_rank)
+        return users, Batches(plan, traced.feeds, len(found), found.left_out, dp_rank) if plan.run.eval_every else None
     if plan.run.data is None:
         take, count = drawn(traced, plan.training.seed), DRAWN
     elif is_classification(traced):
@@ -65,8 +72,8 @@ def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | No
     kept = [index for index in range(count) if index % HELD_OUT]
     held = list(range(0, count, HELD_OUT))
     return (
-        Batches(plan, traced.feeds, len(kept), lambda index: take(kept[index]), dp_rank),
-        Batches(plan, traced.feeds, len(held), lambda index: take(held[index]), dp_rank),
+        Batches(plan, traced.feeds, len(kept), lambda index, epoch: take(kept[index], epoch), dp_rank),
+        Batches(plan, traced.feeds, len(held), lambda index, epoch: take(held[index], epoch), dp_rank),
     )
 
 
@@ -76,18 +83,15 @@ def is_classification(traced: Traced) -> bool:
     return "pixel_values" in shapes and shapes.get("labels") == ()
 
 
-def drawn(traced: Traced, seed: int) -> Callable[[int], Sample]:
+def drawn(traced: Traced, seed: int) -> Take:
     """Samples that depend on the seed and their number. Of labelled images each class has a picture of its own, under noise and shifted:
     something that can be learnt."""
-    classes = {feed.name: feed.high for feed in traced.feeds}.get("labels", 1)
-
-    def take(index: int) -> Sample:
+    def take(index: int, epoch: int) -> Sample:
         found = sample(traced.feeds, np.random.default_rng((seed, index)))
         if is_classification(traced):
             found["pixel_values"] = _picture(int(found["labels"]), found["pixel_values"], index)
         return found
 
-    assert classes > 0
     return take
 
 
@@ -101,7 +105,7 @@ def _picture(label: int, noise: np.ndarray, index: int) -> np.ndarray:
     return np.roll(picture, tuple(moved), axis=(1, 2)) + NOISE * noise
 
 
-def images(traced: Traced, path: Path) -> tuple[Callable[[int], Sample], int]:
+def images(traced: Traced, path: Path) -> tuple[Take, int]:
     """(sample by number, how many): an .npz with images [n, c, h, w] or [n, h, w] and labels [n], or a folder of images by class, each
     class a folder. Scaled to the model's size, mean 0 and standard deviation 1 an image. Raises InputError."""
     shape = next(feed.shape for feed in traced.feeds if feed.name == "pixel_values")
@@ -110,7 +114,7 @@ def images(traced: Traced, path: Path) -> tuple[Callable[[int], Sample], int]:
     if max(labels) >= classes:
         raise InputError("data", path, f"has {max(labels) + 1} classes; {traced.model_class} has num_labels={classes}")
 
-    def take(index: int) -> Sample:
+    def take(index: int, epoch: int) -> Sample:
         return {"pixel_values": _fit(read(index), shape), "labels": np.asarray(labels[index], dtype=np.int64)}
 
     return take, len(labels)
@@ -153,7 +157,9 @@ def _fit(picture: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def scores(batch: Batch, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Sums over the samples of a micro-batch, "samples" among them: right labels of a classification."""
+    """Sums over the samples of a micro-batch, "samples" among them: right labels of a classification, ranks of items left out."""
+    if "target" in batch:
+        return interactions.scores(batch, logits)
     labels: Any = batch.get("labels")
     if labels is None or labels.dim() != 1 or logits.dim() != 2:
         return {}

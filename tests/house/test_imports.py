@@ -12,7 +12,9 @@ EVERYWHERE = {"units", "errors", "values", "key", "extensions", "commands", "__i
 WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""
 PURE = {"model", "hardware", "strategy", "cost", "plan", "search", "engines", "job", "report"}
-COMMANDS = PURE | {"recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "api", "console", "run"}
+COMMANDS = PURE | {
+    *("recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "pictures", "api", "console", "run"),
+}
 """What the commands and the Python interface may import: anything but workers."""
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
@@ -39,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": COMMANDS,
     "replan": COMMANDS,
     "asking": COMMANDS,
+    "pictures": COMMANDS,
     "audit": COMMANDS,
     "api": COMMANDS,
     "console": COMMANDS,
