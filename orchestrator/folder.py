@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orchestrator import recipe
+from orchestrator import pictures, recipe
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.launch import render
@@ -76,6 +76,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     files += job.files
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
+    if pictures.wanted():
+        files += pictures.report_files(settings, found)
     files += render.files(job, slurm=options, container=settings.container)
     return files
 

@@ -13,6 +13,7 @@ import msgspec
 
 from orchestrator import recipe
 from orchestrator.cost import calibration
+from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.entry import engine_of_entry, entry_job
@@ -27,6 +28,7 @@ from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import Plan, Prices
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
+from orchestrator.search.check import workload_of as planned_workload
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, check_plan, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
@@ -307,6 +309,13 @@ def out_of_time(settings: Settings) -> Callable[[], bool]:
     return lambda: budget_s is not None and time.monotonic() - started > budget_s
 
 
+def cost_of(plan: Plan, settings: Settings) -> CostModel:
+    """What prices the plan."""
+    traits = ENGINES[plan.engine].traits(settings.cluster.software)
+    (file,) = prices(settings, [traits])
+    return CostModel(workload_of(settings), traits, calibration.priced(settings.cluster, traits, file))
+
+
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
     """What plan.json keeps of a calibration of the user's own."""
     if known is None or not known.source:
@@ -361,19 +370,44 @@ def saved_plan(settings: Settings) -> Found:
         raise InputError("engine", engine, "of the plan is not known", ENGINES)
     exchanging([ENGINES[engine]], settings)
     traits = ENGINES[engine].traits(settings.cluster.software)
-    saved = settings.plan.prices
-    if saved is not None and settings.calibration is None:  # the prices that the plan was made with
-        base = calibration.datasheet(settings.cluster, traits)
-        constants = calibration.kept(base, settings.plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured)
-    else:
-        (file,) = prices(settings, [traits])
-        constants, saved = calibration.priced(settings.cluster, traits, file), kept_prices(file)
+    constants, saved = constants_of(settings, settings.plan, traits)
     limit = settings.limit.of(constants.memory_margin)
     check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
     plan = msgspec.structs.replace(reprice(settings.plan, traits, constants), prices=saved)
     why_not = explained(settings, settings.explain) if settings.explain.given() else ()
     uneven = unevenness(plan, traits, constants)
     return Found(plan=plan, limit=limit, explained=why_not, elsewhere=elsewhere(settings, plan), uneven=uneven)
+
+
+def costs_of(settings: Settings, plan: Plan) -> CostModel:
+    """The prices that this plan was made with. Raises InputError."""
+    traits = ENGINES[plan.engine].traits(plan.cluster.software)
+    return CostModel(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
+
+
+def memory_floors(settings: Settings) -> Callable[[Candidate], float]:
+    """Bytes that the fullest rank of a choice can't go below. Raises InputError."""
+    asked = question(settings)
+    by_engine = {engine.name: engine.costs(asked.workload) for engine in asked.planned}
+    return lambda candidate: by_engine[candidate.engine].memory_floor(candidate)
+
+
+def constants_of(settings: Settings, plan: Plan, traits: Traits) -> tuple[calibration.Calibration, Prices | None]:
+    """What a plan is priced with, and what it keeps of that: the prices that it was made with, unless calibration= says others."""
+    saved = plan.prices
+    if saved is not None and settings.calibration is None:
+        base = calibration.datasheet(settings.cluster, traits)
+        return calibration.kept(base, plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured), saved
+    (file,) = prices(settings, [traits])
+    return calibration.priced(settings.cluster, traits, file), kept_prices(file)
+
+
+def priced_again(settings: Settings, plan: Plan) -> tuple[Plan, MemoryLimit]:
+    """The plan with a fresh prediction, and the memory that it may use, whether it fits or not. Raises InputError."""
+    traits = ENGINES[plan.engine].traits(settings.cluster.software)
+    constants, saved = constants_of(settings, plan, traits)
+    check_plan(plan, engine_pairs([ENGINES[plan.engine]], settings))
+    return msgspec.structs.replace(reprice(plan, traits, constants), prices=saved), settings.limit.of(constants.memory_margin)
 
 
 def found_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 import orchestrator
-from orchestrator import detect, recipe
+from orchestrator import detect, pictures, recipe
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -28,11 +28,12 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
+from orchestrator.planning import Found, asked_engines, cost_of, found_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
 
@@ -77,11 +78,42 @@ def run(words: Sequence[str]) -> int:
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
+    if is_rehearsed(start, settings, job, machine):
+        rehearse_first(settings, found.plan, job, out, machine)
     try:
-        return follow(start, settings, found.plan, job, out)
+        return follow(start, settings, found, job, out)
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
+
+
+def is_rehearsed(start: Start, settings: Settings, job: Job, machine: detect.Machine) -> bool:
+    """Whether the plan's worst stages go through some micro-batches first. Raises InputError where no worker of ours can."""
+    if settings.rehearse != "auto":
+        if settings.rehearse == "true" and (job.program is not None or job.without_worker):
+            raise InputError("rehearse", "true", job.without_worker or f"is for our workers, and entry={settings.entry} is another program")
+        return settings.rehearse == "true"
+    same = machine.catalog_name == settings.cluster.gpu.name
+    return start.how == "slurm" and same and job.program is None and settings.container is None
+
+
+def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine: detect.Machine) -> None:
+    """For real where this machine has what the plan is for, else without memory; says what was found. Raises LaunchError for what does not
+    run or does not fit."""
+    from orchestrator import rehearsal
+
+    cost = cost_of(plan, settings)
+    environment = dict(job.environment)
+    if not (settings.cluster.is_cpu or machine.catalog_name == settings.cluster.gpu.name):
+        for line in rehearsal.built_lines(plan, cost, rehearsal.built(plan, job.module, environment, out)):
+            print(line, flush=True)
+        return
+    found = rehearsal.rehearse(plan, job.module, environment, cost, out)
+    screen().print(rehearsal.rehearsed_table(found))
+    over = [one for one in found if one.measured_bytes > settings.limit.limit]
+    if over:
+        most = f"{format_bytes(over[0].measured_bytes)} of {format_bytes(settings.limit.limit)}"
+        raise LaunchError(f"rehearse=true: stage {over[0].stage} takes {most}; memory.reserve_gib=N plans with more room")
 
 
 def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:
@@ -289,8 +321,9 @@ def lacks_packages(engine: Engine, machine: detect.Machine) -> str | None:
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed (pip install -e '.[engines]')"
 
 
-def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) -> int:
+def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) -> int:
     """Start, show progress, compare prediction and measurement; the exit status."""
+    plan = found.plan
     if start.how == "none":
         how = "" if start.why.startswith("plan only") else f" To start it: {start_command(settings, job, out)}"
         print(f"Not started: {start.why}.{how}")
@@ -319,6 +352,9 @@ def follow(start: Start, settings: Settings, plan: Plan, job: Job, out: Path) ->
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
+    if pictures.wanted():
+        for file in pictures.report_files(settings, found, outcome.rows):
+            (out / file.path).write_text(file.content, encoding="utf-8")
     if outcome.status == "finished":
         console.print(comparison_table(plan, outcome.rows))
         for note in local.preflight_notes(out):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("ORCHESTRATOR_REPORT", "none")  # of a thousand runs nobody looks at: tests/report/test_page.py writes its own
 ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 4
 PLANNER = "not engines"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import mul
 from typing import NamedTuple
 
-from orchestrator.cost.schedule import in_flight_by_chunk
+from orchestrator.cost.schedule import Slot, in_flight_by_chunk
 from orchestrator.cost.schedule.names import of_chunks
 from orchestrator.cost.stage import StageSums
 from orchestrator.cost.workload import EngineWorkload
@@ -128,13 +128,38 @@ class StageMemory:
         stiff = self.stiff_bytes(sums.weights + sums.gradients + sums.optimizer, sums.parameters)
         return peak(stiff, self.slack, self.phases(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step))
 
+    def over_time(self, sums: StageSums, lane: Sequence[Slot]) -> list[tuple[float, float, dict[str, float]]]:
+        """(begin, end, bytes by cause) of each pass of a timeline's lane, and after the last one of the optimizer's step (it ends where it
+        begins). The most of them is `peak_bytes`: saved bytes come with a forward pass and go after its backward one."""
+        causes = self._standing(sums)
+        counts = [0] * len(sums.saved)
+        found = []
+        for slot in lane:
+            if slot.action not in ("forward", "backward"):
+                continue
+            counts[slot.chunk] += slot.action == "forward"
+            kept = sum(map(mul, counts, sums.saved)) + (self.borders if any(counts) else 0.0)
+            phases = self.phases(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step)
+            found.append((slot.begin_s, slot.end_s, causes | self._moving(phases[slot.action == "backward"])))
+            counts[slot.chunk] -= slot.action == "backward"
+        end = lane[-1].end_s
+        step = self.phases(0.0, 0.0, 0.0, 0.0, sums.in_step)[-1]
+        return [*found, (end, end, causes | self._moving(step))]
+
+    def _standing(self, sums: StageSums) -> dict[str, float]:
+        """What is there in all phases, by cause."""
+        causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self.fixed}
+        causes["buffers"] += bucket_bytes(self._workload, self.candidate, self._states, sums.parameters)
+        return causes
+
+    def _moving(self, phase: Phase) -> dict[str, float]:
+        """What comes and goes in a phase, by cause."""
+        moving = phase.kept + phase.transient
+        return {"activations": phase.kept, "transient": phase.transient, "fragmentation": self.slack * moving}
+
     def itemised(self, sums: StageSums) -> tuple[str, dict[str, float]]:
         """The phase in which the stage needs most, and `peak_bytes` by cause."""
         kept = self.activations(sums.saved)
         phases = self.phases(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step)
         phase = max(phases, key=lambda phase: phase.kept + phase.transient)
-        causes = {"weights": sums.weights, "gradients": sums.gradients, "optimizer": sums.optimizer, **self.fixed}
-        causes["buffers"] += bucket_bytes(self._workload, self.candidate, self._states, sums.parameters)
-        causes |= {"activations": phase.kept, "transient": phase.transient}
-        causes["fragmentation"] = self.slack * (phase.kept + phase.transient)
-        return phase.name, causes
+        return phase.name, self._standing(sums) | self._moving(phase)

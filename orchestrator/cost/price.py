@@ -18,7 +18,7 @@ from orchestrator.cost.layer import LayerCost, LayerPrices
 from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.network import Network
 from orchestrator.cost.stage import StageCost, StageSums, exposed_seconds
-from orchestrator.cost.step import StepPrice, once_seconds, prediction, step_seconds
+from orchestrator.cost.step import Played, StepPrice, once_seconds, played, prediction, step_seconds
 from orchestrator.cost.workload import engine_workload
 from orchestrator.hardware.collectives import COLLECTIVES, Link
 from orchestrator.strategy.axes import pp
@@ -27,7 +27,7 @@ from orchestrator.strategy.layout import LayerSpan, Prediction, Stage
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Mesh, Recompute, Strategy
 from orchestrator.strategy.workload import Workload
 
-__all__ = ["CostModel", "LayerCost", "StageCost", "StageMemory", "StageSums"]
+__all__ = ["CostModel", "LayerCost", "Played", "StageCost", "StageMemory", "StageSums"]
 """The public interface: the model, and the values that it answers with."""
 
 
@@ -212,6 +212,11 @@ class CostModel:
         memories = [self.stage_memory(candidate, index) for index in range(len(stages))]
         step = StepPrice(self.workload, candidate, costs, self._hops(candidate), self.once_seconds(candidate))
         return prediction(step, stages, sums, memories, lambda span: self.layer(candidate, span.kind, span.recompute))
+
+    def played(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Played:
+        """The step that `price` prices, pass by pass: what a picture of it draws."""
+        costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
+        return played(candidate, costs, self._hops(candidate), self.once_seconds(candidate))
 
     def time_floor(self, candidate: Candidate) -> float:
         """Seconds that no split of the layers and no recompute up to the candidate's undercuts (`bounds`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from orchestrator.cost import schedule, uncertainty
 from orchestrator.cost.layer import LayerCost
@@ -42,6 +43,33 @@ def once_seconds(workload: EngineWorkload, network: Network, replicas: ReplicaPr
         link = network.link(2, mesh.stride("pp") * (mesh.pp - 1))
         seconds += COLLECTIVES["all_reduce"](tied * replicas.wire_itemsize(candidate.strategy), 2, link)
     return seconds
+
+
+class Played(NamedTuple):
+    """A step as it goes: each stage's passes, then what of the gradient reduction nothing hides (one a stage, from its last pass on), the
+    optimizer once all stages are through, and what comes once for all. It ends at `total_s`, the step's price."""
+
+    lanes: list[list[schedule.Slot]]
+    exposed_s: tuple[float, ...]
+    optimizer_begin_s: float
+    optimizer_s: float
+    once_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.optimizer_begin_s + self.optimizer_s + self.once_s
+
+
+def played(candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float) -> Played:
+    """The step of `step_seconds`, pass by pass."""
+    forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
+    backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
+    by_border = [hops] * len(forward) if isinstance(hops, float) else [*hops]
+    shape = (candidate.num_microbatches, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
+    lanes = schedule.timeline(candidate.schedule, forward, backward, by_border, *shape)
+    exposed = tuple(cost.exposed_s for cost in costs)
+    through = max(lane[-1].end_s + seconds for lane, seconds in zip(lanes, exposed, strict=True))
+    return Played(lanes, exposed, through, max(cost.optimizer_s for cost in costs), once_s)
 
 
 class StepPrice:

@@ -158,9 +158,9 @@ def search(
         cut.extend((mesh.order, outcome) for outcome in cuts)
         return found
 
-    def outcome(choice: Choice, *, reason: str, need: float | None = None) -> Outcome:
+    def outcome(choice: Choice, *, reason: str, need: float | None = None, at_least_s: float | None = None) -> Outcome:
         decided = LEVELS if choice.whole else trees[choice.engine].decided(choice.leaf.candidate)
-        return Outcome(candidate=choice.leaf.candidate, decided=decided, peak_memory_bytes=need, reason=reason)
+        return Outcome(candidate=choice.leaf.candidate, decided=decided, peak_memory_bytes=need, reason=reason, at_least_s=at_least_s)
 
     def late() -> bool:
         return stop is not None and best.score is not None and stop()
@@ -245,7 +245,8 @@ def search(
     for choice, bound in slower:
         if choice.whole:
             bounds[choice.leaf.candidate] = bound
-        outcomes[choice.order] = outcome(choice, reason=f"slower than {named} by at least {_percent(bound, top)}")
+        why = f"slower than {named} by at least {_percent(bound, top)}"
+        outcomes[choice.order] = outcome(choice, reason=why, at_least_s=bound)
     for states, mesh in crowded:
         why = f"needs at least {format_bytes(states)} of {format_bytes(limits[mesh.engine].usable)}"
         outcomes[mesh.order] = outcome(mesh, reason=why, need=states)

@@ -69,6 +69,8 @@ class Outcome(Value, frozen=True, kw_only=True):
     reason: str | None = None
     rule: str | None = None
     """The rule that forbids it, where one does."""
+    at_least_s: float | None = None
+    """Seconds that none of its plans undercuts, where it was dropped for them."""
 
     @property
     def choice(self) -> str:

@@ -265,7 +265,7 @@ def test_engines_that_can_not_start_here_are_not_searched_for_a_start_here(
     """Where the best plan is another engine's, none would start."""
     started: list[Plan] = []
     monkeypatch.setattr(run.detect, "machine", lambda: NO_DEEPSPEED)
-    monkeypatch.setattr(run, "follow", lambda start, settings, plan, job, out: started.append(plan) or 0)
+    monkeypatch.setattr(run, "follow", lambda start, settings, found, job, out: started.append(found.plan) or 0)
     for words in ((), ("launch=local",)):
         assert run.main((*TINY, *words, f"out=o{len(words)}")) == 0
         said = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]

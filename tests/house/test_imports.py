@@ -12,7 +12,9 @@ EVERYWHERE = {"units", "errors", "values", "key", "extensions", "commands", "__i
 WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""
 PURE = {"model", "hardware", "strategy", "cost", "plan", "search", "engines", "job", "report"}
-COMMANDS = PURE | {"recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "api", "console", "run"}
+COMMANDS = PURE | {
+    *("recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "pictures", "api", "console", "run"),
+}
 """What the commands and the Python interface may import: anything but workers."""
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
@@ -26,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"job"},
     "report": {"plan", "strategy", "cost", "model", "hardware"},
     "calibrate": {"cost", "model", "hardware", "strategy", "plan", "engines", "validate"},
+    "profile": COMMANDS | {"calibrate", "validate"},
     "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines"},
     "workers": {"plan", "strategy", "model", "hardware"},
     "describe": {"model"},
@@ -36,9 +39,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planning": PURE | {"recipe", "detect", "launch"},
     "folder": COMMANDS,
     "screen": COMMANDS,
-    "run": COMMANDS,
+    "rehearsal": PURE,
+    "run": COMMANDS | {"rehearsal"},
     "replan": COMMANDS,
     "asking": COMMANDS,
+    "pictures": COMMANDS,
     "audit": COMMANDS,
     "api": COMMANDS,
     "console": COMMANDS,

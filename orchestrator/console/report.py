@@ -1,0 +1,89 @@
+"""usage: python -m orchestrator report RUN [out=FILE.html]
+
+The plan of a run's folder in pictures, in one file that needs no network: which rank is what, the pipeline's timeline, memory over the
+step, where it goes, all candidates, and predicted against measured once the run has steps. trace.json beside it has the timeline for
+Perfetto and chrome://tracing.
+
+  python -m orchestrator report runs/first                     writes runs/first/report.html and trace.json
+  python -m orchestrator report plan.json out=plan.html        a plan alone, also one that does not fit
+
+RUN: a folder that `run`, or `plan out=`, wrote, or a plan.json. Extra: pip install -e '.[report]'
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator import api, detect, planning, recipe
+from orchestrator.commands import arguments, command, usage
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.pictures import PAGE, TRACE, check_drawable, measured_rows, report_files
+from orchestrator.plan import Plan, from_json
+from orchestrator.planning import Found
+from orchestrator.recipe import Settings
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; its exit status."""
+    return command(words, lambda: usage(__doc__), _report)
+
+
+def _report(words: Sequence[str]) -> None:
+    runs = [word for word in words if "=" not in word]
+    if len(runs) != 1:
+        raise InputError("report", " ".join(runs) or None, "needs one RUN: a run's folder or a plan.json")
+    given = arguments([word for word in words if "=" in word], ["out"])
+    run = Path(runs[0])
+    folder = run if run.is_dir() else run.parent
+    page = Path(given["out"]) if "out" in given else folder / PAGE
+    if page.suffix != ".html":
+        raise InputError("out", page, "is no .html")
+    check_drawable()
+    settings, found = of_run(run)
+    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"))
+    trace = page.with_name(TRACE) if page.name == PAGE else page.with_suffix(".trace.json")
+    try:
+        for path, file in zip((page, trace), files, strict=True):
+            path.write_text(file.content, encoding="utf-8")
+    except OSError as error:
+        raise InputError("out", page, f"can't be written: {error.strerror or error}") from None
+    print(f"Written: {page} and {trace}")
+
+
+def of_run(run: Path) -> tuple[Settings, Found]:
+    """The run's plan priced again, fit or not, with what its search says of all candidates. Raises InputError."""
+    path = api.plan_file(run)
+    try:
+        plan = from_json(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("report", path, f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
+    if plan.engine not in ENGINES:
+        raise InputError("engine", plan.engine, "of the plan is not known", ENGINES)
+    machine, engines = detect.machine(), list(ENGINES)
+    settings = recipe.load_tree({"plan": str(path)}, machine, engines)
+    plan, limit = planning.priced_again(settings, plan)
+    found = Found(plan=plan, limit=limit)
+    config = path.with_name("config.yaml")
+    if not config.is_file():
+        return settings, found
+    asked = recipe.load_tree({"recipe": str(config.resolve())}, machine, engines)
+    if asked.plan is not None or not _same_question(asked, plan):
+        return settings, found
+    try:
+        outcomes = planning.fastest(asked, planning.question(asked)).outcomes
+    except NoPlanError:
+        return settings, found
+    return asked, msgspec.structs.replace(found, outcomes=outcomes)
+
+
+def _same_question(settings: Settings, plan: Plan) -> bool:
+    return (settings.architecture, settings.training, settings.cluster) == (plan.model, plan.training, plan.cluster)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,480 @@
+"""report.html: the plan in pictures, each beside a table with the same numbers, in one file that needs no network.
+
+Bokeh draws (extra `[report]`): its one script of 1.3 MB is inside the page, and pictures can be pointed at and zoomed. Tables are plain
+HTML.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.cost.price import CostModel, Played
+from orchestrator.model.spec import ModelSpec
+from orchestrator.plan import Plan
+from orchestrator.report.budget import budget, budget_text
+from orchestrator.report.candidates import Outcome
+from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
+from orchestrator.report.text import cause_name, choice, placement, rank_name, stage_layers, stage_recompute
+from orchestrator.report.trace import Bar, bars
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.tree import LEVELS
+from orchestrator.units import GIB, format_bytes, format_count, format_seconds
+from orchestrator.values import Value
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure as Figure
+
+MOST_BARS: Final = 8_000
+LINED: Final = 1_500
+"""Bars with an edge: of more the edges would hide the bars."""
+MOST_RANKS: Final = 2_048
+MOST_POINTS: Final = 1_200
+MOST_MOMENTS: Final = 600
+MOST_ROWS: Final = 60
+STAGE_COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#9c755f", "#edc948", "#ff9da7", "#86bcb6")
+KIND_COLOURS: Final = {
+    "forward": "#4e79a7", "backward": "#59a14f", "steady": "#9db8a5", "reduction": "#e15759", "optimizer": "#b07aa1", "once": "#9c755f",
+    "send_activation": "#edc948", "receive_activation": "#edc948", "send_gradient": "#f28e2b", "receive_gradient": "#f28e2b",
+}  # fmt: skip
+KIND_WORDS: Final = {
+    "steady": "passes like those beside them", "reduction": "gradient reduction that nothing hides", "once": "once a step",
+}  # fmt: skip
+CAUSE_COLOURS: Final = {
+    "weights": "#4e79a7", "gradients": "#76b7b2", "optimizer": "#b07aa1", "activations": "#59a14f", "transient": "#f28e2b",
+    "fragmentation": "#edc948", "buffers": "#9c755f", "context": "#bab0ac",
+}  # fmt: skip
+STYLE: Final = """
+:root { color-scheme: light dark; --text: #1a1a1a; --soft: #595959; --line: #c8c8c8; --page: #ffffff; --good: #17652b; --bad: #a3161f; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #ececec; --soft: #b5b5b5; --line: #4a4a4a; --page: #16181b; --good: #7fd694; --bad: #ff9a9f; }
+  .picture { filter: invert(1) hue-rotate(180deg); }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 70rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; border-bottom: 1px solid var(--line); }
+p { margin: .3rem 0 .6rem; } .soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
+table { border-collapse: collapse; margin: .5rem 0; font-size: .9rem; } caption { text-align: left; color: var(--soft); }
+th, td { padding: .15rem .7rem .15rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; } .long { max-height: 26rem; overflow: auto; }
+#why { min-height: 3em; border-left: 4px solid var(--line); padding-left: .8rem; }
+@media print {
+  body { max-width: none; font-size: 11px; } .long { max-height: none; overflow: visible; } .picture, table, figure { break-inside: avoid; }
+  h2 { break-after: avoid; } .picture { filter: none; } .screen { display: none; }
+}
+figure { margin: .5rem 0; }
+"""
+
+
+class Shown(Value, frozen=True, kw_only=True):
+    """What a report is of. `outcomes`: of the search, none for a saved plan; `rows`: of metrics.jsonl, none before the run."""
+
+    plan: Plan
+    model: ModelSpec
+    limit: MemoryLimit
+    costs: CostModel
+    outcomes: Sequence[Outcome] = ()
+    floor: Callable[[Candidate], float] | None = None
+    """Bytes that a choice can't go below."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    price_per_gpu_hour: float | None = None
+    safer: Sequence[Sequence[str]] = ()
+    """Rows of the table of safer plans."""
+
+
+def escape(text: object) -> str:
+    return html.escape(str(text))
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()) -> str:
+    """A table that a screen reader can walk. `numbers`: columns that are aligned right."""
+    right = set(numbers)
+    mark = [' class="number"' if index in right else "" for index in range(len(heads))]
+    head = "".join(f'<th scope="col"{mark[index]}>{escape(name)}</th>' for index, name in enumerate(heads))
+    body = "".join("<tr>" + "".join(f"<td{mark[index]}>{escape(value)}</td>" for index, value in enumerate(row)) + "</tr>" for row in rows)
+    inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{inside}</table></div>'
+
+
+def report_html(shown: Shown) -> str:
+    """The page. Needs bokeh."""
+    from bokeh.embed import components
+    from bokeh.resources import INLINE
+
+    step = shown.costs.played(shown.plan.candidate, shown.plan.stages)
+    pictures = {
+        "ranks": rank_picture(shown.plan),
+        "timeline": timeline_picture(step),
+        "memory": memory_picture(shown, step),
+        "causes": cause_picture(shown.plan),
+    }
+    points = candidate_points(shown)
+    if points:
+        pictures["candidates"] = candidate_picture(points, shown)
+    measured = [float(row["step_time_s"]) for row in shown.rows if isinstance(row.get("step_time_s"), int | float)]
+    if measured:
+        pictures["measured"] = measured_picture(measured, shown.plan)
+    script, divs = components(pictures)
+    scripts = "".join(f"<script>{text}</script>" for text in INLINE.js_raw[:1])
+    title = f"{shown.plan.model.name} on {shown.plan.world_size} x {shown.plan.cluster.gpu.name}"
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{STYLE}</style>{scripts}{script}</head><body><main>",
+        head(shown, title),
+        section("The plan on the cluster", divs["ranks"], rank_words(shown.plan), rank_table(shown)),
+        section("A step, stage by stage", divs["timeline"], TIMELINE_WORDS, timeline_table(shown, step)),
+        section("Memory over the step", divs["memory"], "Of each stage, and of the fullest by cause.", memory_table(shown)),
+        section("Where the step goes", divs["causes"], "Of the busiest stage; it adds up to the step.", cause_table(shown.plan)),
+    ]
+    if points:
+        parts.append(candidates_section(shown, points, divs["candidates"]))
+    if shown.safer:
+        heads = ("", "step", "memory at the peak", "left free", "chance of running out")
+        parts.append("<h2>Safer plans</h2>" + table("From the fastest on", heads, shown.safer, (1, 2, 3, 4)))
+    parts.append(measured_section(shown, divs.get("measured")))
+    parts.append("</main></body></html>")
+    return "\n".join(parts) + "\n"
+
+
+def section(title: str, picture: str, words: str, numbers: str) -> str:
+    """A picture with a table of the same."""
+    label = f"{title}: the table below has the same"
+    return (
+        f'<section><h2>{escape(title)}</h2><p class="soft">{escape(words)}</p>'
+        f'<figure class="picture" role="img" aria-label="{escape(label)}">'
+        f"{picture}</figure>{numbers}</section>"
+    )
+
+
+def head(shown: Shown, title: str) -> str:
+    plan, predicted = shown.plan, shown.plan.predicted
+    assert predicted is not None  # shown plans are priced
+    usable = shown.limit.usable
+    fits = predicted.peak_memory_bytes <= usable
+    room = f"{100 * (1 - predicted.peak_memory_bytes / usable):.1f}% of it free" if fits else (
+        f"lacks {format_bytes(predicted.peak_memory_bytes - usable)}")  # fmt: skip
+    verdict = '<strong class="good">fits</strong>' if fits else '<strong class="bad">does not fit</strong>'
+    interval = f" (90%: {' to '.join(map(format_seconds, predicted.interval))})" if predicted.interval else ""
+    speed = f"{predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank_name(plan)}"
+    need = f"{format_bytes(predicted.peak_memory_bytes)} of {format_bytes(usable)} usable"
+    return (
+        f"<h1>{escape(title)}</h1><p>{format_count(shown.model.parameters)} parameters; {escape(plan.engine)}: {escape(choice(plan))}</p>"
+        f"<p><strong>{format_seconds(predicted.step_time_s)}</strong> a step{escape(interval)}, {speed}; {verdict}: {need}, {room}</p>"
+        f'<p class="soft">{escape(budget_text(budget(plan, shown.price_per_gpu_hour), rank_name(plan)))}. '
+        f"Prices: {escape(plan.calibration)}.</p>"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- pictures
+
+
+def blank(height: int, **more: Any) -> Figure:
+    """A figure as wide as the page, without a background of its own."""
+    from bokeh.plotting import figure
+
+    plot = figure(height=height, sizing_mode="stretch_width", toolbar_location="above", **more)
+    plot.background_fill_alpha = plot.border_fill_alpha = 0.0
+    plot.outline_line_color = None
+    plot.grid.grid_line_alpha = 0.35
+    if plot.toolbar is not None:
+        plot.toolbar.logo = None
+    return plot
+
+
+def coordinates(plan: Plan, rank: int) -> dict[str, int]:
+    """A rank's place on each axis that has several.
+
+    Ranks follow the plan's order of axes: rank = sum of place * stride.
+    """
+    mesh = plan.mesh
+    axes = [axis for axis in plan.rank_order if axis != "ep" and mesh.degree(axis) > 1]
+    return {axis: rank // mesh.stride(axis) % mesh.degree(axis) for axis in axes}
+
+
+def rank_picture(plan: Plan) -> Figure:
+    """A row a node, a square a rank, a colour a pipeline stage."""
+    node = min(plan.cluster.gpus_per_node, plan.world_size)
+    ranks = range(min(plan.world_size, MOST_RANKS))
+    where = [coordinates(plan, rank) for rank in ranks]
+    data = {
+        "x": numbers(rank % node for rank in ranks),
+        "y": numbers(rank // node for rank in ranks),
+        "rank": numbers(ranks),
+        "place": [", ".join(f"{axis} {index}" for axis, index in place.items()) or "the only one" for place in where],
+        "colour": [STAGE_COLOURS[place.get("pp", 0) % len(STAGE_COLOURS)] for place in where],
+        "alpha": numbers(0.55 + 0.45 * (place.get("tp", 0) % 2) for place in where),
+    }
+    rows = ranks[-1] // node + 1
+    plot = blank(min(700, 90 + 14 * rows), tools="pan,wheel_zoom,reset", tooltips=[("rank", "@rank"), ("", "@place")],
+                 x_axis_label=f"{rank_name(plan)} of a node", y_axis_label="node", y_range=(rows - 0.4, -0.6))  # fmt: skip
+    plot.rect("x", "y", width=0.92, height=0.9, source=source(data), fill_color="colour", fill_alpha="alpha", line_color=None)
+    plot.xaxis.ticker = list(range(node)) if node <= 16 else []
+    return plot
+
+
+def numbers(values: Iterable[float]) -> Any:
+    """As the page keeps them: 4 bytes each, not their digits."""
+    import numpy as np
+
+    return np.fromiter(values, dtype=np.float32)
+
+
+def source(data: Mapping[str, Any]) -> Any:
+    from bokeh.models import ColumnDataSource
+
+    return ColumnDataSource(dict(data))
+
+
+TIMELINE_WORDS: Final = (
+    "Forward (blue) and backward (green) passes of each stage; what is empty is the pipeline's bubble. The wheel zooms, and trace.json "
+    "has the same."
+)
+
+
+def timeline_picture(step: Played) -> Figure:
+    """A lane a stage, the first above."""
+    stages = len(step.lanes)
+    plot = blank(min(620, 110 + 26 * stages), tools="xpan,xwheel_zoom,xbox_zoom,reset,hover", x_range=(0, step.total_s),
+                 y_range=(stages - 0.4, -0.6), x_axis_label="seconds of the step", y_axis_label="stage", active_scroll=None,
+                 tooltips=[("", "$name"), ("micro-batch", "@microbatch"), ("chunk", "@chunk"),
+                           ("s", "@left{0.0000} to @right{0.0000}")])  # fmt: skip
+    by_kind: dict[str, list[Bar]] = {}
+    for bar in bars(step, MOST_BARS):
+        by_kind.setdefault(bar.kind, []).append(bar)
+    for kind, drawn in by_kind.items():
+        data = {
+            "left": numbers(bar.begin_s for bar in drawn),
+            "right": numbers(bar.end_s for bar in drawn),
+            "y": numbers(bar.stage for bar in drawn),
+            "microbatch": numbers(bar.microbatch for bar in drawn),
+            "chunk": numbers(bar.chunk for bar in drawn),
+            "alpha": numbers(1.0 - 0.5 * (bar.chunk % 2) for bar in drawn),
+        }
+        plot.hbar("y", left="left", right="right", height=0.84, source=source(data), fill_color=KIND_COLOURS[kind], fill_alpha="alpha",
+                  line_color="white" if len(drawn) <= LINED else None, line_width=0.3, name=KIND_WORDS.get(kind, kind))  # fmt: skip
+    plot.yaxis.ticker = list(range(stages)) if stages <= 32 else []
+    return plot
+
+
+def moments(shown: Shown, step: Played, stage: int) -> list[tuple[float, float, dict[str, float]]]:
+    """The stage's memory from pass to pass, thinned to what a picture shows: of neighbours the fullest stays."""
+    plan = shown.plan
+    sums = shown.costs.sums(plan.candidate, plan.stages[stage].layers)
+    rows = shown.costs.stage_memory(plan.candidate, stage).over_time(sums, step.lanes[stage])
+    size = -(-len(rows) // MOST_MOMENTS)
+    kept = []
+    for start in range(0, len(rows), size):
+        group = rows[start : start + size]
+        fullest = max(group, key=lambda row: sum(row[2].values()))
+        kept.append((group[0][0], group[-1][1], fullest[2]))
+    return kept
+
+
+def memory_picture(shown: Shown, step: Played) -> Figure:
+    """The fullest stage by cause, the others as lines, and the limit."""
+    from bokeh.models import Span
+
+    predicted = shown.plan.predicted
+    assert predicted is not None  # shown plans are priced
+    fullest = max(range(shown.plan.pp), key=lambda index: predicted.by_stage[index].peak_memory_bytes)
+    plot = blank(340, tools="xpan,xwheel_zoom,reset,hover", x_axis_label="seconds of the step", y_axis_label="GiB", active_scroll=None,
+                 tooltips=[("", "$name"), ("GiB", "$snap_y{0.0}")])  # fmt: skip
+    rows = moments(shown, step, fullest)
+    time = numbers(edge for begin, end, _ in rows for edge in (begin, end))
+    base = numbers(0.0 for _ in time)
+    for cause in CAUSE_COLOURS:
+        top = base + numbers(values.get(cause, 0.0) / GIB for *_, values in rows for _ in (0, 1))
+        if (top > base).any():
+            plot.varea(time, base, top, fill_color=CAUSE_COLOURS[cause], fill_alpha=0.75, legend_label=cause_name(cause))
+        base = top
+    plot.line(time, base, line_color="#333333", line_width=1.5, name=f"stage {fullest}, the fullest")
+    for stage in range(shown.plan.pp):
+        if stage == fullest or (shown.plan.pp > 16 and stage % (shown.plan.pp // 8)):
+            continue
+        other = moments(shown, step, stage)
+        plot.line(numbers(edge for begin, end, _ in other for edge in (begin, end)),
+                  numbers(sum(values.values()) / GIB for *_, values in other for _ in (0, 1)), 
+                  line_color=STAGE_COLOURS[stage % len(STAGE_COLOURS)], line_width=1, name=f"stage {stage}")  # fmt: skip
+    plot.add_layout(Span(location=shown.limit.usable / GIB, dimension="width", line_color="#a3161f", line_dash="dashed"))
+    plot.y_range.start = 0
+    if plot.legend:
+        plot.legend.orientation = "horizontal"
+        plot.legend.background_fill_alpha = 0.6
+        plot.add_layout(plot.legend[0], "below")
+    return plot
+
+
+def cause_picture(plan: Plan) -> Figure:
+    """A bar a cause, the longest above."""
+    predicted = plan.predicted
+    assert predicted is not None  # shown plans are priced
+    rows = sorted(((cause_name(name), seconds) for name, seconds in predicted.by_cause.items()), key=lambda row: row[1])
+    names = [name for name, _ in rows]
+    plot = blank(60 + 26 * len(rows), y_range=names, tools="", x_axis_label="seconds", tooltips=[("", "@name"), ("s", "@seconds{0.0000}")])
+    data = {"name": names, "seconds": [seconds for _, seconds in rows]}
+    plot.hbar("name", right="seconds", height=0.7, source=source(data), fill_color="#4e79a7", line_color=None)
+    return plot
+
+
+def candidate_points(shown: Shown) -> list[tuple[str, float, float, str, str]]:
+    """(name, seconds, bytes, kind, why) of choices that can be drawn: priced ones, then those of which bounds are known, the
+    nearest first."""
+    priced, bounded, over = [], [], []
+    for outcome in shown.outcomes:
+        if getattr(outcome, "decided", LEVELS) != LEVELS:  # of a branch, some of its choices open
+            continue
+        name, why = outcome.candidate.label(), outcome.reason or ""
+        if outcome.step_time_s is not None and outcome.peak_memory_bytes is not None:
+            slower = shown.plan.predicted and outcome.step_time_s / shown.plan.predicted.step_time_s - 1
+            said = f"{100 * slower:.1f}% slower" if slower else "the plan"
+            priced.append((name, outcome.step_time_s, outcome.peak_memory_bytes, "priced", said))
+        elif outcome.peak_memory_bytes is not None and shown.floor is not None:
+            seconds = shown.costs.time_floor(outcome.candidate) if outcome.candidate.engine == shown.plan.engine else None
+            if seconds is not None:
+                over.append((name, seconds, outcome.peak_memory_bytes, "lacks memory", why))
+        elif (at_least := getattr(outcome, "at_least_s", None)) is not None and shown.floor is not None:
+            bounded.append((at_least, outcome, name, why))
+    bounded.sort(key=lambda item: item[0])
+    floor = shown.floor
+    nearest = bounded[:MOST_POINTS] if floor is not None else []
+    drawn = [(name, seconds, floor(outcome.candidate), "slower", why) for seconds, outcome, name, why in nearest if floor is not None]
+    return [*sorted(priced, key=lambda point: point[1]), *drawn, *sorted(over, key=lambda point: point[2])[: MOST_POINTS // 3]]
+
+
+def candidate_picture(points: Sequence[tuple[str, float, float, str, str]], shown: Shown) -> Figure:
+    """Time against memory; a click says why it was not taken."""
+    from bokeh.models import CustomJS, Span, TapTool
+
+    colours = {"priced": "#17652b", "slower": "#4e79a7", "lacks memory": "#a3161f"}
+    plot = blank(420, tools="pan,wheel_zoom,box_zoom,reset,tap", x_axis_label="GiB at the peak (at least, where hollow)", y_axis_type="log",
+                 y_axis_label="seconds a step (at least, where hollow)", tooltips=[("", "@name"), ("", "@why")],
+                 active_scroll=None)  # fmt: skip
+    for kind, colour in colours.items():
+        rows = [point for point in points if point[3] == kind]
+        if not rows:
+            continue
+        words = {"name": [row[0] for row in rows], "why": [row[4] for row in rows]}
+        held = source({"x": numbers(row[2] / GIB for row in rows), "y": numbers(row[1] for row in rows)} | words)
+        plot.scatter("x", "y", source=held, size=10 if kind == "priced" else 6, line_color=colour, fill_color=colour,
+                     fill_alpha=0.9 if kind == "priced" else 0.0, legend_label=kind)  # fmt: skip
+        code = """const i = held.selected.indices[0];
+if (i !== undefined) document.getElementById("why").textContent = held.data.name[i] + ": " + held.data.why[i];"""
+        held.selected.js_on_change("indices", CustomJS(args={"held": held}, code=code))
+    plot.add_layout(Span(location=shown.limit.usable / GIB, dimension="height", line_color="#a3161f", line_dash="dashed"))
+    plot.select_one(TapTool)
+    plot.legend.background_fill_alpha = 0.6
+    return plot
+
+
+def measured_picture(seconds: Sequence[float], plan: Plan) -> Figure:
+    """Seconds of each step, and the predicted ones."""
+    from bokeh.models import Span
+
+    assert plan.predicted is not None  # shown plans are priced
+    plot = blank(260, tools="pan,wheel_zoom,reset", x_axis_label="step", y_axis_label="seconds", active_scroll=None)
+    plot.line(list(range(len(seconds))), list(seconds), line_width=1.5, line_color="#4e79a7")
+    plot.add_layout(Span(location=plan.predicted.step_time_s, dimension="width", line_color="#a3161f", line_dash="dashed"))
+    plot.y_range.start = 0
+    return plot
+
+
+# ------------------------------------------------------------------------------------------------------------------ tables
+
+
+def rank_words(plan: Plan) -> str:
+    more = f" The first {MOST_RANKS} of {plan.world_size} ranks." if plan.world_size > MOST_RANKS else ""
+    return f"A square is a rank, a colour a pipeline stage. {placement(plan)}.{more}"
+
+
+def ranks_of(plan: Plan, stage: int) -> str:
+    """The ranks of a stage, as ranges."""
+    stride, size = plan.mesh.stride("pp"), plan.world_size // plan.pp
+    first = stage * stride
+    if size == 1:
+        return str(first)
+    return f"{first} to {first + size - 1}" if stride == size else f"{first} to {first + stride - 1} of every {stride * plan.pp}"
+
+
+def rank_table(shown: Shown) -> str:
+    plan = shown.plan
+    rows = [(index, ranks_of(plan, index), stage_layers(stage), stage_recompute(stage)) for index, stage in enumerate(plan.stages)]
+    return table("Stages", ("stage", "ranks", "layers", "recompute"), rows)
+
+
+def timeline_table(shown: Shown, step: Played) -> str:
+    """Of each stage: at work, waiting, and the most micro-batches in flight."""
+    rows = []
+    for index, lane in enumerate(step.lanes):
+        busy = sum(slot.end_s - slot.begin_s for slot in lane)
+        flight = shown.costs.stage_memory(shown.plan.candidate, index).flight
+        waits = step.total_s - busy - step.exposed_s[index] - step.optimizer_s - step.once_s
+        share = f"{100 * waits / step.total_s:.1f}%"
+        bubble = f"{format_seconds(max(0.0, waits))} ({share})"
+        rows.append((index, format_seconds(busy), bubble, format_seconds(step.exposed_s[index]), flight))
+    passes, update = format_seconds(step.optimizer_begin_s), format_seconds(step.optimizer_s)
+    words = f"Passes end at {passes}, the optimizer takes {update}, in all {step.total_s:.6g} s"
+    unit = "chunks of micro-batches" if shown.plan.vpp > 1 else "micro-batches"
+    return table(words, ("stage", "at work", "bubble", "reduction not hidden", f"most {unit} in flight"), rows, (1, 2, 3, 4))
+
+
+def memory_table(shown: Shown) -> str:
+    predicted = shown.plan.predicted
+    assert predicted is not None  # shown plans are priced
+    causes = [cause for cause in CAUSE_COLOURS if any(stage.memory_by_cause.get(cause) for stage in predicted.by_stage)]
+    rows = []
+    for index, stage in enumerate(predicted.by_stage):
+        by_cause = [f"{stage.memory_by_cause.get(cause, 0.0) / GIB:.2f}" for cause in causes]
+        rows.append((index, *by_cause, f"{stage.peak_memory_bytes / GIB:.2f}", stage.peak_phase))
+    caption = f"GiB at each stage's peak; usable: {shown.limit.usable / GIB:.2f}"
+    return table(caption, ("stage", *(cause_name(cause) for cause in causes), "peak", "in"), rows, range(1, len(causes) + 2))
+
+
+def cause_table(plan: Plan) -> str:
+    predicted = plan.predicted
+    assert predicted is not None  # shown plans are priced
+    total = predicted.step_time_s
+    rows = [(cause_name(name), format_seconds(seconds), f"{100 * seconds / total:.1f}%") for name, seconds in
+            sorted(predicted.by_cause.items(), key=lambda item: -item[1])]  # fmt: skip
+    return table("Seconds of the step", ("cause", "time", "share"), [*rows, ("total", format_seconds(total), "100.0%")], (1, 2))
+
+
+def candidates_section(shown: Shown, points: Sequence[tuple[str, float, float, str, str]], picture: str) -> str:
+    rows = []
+    for name, seconds, nbytes, kind, why in points[:MOST_ROWS]:
+        rows.append((name, ("" if kind == "priced" else "at least ") + format_seconds(seconds), format_bytes(nbytes), why))
+    cut = [(outcome.candidate.engine, outcome.reason or "") for outcome in shown.outcomes if getattr(outcome, "rule", None)]
+    counted: dict[tuple[str, str], int] = {}
+    for key in cut:
+        counted[key] = counted.get(key, 0) + 1
+    ruled = sorted(((engine, why, count) for (engine, why), count in counted.items()), key=lambda row: -row[2])[:MOST_ROWS]
+    words = (
+        f"{len(shown.outcomes):,} choices; drawn are those whose time and memory are known, exactly or by a bound. candidates.csv has all."
+    )
+    numbers = table(f"The nearest {len(rows)}", ("choice", "step", "memory", "why not"), rows, (1, 2))
+    rules = table("Rules that cut branches, the most frequent first", ("engine", "why", "branches"), ruled, (2,)) if ruled else ""
+    return (
+        f'<section><h2>All candidates</h2><p class="soft">{escape(words)}</p>'
+        '<figure class="picture" role="img" aria-label="Time against memory">'
+        f'{picture}</figure><p id="why" class="screen" aria-live="polite">A click on a point says why that choice was not taken.</p>'
+        f'<div class="long">{numbers}{rules}</div></section>'
+    )
+
+
+def measured_section(shown: Shown, picture: str | None) -> str:
+    """Predicted against measured, once there are measured steps."""
+    rows: list[Row] = list(shown.rows)
+    seconds, memory = measured_step_time(rows), measured_peak_memory(rows)
+    predicted = shown.plan.predicted
+    if seconds is None or predicted is None:
+        return ""
+    entries = [("step", format_seconds(predicted.step_time_s), format_seconds(seconds), f"{seconds / predicted.step_time_s:.2f}")]
+    if memory is not None:
+        ratio = f"{memory / predicted.peak_memory_bytes:.2f}"
+        entries.append(("memory", format_bytes(predicted.peak_memory_bytes), format_bytes(memory), ratio))
+    numbers = table("Median after warm-up", ("", "predicted", "measured", "measured / predicted"), entries, (1, 2, 3))
+    figure = f'<figure class="picture" role="img" aria-label="Seconds of each step">{picture}</figure>' if picture else ""
+    return f"<section><h2>Predicted and measured</h2>{figure}{numbers}</section>"

@@ -1,0 +1,179 @@
+"""report.html and trace.json: the pictures have the plan's own numbers, the page needs no network, Chromium opens it without an error."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import orchestrator as so
+from orchestrator import pictures, planning
+from orchestrator.__main__ import main
+
+CASES = [
+    {"recipe": "gpt_tiny", "gpus": 4, "cluster": "cpu"},
+    {"recipe": "t5_large", "gpus": 16},
+    {"recipe": "llama3_8b", "gpus": 16},
+    {"recipe": "llama3_70b", "gpus": 64},
+    {"recipe": "gpt3_175b", "gpus": 1024},
+    {"recipe": "gpt3_175b", "gpus": 128, "engine": "megatron_deepspeed"},
+]
+MOST_BYTES = 2_000_000
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def page_of(answer: so.Answer) -> tuple[str, str]:
+    page, trace = pictures.report_files(answer.settings, answer.found)
+    return page.content, trace.content
+
+
+@pytest.mark.parametrize("keys", CASES, ids=lambda keys: f"{keys['recipe']}-{keys['gpus']}")
+def test_the_timeline_ends_at_the_predicted_step_and_its_memory_peaks_where_predicted(keys: dict[str, object]) -> None:
+    answer = so.plan(**keys)
+    plan, costs = answer.plan, planning.costs_of(answer.settings, answer.plan)
+    step = costs.played(plan.candidate, plan.stages)
+    assert step.total_s == pytest.approx(answer.step_time_s, rel=1e-6)
+    assert len(step.lanes) == plan.pp
+    for index, stage in enumerate(plan.stages):
+        assert len([slot for slot in step.lanes[index] if slot.action == "forward"]) == plan.num_microbatches * plan.vpp
+        sums = costs.sums(plan.candidate, stage.layers)
+        moments = costs.stage_memory(plan.candidate, index).over_time(sums, step.lanes[index])
+        peak = max(sum(by_cause.values()) for *_, by_cause in moments)
+        assert peak == pytest.approx(answer.predicted.by_stage[index].peak_memory_bytes, rel=1e-9)
+
+
+class Page(HTMLParser):
+    """Tables with their captions and header cells, and what would be fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.captions: list[str] = []
+        self.scopes = 0
+        self.fetched: list[str] = []
+        self.labels: list[str] = []
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.inside = tag
+        self.scopes += given.get("scope") == "col"
+        self.fetched += [str(given[name]) for name in ("src", "href", "data") if given.get(name)]
+        self.labels += [str(given["aria-label"])] if given.get("aria-label") else []
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "caption":
+            self.captions.append(data)
+            self.inside = ""
+
+
+@pytest.mark.parametrize("keys", [CASES[0], CASES[4]], ids=["gpt_tiny", "gpt3_175b"])
+def test_the_page_needs_no_network_is_small_and_has_its_numbers_in_tables(keys: dict[str, object]) -> None:
+    answer = so.plan(**keys)
+    text, trace = page_of(answer)
+    assert len(text.encode()) < MOST_BYTES
+    page = Page(text)
+    assert page.fetched == []
+    assert {"Stages", "Seconds of the step"} <= {*page.captions}
+    assert len(page.captions) >= 5
+    assert page.scopes > 20
+    assert len(page.labels) == 5
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    assert f"{answer.predicted.by_cause['gemm'] / answer.step_time_s * 100:.1f}%" in text
+    events = json.loads(trace)["traceEvents"]
+    end = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
+    assert end == pytest.approx(answer.step_time_s * 1e6, rel=1e-6)
+    assert {event["tid"] for event in events} == {*range(answer.plan.pp)}
+
+
+def test_a_long_step_is_drawn_by_its_ends_and_loses_no_second() -> None:
+    from orchestrator.report.trace import bars
+
+    answer = so.plan(recipe="llama3_8b", gpus=16)
+    step = planning.costs_of(answer.settings, answer.plan).played(answer.plan.candidate, answer.plan.stages)
+    drawn = list(bars(step, 40))
+    for stage in range(answer.plan.pp):
+        lane = sorted((bar for bar in drawn if bar.stage == stage), key=lambda bar: bar.begin_s)
+        assert any(bar.kind == "steady" for bar in lane)
+        assert lane[-1].end_s == pytest.approx(answer.step_time_s)
+        assert all(one.end_s <= other.begin_s + 1e-9 for one, other in pairwise(lane))
+
+
+def test_report_of_a_run_has_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu").write(run)
+    rows = [{"step": step, "step_time_s": 0.125, "tokens_per_s": 1000.0} for step in range(9)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", str(run)]) == 0
+    text = (run / "report.html").read_text()
+    assert "Predicted and measured" in text
+    assert "125 ms" in text
+    assert "All candidates" in text
+    assert json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert "Written" in capsys.readouterr().out
+
+
+def test_a_plan_that_does_not_fit_has_a_report_that_says_so(tmp_path: Path) -> None:
+    answer = so.plan(recipe="llama3_8b", gpus=16)
+    small = answer.to_json().replace('"memory": 84943715697', '"memory": 8494371569')
+    assert small != answer.to_json()
+    (tmp_path / "plan.json").write_text(small)
+    assert main(["report", str(tmp_path / "plan.json"), f"out={tmp_path / 'x.html'}"]) == 0
+    text = (tmp_path / "x.html").read_text()
+    assert "does not fit" in text
+    assert "lacks" in text
+    assert (tmp_path / "x.trace.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "needs one RUN"),
+        (["a", "b"], "needs one RUN"),
+        (["nowhere"], "can't be read"),
+        (["plan.json", "out=x.pdf"], "is no .html"),
+        (["plan.json", "ou=x.html"], "did you mean out"),
+        (["plan.json", "out="], "needs a value"),
+        (["plan.json"], "is not a plan"),
+        (["binary.json"], "can't be read"),
+        (["other.json"], "is not known"),
+        (["good.json", "out=nowhere/x.html"], "can't be written"),
+    ],
+)
+def test_bad_input_is_one_error(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu").to_json()
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "good.json").write_text(good)
+    (tmp_path / "other.json").write_text(re.sub(r'"engine": "\w+"', '"engine": "foo"', good, count=1))
+    assert main(["report", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("error:") == 1
+    assert said.out == ""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [480, 1280])
+@pytest.mark.parametrize("keys", [CASES[0], CASES[4]], ids=["gpt_tiny", "gpt3_175b"])
+def test_chromium_draws_the_page_without_an_error(keys: dict[str, object], width: int, tmp_path: Path) -> None:
+    text, _ = page_of(so.plan(**keys))
+    (tmp_path / "report.html").write_text(text)
+    words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},3000",
+             "--virtual-time-budget=10000", "--dump-dom", f"file://{tmp_path}/report.html"]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert [line for line in said if "document idle" not in line] == []
+    assert len(said) == 1, done.stderr  # bokeh says so when all is drawn
+    assert done.stdout.count('class="bk-Figure') >= 5
