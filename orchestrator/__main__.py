@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
     "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),
     "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to runs that were measured"),
+    "profile": Command("orchestrator.profile.__main__", "main", "measure this cluster, for a cluster= and a calibration= of its own"),
     "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
 }
 

@@ -96,6 +96,10 @@ class RunSettings(Value, frozen=True, kw_only=True):
         int, Key("train.keep_every", "between checkpoints that are kept for ever; 0: none", unit="steps", low=0, high=10**12)
     ] = 0
     """Checkpoints of steps that this divides are kept for ever, beside the newest; 0: none."""
+    trace_routing: Annotated[
+        bool, Key("train.trace_routing", "write routing.jsonl, the tokens by expert of every step, which model.routing= takes (megatron)")
+    ] = False
+    """Whether routing.jsonl is written: tokens by expert, layer and micro-batch."""
     resume: Annotated[
         str | None,
         Key("train.resume", "run or checkpoint folder to continue from; alone it brings its run's recipe", path=True, aliases=("resume",)),

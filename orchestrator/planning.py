@@ -341,6 +341,13 @@ def out_of_time(settings: Settings) -> Callable[[], bool]:
     return lambda: budget_s is not None and time.monotonic() - started > budget_s
 
 
+def cost_of(plan: Plan, settings: Settings) -> CostModel:
+    """What prices the plan."""
+    traits = ENGINES[plan.engine].traits(settings.cluster.software)
+    (file,) = prices(settings, [traits])
+    return CostModel(workload_of(settings), traits, calibration.priced(settings.cluster, traits, file))
+
+
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
     """What plan.json keeps of a calibration of the user's own."""
     if known is None or not known.source:

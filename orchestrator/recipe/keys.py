@@ -141,6 +141,14 @@ class Actions(Value, frozen=True, kw_only=True):
     out: Annotated[str | None, Key("out", "folder to write; must be new or empty", type=str, default="runs/<recipe>-<time>")] = None
     launch: Annotated[Launch, Key("launch", "whether and how to start")] = "auto"
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False
+    rehearse: Annotated[
+        Literal["auto", "true", "false"],
+        Key(
+            "rehearse",
+            "take the plan's fullest and slowest stage through some micro-batches alone, before the start; auto: before a Slurm job, where "
+            "this machine has its GPU. Without its GPU: build its first, middle and last rank without memory",
+        ),
+    ] = "auto"
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None

@@ -227,6 +227,9 @@ def _check_failures(actions: Actions) -> None:
         raise InputError("cluster.restart_s", f"{actions.restart_s:g}", "counts where failures do: cluster.mtbf= beside it")
 
 
+OWN_WORKER: Final = "is written by our worker; entry= starts another program"
+
+
 def _check_entry(flat: Flat) -> None:
     """Raises InputError for what is said of a program that is not named."""
     for name in flat if value_of(flat, "entry", None) is None else ():
@@ -255,14 +258,20 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         raise InputError("train.keep_every", saving["keep_every"], "is beside train.keep_last=N; without that all are kept")
     if given.get("merge_lora") and value_of(merged, "lora.rank", None) is None and "plan" not in merged:
         raise InputError("lora.merge", True, "is of adapters: give lora.rank= beside it")
+    traces = given.get("trace_routing", base.trace_routing)
+    if traces and not architecture.experts:
+        raise InputError("train.trace_routing", "true", "is of experts, and the model has none")
+    if traces and value_of(merged, "entry", None) is not None:
+        raise InputError("train.trace_routing", "true", OWN_WORKER)
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
     return msgspec.structs.replace(
         base,
-        **data_settings(merged, base),
+        **data_settings(merged, base, holds_out=architecture.traced is not None),
         **weight_settings(merged, base, architecture),
         **saving,
+        trace_routing=traces,
         merge_lora=given.get("merge_lora", base.merge_lora),
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder(RESUME, resume),

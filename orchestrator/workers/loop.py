@@ -87,6 +87,21 @@ class OwnBatches(Protocol):
         ...
 
 
+class Trace(Protocol):
+    """What looks on while steps are computed."""
+
+    def write(self, step: int) -> None:
+        """What it saw of the step, which is done. All ranks call this."""
+        ...
+
+
+@runtime_checkable
+class HasExperts(Protocol):
+    """A trainer whose routing can be traced."""
+
+    def trace_routing(self, out: Path, first_step: int) -> Trace: ...
+
+
 class NonFiniteLossError(Exception):
     """Loss or gradient norm is NaN or infinite."""
 
@@ -190,6 +205,11 @@ def train(
         signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
     eval_every = plan.run.eval_every if valid is not None else 0
     metrics = Metrics(plan, out, first_step)
+    trace: Trace | None = None
+    if plan.run.trace_routing:
+        if not isinstance(trainer, HasExperts):
+            raise InputError("train.trace_routing", "true", f"engine={plan.engine} has no routers of megatron-core")
+        trace = trainer.trace_routing(out, first_step)
     losses: list[float] = []
     beside: SaveBeside | None = None
     now = (watchdog or NoWatchdog()).phase
@@ -211,6 +231,8 @@ def train(
             raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
         losses.append(loss)
         done = step + 1
+        if trace is not None:
+            trace.write(done)
         if beside is not None and beside.poll():
             beside = None
         evaluated: dict[str, float | None] = {}

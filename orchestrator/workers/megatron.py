@@ -31,6 +31,7 @@ from orchestrator.workers import context_parallel, hf_weights, loop, megatron_gr
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
 from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
+from orchestrator.workers.routing_trace import RoutingTrace
 from orchestrator.workers.saving import Snapshot
 
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
@@ -157,6 +158,10 @@ class MegatronTrainer:
         """Generator states, one set a rank."""
         states = megatron_groups.generator_states(self.device)
         return ShardedObject("generators", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
+
+    def trace_routing(self, out: Path, first_step: int) -> RoutingTrace:
+        """Of all steps from now on. All ranks call this."""
+        return RoutingTrace(self.chunks, out, first_step)
 
     def save(self, folder: Path, step: int) -> None:
         self._gather_weights()
