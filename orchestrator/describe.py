@@ -40,6 +40,7 @@ PROGRAM: Final = "orchestrator.workers.tracing"
 NEEDED: Final = ("torch", "transformers")
 CACHE: Final = "ORCHESTRATOR_CACHE"
 """Folder of descriptions that were made on the way; else the user's cache."""
+SHIPPED: Final = Path(__file__).parent / "recipes" / "descriptions"
 LONGEST: Final = 4096
 KEYS: Final = ("model.hf_config", "model.code", "out", "train.seq_length", "train.decoder_seq_length", "train.precision")
 COMMAND: Final = "python -m orchestrator.describe"
@@ -135,9 +136,10 @@ def _own_code() -> str:
 
 
 def read_descriptions(path: str) -> Descriptions:
-    """A file that this command wrote. Raises InputError."""
+    """A file that this command wrote, or one of the package's by its name. Raises InputError."""
+    shipped = SHIPPED / f"{path}.json"
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Descriptions)
+        return msgspec.json.decode((shipped if shipped.is_file() else Path(path)).read_bytes(), type=Descriptions)
     except OSError as error:
         raise InputError("model.description", shown(path), f"can't be read: {error.strerror}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -35,7 +35,7 @@ def padded(size: int, pad_to: int, tp: int) -> int:
     return -(-size // unit) * unit
 
 
-class Weight(Value, frozen=True, kw_only=True):
+class Weight(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One parameter tensor of the whole model.
 
     `split` is the dimension that tensor parallelism divides (None: replicated). Where `pad_to` > 0 that dimension is first padded
@@ -77,7 +77,7 @@ class Weight(Value, frozen=True, kw_only=True):
         return prod(self.local_shape(tp))
 
 
-class Saved(Value, frozen=True, kw_only=True):
+class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor kept for the backward pass, per sample. `itemsize` None: the compute dtype's.
 
     `group` names the recompute that drops it: "core_attention" (Megatron's selective recompute: scores and logsumexp, not q, k, v),
@@ -122,7 +122,7 @@ class Saved(Value, frozen=True, kw_only=True):
         return not (self.quadratic if flash_attention else self.flash_only)
 
 
-class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
+class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     """(tokens x k) @ (k x n) per sample; "column" divides n by tp, "row" divides k. Forward FLOPs: 2 * tokens * k * n."""
 
     name: str
@@ -141,7 +141,7 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm"):
     """Its weight is not trained: backward has the gradient of the input alone."""
 
 
-class Attention(Value, frozen=True, kw_only=True, tag="attention"):
+class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults=True):
     """softmax(Q K^T) V per sample; heads are divided by tp. Forward FLOPs: 4 * query_len * key_len * heads * head_dim, times `visible`
     where the kernel skips what is masked."""
 
@@ -180,7 +180,7 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention"):
         return (self.query_len * self.heads + 2 * self.key_len * self.kv_heads) * self.head_dim
 
 
-class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise"):
+class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults=True):
     """A memory-bound operation on `elements` per sample, moving `moved` bytes per element in forward (reads + writes at 2-byte dtype)."""
 
     name: str

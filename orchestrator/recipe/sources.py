@@ -39,15 +39,19 @@ def without_replaced(merged: Mapping[str, Any], layer: Mapping[str, Any]) -> dic
     return {name: value for name, value in merged.items() if name not in gone}
 
 
-def data_settings(merged: Mapping[str, Any], base: RunSettings) -> dict[str, Any]:
-    """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError for what is not there."""
+def data_settings(merged: Mapping[str, Any], base: RunSettings, *, holds_out: bool = False) -> dict[str, Any]:
+    """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError for what is not there. `holds_out`: the
+    model's batches leave out by themselves what is evaluated on, and images are a folder."""
     found: dict[str, Any] = {
         name: getattr(base, name) for name in ("data", "blend", "valid", "split", "tokenizer", "eval_every", "eval_steps")
     }
     given = {name: merged[name].value for name in merged}
     for key in ("data", "data.train"):
         if key in given:
-            found |= {"data": existing(key, given[key]) if given[key] is not None else None, "blend": ()}
+            path = given[key]
+            if path is not None:
+                path = str(Path(path).resolve()) if holds_out and Path(path).is_dir() else existing(key, path)
+            found |= {"data": path, "blend": ()}
     if "data.blend" in given:
         blend = (Source(weight=source.weight, path=existing("data.blend", source.path)) for source in given["data.blend"])
         found |= {"data": None, "blend": tuple(blend)}
@@ -59,7 +63,7 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings) -> dict[str, Any
         if key in given:
             found["tokenizer"] = existing_folder(key, given[key]) if given[key] is not None else None
     found |= {name: given[f"train.{name}"] for name in ("eval_every", "eval_steps") if f"train.{name}" in given}
-    if found["eval_every"] and not found["valid"] and not (found["split"] and found["split"][1] > 0):
+    if found["eval_every"] and not holds_out and not found["valid"] and not (found["split"] and found["split"][1] > 0):
         choices = ["data.valid=PATH", "data.split=99,1,0"]
         raise InputError("train.eval_every", found["eval_every"], "has nothing to evaluate on", choices)
     return found

@@ -12,32 +12,46 @@ import torch
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
+from orchestrator.workers import interactions, traced_text
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.data import permuted
 from orchestrator.workers.tracing.feeds import sample, stacked
 
 Sample = dict[str, np.ndarray]
+Take = Callable[[int, int], Sample]
+"""Sample number `index` in an epoch."""
 HELD_OUT: Final = 10
 """Every tenth sample is evaluated on where nothing else is said."""
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 DRAWN: Final = 2048
 """Different samples that are drawn where there are no data."""
-NOISE: Final = 0.5
+NOISE: Final = 0.3
 """Standard deviation of what is added to a class's picture."""
 
 
 class Batches:
-    """The micro-batches of one data-parallel rank. `take` gives sample number `index` of `num_samples`."""
+    """The micro-batches of one data-parallel rank. `take` gives sample `index` of `num_samples` as an epoch has it."""
 
-    def __init__(self, plan: Plan, feeds: tuple[Feed, ...], num_samples: int, take: Callable[[int], Sample], dp_rank: int) -> None:
+    def __init__(self, plan: Plan, feeds: tuple[Feed, ...], num_samples: int, take: Take, dp_rank: int) -> None:
         self.plan, self.feeds, self.num_samples, self.take, self.dp_rank = plan, feeds, num_samples, take, dp_rank
+        traced = plan.model.traced
+        texts = plan.run.data is not None and traced is not None and traced_text.takes_texts(traced)
+        self.weighted = texts and traced is not None and traced_text.labels_tokens(traced)
+        """Whether samples have labels in different numbers: "loss_scale" [1] then makes sums over a micro-batch's labels such that their
+        mean over micro-batches and ranks is the mean over the global batch's."""
 
     def microbatches(self, step: int) -> list[Sample]:
         """As workers.data.Batches: what a step sees depends neither on the layout nor on a resume."""
         plan = self.plan
         first, wide = step * plan.global_batch_size, plan.micro_batch_size * plan.dp
         starts = [first + m * wide + self.dp_rank * plan.micro_batch_size for m in range(plan.num_microbatches)]
-        return [self._stack(range(start, start + plan.micro_batch_size)) for start in starts]
+        found = [self._stack(range(start, start + plan.micro_batch_size)) for start in starts]
+        if self.weighted:
+            labels = [self._sample(first + i)["labels"] for i in range(plan.global_batch_size)]
+            total = sum(int((each != traced_text.IGNORED).sum()) for each in labels)
+            scale = np.asarray([plan.dp * plan.num_microbatches / max(1, total)], dtype=np.float32)
+            found = [batch | {"loss_scale": scale} for batch in found]
+        return found
 
     def _stack(self, ordinals: range) -> Sample:
         samples = [self._sample(ordinal) for ordinal in ordinals]
@@ -47,17 +61,24 @@ class Batches:
 
     def _sample(self, ordinal: int) -> Sample:
         epoch, index = divmod(ordinal, self.num_samples)
-        return self.take(permuted(index, self.num_samples, self.plan.training.seed + epoch))
+        return self.take(permuted(index, self.num_samples, self.plan.training.seed + epoch), epoch)
 
 
 def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | None]:
     """What is trained on and, with train.eval_every, what is evaluated on: every tenth sample. Raises InputError."""
     traced = plan.model.traced
     assert traced is not None
+    if interactions.is_recommender(traced):
+        found = interactions.opened(plan, traced)
+        users = Batches(plan, traced.feeds, len(found), found.masked, dp_rank)
+        return users, Batches(plan, traced.feeds, len(found), found.left_out, dp_rank) if plan.run.eval_every else None
     if plan.run.data is None:
         take, count = drawn(traced, plan.training.seed), DRAWN
     elif is_classification(traced):
         take, count = images(traced, Path(plan.run.data))
+    elif traced_text.takes_texts(traced):
+        texts = traced_text.Texts(traced, Path(plan.run.data), plan.run.tokenizer)
+        take, count = (lambda index, epoch: texts.samples[index]), len(texts.samples)
     else:
         raise InputError("data", plan.run.data, f"{traced.model_class} is trained on drawn batches here; leave data out")
     if not plan.run.eval_every:
@@ -65,8 +86,8 @@ def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | No
     kept = [index for index in range(count) if index % HELD_OUT]
     held = list(range(0, count, HELD_OUT))
     return (
-        Batches(plan, traced.feeds, len(kept), lambda index: take(kept[index]), dp_rank),
-        Batches(plan, traced.feeds, len(held), lambda index: take(held[index]), dp_rank),
+        Batches(plan, traced.feeds, len(kept), lambda index, epoch: take(kept[index], epoch), dp_rank),
+        Batches(plan, traced.feeds, len(held), lambda index, epoch: take(held[index], epoch), dp_rank),
     )
 
 
@@ -76,18 +97,15 @@ def is_classification(traced: Traced) -> bool:
     return "pixel_values" in shapes and shapes.get("labels") == ()
 
 
-def drawn(traced: Traced, seed: int) -> Callable[[int], Sample]:
+def drawn(traced: Traced, seed: int) -> Take:
     """Samples that depend on the seed and their number. Of labelled images each class has a picture of its own, under noise and shifted:
     something that can be learnt."""
-    classes = {feed.name: feed.high for feed in traced.feeds}.get("labels", 1)
-
-    def take(index: int) -> Sample:
+    def take(index: int, epoch: int) -> Sample:
         found = sample(traced.feeds, np.random.default_rng((seed, index)))
         if is_classification(traced):
             found["pixel_values"] = _picture(int(found["labels"]), found["pixel_values"], index)
         return found
 
-    assert classes > 0
     return take
 
 
@@ -101,7 +119,7 @@ def _picture(label: int, noise: np.ndarray, index: int) -> np.ndarray:
     return np.roll(picture, tuple(moved), axis=(1, 2)) + NOISE * noise
 
 
-def images(traced: Traced, path: Path) -> tuple[Callable[[int], Sample], int]:
+def images(traced: Traced, path: Path) -> tuple[Take, int]:
     """(sample by number, how many): an .npz with images [n, c, h, w] or [n, h, w] and labels [n], or a folder of images by class, each
     class a folder. Scaled to the model's size, mean 0 and standard deviation 1 an image. Raises InputError."""
     shape = next(feed.shape for feed in traced.feeds if feed.name == "pixel_values")
@@ -110,7 +128,7 @@ def images(traced: Traced, path: Path) -> tuple[Callable[[int], Sample], int]:
     if max(labels) >= classes:
         raise InputError("data", path, f"has {max(labels) + 1} classes; {traced.model_class} has num_labels={classes}")
 
-    def take(index: int) -> Sample:
+    def take(index: int, epoch: int) -> Sample:
         return {"pixel_values": _fit(read(index), shape), "labels": np.asarray(labels[index], dtype=np.int64)}
 
     return take, len(labels)
@@ -153,7 +171,9 @@ def _fit(picture: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def scores(batch: Batch, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Sums over the samples of a micro-batch, "samples" among them: right labels of a classification."""
+    """Sums over the samples of a micro-batch, "samples" among them: right labels of a classification, ranks of items left out."""
+    if "target" in batch:
+        return interactions.scores(batch, logits)
     labels: Any = batch.get("labels")
     if labels is None or labels.dim() != 1 or logits.dim() != 2:
         return {}

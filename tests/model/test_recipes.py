@@ -14,9 +14,11 @@ from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "models"
+RECORDED = sorted(path.stem for path in FOLDER.glob("*.yaml") if "  description: " in path.read_text())
+"""Recipes of layers that were recorded from the model's own code."""
 BUILT_ON_OTHERS = sorted(path.stem for path in FOLDER.glob("*.yaml") if "\nrecipe:" in path.read_text())
 """Another task on the model of another recipe."""
-RECIPES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - {*BUILT_ON_OTHERS})
+RECIPES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - {*RECORDED, *BUILT_ON_OTHERS})
 WANTED = {
     *("gpt_tiny", "t5_tiny", "bert_tiny", "llama_tiny", "gpt2_xl", "gpt3_175b", "gpt3_1t"),
     *("llama2_7b", "llama2_70b", "llama3_8b", "llama3_70b", "llama3_405b"),
