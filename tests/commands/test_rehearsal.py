@@ -30,7 +30,8 @@ GPT3 = (
 
 LARGER = ("train.global_batch_size=32", "pin.micro_batch_size=8", "train.steps=5")
 GLOO: Final = 20e6
-"""Bytes of a process that a fake process group has not: gloo's threads and buffers. Measured 19, 11 and 9 MB, of 466, 480 and 509 (megatron, megatron_deepspeed, deepspeed)."""
+"""Bytes of a process that a fake process group has not: gloo's threads and buffers. Measured 19, 11 and 9 MB, of 466, 480 and 509
+(megatron, megatron_deepspeed, deepspeed)."""
 
 
 def settings_of(*words: str) -> Settings:
