@@ -28,11 +28,12 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import Found, asked_engines, found_plan, searched_plan, the_job, usable_engines, workload_of
+from orchestrator.planning import Found, asked_engines, cost_of, found_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
 
@@ -77,11 +78,42 @@ def run(words: Sequence[str]) -> int:
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
+    if is_rehearsed(start, settings, job, machine):
+        rehearse_first(settings, found.plan, job, out, machine)
     try:
         return follow(start, settings, found, job, out)
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
+
+
+def is_rehearsed(start: Start, settings: Settings, job: Job, machine: detect.Machine) -> bool:
+    """Whether the plan's worst stages go through some micro-batches first. Raises InputError where no worker of ours can."""
+    if settings.rehearse != "auto":
+        if settings.rehearse == "true" and (job.program is not None or job.without_worker):
+            raise InputError("rehearse", "true", job.without_worker or f"is for our workers, and entry={settings.entry} is another program")
+        return settings.rehearse == "true"
+    same = machine.catalog_name == settings.cluster.gpu.name
+    return start.how == "slurm" and same and job.program is None and settings.container is None
+
+
+def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine: detect.Machine) -> None:
+    """For real where this machine has what the plan is for, else without memory; says what was found. Raises LaunchError for what does not
+    run or does not fit."""
+    from orchestrator import rehearsal
+
+    cost = cost_of(plan, settings)
+    environment = dict(job.environment)
+    if not (settings.cluster.is_cpu or machine.catalog_name == settings.cluster.gpu.name):
+        for line in rehearsal.built_lines(plan, cost, rehearsal.built(plan, job.module, environment, out)):
+            print(line, flush=True)
+        return
+    found = rehearsal.rehearse(plan, job.module, environment, cost, out)
+    screen().print(rehearsal.rehearsed_table(found))
+    over = [one for one in found if one.measured_bytes > settings.limit.limit]
+    if over:
+        most = f"{format_bytes(over[0].measured_bytes)} of {format_bytes(settings.limit.limit)}"
+        raise LaunchError(f"rehearse=true: stage {over[0].stage} takes {most}; memory.reserve_gib=N plans with more room")
 
 
 def check_route(checkpoint: resuming.Checkpoint, plan: Plan) -> None:

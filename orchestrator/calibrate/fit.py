@@ -94,6 +94,7 @@ def fit(
     progress: Callable[[int], None] | None = None,
     *,
     prior: float = PRIOR,
+    bounds: Mapping[str, tuple[float, float]] = BOUNDS,
 ) -> Fitted:
     """One set of constants for all these runs' groups. Raises OrchestratorError where scipy is missing or no run has a time."""
     try:
@@ -107,8 +108,8 @@ def fit(
     fixed = dict(fixed or {})
     base = replace(datasheet(timed[0].cluster, timed[0].engine.traits), **fixed)
     start = np.array([max(STARTS.get(name, 0.0), 0.0) or float(getattr(base, name)) for name in names])
-    low = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[0] for name, value in zip(names, start, strict=True)])
-    high = np.array([BOUNDS.get(name, (value / SPAN, value * SPAN))[1] for name, value in zip(names, start, strict=True)])
+    low = np.array([bounds.get(name, (value / SPAN, value * SPAN))[0] for name, value in zip(names, start, strict=True)])
+    high = np.array([bounds.get(name, (value / SPAN, value * SPAN))[1] for name, value in zip(names, start, strict=True)])
     high = np.array([min(bound, 1.0) if name in SHARES else bound for name, bound in zip(names, high, strict=True)])
     start = np.clip(start, low * 1.001, high * 0.999)
     evaluations = 0

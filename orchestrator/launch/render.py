@@ -307,6 +307,10 @@ lost() {{  # after the ranks have failed: whether nodes are gone and there is a 
 }}
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 planned || conclude 2
+mkdir -p logs
+while sleep 2; do echo "$SECONDS" >logs/heartbeat; done &  # by which the other nodes know that this script lives
+heart=$!
+trap 'kill "$heart" 2>/dev/null' EXIT
 while true; do
 """
 AGAIN = """\
@@ -321,9 +325,19 @@ PLANNED_NODES = """\
 GONE_S = 10
 """Seconds that srun gets to end after a node's ranks have failed. Of a node that is gone it waits for Slurm's word, for SlurmdTimeout (300
 s)."""
+ON_A_NODE = """\
+cd -- "${0%/*}"; bash "$0" && exit 0; status=$?; touch logs/failed; (( SLURM_NODEID > 0 )) || exit "$status"
+for (( silent = 0; silent < 4; silent++ )); do
+  beat=$(cat logs/heartbeat); sleep 5; [[ $(cat logs/heartbeat) == "$beat" ]] || exit "$status"
+done
+scontrol requeue "$SLURM_JOB_ID" || scancel "$SLURM_JOB_ID"
+"""
+"""Runs launch.sh on a node. Where the ranks fail since the first node is gone, job.sbatch is gone with it, and Slurm keeps the allocation
+(--no-kill): after 20 s without its heartbeat another node asks for the requeue, before Slurm ends the step (SlurmdTimeout, 300 s)."""
 WATCHED_RUN = """\
 rm -f logs/failed
-{run} bash -c 'bash "$0" || {{ status=$?; touch logs/failed; exit "$status"; }}' "$PWD/launch.sh" &
+# shellcheck disable=SC2016  # expanded on the node
+{run} bash -c {on_a_node} "$PWD/launch.sh" &
 ranks=$!
 while sleep 1 && kill -0 "$ranks" 2>/dev/null; do
   if [[ -e logs/failed ]]; then
@@ -492,7 +506,9 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
         how=SRUN_STYLE if slurm.style == "srun" else "torchrun on each node",
         tasks="One task a rank." if slurm.style == "srun" else "One task a node.",
         ntasks_per_node=tasks,
-        run=(WATCHED_RUN if elastic else RUN).format(run=" ".join(["srun", '"${options[@]}"', *flags, *before]), gone_s=GONE_S),
+        run=(WATCHED_RUN if elastic else RUN).format(
+            run=" ".join(["srun", '"${options[@]}"', *flags, *before]), gone_s=GONE_S, on_a_node=shlex.quote(ON_A_NODE)
+        ),
         requeue=slurm.requeue,
         remind=REMIND_S,
         try_again=TRY_AGAIN,

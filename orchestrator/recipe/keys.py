@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
 from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
-from orchestrator.key import Key, count, declared, one_text, options_of, words
+from orchestrator.key import Key, count, declared, one_text, options_of, share, words
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
@@ -118,6 +118,16 @@ class Inputs(Value, frozen=True, kw_only=True):
         float | None,
         Key("memory.reserve_gib", "of it kept free", type=float, unit="GiB", default="by the engine's measured peaks", low=0),
     ] = None
+    risk: Annotated[
+        float | None,
+        Key(
+            "memory.risk",
+            "chance of running out of memory that a plan may have, by how far off measured peaks were: 1%",
+            type=float,
+            read=share,
+            default="5% of the engine's measured peaks",
+        ),
+    ] = None
     batch: Annotated[
         Literal["given", "auto"],
         Key("search.global_batch_size", "auto: engine=layerwise takes the batch with most samples/s, up to train.global_batch_size"),
@@ -131,6 +141,14 @@ class Actions(Value, frozen=True, kw_only=True):
     out: Annotated[str | None, Key("out", "folder to write; must be new or empty", type=str, default="runs/<recipe>-<time>")] = None
     launch: Annotated[Launch, Key("launch", "whether and how to start")] = "auto"
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False
+    rehearse: Annotated[
+        Literal["auto", "true", "false"],
+        Key(
+            "rehearse",
+            "take the plan's fullest and slowest stage through some micro-batches alone, before the start; auto: before a Slurm job, where "
+            "this machine has its GPU. Without its GPU: build its first, middle and last rank without memory",
+        ),
+    ] = "auto"
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None

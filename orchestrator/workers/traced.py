@@ -22,6 +22,7 @@ from orchestrator.workers.blocks import block_seed
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.parts import Place
+from orchestrator.workers.traced_text import IGNORED
 from orchestrator.workers.tracing import build, feeds
 from orchestrator.workers.tracing.blocks import find_blocks
 
@@ -159,6 +160,9 @@ class TracedTrainer(DeepSpeedTrainer):
             self._score(batch, output)
         if isinstance(output, torch.Tensor):
             return output.float()
+        if "loss_scale" in batch:
+            logits, labels = output.logits.float().flatten(0, 1), batch["labels"].flatten()
+            return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") * batch["loss_scale"][0]
         loss = output.get("loss") if isinstance(output, dict) else output.loss
         if loss is None:
             raise InputError("model", self.traced.model_class, "its forward gives no loss for these arguments")
@@ -188,5 +192,5 @@ class TracedTrainer(DeepSpeedTrainer):
         raise InputError("model.export_to", folder, f"weights of {self.traced.model_class} are not exported here")
 
 
-SCORING = ("target", "popularity_rank")
-"""What a batch has for `scores` alone."""
+SCORING = ("target", "popularity_rank", "loss_scale")
+"""What a batch has for `scores` and the loss alone."""

@@ -12,7 +12,7 @@ import torch
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
-from orchestrator.workers import interactions
+from orchestrator.workers import interactions, traced_text
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.data import permuted
 from orchestrator.workers.tracing.feeds import sample, stacked
@@ -34,13 +34,24 @@ class Batches:
 
     def __init__(self, plan: Plan, feeds: tuple[Feed, ...], num_samples: int, take: Take, dp_rank: int) -> None:
         self.plan, self.feeds, self.num_samples, self.take, self.dp_rank = plan, feeds, num_samples, take, dp_rank
+        traced = plan.model.traced
+        texts = plan.run.data is not None and traced is not None and traced_text.takes_texts(traced)
+        self.weighted = texts and traced is not None and traced_text.labels_tokens(traced)
+        """Whether samples have labels in different numbers: "loss_scale" [1] then makes sums over a micro-batch's labels such that their
+        mean over micro-batches and ranks is the mean over the global batch's."""
 
     def microbatches(self, step: int) -> list[Sample]:
         """As workers.data.Batches: what a step sees depends neither on the layout nor on a resume."""
         plan = self.plan
         first, wide = step * plan.global_batch_size, plan.micro_batch_size * plan.dp
         starts = [first + m * wide + self.dp_rank * plan.micro_batch_size for m in range(plan.num_microbatches)]
-        return [self._stack(range(start, start + plan.micro_batch_size)) for start in starts]
+        found = [self._stack(range(start, start + plan.micro_batch_size)) for start in starts]
+        if self.weighted:
+            labels = [self._sample(first + i)["labels"] for i in range(plan.global_batch_size)]
+            total = sum(int((each != traced_text.IGNORED).sum()) for each in labels)
+            scale = np.asarray([plan.dp * plan.num_microbatches / max(1, total)], dtype=np.float32)
+            found = [batch | {"loss_scale": scale} for batch in found]
+        return found
 
     def _stack(self, ordinals: range) -> Sample:
         samples = [self._sample(ordinal) for ordinal in ordinals]
@@ -65,6 +76,9 @@ def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | No
         take, count = drawn(traced, plan.training.seed), DRAWN
     elif is_classification(traced):
         take, count = images(traced, Path(plan.run.data))
+    elif traced_text.takes_texts(traced):
+        texts = traced_text.Texts(traced, Path(plan.run.data), plan.run.tokenizer)
+        take, count = (lambda index, epoch: texts.samples[index]), len(texts.samples)
     else:
         raise InputError("data", plan.run.data, f"{traced.model_class} is trained on drawn batches here; leave data out")
     if not plan.run.eval_every:

@@ -13,7 +13,7 @@ from orchestrator.commands import DEBUG, INTERRUPTED, UNEXPECTED, command
 from orchestrator.errors import InputError, LaunchError
 
 BENCHMARKS = sorted(path for path in (Path(__file__).parents[1] / "benchmarks").glob("*.py") if "__main__" in path.read_text())
-MODULES = ("run", "data", "finish", "calibrate", "validate")
+MODULES = ("run", "data", "finish", "calibrate", "profile", "validate")
 
 
 def raising(error: BaseException) -> int:

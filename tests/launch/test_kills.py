@@ -19,7 +19,7 @@ import pytest
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 KILLS = int(os.environ.get("KILLS", "50"))
-STEPS = 6 * KILLS
+STEPS = 10 * KILLS
 RUN = (sys.executable, "-m", "orchestrator.run")
 RECIPE = ("recipe=gpt_tiny", "gpus=2", "model.num_layers=2", "train.global_batch_size=4", "train.seq_length=32", f"train.steps={STEPS}")
 KEEP = ("train.save_every=1", "train.keep_last=2")

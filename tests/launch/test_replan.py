@@ -12,11 +12,12 @@ import pytest
 
 from orchestrator import replan, run
 from orchestrator.errors import NoPlanError
+from orchestrator.launch.render import ON_A_NODE
 from orchestrator.plan import from_json
 
 TRAIN = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", "train.save_every=5", "slurm.nodes=1-2", "launch=none")
 SRUN = """#!/bin/bash
-echo "$*" >>"$T_CALLS"
+echo "${*//$'\n'/ }" >>"$T_CALLS"
 if [[ "${@: -1}" == true ]]; then
   [[ "$*" == *--nodelist=n0* ]]
   exit
@@ -106,3 +107,28 @@ def test_what_could_not_go_on_is_refused_where_it_is_typed(
     assert run.main([*given.values(), f"out={tmp_path / 'run'}"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("node", "lives", "calls"), [("1", False, ["requeue 17"]), ("1", True, []), ("0", False, [])])
+def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(
+    tmp_path: Path, node: str, lives: bool, calls: list[str]
+) -> None:
+    """Of a job that keeps its allocation when a node is lost, the first node may be the one. `sleep` is a stand-in."""
+    beat = f"date +%s%N >'{tmp_path}/logs/heartbeat'" if lives else ":"
+    for name, text in (("scontrol", f'echo "$*" >>{tmp_path}/calls'), ("sleep", beat)):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "launch.sh").write_text("exit 7\n")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "heartbeat").write_text("12\n")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NODEID": node, "SLURM_JOB_ID": "17"}
+    done = subprocess.run(["bash", "-c", ON_A_NODE, tmp_path / "launch.sh"], env=environment, timeout=60, check=False)
+    said = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+    assert said == calls
+    assert done.returncode == (0 if calls else 7)
+    assert (tmp_path / "logs" / "failed").exists()
+
+
+def test_a_run_folder_may_be_moved_before_and_after_its_start(out: Path) -> None:
+    """None of its files says where it lies."""
+    assert [path for path in out.rglob("*") if path.is_file() and str(out) in path.read_text()] == []

@@ -1,0 +1,1 @@
+"""A cluster as it is measured, in place of its datasheet."""

@@ -1,0 +1,97 @@
+"""Measurements of a cluster become a calibration: layers by least squares, collectives by nonnegative least squares. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from orchestrator.hardware.collectives import COLLECTIVES, Link
+from orchestrator.hardware.spec import Cluster
+
+HELD: Final = (0.05, 0.95)
+"""Quantiles that are written as a figure's spread."""
+
+
+class Figure(NamedTuple):
+    """A measured figure: median, 5% and 95% quantile, and of how many repetitions."""
+
+    value: float
+    low: float
+    high: float
+    repetitions: int
+
+
+def figure(values: Sequence[float]) -> Figure:
+    """Of these repetitions.
+
+    >>> figure([1.0, 2.0, 3.0])
+    Figure(value=2.0, low=1.1, high=2.9, repetitions=3)
+    """
+    value = float(median(values))
+    low, high = (float(np.quantile(values, share)) for share in HELD)
+    return Figure(value, min(low, value), max(high, value), len(values))
+
+
+class Wire(NamedTuple):
+    """A network level by its collectives: bytes/s of a rank, seconds of a hop, and of a collective whatever its size and group;
+    `error`: the median of how far off the three are from the medians that were measured."""
+
+    bandwidth: float
+    hop_s: float
+    collective_s: float
+    error: float
+
+
+def wire(rows: Sequence[Mapping[str, Any]]) -> Wire:
+    """The least relative squares over rows of {operation, size, bytes, seconds: [...]}: every collective's time is linear in what a byte,
+    a hop and a collective take (hardware/collectives.py), none of which is negative (Lawson and Hanson's NNLS). Raises ValueError without
+    rows."""
+    from scipy.optimize import nnls
+
+    if not rows:
+        raise ValueError("no collective was measured")
+    matrix, target = [], []
+    for row in rows:
+        operation, size, nbytes = COLLECTIVES[row["operation"]], row["size"], row["bytes"]
+        a_byte = operation(nbytes, size, Link(bandwidth=1.0, latency=0.0))
+        a_hop = operation(0.0, size, Link(bandwidth=1.0, latency=1.0))
+        seconds = median(row["seconds"])
+        matrix.append([a_byte / seconds, a_hop / seconds, 1 / seconds])
+        target.append(1.0)
+    columns = np.array(matrix)
+    scale = columns.max(axis=0)
+    found, _ = nnls(columns / scale, np.array(target))
+    per_byte, hop_s, collective_s = (float(value) for value in found / scale)
+    off = np.abs(columns @ np.array([per_byte, hop_s, collective_s]) - 1)
+    return Wire(1 / per_byte if per_byte else float("inf"), hop_s, collective_s, float(np.median(off)))
+
+
+def level_of(cluster: Cluster, size: int, stride: int) -> int:
+    """The outermost network level that a group of `size` ranks, `stride` apart, crosses."""
+    for index, level in enumerate(cluster.levels):
+        if level.size % (size * stride) == 0 or level.size >= cluster.num_gpus:
+            return index
+    return len(cluster.levels) - 1
+
+
+def together(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The collectives of all ranks: each repetition lasts as long as on its slowest rank."""
+    rows = []
+    for each in zip(*(rank["collectives"] for rank in ranks), strict=True):
+        seconds = [max(repetition) for repetition in zip(*(row["seconds"] for row in each), strict=True)]
+        rows.append({**each[0], "seconds": seconds})
+    return rows
+
+
+def layers(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """By case, the seconds of a micro-batch on every rank, each repetition."""
+    return {name: [seconds for rank in ranks for seconds in rank["cases"][name]["microbatch_s"]] for name in ranks[0]["cases"]}
+
+
+def core_share(ranks: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of a micro-batch on a rank that is alone over those of one among all: 1 where ranks have devices of their own."""
+    alone = median(ranks[0]["alone"]["microbatch_s"])
+    return float(min(1.0, alone / median(layers(ranks)[ranks[0]["alone_case"]])))

@@ -1,0 +1,151 @@
+"""What one rank does of `python -m orchestrator.profile`: collectives between all ranks, then layers without any traffic.
+
+    python -m orchestrator.workers.profiler --plan plan.json --out .
+
+Collectives go over the plan's backend, by every group in OUT/groups.json at once, as in a training step. Layers are those of the plans in
+OUT/cases/: each rank takes them alone (workers/rehearsal.py), all at the same time, since ranks that share a socket, a power budget or
+cores slow each other; the first case once more on rank 0 while the others wait. Each rank writes OUT/measured/rank-N.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.plan import from_json
+from orchestrator.workers import distributed, loop, rehearsal
+
+REPEATS: Final = 7
+"""Of each collective and size, after one that is not kept."""
+STEPS: Final = 4
+"""Of each case, of which the first is not kept."""
+WAIT: Final = timedelta(minutes=10)
+
+
+def collectives(groups: list[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Seconds of every operation, group and number of bytes; a group is {size, stride}: all such groups work at the same time."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for shape in groups:
+        size, stride = shape["size"], shape["stride"]
+        mine = None
+        for first in range(world):
+            if first // stride % size == 0:
+                ranks = [first + i * stride for i in range(size)]
+                made = dist.new_group(ranks)
+                mine = made if rank in ranks else mine
+        for name, nbytes in ((name, nbytes) for name in shape["operations"] for nbytes in shape["bytes"]):
+            work = operation(name, nbytes, size, mine, device)
+            seconds = []
+            for _ in range(REPEATS + 1):
+                dist.barrier()
+                loop.synchronise(device)
+                begin = time.perf_counter()
+                work()
+                loop.synchronise(device)
+                seconds.append(time.perf_counter() - begin)
+            yield {"operation": name, "size": size, "stride": stride, "bytes": nbytes, "seconds": seconds[1:]}
+
+
+def operation(name: str, nbytes: int, size: int, group: Any, device: torch.device) -> Callable[[], None]:
+    """One collective of `nbytes` as the cost model counts them: the whole tensor that is reduced, gathered, scattered or exchanged. p2p:
+    a message of so many to the next rank of the group, while one comes from the rank before."""
+    count = max(size, nbytes // 4 // size * size)
+    whole = torch.zeros(count, device=device)
+    part = torch.zeros(count // size, device=device)
+    if name == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    if name == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+    if name == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+    if name == "all_to_all":
+        return lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=group)
+    me, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
+    after, before, other = ranks[(me + 1) % size], ranks[me - 1], torch.empty_like(whole)
+
+    def pass_on() -> None:
+        for work in [dist.isend(whole, after, group=group), dist.irecv(other, before, group=group)]:
+            if work is not None:
+                work.wait()
+
+    return pass_on
+
+
+class Meeting:
+    """A barrier of all ranks over the store, which needs no process group."""
+
+    def __init__(self, store: dist.Store, world: int) -> None:
+        self._store, self._world, self._met = store, world, 0
+
+    def __call__(self) -> None:
+        self._met += 1
+        key = f"profiler/{self._met}"
+        if self._store.add(key, 1) == self._world:
+            self._store.set(f"{key}/all", "1")
+        self._store.wait([f"{key}/all"], WAIT)
+
+
+def leave_groups() -> None:
+    """Forget the engines' groups of a case, so that the next can make its own."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def case(folder: Path, rank: int, together: Callable[[], None]) -> dict[str, Any]:
+    """What this rank measures of one plan without the others; an error is a result."""
+    plan = from_json((folder / "plan.json").read_bytes(), str(folder))
+    rehearsal.join_alone(plan, rank)
+    try:
+        return rehearsal.rehearse(plan, loop.read_engine(folder), (folder / "module").read_text(), folder.parent, STEPS, together)
+    finally:
+        leave_groups()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One rank of python -m orchestrator.profile.")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    distributed.quiet()
+    distributed.end_at_once_on_signals()
+    plan = from_json(given.plan.read_bytes(), str(given.plan))
+    out = given.out.resolve()
+    stores: list[dist.Store] = []
+    begin = time.perf_counter()
+    with distributed.joined(plan, lambda store, rank, world: stores.append(store)) as device:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
+        traffic = list(collectives(json.loads((out / "groups.json").read_text()), device))
+    collectives_s = time.perf_counter() - begin
+    together = Meeting(dist.PrefixStore("cases", stores[0]), world)
+    folders = sorted(path for path in (out / "cases").iterdir() if (path / "plan.json").is_file())
+    layers = {}
+    for folder in folders:
+        together()
+        layers[folder.name] = case(folder, rank, together)
+    alone = None
+    together()
+    if rank == 0:
+        alone = case(folders[-1], rank, lambda: None)
+    together()
+    (out / "measured").mkdir(exist_ok=True)
+    found = {"rank": rank, "collectives": traffic, "cases": layers, "alone": alone, "alone_case": folders[-1].name,
+             "collectives_s": collectives_s, "seconds": time.perf_counter() - begin}  # fmt: skip
+    (out / "measured" / f"rank-{rank}.json").write_text(json.dumps(found))
+    together()
+    distributed.leave(0)
+
+
+if __name__ == "__main__":
+    main()

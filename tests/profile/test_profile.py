@@ -1,0 +1,161 @@
+"""What is measured of a cluster becomes a calibration that gives it back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import detect, recipe
+from orchestrator.cost.calibration import datasheet, read_file
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError
+from orchestrator.hardware.collectives import COLLECTIVES, Link
+from orchestrator.profile.__main__ import LAYERS, cases_of, conclude, groups_of, main, without_network
+from orchestrator.profile.measured import core_share, figure, level_of, together, wire
+from orchestrator.recipe.clusters import load_cluster
+from orchestrator.validate import own
+from orchestrator.validate.pricing import Pricer
+from orchestrator.validate.runs import Run
+
+KEYS = ["recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron"]
+
+
+def rows_of(bandwidth: float, hop_s: float, collective_s: float, repeats: int = 3) -> list[dict[str, Any]]:
+    """Collectives that take exactly what the cost model says of such a link."""
+    link = Link(bandwidth=bandwidth, latency=hop_s)
+    return [
+        {"operation": name, "size": size, "stride": 1, "bytes": nbytes,
+         "seconds": [COLLECTIVES[name](nbytes, size, link) + collective_s] * repeats}
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "p2p") for size in (2, 4) for nbytes in (4096, 2**20, 2**24)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("truth", [(1e9, 2e-4, 5e-4), (4.5e11, 2e-6, 1e-5), (5e10, 0.0, 3e-5)])
+def test_a_links_figures_are_found_in_its_collectives(truth: tuple[float, float, float]) -> None:
+    found = wire([row for row in rows_of(*truth) if row["operation"] != "p2p"])
+    assert found[:3] == pytest.approx(truth, rel=1e-6, abs=1e-9)
+    assert found.error < 1e-9
+
+
+def test_no_figure_of_a_link_is_negative_however_odd_the_measurements() -> None:
+    found = wire([{"operation": "all_reduce", "size": 2, "bytes": n, "seconds": [1e-3 / n]} for n in (8, 64, 1024)])
+    assert min(found[:3]) >= 0
+    assert found.error > 0.1, "and it says that they don't fit"
+    with pytest.raises(ValueError, match="no collective"):
+        wire([])
+
+
+def test_a_collective_lasts_as_long_as_on_its_slowest_rank() -> None:
+    ranks = [{"collectives": [{"operation": "p2p", "seconds": [1.0, 5.0]}]}, {"collectives": [{"operation": "p2p", "seconds": [2.0, 4.0]}]}]
+    assert together(ranks) == [{"operation": "p2p", "seconds": [2.0, 5.0]}]
+
+
+def test_groups_cover_every_size_and_both_distances_and_lie_on_their_level() -> None:
+    cluster = load_cluster("dgx_h100", 32)
+    shapes = {(group["size"], group["stride"]) for group in groups_of(cluster, experts=True)}
+    assert shapes == {(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (2, 16), (4, 8), (8, 4), (16, 2)}
+    assert all("all_to_all" in group["operations"] for group in groups_of(cluster, experts=True))
+    assert [level_of(cluster, *shape) for shape in ((8, 1), (2, 4), (16, 1), (4, 8), (32, 1))] == [0, 0, 1, 1, 1]
+
+
+def asked(more: list[str]) -> recipe.Settings:
+    names = {word.partition("=")[0] for word in more}
+    return recipe.load([word for word in KEYS if word.partition("=")[0] not in names] + more, detect.Machine(), [*ENGINES])
+
+
+TRUTH = {"gemm_efficiency": 0.5, "memory_efficiency": 0.3, "microbatch_overhead_s": 4e-3}
+
+
+@pytest.fixture(scope="module")
+def concluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of ranks that take exactly what the cost model says with other constants than it starts from."""
+    out = tmp_path_factory.mktemp("profile")
+    settings = asked([])
+    plans = cases_of(settings, asked)
+    truth = {**TRUTH, "collective_overhead_s": 0.0}
+
+    def constants(run: Run) -> Any:
+        base = datasheet(run.cluster, run.engine.traits)
+        return type(base)(**{name: truth.get(name, getattr(base, name)) for name in base.__struct_fields__})
+
+    layers = {}
+    for case, plan in plans.items():
+        folder = out / "cases" / case
+        folder.mkdir(parents=True)
+        from orchestrator.plan import to_json
+
+        (folder / own.PLAN).write_text(to_json(without_network(plan)))
+        (folder / own.METRICS).write_text('{"step_time_s": 1}\n' * 3)
+        (run,) = own.load(folder)
+        price = Pricer(constants).price(run).prediction
+        assert price is not None
+        step, update = price.step_time_s, price.by_cause["optimizer"]
+        layers[case] = {"microbatch_s": [(step - update) / plan.num_microbatches] * 3, "update_s": [update] * 3, "layer_forward_s": 1e-3}
+    last = max(layers)
+    alone = {"microbatch_s": [0.6 * seconds for seconds in layers[last]["microbatch_s"]]}
+    rank = {"collectives": rows_of(2e9, 1e-4, 6e-4), "cases": layers, "alone": alone, "alone_case": last, "seconds": 12.0}
+    conclude(settings, "megatron", plans, [rank] * 4, out, "2026-11-22")
+    return out
+
+
+def test_a_profile_gives_back_the_constants_that_made_it(concluded: Path) -> None:
+    file = read_file(concluded / "megatron-cpu.json")
+    for name, value in TRUTH.items():
+        assert file.constants[name].value == pytest.approx(value, rel=0.15), name
+    assert file.fitted_median_error < 0.02
+    assert file.constants["core_share"].value == pytest.approx(0.6)
+    assert file.constants["collective_overhead_s"].value == pytest.approx(6e-4, rel=1e-3)
+    assert file.measured is not None
+    assert file.measured.num_gpus == 4
+
+
+def test_a_run_takes_what_the_profile_writes(concluded: Path) -> None:
+    settings = asked([f"cluster={concluded / 'cluster.yaml'}", f"calibration={concluded / 'megatron-cpu.json'}"])
+    (level,) = settings.cluster.levels
+    assert (level.bandwidth, level.latency) == pytest.approx((2e9, 1e-4), rel=1e-4)
+    from orchestrator.planning import fastest
+
+    plan = fastest(settings).plan
+    assert plan.calibration == "megatron-cpu"
+    assert plan.prices is not None
+    assert plan.prices.constants["core_share"] == pytest.approx(0.6)
+
+
+def test_every_figure_has_its_spread_and_how_often_it_was_measured(concluded: Path) -> None:
+    told = json.loads((concluded / "profile.json").read_text())
+    for row in (*told["collectives"], *(case[key] for case in told["layers"].values() for key in ("micro_batch_s", "update_s"))):
+        assert row["low"] <= row["value"] <= row["high"]
+        assert row["repetitions"] >= 3
+    assert figure([1.0, 2.0, 9.0]).value == 2.0
+
+
+def test_cases_are_cut_to_few_layers_and_have_every_tp() -> None:
+    plans = cases_of(asked([]), asked)
+    assert {plan.tp for plan in plans.values()} == {1, 2, 4}
+    assert {plan.model.num_layers for plan in plans.values()} == {LAYERS}
+    assert {(plan.pp, plan.zero_stage) for plan in plans.values()} == {(1, 0)}
+
+
+def test_ranks_with_devices_of_their_own_lose_nothing_together() -> None:
+    ranks = [{"cases": {"a": {"microbatch_s": [1.0]}}, "alone": {"microbatch_s": [1.1]}, "alone_case": "a"}] * 2
+    assert core_share(ranks) == 1.0
+
+
+def test_nothing_is_measured_without_a_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*KEYS, "launch=none"]) == InputError("launch", "none", "measures nothing").status
+    assert "launch=none: measures nothing" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_machine_is_measured_by_gloo_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "profile"
+    assert main(["recipe=gpt_tiny", "gpus=2", "cluster=cpu", "engine=megatron", "launch=local", f"out={out}"]) == 0
+    told = json.loads((out / "profile.json").read_text())
+    assert told["seconds"] < 180
+    assert {row["operation"] for row in told["collectives"]} == {"all_reduce", "all_gather", "reduce_scatter", "p2p"}
+    file = read_file(out / "megatron-cpu.json")
+    assert 0 < file.constants["gemm_efficiency"].value <= 1
+    assert load_cluster(str(out / "cluster.yaml"), 2).levels[0].bandwidth > 1e6
