@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final, get_args
 
 from orchestrator.commands import command, usage
+from orchestrator.console.listed import COMMANDS
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.key import options_of
@@ -61,8 +62,6 @@ def values() -> dict[str, list[str]]:
 
 def script(shell: str) -> str:
     """The shell's own text."""
-    from orchestrator.__main__ import COMMANDS
-
     cases = "\n".join(
         f'    {name}) COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$current"));;' for name, words in values().items()
     )
