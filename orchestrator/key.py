@@ -161,6 +161,22 @@ COUNT: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _COUNT = re.compile(r"([0-9.]+(?:[eE][+]?[0-9]+)?) ?([KMBT]?)\Z")
 
 
+def share(name: str, text: Any) -> float:
+    """A share between 0 and 1, as a number or in percent. Raises InputError.
+
+    >>> share("memory.risk", "1%"), share("memory.risk", "0.05")
+    (0.01, 0.05)
+    """
+    said = one_text(name, text)
+    try:
+        value = float(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise InputError(name, shown(text), "is no share between 0 and 1, such as 1% or 0.01")
+    return value
+
+
 def count(name: str, text: Any) -> int:
     """A whole number, in short as the field writes it. Raises InputError.
 

@@ -14,6 +14,8 @@ import msgspec
 from orchestrator import recipe
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
+from orchestrator.cost.uncertainty import Situation, kept_free, situation
+from orchestrator.cost.uncertainty import chance_of_not_fitting as chance
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.entry import engine_of_entry, entry_job
@@ -110,6 +112,36 @@ def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration
     return calibration.found(settings.calibration, settings.cluster, all_traits, Path(folder) if folder else None)
 
 
+def priced(settings: Settings, traits: Traits, file: calibration.Calibrated | None) -> calibration.Calibration:
+    """The constants of this file, with as much memory kept free as memory.risk= asks for. Raises InputError for a risk that so many
+    measured peaks can't tell."""
+    return with_risk(settings, calibration.priced(settings.cluster, traits, file))
+
+
+def with_risk(settings: Settings, constants: calibration.Calibration) -> calibration.Calibration:
+    """With as much memory kept free as memory.risk= asks for; as they are where it is not given. Raises InputError."""
+    risk = settings.limit.risk
+    if risk is None:
+        return constants
+    try:
+        return msgspec.structs.replace(constants, memory_margin=kept_free(risk, situation_of(settings, constants)))
+    except ValueError as error:
+        raise InputError("memory.risk", f"{risk:g}", str(error)) from None
+
+
+def situation_of(settings: Settings, constants: calibration.Calibration) -> Situation:
+    """By which the error of a prediction for these settings is known."""
+    return situation(workload_of(settings).model, settings.training, settings.cluster, constants)
+
+
+def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
+    """That the plan's fullest rank takes more than a GPU has, by how far off published runs' peaks were (cost/uncertainty.py)."""
+    assert plan.predicted is not None  # every plan that is found is priced
+    traits = ENGINES[plan.engine].traits(plan.cluster.software)
+    constants, _ = constants_of(settings, plan, traits)
+    return chance(plan.predicted.peak_memory_bytes, settings.limit.limit, situation_of(settings, constants))
+
+
 @contextmanager
 def without_gc() -> Iterator[None]:
     """What a search makes is needed to its end: looking for garbage in it takes a tenth of the time."""
@@ -139,7 +171,7 @@ def question(
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
     planned = [
-        PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration.priced(settings.cluster, traits, file))
+        PlannedEngine(capabilities=capabilities, traits=traits, calibration=priced(settings, traits, file))
         for (capabilities, traits), file in zip(pairs, files, strict=True)
     ]
     return Question(
@@ -397,9 +429,10 @@ def constants_of(settings: Settings, plan: Plan, traits: Traits) -> tuple[calibr
     saved = plan.prices
     if saved is not None and settings.calibration is None:
         base = calibration.datasheet(settings.cluster, traits)
-        return calibration.kept(base, plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured), saved
+        kept = calibration.kept(base, plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured)
+        return with_risk(settings, kept), saved
     (file,) = prices(settings, [traits])
-    return calibration.priced(settings.cluster, traits, file), kept_prices(file)
+    return priced(settings, traits, file), kept_prices(file)
 
 
 def priced_again(settings: Settings, plan: Plan) -> tuple[Plan, MemoryLimit]:

@@ -61,6 +61,11 @@ class Answer(Value, frozen=True, kw_only=True):
         return 1 - self.peak_memory_bytes / self.found.limit.usable
 
     @property
+    def chance_of_not_fitting(self) -> float:
+        """That the fullest rank takes more than a GPU has, 0 to 1, by how far off published runs' peaks were; memory.risk= bounds it."""
+        return planning.chance_of_not_fitting(self.settings, self.plan)
+
+    @property
     def mfu(self) -> float | None:
         """Model FLOP/s of a GPU over its peak in this precision."""
         peak = self.plan.cluster.gpu.peak_flops.get(self.plan.training.precision)
@@ -143,6 +148,7 @@ class Answer(Value, frozen=True, kw_only=True):
             "peak_memory_bytes": self.peak_memory_bytes,
             "usable_memory_bytes": self.found.limit.usable,
             "headroom": self.headroom,
+            "chance_of_not_fitting": self.chance_of_not_fitting,
             "steps": of.steps,
             "tokens": of.tokens,
             "days": of.days,

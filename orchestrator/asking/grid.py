@@ -11,7 +11,7 @@ from orchestrator import planning
 from orchestrator.asking.answer import Answer
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
-from orchestrator.key import count, is_structured, options_of, shown
+from orchestrator.key import count, is_structured, options_of, share, shown
 from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
@@ -20,7 +20,7 @@ from orchestrator.values import Value
 
 MOST_POINTS: Final = 2000
 """More combinations are a slip of the keyboard: a search takes a quarter of a second to some seconds."""
-READ_AS_ONE: Final = (None, count, name_or_mapping)
+READ_AS_ONE: Final = (None, count, share, name_or_mapping)
 """Readers of keys whose value has no comma of its own."""
 
 Load = Callable[[Mapping[str, Any]], Settings]

@@ -46,6 +46,24 @@ def whole(load: Load, keys: Mapping[str, str]) -> Answer:
     return Answer(settings=settings, found=planning.found_plan(settings))
 
 
+SAFE: Final = 0.01
+"""The chance of running out of memory of the safer plan that is shown beside the fastest."""
+
+
+def safer(answer: Answer) -> Answer | None:
+    """The fastest plan whose chance of running out of memory is SAFE at most; None: the plan's own is, the user has said a risk or a
+    reserve, or there is none."""
+    settings = answer.settings
+    limit = settings.limit
+    if settings.plan is not None or limit.risk is not None or limit.reserve is not None or answer.chance_of_not_fitting <= SAFE:
+        return None
+    asked = msgspec.structs.replace(settings, limit=msgspec.structs.replace(limit, risk=SAFE))
+    try:
+        return Answer(settings=asked, found=planning.fastest(asked))
+    except (InputError, NoPlanError):
+        return None
+
+
 # ------------------------------------------------------------------------------------------------------------- targets
 
 

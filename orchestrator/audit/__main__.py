@@ -5,10 +5,9 @@ predicted time; then the three changes that gain most, each alone and together, 
 
   python -m orchestrator audit train_gpt3.sh gpus=1024 cluster=dgx_a100_80gb
   python -m orchestrator audit ds_config.json recipe=llama3_8b gpus=16 train.seq_length=4096
-  python -m orchestrator audit accelerate.yaml model.hf_config=config.json pin.micro_batch_size=2
 
-FILE: a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, a ds_config.json, an engine.json, a configuration
-of accelerate or of the Hugging Face Trainer, a YAML of Megatron-Bridge or NeMo. Keys stand over what FILE says; what it does not say
+FILE: a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, or a ds_config.json (the model and the sequence
+are keys beside it; pin.recompute=full where the model checkpoints activations). Keys stand over what FILE says; what it does not say
 (gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is assumed, and said, or asked for. pin.* over its choices.
 
   --json     the audit as JSON on standard output

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from orchestrator import planning
 from orchestrator.audit.reading import Setup
-from orchestrator.cost import calibration
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
@@ -63,7 +62,7 @@ class Judge:
         software = settings.cluster.software
         pair: tuple[Capabilities, Traits] = (ENGINES[engine].capabilities(software), ENGINES[engine].traits(software))
         (file,) = planning.prices(settings, [pair[1]])
-        constants = calibration.priced(settings.cluster, pair[1], file)
+        constants = planning.priced(settings, pair[1], file)
         self.engine = PlannedEngine(capabilities=pair[0], traits=pair[1], calibration=constants)
         self.pair = pair
         self.limit = settings.limit.of(constants.memory_margin)

@@ -21,6 +21,7 @@ from orchestrator.report.comparison import comparison_tables
 from orchestrator.report.sweep import Row, sweep_table
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, screen, show_found
+from orchestrator.units import format_seconds
 
 JSON: Final = "--json"
 
@@ -89,8 +90,24 @@ def _plan(words: Sequence[str]) -> None:
         for line in tried_lines(answer, tried):
             print(line)
         show_found(screen(), answer.settings, answer.found)
+        for line in risk_lines(answer):
+            print(line)
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
+
+
+def risk_lines(answer: Answer) -> list[str]:
+    """The plan's chance of running out of memory and, where that is not small, the safer plan beside it."""
+    if answer.plan.cluster.is_cpu:
+        return []
+    lines = [f"risk: {100 * answer.chance_of_not_fitting:.2g}% chance of running out of memory, by how far off measured peaks were"]
+    safer = questions.safer(answer)
+    if safer is not None:
+        slower = 100 * (safer.step_time_s / answer.step_time_s - 1)
+        chance = f"{100 * safer.chance_of_not_fitting:.2g}% chance"
+        said = f"{format_seconds(safer.step_time_s)} a step (+{slower:.1f}%), {chance}: {safer.plan.engine} {choice(safer.plan)}"
+        lines.append(f"safer: memory.risk={100 * questions.SAFE:g}%: {said}")
+    return lines
 
 
 def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:

@@ -327,13 +327,13 @@ GONE_S = 10
 s)."""
 ON_A_NODE = """\
 cd -- "${0%/*}"; bash "$0" && exit 0; status=$?; touch logs/failed; (( SLURM_NODEID > 0 )) || exit "$status"
-for (( silent = 0; silent < 10; silent++ )); do
-  beat=$(cat logs/heartbeat); sleep 6; [[ $(cat logs/heartbeat) == "$beat" ]] || exit "$status"
+for (( silent = 0; silent < 4; silent++ )); do
+  beat=$(cat logs/heartbeat); sleep 5; [[ $(cat logs/heartbeat) == "$beat" ]] || exit "$status"
 done
 scontrol requeue "$SLURM_JOB_ID" || scancel "$SLURM_JOB_ID"
 """
 """Runs launch.sh on a node. Where the ranks fail since the first node is gone, job.sbatch is gone with it, and Slurm keeps the allocation
-(--no-kill): after a minute without its heartbeat another node asks for the requeue."""
+(--no-kill): after 20 s without its heartbeat another node asks for the requeue, before Slurm ends the step (SlurmdTimeout, 300 s)."""
 WATCHED_RUN = """\
 rm -f logs/failed
 # shellcheck disable=SC2016  # expanded on the node

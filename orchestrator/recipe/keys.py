@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.cost.profile import Profile
 from orchestrator.engines import passthrough
 from orchestrator.job import ContainerOptions, SlurmOptions, check_variable
-from orchestrator.key import Key, count, declared, one_text, options_of, words
+from orchestrator.key import Key, count, declared, one_text, options_of, share, words
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
@@ -117,6 +117,16 @@ class Inputs(Value, frozen=True, kw_only=True):
     reserve_gib: Annotated[
         float | None,
         Key("memory.reserve_gib", "of it kept free", type=float, unit="GiB", default="by the engine's measured peaks", low=0),
+    ] = None
+    risk: Annotated[
+        float | None,
+        Key(
+            "memory.risk",
+            "chance of running out of memory that a plan may have, by how far off measured peaks were: 1%",
+            type=float,
+            read=share,
+            default="5% of the engine's measured peaks",
+        ),
     ] = None
     batch: Annotated[
         Literal["given", "auto"],

@@ -125,4 +125,6 @@ def limit_of(merged: Flat, cluster: Cluster) -> MemoryLimit:
     reserve = None if asked.reserve_gib is None else round(asked.reserve_gib * GIB)
     if reserve is not None and reserve >= limit:
         raise InputError("memory.reserve_gib", merged["memory.reserve_gib"].text, f"leaves nothing of {format_bytes(limit)}")
-    return MemoryLimit(limit=limit, reserve=reserve)
+    if asked.risk is not None and reserve is not None:
+        raise InputError("memory.risk", merged["memory.risk"].text, "says how much is kept free, as memory.reserve_gib does; give one")
+    return MemoryLimit(limit=limit, reserve=reserve, risk=asked.risk)

@@ -44,7 +44,11 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
         "train": training | run,
         "lora": None if lora is None else _lora_tree(lora, merge=settings.run.merge_lora),
         "pin": msgspec.structs.asdict(settings.pins),
-        "memory": {"limit_gib": settings.limit.limit / GIB, "reserve_gib": reserve if reserve is None else reserve / GIB},
+        "memory": {
+            "limit_gib": settings.limit.limit / GIB,
+            "reserve_gib": reserve if reserve is None else reserve / GIB,
+            "risk": settings.limit.risk,
+        },
         "calibration": settings.calibration,
         "largest": settings.largest,
         "target": settings.targets.given(),

@@ -291,6 +291,8 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     if limit:
         memory_line += f", {_percent(stage.peak_memory_bytes / limit.usable)} of {format_bytes(limit.usable)} usable"
         why = "" if limit.margin is None else f": 95% of measured peaks are at most {_percent(limit.margin)} above their prediction"
+        if limit.risk is not None:
+            why = f": at most {100 * limit.risk:g}% chance of running out (memory.risk)"
         memory_line += f" ({format_bytes(limit.limit)} less {format_bytes(limit.limit - limit.usable)} reserve{why})"
     lines.add_row(Text("memory", style="bold"), memory_line)
     lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration{_source(plan)}"))

@@ -55,6 +55,9 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
     margin: float | None = None
     """The share that `reserve` is by an engine's measured peaks; None: the user's own figure."""
 
+    risk: float | None = None
+    """The chance of running out that a plan may have, where the user has said one; `margin` is then what that keeps free."""
+
     def of(self, margin: float) -> MemoryLimit:
         """This limit for an engine of which `margin` is kept free where the user has not said how much.
 
@@ -63,7 +66,7 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
         """
         if self.reserve is not None:
             return self
-        return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin)
+        return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin, risk=self.risk)
 
     @property
     def usable(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -28,7 +29,9 @@ GPT3 = (
 )
 
 LARGER = ("train.global_batch_size=32", "pin.micro_batch_size=8", "train.steps=5")
-"""So that a rank's tensors weigh more than gloo's threads and buffers, which a fake process group has none of (18 MB of a process)."""
+GLOO: Final = 20e6
+"""Bytes of a process that a fake process group has not: gloo's threads and buffers. Measured 19, 11 and 9 MB, of 466, 480 and 509
+(megatron, megatron_deepspeed, deepspeed)."""
 
 
 def settings_of(*words: str) -> Settings:
@@ -101,7 +104,8 @@ def test_a_rank_alone_has_the_peak_of_the_same_rank_in_the_whole_run(
     written = [json.loads(path.read_text())[0] for path in sorted((tmp_path / "run" / rehearsal.FOLDER).glob("*.json"))]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     most = max(one["peak_memory_bytes"] for one in written)
-    assert most == pytest.approx(max(row["peak_memory_bytes"] for row in rows), rel=0.03)
+    whole = max(row["peak_memory_bytes"] for row in rows)
+    assert most == pytest.approx(whole - GLOO / 2, abs=0.01 * whole + GLOO / 2)
     assert "Rehearsal: one rank alone" in capsys.readouterr().out
 
 

@@ -60,7 +60,7 @@ def really_run(case: Case) -> tuple[int, int]:
         parameter.data.normal_(0.0, 0.02)
     fed = feeds.feeds_of(model, config, case.seq_length, case.decoder_seq_length)
     batch = feeds.stacked(fed, [feeds.sample(fed, np.random.default_rng(0))])
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter:
         model.train()(**{name: torch.from_numpy(array) for name, array in batch.items()}, **feeds.fixed_arguments(model))
     return sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops()
 

@@ -1,0 +1,29 @@
+"""The commands of python -m orchestrator."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Command(NamedTuple):
+    """Where its function of the words is, and what it does."""
+
+    module: str
+    function: str
+    help: str
+
+
+COMMANDS: Final = {
+    "run": Command("orchestrator.run", "main", "plan, write everything that training needs, and start it where it can"),
+    "plan": Command("orchestrator.console.asked", "plan", "plan only: time, memory, cost; the least GPUs for a target; the most that fits"),
+    "sweep": Command("orchestrator.console.asked", "sweep", "plan for every combination of keys that have several values: gpus=8,16,32"),
+    "compare": Command("orchestrator.console.asked", "compare", "two plans or settings side by side, cause by cause"),
+    "report": Command("orchestrator.console.report", "main", "a run's plan in pictures, in one page: ranks, timeline, memory, candidates"),
+    "audit": Command("orchestrator.audit.__main__", "main", "is what you have any good? a script of Megatron-LM, a ds_config.json"),
+    "completion": Command("orchestrator.console.completion", "main", "words for bash or zsh to complete commands and keys"),
+    "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
+    "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),
+    "calibrate": Command("orchestrator.calibrate.__main__", "main", "fit the prices to runs that were measured"),
+    "profile": Command("orchestrator.profile.__main__", "main", "measure this cluster, for a cluster= and a calibration= of its own"),
+    "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
+}

@@ -1,0 +1,95 @@
+"""A ds_config.json with a model becomes a plan; what it does not say is a key, asked for or said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import orchestrator as so
+from orchestrator.audit import formats
+
+SAMPLE = Path(__file__).parent / "samples" / "ds_config.json"
+
+
+def test_a_ds_config_becomes_its_plan_and_nothing_is_left_out() -> None:
+    found = so.audit(SAMPLE, recipe="llama3_8b", cluster="dgx_h100", train={"seq_length": 4096}, pin={"recompute": "full"})
+    plan = found.plan
+    assert plan is not None
+    assert (plan.engine, plan.world_size, plan.dp, plan.zero_stage, plan.micro_batch_size, plan.num_microbatches) == (
+        "deepspeed",
+        16,
+        16,
+        3,
+        1,
+        16,
+    )
+    assert plan.training.grad_accum_dtype == "bf16"  # DeepSpeed sums in the model's type unless data_types says otherwise
+    assert found.legal
+    assert found.fits
+    assert found.reading.unknown == ("zero_optimization.not_a_key=1",)
+    assert 'zero_optimization.offload_param.device="cpu"' in found.reading.unpriced
+    assert "steps_per_print=10" in found.reading.beside
+    assert any("recompute" in what for what in found.reading.assumed)
+
+
+def test_a_change_of_a_ds_config_is_read_again_as_what_it_says() -> None:
+    found = so.audit(SAMPLE, recipe="llama3_8b", cluster="dgx_h100", train={"seq_length": 4096}, pin={"recompute": "full"})
+    said = [change for change in found.changes if change.text is not None]
+    assert said
+    for change in said:
+        again = formats.read(str(change.text), "ds_config.json").reading
+        assert again.setup.micro_batch_size == change.setup.micro_batch_size
+        assert again.setup.zero_stage == change.setup.zero_stage
+        content = json.loads(str(change.text))
+        assert content["train_batch_size"] == 256
+
+
+@pytest.mark.parametrize("recipe", ["llama3_8b", "gpt2_xl"])
+def test_a_plan_of_deepspeed_comes_back_as_itself(recipe: str, tmp_path: Path) -> None:
+    answer = so.plan(recipe=recipe, gpus=16, engine="deepspeed", cluster="dgx_h100")
+    plan = answer.plan
+    (file,) = [file for file in answer.job().files if file.path == "ds_config.json"]
+    (tmp_path / file.path).write_text(file.content)
+    pins = {"recompute": plan.strategy.recompute}
+    found = so.audit(tmp_path / file.path, recipe=recipe, gpus=16, cluster="dgx_h100", pin=pins).plan
+    assert found is not None
+    for name in (
+        "engine",
+        "tp",
+        "cp",
+        "dp",
+        "zero_stage",
+        "zero_shard_size",
+        "micro_batch_size",
+        "num_microbatches",
+        "offload_optimizer",
+        "stages",
+    ):
+        assert getattr(found, name) == getattr(plan, name), name
+    assert found.model == plan.model
+    assert found.predicted is not None
+    assert plan.predicted is not None
+    assert found.predicted.step_time_s == pytest.approx(plan.predicted.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "message"),
+    [
+        ("{", {}, "is not JSON"),
+        ("{}", {}, "is no ds_config"),
+        ('{"zero_optimization": {"stage": 7}}', {}, "zero_optimization.stage=7"),
+        ('{"train_batch_size": "many"}', {}, "is no number"),
+        ('{"train_batch_size": 256}', {"recipe": None}, "train.seq_length: is missing"),
+        ('{"train_batch_size": 256}', {"gpus": None, "recipe": None}, "missing"),
+        ('{"train_batch_size": 256}', {"pin": {"zero_stage": 9}}, "pin.zero_stage=9"),
+        ('{"train_batch_size": 256}', {"explain": {"tp": 8}}, "is not for audit"),
+    ],
+)
+def test_what_cannot_be_audited_is_one_error(text: str, keys: dict[str, object], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(text)
+    given = {name: value for name, value in {"recipe": "llama3_8b", "gpus": 16, "cluster": "dgx_h100", **keys}.items() if value is not None}
+    with pytest.raises(so.InputError, match=message):
+        so.audit(file, **given)
