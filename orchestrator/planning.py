@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -187,13 +187,20 @@ Progress = Callable[[int, int, float | None], None]
 """Called while a search goes on: outer choices done, in all, and seconds of the best plan so far."""
 
 
-def fastest(settings: Settings, asked: Question | None = None, progress: Progress | None = None, *, any_plan: bool = False) -> Found:
-    """The fastest plan of all engines that may be used, without an answer to any other question. `any_plan`: the first that is found will
-    do. Raises NoPlanError."""
+def fastest(
+    settings: Settings,
+    asked: Question | None = None,
+    progress: Progress | None = None,
+    *,
+    known: Mapping[Candidate, float] | None = None,
+    any_plan: bool = False,
+) -> Found:
+    """The fastest plan of all engines that may be used, without an answer to any other question. `known`: `Found.bounds` of a search whose
+    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError."""
     asked = asked or question(settings, top_k=1)
     stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
-        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop)
+        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known)
     index = [engine.name for engine in asked.planned].index(result.plan.engine)
     plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
     return Found(

@@ -59,7 +59,7 @@ def safer(answer: Answer) -> Answer | None:
         return None
     asked = msgspec.structs.replace(settings, limit=msgspec.structs.replace(limit, risk=SAFE))
     try:
-        return Answer(settings=asked, found=planning.fastest(asked))
+        return Answer(settings=asked, found=planning.fastest(asked, known=answer.found.bounds))
     except (InputError, NoPlanError):
         return None
 
