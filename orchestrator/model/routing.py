@@ -63,7 +63,7 @@ def stated(skew: float, num_experts: int, topk: int, capacity: float | None = No
     """One expert that gets `skew` times its even share, the others the rest. Raises InputError for more than all tokens.
 
     >>> stated(3.0, 4, 1).busiest
-    ((1, 1.0), (2, 1.8333333333333335), (4, 3.0))
+    ((1, 1.0), (2, 1.6666666666666667), (4, 3.0))
     """
     most = num_experts / topk
     if not 1 <= skew <= most:

@@ -27,7 +27,7 @@ from orchestrator.recipe.read import read_arguments, read_yaml
 from orchestrator.units import GIB
 
 NO_GPU = Machine(host_memory=16 * GIB)
-ENGINES = ("megatron", "megatron_deepspeed")
+ENGINES = ("megatron", "megatron_deepspeed", "deepspeed")
 
 
 def load(*words: str, machine: Machine = NO_GPU) -> recipe.Settings:
