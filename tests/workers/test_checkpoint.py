@@ -155,6 +155,7 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Left to .ci/full, as LONG."""
 
 LONG = (
+    "megatron tp2 zero1 to the same",
     "megatron tp2 to tp1",
     "deepspeed zero1 to zero3 dp3",
     "megatron cp2 dp2 zero1 llama to cp4",

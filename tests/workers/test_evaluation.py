@@ -46,8 +46,8 @@ def test_every_plan_evaluates_to_what_one_process_does(
     engine = "deepspeed" if fields.get("engine") == "deepspeed" else "megatron"
     key = f"{engine} {model.family}"
     if key not in references:
-        references[key] = rows_of(pool, make_plan(model, engine, run=RUN), corpus, tmp_path / "one")
-    rows = rows_of(pool, make_plan(model, run=RUN, **fields), corpus, tmp_path / "many")
+        references[key] = rows_of(pool, make_plan(model, engine, run=RUN, steps=5), corpus, tmp_path / "one")
+    rows = rows_of(pool, make_plan(model, run=RUN, steps=5, **fields), corpus, tmp_path / "many")
     assert [row["step"] for row in rows if "valid_loss" in row] == [2, 4, 5]
     for one, many in zip(references[key], rows, strict=True):
         assert many["loss"] == pytest.approx(one["loss"], abs=TOLERANCE)
@@ -56,7 +56,7 @@ def test_every_plan_evaluates_to_what_one_process_does(
 
 def test_evaluation_changes_nothing_of_the_training(pool: Pool, corpus: str, tmp_path: Path) -> None:
     """Dropout on: an evaluation that took numbers from its generator, or stayed in evaluation mode, would show."""
-    plan = make_plan(replace(GPT, hidden_dropout=0.2, attention_dropout=0.2), run=RUN)
+    plan = make_plan(replace(GPT, hidden_dropout=0.2, attention_dropout=0.2), run=RUN, steps=5)
     without = replace(plan, run=RunSettings(split=RUN.split))
     one, other = rows_of(pool, plan, corpus, tmp_path / "with"), rows_of(pool, without, corpus, tmp_path / "without")
     assert [row["loss"] for row in one] == [row["loss"] for row in other]

@@ -191,7 +191,7 @@ def test_rotary_frequencies_stay_in_fp32_under_bf16(stage: int, pool: Pool, corp
 BYTES = [(stage, ranks) for stage in (1, 2, 3) for ranks in (2, 4, 8)]
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [pytest.param(*c, marks=[pytest.mark.full] if c in ((1, 8), (2, 8)) else []) for c in BYTES])
+@pytest.mark.parametrize(("stage", "ranks"), [pytest.param(*c, marks=[pytest.mark.full] if c[1] != 4 else []) for c in BYTES])
 def test_a_rank_holds_the_bytes_that_zero_promises(stage: int, ranks: int, pool: Pool, corpus: str) -> None:
     """ZeRO (arXiv 1910.02054), figure 1, in bf16 with gradients summed in fp32: 2 of weights, 4 of gradients, 12 of optimizer states; at
     stage 1 the transient bf16 gradient. Also what the planner counts."""

@@ -71,8 +71,8 @@ def test_the_command_plans_it_and_trains_it_on_four_ranks(tmp_path: Path) -> Non
 
 def test_it_evaluates_to_what_one_process_does_and_trains_on_as_before(pool: Pool, corpus: str, tmp_path: Path) -> None:
     """Evaluations stand between the steps: whatever they left behind would show in the next loss."""
-    one = rows_of(pool, make_plan(GPT, run=RUN), corpus, tmp_path / "one")
-    plan = make_plan(GPT, run=RUN, **PIPELINE, pp=2, dp=2, zero_stage=1)
+    one = rows_of(pool, make_plan(GPT, run=RUN, steps=5), corpus, tmp_path / "one")
+    plan = make_plan(GPT, run=RUN, steps=5, **PIPELINE, pp=2, dp=2, zero_stage=1)
     many = rows_of(pool, plan, corpus, tmp_path / "many")
     assert [row["step"] for row in many if "valid_loss" in row] == [2, 4, 5]
     for alone, row in zip(one, many, strict=True):
