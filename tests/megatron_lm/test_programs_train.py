@@ -160,14 +160,14 @@ def as_megatrons(family: str, sample: dict[str, np.ndarray]) -> dict[str, np.nda
 
 @pytest.fixture(scope="module", params=MASKED_LAYOUTS)
 def masked(request: pytest.FixtureRequest, workshop: Workshop) -> Masked:
-    from orchestrator import plan as plan_module
+    from orchestrator.plan import from_json
     from orchestrator.workers import data
 
     family, out = request.param, workshop.folder / f"ours-{request.param}"
     more = {"bert": ("model.num_token_types=0",), "t5": ("model.decoder_num_layers=4", "train.decoder_seq_length=16")}[family]
     words = (f"recipe={family}_tiny", *MASKED_MODEL, *more)
     rows = orchestrator(out, *words, *MASKED_LAYOUTS[family][0], f"data={workshop.train[1]}")
-    plan = plan_module.from_json((out / "plan.json").read_bytes(), "plan.json")
+    plan = from_json((out / "plan.json").read_bytes(), "plan.json")
     corpus = data.open_corpus(plan, out / "data", build=True, wait=lambda: None)
     batches = data.Batches(plan, corpus.train, corpus.specials, dp_rank=0)
     samples = [as_megatrons(family, batches.sample(ordinal)) for ordinal in range(STEPS * BATCH)]
