@@ -3,7 +3,7 @@
     python -m orchestrator.health [FOLDER]
 
 FOLDER: of a run; its disk and its last step are looked at too. A line for each thing that is wrong; exit status 1 where there is one, 0
-where nothing is found.
+where nothing is found (said on standard error).
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def _run(words: Sequence[str]) -> int:
         found += [*disk(folder), *progress(folder, time.time())]
     for line in found:
         print(f"health: {line}")
+    if not found:
+        print("health: nothing wrong was found", file=sys.stderr)
     return UNFIT if found else 0
 
 
@@ -68,7 +70,8 @@ def gpus() -> Iterator[str]:
         yield f"nvidia-smi gives no answer in {NVIDIA_SMI_S:.0f} s: the driver hangs, or a GPU has fallen off the bus"
         return
     if done.returncode:
-        yield f"nvidia-smi fails: {(done.stderr or done.stdout).strip().splitlines()[-1:] or [done.returncode]}"
+        said = (done.stderr or done.stdout).strip().splitlines()
+        yield f"nvidia-smi fails: {said[-1] if said else f'exit status {done.returncode}'}"
         return
     yield from gpu_faults(done.stdout)
 

@@ -1,0 +1,63 @@
+"""What the README shows is what happens: its output is a run's, its recipe loads, and every question in its table has the answer that it
+promises, by just the command that stands there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from orchestrator.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ANSWERS = {
+    "how many days and dollars?": (r"training: .* days, .* GPU-hours, .* cost \d",),
+    "16 or 32 GPUs? which cluster?": ("6 of 6 have a plan",),
+    "the least GPUs for ten days, or so many tokens a second?": (r"gpus=\d+: the least that reaches the target",),
+    "the largest that fits?": (r"train\.seq_length=\d+: the most that fits",),
+    "why not tp 1? one node less?": (r"Why not tp=1\?", "With gpus=56: "),
+    "will it fit for sure?": (r"risk: 0\.\d+% chance of running out of memory",),
+    "how often to save?": (r"failures: .* best is train\.save_every=\d+",),
+}
+"""What the command of a question says."""
+LONG = ("the least GPUs for ten days, or so many tokens a second?", "the largest that fits?")
+"""Left to .ci/full: 17 and 13 CPU seconds."""
+
+
+def commands() -> dict[str, list[str]]:
+    """The first command of each question that needs no file of the user's."""
+    rows = re.findall(r"^\| ([^|]+\?) \| `orchestrator ([^`]+)`", README, re.MULTILINE)
+    return {question: shlex.split(words) for question, words in rows if not words.startswith(("audit", "report", "recipe=my"))}
+
+
+def test_every_question_is_asked_here() -> None:
+    assert commands().keys() == ANSWERS.keys()
+
+
+@pytest.mark.parametrize("question", [pytest.param(name, marks=pytest.mark.full if name in LONG else ()) for name in ANSWERS])
+def test_a_question_of_the_table_is_answered_by_its_command(question: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(commands()[question]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in ANSWERS[question]:
+        assert re.search(words, said), said
+
+
+def test_the_output_on_the_first_screen_is_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Columns may stand elsewhere; words and figures may not."""
+    shown = README.split("    $ python -m orchestrator.run ", 1)[1].split("\n\n", 1)[0].splitlines()
+    assert main(["run", *shown[0].split(), "launch=none", f"out={tmp_path / 'run'}"]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line in shown[1:]:
+        if not line.strip().startswith("..."):
+            assert line.split() in said, line
+
+
+def test_the_recipe_that_is_shown_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"\n\n((?:    (?:recipe|train|cluster): .*\n)+)", README)
+    path = tmp_path / "my.yaml"
+    path.write_text("\n".join(line[4:] for line in block.splitlines()))
+    assert main(["plan", f"recipe={path}", "gpus=64"]) == 0
+    assert "1T tokens" in capsys.readouterr().out
