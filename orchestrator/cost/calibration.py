@@ -316,8 +316,7 @@ def kept(
     interval: tuple[float, float] | None,
     measured: FittedOn | None = None,
 ) -> Calibration:
-    """`base` with constants that were kept by name; its interval where they were fitted on too few runs for one of their own. Raises
-    InputError for one that is not known."""
+    """`base` with constants that were kept by name, and what they were fitted on. Raises InputError for one that is not known."""
     unknown = sorted(constants.keys() - {*Calibration.__struct_fields__})
     if unknown:
         raise InputError("calibration", name, f"has constants that are not known: {', '.join(unknown)}")

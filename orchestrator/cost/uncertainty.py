@@ -2,7 +2,7 @@
 
 Split conformal prediction with whole sources left out (V. Vovk, "Cross-conformal predictors", 2015; R. Barber and others, "Predictive
 inference with the jackknife+", 2021): every measured run is predicted by constants that no run of its own source was fitted to, and the
-ratios of measured to predicted are kept (`errors.json`; `python -m orchestrator.calibrate left_out=FILE` makes it). An interval is between
+ratios of measured to predicted are kept (`errors.json`; `python -m orchestrator.calibrate errors=FILE` makes it). An interval is between
 two quantiles of these ratios, each weighted by how near its run is to what is predicted now (localised as in L. Guan, "Localized conformal
 prediction", 2023): the same generation of GPU, experts or none, the same width of products, and as far beyond what the constants were
 fitted on. Where nothing near was measured all ratios weigh nearly alike, and the interval is as wide as whole sources differ.

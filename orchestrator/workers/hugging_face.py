@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from math import prod, sqrt
 from typing import Any
@@ -16,6 +15,7 @@ from transformers.initialization import no_init_weights
 from orchestrator.workers import lora
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
+from orchestrator.workers.dtype import default_dtype
 
 STD = 0.02
 """`initializer_range` of GPT-2, Llama, Qwen and BERT."""
@@ -23,17 +23,6 @@ STD = 0.02
 
 ZERO_CENTERED = ("gemma3_text",)
 """Models whose norms multiply by 1 + weight (modeling_gemma3.py, Gemma3RMSNorm)."""
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made inside have this type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def build_model(fields: dict[str, Any]) -> torch.nn.Module:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from transformers.models.auto import modeling_auto
 
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Feed
+from orchestrator.workers.dtype import default_dtype
 
 DESCRIBED: Final = "described"
 """The name under which transformers gets our recording attention."""
@@ -70,16 +70,6 @@ def class_of(config: Any) -> Any:
             found = mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found
     raise InputError("model.hf_config.model_type", config.model_type, "transformers has no model class for it")
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def from_config(text: str, dtype: torch.dtype, attentions: tuple[str, ...]) -> tuple[torch.nn.Module, str]:
