@@ -230,5 +230,5 @@ def pinned(setup: Setup, pins: Pins) -> Setup:
         found[name] = tuple(value.split("-")) if name == "rank_order" else value
     found.pop("schedule", None)
     if "recompute" in found:
-        found |= {"recompute_layers": None, "layer_modes": None}
+        found["recompute_layers"] = None
     return msgspec.structs.replace(setup, **{name: value for name, value in found.items() if name in Setup.__struct_fields__})

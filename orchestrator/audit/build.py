@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
-from orchestrator.plan import LayerSpan, Plan, Stage
+from orchestrator.plan import Plan, Stage
 from orchestrator.recipe import Settings
 from orchestrator.search.check import check_plan
 from orchestrator.search.question import PlannedEngine
@@ -134,29 +134,8 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
 
 
 def _stages(setup: Setup, model: ModelSpec, sizes: Sequence[int]) -> tuple[Stage, ...]:
-    if setup.layer_modes is None:
-        first = setup.recompute_layers or transformer_layers(model)
-        return stages_of(model, sizes, setup.pp, [(setup.recompute, first)] * setup.pp)
-    if len(setup.layer_modes) != transformer_layers(model):
-        raise InputError("recompute", len(setup.layer_modes), f"is not said of all {transformer_layers(model)} layers")
-    stages = stages_of(model, sizes, setup.pp)
-    ends = list(accumulate(sizes))
-    found = []
-    for p, stage in enumerate(stages):
-        spans: list[LayerSpan] = []
-        at = {chunk: ends[chunk * setup.pp + p] - sizes[chunk * setup.pp + p] for chunk in range(setup.vpp)}
-        for span in stage.layers:
-            if span.kind in ENDS:
-                spans.append(span)
-                continue
-            first, start = span.first, at[span.chunk]
-            at[span.chunk] += span.count
-            for mode, run in groupby(setup.layer_modes[start : start + span.count]):
-                count = len(list(run))
-                spans.append(replace(span, first=first, count=count, recompute=mode))
-                first += count
-        found.append(Stage(layers=tuple(spans)))
-    return tuple(found)
+    first = setup.recompute_layers or transformer_layers(model)
+    return stages_of(model, sizes, setup.pp, [(setup.recompute, first)] * setup.pp)
 
 
 def chunks(setup: Setup, model: ModelSpec) -> tuple[int, ...]:

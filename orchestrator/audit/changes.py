@@ -24,7 +24,6 @@ NO_LAYOUT: Final[dict[str, Any]] = {
     "first_layers": None,
     "last_layers": None,
     "ends_count": (False, False),
-    "layer_modes": None,
 }
 
 
@@ -71,13 +70,9 @@ def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
         found["etp"] = [replace(setup, etp=etp) for etp in dict.fromkeys((1, setup.tp))]
     found["micro_batch_size"] = [replace(setup, micro_batch_size=size) for size in powers(MOST_MICRO_BATCH)]
     chunk = max(1, layers // (setup.pp * setup.vpp))
-    modes = [
-        replace(setup, recompute=mode, recompute_layers=None, layer_modes=None)
-        for mode in caps.recompute
-        if mode not in caps.pinned_recompute
-    ]
+    modes = [replace(setup, recompute=mode, recompute_layers=None) for mode in caps.recompute if mode not in caps.pinned_recompute]
     if caps.recompute_varies != "never":
-        modes += [replace(setup, recompute="full", recompute_layers=count, layer_modes=None) for count in _counts(chunk)]
+        modes += [replace(setup, recompute="full", recompute_layers=count) for count in _counts(chunk)]
     found["recompute"] = modes
     if not setup.megatron_fsdp:
         stages = caps.zero_stages if setup.pp == 1 else caps.zero_stages_with_pipeline
@@ -208,7 +203,7 @@ def said(before: Setup, after: Setup) -> str:
     parts = []
     for name in Setup.__struct_fields__:
         one, other = getattr(before, name), getattr(after, name)
-        if one == other or name in ("recompute_layers", "layer_modes", "recompute"):
+        if one == other or name in ("recompute_layers", "recompute"):
             continue
         parts.append(f"{name} {_word(one)} -> {_word(other)}")
     one, other = recompute_said(before), recompute_said(after)
@@ -219,8 +214,6 @@ def said(before: Setup, after: Setup) -> str:
 
 def recompute_said(setup: Setup) -> str:
     """full(4 of each chunk), selective, none."""
-    if setup.layer_modes is not None:
-        return f"{sum(mode != 'none' for mode in setup.layer_modes)} of {len(setup.layer_modes)} layers"
     return f"full({setup.recompute_layers} of a chunk)" if setup.recompute == "full" and setup.recompute_layers else setup.recompute
 
 

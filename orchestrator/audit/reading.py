@@ -34,8 +34,6 @@ class Setup(Options, frozen=True, kw_only=True):
     """Transformer layers of the first and the last stage; None: an even share."""
     ends_count: tuple[bool, bool] = (False, False)
     """Whether embedding and loss count as a layer where layers are divided evenly."""
-    layer_modes: tuple[Recompute, ...] | None = None
-    """The recompute of each transformer layer, where `recompute` can't say it."""
     by_deepspeed_pipeline: bool = False
     """Whether DeepSpeed's PipelineModule runs the stages."""
 

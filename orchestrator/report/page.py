@@ -80,8 +80,6 @@ class Shown(Value, frozen=True, kw_only=True):
     """Bytes that a choice can't go below."""
     rows: Sequence[Mapping[str, Any]] = ()
     price_per_gpu_hour: float | None = None
-    safer: Sequence[Sequence[str]] = ()
-    """Rows of the table of safer plans."""
 
 
 def escape(text: object) -> str:
@@ -132,9 +130,6 @@ def report_html(shown: Shown) -> str:
     ]
     if points:
         parts.append(candidates_section(shown, points, divs["candidates"]))
-    if shown.safer:
-        heads = ("", "step", "memory at the peak", "left free", "chance of running out")
-        parts.append("<h2>Safer plans</h2>" + table("From the fastest on", heads, shown.safer, (1, 2, 3, 4)))
     parts.append(measured_section(shown, divs.get("measured")))
     parts.append("</main></body></html>")
     return "\n".join(parts) + "\n"
