@@ -361,7 +361,7 @@ class Inner:
         if self._fixed is None:  # the even split, whose time narrows what a stage may hold
             steps, end = self._fixed_steps(self.even_sizes()), self.pp
             if steps is not None:
-                even, _ = self._best(steps, end, None, INFINITE)
+                even, _ = self._best(steps, end, None, INFINITE if further else threshold)
                 if even is not None and even.seconds <= threshold:
                     best = even
             self.left = INFINITE
@@ -433,7 +433,9 @@ class Inner:
 
     def _walk(self, walk: Partitions, best: Best | None, upper: float, further: int = 0, near: Best | None = None) -> Best | None:
         walk.best = best
-        found = walk.search(upper, further or MOST_SIMULATED * self.pipeline.passes, sharply=further > 0, near=near)
+        found = walk.search(upper, MOST_SIMULATED * self.pipeline.passes)
+        if further and walk.left < INFINITE:
+            found = walk.search(upper, further, sharply=True, near=near)
         self.spent, self.left = self.spent + walk.spent, walk.left
         return found
 

@@ -302,16 +302,21 @@ class Partitions:
         fixed = self.updates[0][self.start] + pipeline.once_s
         partitions: list[Times] = []
         paths: list[CriticalPath] = []
+        payoffs: list[list[float]] = []
         met: list[Best] = []
         for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
             met.append(Best(self._simulate(chosen), tuple(chosen)))
             partitions.append(self._times(chosen))
+            for path, row in zip(paths, payoffs, strict=True):
+                row.append(path.seconds(partitions[-1]))
             paths.append(longest(graph, partitions[-1])[1])
-            value, by_path, by_partition = game([[path.seconds(times) for times in partitions] for path in paths])
+            payoffs.append([paths[-1].seconds(times) for times in partitions])
+            value, by_path, by_partition = game(payoffs)
             seconds, path = longest(graph, Times.mean(partitions, by_partition))
             if seconds > value * (1 + CLOSE):
                 paths.append(path)
-                value, by_path, _ = game([[path.seconds(times) for times in partitions] for path in paths])
+                payoffs.append([path.seconds(times) for times in partitions])
+                value, by_path, _ = game(payoffs)
             cut, chosen = self._along(CriticalPath.mean(paths, by_path))
             least = cut.togo[0][self.start] + cut.constant
             if least + fixed > self.bound:

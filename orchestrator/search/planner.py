@@ -220,7 +220,7 @@ def search(
                 done += 1
                 continue
             need = answer.need
-            bound = max(bound, answer.bound_s)
+            bound = max(bound, answer.bound_s, min(best.threshold, inner.left) * (1 - ROUNDING))
         done += 1
         if need is not None:
             why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limits[choice.engine].usable)}"

@@ -25,9 +25,11 @@ class PlannedEngine:
     def name(self) -> str:
         return self.capabilities.engine
 
-    def offering(self, capabilities: Capabilities) -> PlannedEngine:
-        """The same engine where it can do something else: its own program, say, in place of our worker. It costs the same."""
-        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=self.calibration)
+    def costing_the_same(self, *, capabilities: Capabilities | None = None, calibration: Calibration | None = None) -> PlannedEngine:
+        """The same engine where it can do something else (its own program, say, in place of our worker), or where constants that are no
+        prices differ (the memory that is kept free)."""
+        calibration = calibration or self.calibration
+        other = PlannedEngine(capabilities=capabilities or self.capabilities, traits=self.traits, calibration=calibration)
         other._latest = self._latest
         return other
 
