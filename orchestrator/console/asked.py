@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator import api, recipe
+from orchestrator import api, planning, recipe
 from orchestrator.asking import grid, questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
@@ -71,7 +71,8 @@ def load_of(words: Sequence[str]) -> tuple[dict[str, Any], Load]:
 
 def plan(words: Sequence[str]) -> int:
     """The command; its exit status."""
-    return command(words, lambda: PLAN_HELP, _plan)
+    with planning.without_gc():
+        return command(words, lambda: PLAN_HELP, _plan)
 
 
 def _plan(words: Sequence[str]) -> None:

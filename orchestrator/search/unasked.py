@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from orchestrator.cost.price import CostModel
 from orchestrator.errors import InputError
 from orchestrator.key import declared
 from orchestrator.model.training import Training
-from orchestrator.cost.price import CostModel
 from orchestrator.plan import Plan
 from orchestrator.search.check import check_plan, workload_of
 from orchestrator.search.question import PlannedEngine
