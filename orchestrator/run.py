@@ -329,6 +329,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         print(f"Not started: {start.why}.{how}")
         return 0
     from orchestrator.launch import local, slurm
+    from orchestrator.report.after import after_table
     from orchestrator.report.measured import comparison_table, measured_step_time
     from orchestrator.report.progress import TrainingProgress
 
@@ -351,12 +352,18 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
             outcome = starter(job, out, on_step=progress.step)
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
-    local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
+    after = pictures.after_run(settings, plan, out)
+    said = [] if after is None else pictures.after_lines(settings, plan, out, after)
+    local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured, after=said)
     if pictures.wanted():
-        for file in pictures.report_files(settings, found, outcome.rows):
+        for file in pictures.report_files(settings, found, outcome.rows, after):
             (out / file.path).write_text(file.content, encoding="utf-8")
     if outcome.status == "finished":
         console.print(comparison_table(plan, outcome.rows))
+        if after is not None:
+            console.print(after_table(after))
+        for line in said:
+            print(f"after the run: {line}")
         for note in local.preflight_notes(out):
             print(f"preflight: {note}")
         print(f"Finished: {out}")
