@@ -20,7 +20,7 @@ from orchestrator.planning import Found
 from orchestrator.recipe import Settings
 
 if TYPE_CHECKING:
-    from orchestrator.report.after import After
+    from orchestrator.report.after import After, RankTimes
 
 PAGE: Final = "report.html"
 TRACE: Final = "trace.json"
@@ -86,11 +86,18 @@ def after_run(settings: Settings, plan: Plan, out: Path) -> After | None:
     """Where two steps of the run in this folder went, by its ranks' timers; None: it has none (another program's, an unfinished run)."""
     from orchestrator.report import after
 
+    rows = timers(out)
+    return after.after(plan, planning.costs_of(settings, plan), rows) if rows else None
+
+
+def timers(out: Path) -> tuple[RankTimes, ...]:
+    """What the ranks of the run in this folder timed; nothing where they did not, or not all of them."""
+    from orchestrator.report import after
+
     try:
-        rows = after.read(measured_rows(out / after.FILE))
+        return after.read(measured_rows(out / after.FILE))
     except msgspec.ValidationError:
-        return None
-    return after.after(plan, planning.costs_of(settings, plan), rows)
+        return ()
 
 
 def after_lines(settings: Settings, plan: Plan, out: Path, found: After) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 import orchestrator
-from orchestrator import detect, pictures, recipe
+from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -59,15 +59,20 @@ def run(words: Sequence[str]) -> int:
     print(settings.why_cluster, flush=True)
     if settings.continues is not None:
         print(resuming.said(settings.continues), flush=True)
-    out = new_folder(settings)
+    out = new_folder(settings) if settings.tune is None else tuning.tune_folder(settings)
     if settings.engine == LAYERWISE:
         return layerwise_run(settings, out)
     start = choose_start(settings, machine)
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
         print(f"engine={name} is left out: {why}; launch=none plans for it too", flush=True)
-    with SearchProgress() as progress:
-        found = found_plan(settings, progress.show, absent)
+    if settings.tune is not None:
+        tuning.check_tunable(settings, start.how, start.why)
+        settings, found = tuning.tuned(settings, start.how, out, absent)
+        screen().print(tuning.tune_table(tuning.read_trials(out)))
+    else:
+        with SearchProgress() as progress:
+            found = found_plan(settings, progress.show, absent)
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from rich.console import RenderableType
 
-from orchestrator.cost.calibration import SHARES, Calibration, CalibrationFile, Constant, digest
+from orchestrator.cost.calibration import SHARES, Calibration, CalibrationFile, Constant, datasheet, digest
 from orchestrator.cost.price import CostModel
 from orchestrator.hardware.collectives import COLLECTIVES
 from orchestrator.plan import Plan
@@ -360,19 +360,30 @@ def _scaled(constants: Calibration, shares: Sequence[str], seconds: Sequence[str
 def calibration_file(plan: Plan, cost: CostModel, found: After) -> CalibrationFile:
     """The suggested constants as calibration=FILE takes them: the run's own prices with these in their place."""
     name = f"a run of {plan.model.name} on {plan.world_size} ranks, steps {', '.join(map(str, found.steps))}"
-    kept = {key: value for key, value in (plan.prices.constants if plan.prices else {}).items() if key not in found.constants}
+    return file_of(plan, cost, own_constants(cost) | {key: now for key, (_, now) in found.constants.items()}, name, runs=1)
+
+
+def own_constants(cost: CostModel) -> dict[str, float]:
+    """Those that differ from the datasheet's."""
+    base = datasheet(cost.cluster, cost.traits)
+    pairs = {name: (getattr(cost.calibration, name), getattr(base, name)) for name in Calibration.__struct_fields__}
+    return {name: now for name, (now, before) in pairs.items() if isinstance(now, float) and now != before}
+
+
+def file_of(plan: Plan, cost: CostModel, constants: Mapping[str, float], origin: str, *, runs: int) -> CalibrationFile:
+    """These constants for the plan's engine and GPU, of so many runs."""
     return CalibrationFile(
         engine=plan.engine,
         gpu=plan.cluster.gpu.name,
         traits=digest(cost.traits),
-        fitted_on=name,
+        fitted_on=origin,
         constants={
-            key: Constant(value=value, unit="share" if key in SHARES else "s" if key.endswith("_s") else "ratio", origin=name)
-            for key, value in {**kept, **{key: now for key, (_, now) in found.constants.items()}}.items()
+            key: Constant(value=value, unit="share" if key in SHARES else "s" if key.endswith("_s") else "ratio", origin=origin)
+            for key, value in constants.items()
         },
-        fitted_runs=1,
+        fitted_runs=runs,
         fitted_median_error=0.0,
         held_out_runs=0,
         held_out_median_error=None,
         interval=None,
-    )  # fmt: skip
+    )
