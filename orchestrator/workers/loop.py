@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, preflight
+from orchestrator.workers import checkpoint, data, distributed, orphans, preflight
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
@@ -289,6 +289,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     arguments = parser.parse_args()
     distributed.quiet()
     distributed.end_at_once_on_signals()
+    orphans.end_with_launcher()
     plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     engine = read_engine(arguments.plan.parent)
     out = arguments.out
