@@ -71,7 +71,7 @@ def first_middle_last(plan: Plan) -> list[int]:
 
 def alone_seconds(plan: Plan, cost: CostModel, stage: int) -> float:
     """Predicted seconds of a micro-batch on a stage without traffic, forward and backward."""
-    candidate = plan.candidate
+    candidate, cost = plan.candidate, cost.of_stage(plan.candidate, stage)
     total = candidate.vpp * cost.calibration.microbatch_overhead_s
     for span in plan.stages[stage].layers:
         causes = cost.layer(candidate, span.kind, span.recompute).by_cause
@@ -81,6 +81,7 @@ def alone_seconds(plan: Plan, cost: CostModel, stage: int) -> float:
 
 def parameters_of(plan: Plan, cost: CostModel, stage: int) -> int:
     """Predicted parameters of a rank of this stage, before ZeRO."""
+    cost = cost.of_stage(plan.candidate, stage)
     return sum(span.count * cost.layer(plan.candidate, span.kind, span.recompute).parameters for span in plan.stages[stage].layers)
 
 
