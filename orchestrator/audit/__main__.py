@@ -5,10 +5,16 @@ predicted time; then the three changes that gain most, each alone and together, 
 
   python -m orchestrator audit train_gpt3.sh gpus=1024 cluster=dgx_a100_80gb
   python -m orchestrator audit ds_config.json recipe=llama3_8b gpus=16 train.seq_length=4096
+  python -m orchestrator audit sft.yaml model.hf_config=config.json gpus=8
 
-FILE: a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, or a ds_config.json (the model and the sequence
-are keys beside it; pin.recompute=full where the model checkpoints activations). Keys stand over what FILE says; what it does not say
-(gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is assumed, and said, or asked for. pin.* over its choices.
+FILE, known by what is in it:
+  a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, or Megatron-LM's --yaml-cfg
+  a ds_config.json (the model and the sequence are keys beside it; pin.recompute=full where the model checkpoints activations)
+  arguments of Hugging Face's Trainer, YAML or JSON, as TRL, alignment-handbook and LLaMA-Factory have them
+  accelerate's configuration: its DeepSpeed, Megatron-LM and FSDP plugins (FSDP is priced as the ZeRO stage that shards the same)
+  Megatron-Bridge's configuration or overrides, NeMo's configurations and NeMo 2's recipes, as YAML
+Keys stand over what FILE says; what it does not say (gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is
+assumed, and said, or asked for. pin.* over its choices.
 
   --json     the audit as JSON on standard output
 """

@@ -418,8 +418,8 @@ T5: Final = HfClass(
     *("T5Config", "T5ForConditionalGeneration", _t5, ("relu", "geglu"), "RMSNorm", "relative"),
     *(("attention", "mlp", "encoder_decoder", "relative_bias"), _one_dropout),
 )
-PARTS: Final = tuple(dict.fromkeys(word for found in (*DENSE, BERT, T5) for word in found.parts))
-"""What transformers' classes of dense models have between them: those that DeepSpeed trains here."""
+PARTS: Final = tuple(dict.fromkeys(word for found in (*DENSE, *WITH_EXPERTS, BERT, T5) for word in found.parts))
+"""What transformers' classes have between them: those that DeepSpeed trains here."""
 
 
 def _complaints(a: Architecture, found: HfClass) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
 from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible
 from orchestrator.engines.rules.model import head_groups, head_width, positions
@@ -178,6 +179,7 @@ def deepspeed_rules() -> tuple[Rule, ...]:
         rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp"),
         rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
         rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
+        *expert_rules(),
         *fine_tuning_rules(),
         *deepspeed_zero_rules(),
         rule("offload_ulysses", "ours: nobody has tried it", ulysses_offload, "offload_optimizer", "cp"),
