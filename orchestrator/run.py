@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 import orchestrator
-from orchestrator import detect, pictures, recipe
+from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
@@ -83,7 +83,7 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
     print(settings.why_cluster, flush=True)
     if settings.continues is not None:
         print(resuming.said(settings.continues), flush=True)
-    out = new_folder(settings)
+    out = new_folder(settings) if settings.tune is None else tuning.tune_folder(settings)
     if settings.engine == LAYERWISE:
         tell(told, out=str(out))
         return layerwise_run(settings, out, told)
@@ -91,8 +91,13 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
         print(f"engine={name} is left out: {why}; launch=none plans for it too", flush=True)
-    with SearchProgress() as progress:
-        found = found_plan(settings, progress.show, absent)
+    if settings.tune is not None:
+        tuning.check_tunable(settings, start.how, start.why)
+        settings, found = tuning.tuned(settings, start.how, out, absent)
+        screen().print(tuning.tune_table(tuning.read_trials(out)))
+    else:
+        with SearchProgress() as progress:
+            found = found_plan(settings, progress.show, absent)
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)
@@ -367,6 +372,7 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         print(f"Not started: {start.why}.{how}")
         return 0
     from orchestrator.launch import local, slurm
+    from orchestrator.report.after import after_table
     from orchestrator.report.measured import comparison_table, measured_step_time
     from orchestrator.report.progress import TrainingProgress
 
@@ -389,12 +395,18 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
             outcome = starter(job, out, on_step=progress.step)
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
-    local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured)
+    after = pictures.after_run(settings, plan, out)
+    said = [] if after is None else pictures.after_lines(settings, plan, out, after)
+    local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured, after=said)
     if pictures.wanted():
-        for file in pictures.report_files(settings, found, outcome.rows):
+        for file in pictures.report_files(settings, found, outcome.rows, after):
             (out / file.path).write_text(file.content, encoding="utf-8")
     if outcome.status == "finished":
         console.print(comparison_table(plan, outcome.rows))
+        if after is not None:
+            console.print(after_table(after))
+        for line in said:
+            print(f"after the run: {line}")
         for note in local.preflight_notes(out):
             print(f"preflight: {note}")
         print(f"Finished: {out}")

@@ -2,7 +2,8 @@
 
 The plan of a run's folder in pictures, in one file that needs no network: which rank is what, the pipeline's timeline, memory over the
 step, where it goes, all candidates, and predicted against measured once the run has steps. trace.json beside it has the timeline for
-Perfetto and chrome://tracing.
+Perfetto and chrome://tracing. Of a run of our workers it says first where two of its steps went, which rank or link is slow, and which
+calibration would have predicted it (written into RUN/calibration); of a tune=K, how the plans that it tried did.
 
   python -m orchestrator report runs/first                     writes runs/first/report.html and trace.json
   python -m orchestrator report plan.json out=plan.html        a plan alone, also one that does not fit
@@ -20,15 +21,16 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator import api, detect, planning, recipe
+from orchestrator import api, detect, planning, recipe, tuning
 from orchestrator.commands import arguments, command, usage
 from orchestrator.console.asked import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
-from orchestrator.pictures import PAGE, TRACE, check_drawable, measured_rows, report_files
+from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, measured_rows, report_files
 from orchestrator.plan import Plan, from_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
+from orchestrator.screen import screen
 
 
 def main(words: Sequence[str]) -> int:
@@ -47,9 +49,16 @@ def _report(words: Sequence[str]) -> None:
     page = Path(given["out"]) if "out" in given else folder / PAGE
     if page.suffix != ".html":
         raise InputError("out", page, "is no .html")
-    check_drawable()
     settings, found = of_run(run)
-    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"))
+    after = after_run(settings, found.plan, folder) if run.is_dir() else None
+    if after is not None:
+        for line in after_lines(settings, found.plan, folder, after):
+            print(line)
+    trials = tuning.read_trials(folder) if run.is_dir() else []
+    if trials:
+        screen().print(tuning.tune_table(trials))
+    check_drawable()
+    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"), after)
     trace = page.with_name(TRACE) if page.name == PAGE else page.with_suffix(".trace.json")
     try:
         for path, file in zip((page, trace), files, strict=True):

@@ -15,6 +15,7 @@ from orchestrator.errors import LaunchError
 from orchestrator.plan import Plan
 from orchestrator.planning import cost_of, fastest
 from orchestrator.recipe import Settings, load
+from orchestrator.report.after import alone_seconds
 from orchestrator.run import main
 
 GPT3 = (
@@ -62,7 +63,7 @@ def test_alone_a_stage_takes_less_than_with_its_traffic(large: tuple[Plan, Setti
     assert plan.predicted is not None
     cost = cost_of(plan, settings)
     for index, stage in enumerate(plan.predicted.by_stage):
-        alone = rehearsal.alone_seconds(plan, cost, index)
+        alone = alone_seconds(plan, cost, index)
         assert 0.5 * (stage.forward_s + stage.backward_s) < alone < stage.forward_s + stage.backward_s
 
 
