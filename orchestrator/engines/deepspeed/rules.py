@@ -11,6 +11,7 @@ from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
 from orchestrator.model.hugging_face import divides_head
+from orchestrator.model.traced import Traced
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -39,7 +40,8 @@ def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     if tp == 1:
         return None
     if a.traced is not None:
-        return f"tp={tp}: no partition of {a.traced.model_class} is known"
+        why = a.traced.no_autotp or (None if a.traced.divided else nothing_divided(a.traced))
+        return f"tp={tp}: {why}" if why else None
     model = class_of(a).model
     if model not in AUTOTP_REFUSED:
         return None
@@ -47,9 +49,20 @@ def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={tp}: AutoTP refuses {name}, {AUTOTP_REFUSED[model]}"
 
 
+def nothing_divided(traced: Traced) -> str:
+    """Why no linear of a described model is divided."""
+    if not traced.undivided:
+        return f"no partition of {traced.model_class} was recorded; describe it anew: python -m orchestrator.describe"
+    first = next((line for line in reversed(traced.undivided) if line.startswith("all linears")), traced.undivided[0])
+    return f"nothing of {traced.model_class} can be divided ({first})"
+
+
 def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP would cut unevenly; then ranks wait for the widest, and our cost model does not know it."""
     tp, a = candidate.mesh.tp, workload.model.architecture
+    if a.traced is not None:
+        units = a.traced.tp_divides
+        return f"tp={tp} does not divide {units}, of heads and widths of {a.traced.model_class} the common divisor" if units % tp else None
     given = (
         ("num_attention_heads", a.num_attention_heads),
         ("num_query_groups", a.query_groups),

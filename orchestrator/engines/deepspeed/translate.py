@@ -9,7 +9,7 @@ from orchestrator.engines.deepspeed.experts import balance, section
 from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config, tensor_parallel
 from orchestrator.engines.hf_config import hf_fields
-from orchestrator.engines.traced import traced_fields
+from orchestrator.engines.traced import partition_note, traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
 from orchestrator.model.packing import told
@@ -28,6 +28,8 @@ def translate(plan: Plan) -> Job:
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     files, notes = deepspeed_files(plan, more)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    if plan.model.traced is not None and plan.tp > 1:
+        notes.append(partition_note(plan.model.traced, plan.tp))
     training = plan.training
     if training.lengths is not None:
         notes += told(training.lengths, training.seq_length, packing=bool(training.packing))
