@@ -46,7 +46,7 @@ def slow(bandwidth: str, latency: str) -> dict[str, object]:
     return {**tree, "levels": [tree["levels"][0], {"name": "wan", "size": 16, "bandwidth": bandwidth, "latency": latency}]}  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("pp", "vpp", "m", "group"), [(2, 2, 4, None), (2, 4, 8, None), (4, 2, 8, None), (4, 3, 10, 5), (4, 2, 9, 4)])
+@pytest.mark.parametrize(("pp", "vpp", "m", "group"), [(2, 2, 4, None), (2, 4, 8, None), (4, 2, 8, None), (4, 3, 10, 5), (4, 2, 9, 5)])
 @pytest.mark.parametrize(("bandwidth", "latency"), [("1 Gbit/s", "5 ms"), ("400 Gbit/s", "4 us")])
 def test_no_interleaved_schedule_is_faster_than_its_rounds(
     pp: int, vpp: int, m: int, group: int | None, bandwidth: str, latency: str
