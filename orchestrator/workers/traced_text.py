@@ -1,6 +1,6 @@
 """Labelled texts for classifiers that are recorded from their own code: a jsonl of {"text": ..., "label": ...} for a label a sequence (with
-"pair" for a second text), of {"tokens": [...], "labels": [...]} for a label a word. Labels are numbers, or names of the configuration's
-label2id. A .csv with the columns text and label (and pair) is read alike. Texts are cut at the sequence length and padded to it; padding is masked."""
+"pair" for a second text), of {"tokens": [...], "labels": [...]} for a label a word; or a .csv with the columns text and label (and pair).
+Labels are numbers, or names of the configuration's label2id. Texts are cut at the sequence length and padded to it; padding is masked."""
 
 from __future__ import annotations
 
