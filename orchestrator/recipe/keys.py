@@ -149,6 +149,20 @@ class Actions(Value, frozen=True, kw_only=True):
             "this machine has its GPU. Without its GPU: build its first, middle and last rank without memory",
         ),
     ] = "auto"
+    tune: Annotated[
+        int | None,
+        Key(
+            "tune",
+            "so many of the best plans run some steps each, where this command runs, and the fastest by measurement is trained; what they "
+            "teach goes into the prices; the same command with the same out= goes on with a tune that was cut off",
+            type=int,
+            default="none",
+            unit="plans",
+            low=1,
+            high=64,
+        ),
+    ] = None
+    tune_steps: Annotated[int, Key("tune.steps", "of each plan that tune= tries", unit="steps", low=2, high=10**6)] = 10
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None

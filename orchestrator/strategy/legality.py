@@ -307,7 +307,7 @@ def _pinned_options(capabilities: Capabilities) -> Check:
 
 
 def _searched_option(capabilities: Capabilities, name: str, default: object) -> Check:
-    offered = capabilities.options.get(name, (default,))
+    offered = (*capabilities.options.get(name, (default,)), *capabilities.pinned_values.get(name, ()))
 
     def check(candidate: Candidate, _: Workload) -> str | None:
         value = getattr(candidate.strategy, name)

@@ -397,6 +397,6 @@ def test_status_json_says_how_it_ended(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "status.json").read_text()) == {
         "status": "failed", "exit_status": 7, "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00", "steps": 1,
         "last_loss": 2.5, "error": "ValueError: x", "failed_rank": 1, "log": "/run/logs/rank-1.log", "predicted_step_time_s": 0.5,
-        "measured_step_time_s": 0.6, "failed_host": None, "restarts": 0, "preflight": [],
+        "measured_step_time_s": 0.6, "failed_host": None, "restarts": 0, "preflight": [], "after": [],
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
