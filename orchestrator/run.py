@@ -7,16 +7,19 @@ Exit status: 0; 2 for bad input, no plan, or no way to start; the training's own
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
+import yaml
 
 import orchestrator
 from orchestrator import detect, pictures, recipe, tuning
+from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -36,15 +39,34 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
+STATUS: Final = "status.json"
+"""How a run ended (launch.local.write_status)."""
+
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit status. Known errors come as one message, without a traceback."""
-    return command(words, lambda: recipe.help_text(list(ENGINES)), run)
+    engines = list(ENGINES)
+    return command(words, lambda: recipe.help_text(engines), run, topic=lambda topics: recipe.topic_text(topics, engines))
 
 
 def run(words: Sequence[str]) -> int:
-    """The way through the house."""
+    """Plans, writes, starts. With --json standard output has the answer alone, and what is said on the way goes to standard error."""
+    from orchestrator.console.asked import say_json, without_json
+
+    words, as_json = without_json(words)
+    if not as_json or "--schema" in words:
+        return through(words)
+    told: dict[str, Any] = {}
+    with contextlib.redirect_stdout(sys.stderr):
+        status = through(words, told)
+    say_json({**told, "exit_status": status})
+    return status
+
+
+def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
+    """The way through the house. `told` gets what --json says; None: nobody asks."""
     if "--version" in words:
+        tell(told, version=orchestrator.__version__)
         print(orchestrator.__version__)
         return 0
     if "--schema" in words:
@@ -53,7 +75,9 @@ def run(words: Sequence[str]) -> int:
     machine = detect.machine()
     settings = recipe.load([word for word in words if word != "--cfg"], machine, [*ENGINES, LAYERWISE])
     if "--cfg" in words:
-        print(recipe.resolved_yaml(settings), end="")
+        resolved = recipe.resolved_yaml(settings)
+        tell(told, config=yaml.safe_load(resolved))
+        print(resolved, end="")
         return 0
     recipe.check_no_question(settings)
     print(settings.why_cluster, flush=True)
@@ -61,7 +85,8 @@ def run(words: Sequence[str]) -> int:
         print(resuming.said(settings.continues), flush=True)
     out = new_folder(settings) if settings.tune is None else tuning.tune_folder(settings)
     if settings.engine == LAYERWISE:
-        return layerwise_run(settings, out)
+        tell(told, out=str(out))
+        return layerwise_run(settings, out, told)
     start = choose_start(settings, machine)
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
@@ -83,13 +108,25 @@ def run(words: Sequence[str]) -> int:
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
+    if told is not None:
+        tell(told, **Answer(settings=settings, found=found).summary(), out=str(out), start=start.how, why_not_started=start.why)
+        tell(told, notes=[*job.notes], plan=json.loads(to_json(found.plan)))
     if is_rehearsed(start, settings, job, machine):
         rehearse_first(settings, found.plan, job, out, machine)
     try:
-        return follow(start, settings, found, job, out)
+        status = follow(start, settings, found, job, out)
+        if told is not None and (out / STATUS).is_file():
+            told["run"] = json.loads((out / STATUS).read_text(encoding="utf-8"))
+        return status
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
+
+
+def tell(told: dict[str, Any] | None, **more: Any) -> None:
+    """What --json says beside what it says already."""
+    if told is not None:
+        told |= more
 
 
 def is_rehearsed(start: Start, settings: Settings, job: Job, machine: detect.Machine) -> bool:
@@ -185,7 +222,7 @@ def check_async(settings: Settings, plan: Plan) -> None:
         raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])
 
 
-def layerwise_run(settings: Settings, out: Path) -> int:
+def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = None) -> int:
     """engine=layerwise: the paper's full space beside the best engine plan, and the file for the runtime that can run it; nothing starts.
 
     `pin.pp` fixes the stages; the other pins are the engines'.
@@ -225,6 +262,7 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     if best is not None:
         files.append(File(path="plan.json", content=to_json(best)))
     write_folder(out, files)
+    tell(told, layerwise=json.loads(msgspec.json.encode(plan)))
     screen().print(layerwise_table(plan, best, result.at_least_s))
     print(f"Written to {out}; galvatron.json is for Hetu-Galvatron's runtime")
     return 0
