@@ -1,4 +1,4 @@
-"""usage: python -m orchestrator report RUN [out=FILE.html]
+"""usage: python -m orchestrator report RUN [out=FILE.html] [--json]
 
 The plan of a run's folder in pictures, in one file that needs no network: which rank is what, the pipeline's timeline, memory over the
 step, where it goes, all candidates, and predicted against measured once the run has steps. trace.json beside it has the timeline for
@@ -7,6 +7,8 @@ calibration would have predicted it (written into RUN/calibration); of a tune=K,
 
   python -m orchestrator report runs/first                     writes runs/first/report.html and trace.json
   python -m orchestrator report plan.json out=plan.html        a plan alone, also one that does not fit
+
+  --json     the files' names and the step's seconds as JSON on standard output
 
 RUN: a folder that `run`, or `plan out=`, wrote, or a plan.json. Extra: pip install -e '.[report]'
 """
@@ -21,6 +23,7 @@ import msgspec
 
 from orchestrator import api, detect, planning, recipe, tuning
 from orchestrator.commands import arguments, command, usage
+from orchestrator.console.asked import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, measured_rows, report_files
@@ -36,6 +39,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _report(words: Sequence[str]) -> None:
+    words, as_json = without_json(words)
     runs = [word for word in words if "=" not in word]
     if len(runs) != 1:
         raise InputError("report", " ".join(runs) or None, "needs one RUN: a run's folder or a plan.json")
@@ -61,7 +65,16 @@ def _report(words: Sequence[str]) -> None:
             path.write_text(file.content, encoding="utf-8")
     except OSError as error:
         raise InputError("out", page, f"can't be written: {error.strerror or error}") from None
-    print(f"Written: {page} and {trace}")
+    if as_json:
+        say_json({"page": str(page), "trace": str(trace), "step_time_s": found.plan.predicted.step_time_s if found.plan.predicted else None,
+                  "lacking_bytes": lacking(found)})  # fmt: skip
+    else:
+        print(f"Written: {page} and {trace}")
+
+
+def lacking(found: Found) -> float:
+    """Bytes that the fullest rank needs beyond what a GPU has for it; 0: it fits."""
+    return max(0.0, found.plan.predicted.peak_memory_bytes - found.limit.usable) if found.plan.predicted else 0.0
 
 
 def of_run(run: Path) -> tuple[Settings, Found]:
