@@ -115,8 +115,8 @@ def explain(answer: Answer, **pins: Any) -> str:
 
 
 def audit(path: str | Path, **keys: Any) -> Audit:
-    """Whether a configuration is any good: a script of Megatron-LM, or a ds_config.json. Keys stand over what the file says. Raises
-    InputError for a file that can't be read.
+    """Whether a configuration is any good: a script of Megatron-LM, a ds_config.json, YAML of accelerate, the Trainer, Megatron-Bridge or
+    NeMo. Keys stand over what the file says. Raises InputError for a file that can't be read.
 
     >>> import tempfile
     >>> words = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512"

@@ -1,5 +1,5 @@
-"""report.html and trace.json of a plan: written beside it where the extra `[report]` is installed, and again after a run with what was
-measured."""
+"""What is drawn and said of a plan and its run: report.html and trace.json, where the extra `[report]` is installed, and again after a run
+with what was measured; where its step went, and the calibration that it suggests."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from orchestrator import planning
 from orchestrator.errors import InputError
 from orchestrator.job import File
+from orchestrator.plan import Plan
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
 
+if TYPE_CHECKING:
+    from orchestrator.report.after import After, RankTimes
+
 PAGE: Final = "report.html"
 TRACE: Final = "trace.json"
+SUGGESTED: Final = "calibration"
+"""Folder of a run with the calibration that its timers suggest."""
 VARIABLE: Final = "ORCHESTRATOR_REPORT"
 """none in the environment: no report is written beside plans (it takes a second)."""
 
@@ -38,7 +46,7 @@ def check_drawable() -> None:
         raise InputError("report", None, "needs bokeh: pip install -e '.[report]'")
 
 
-def report_files(settings: Settings, found: Found, rows: Sequence[Mapping[str, Any]] = ()) -> list[File]:
+def report_files(settings: Settings, found: Found, rows: Sequence[Mapping[str, Any]] = (), after: After | None = None) -> list[File]:
     """The page and the trace. `rows`: of metrics.jsonl. Raises InputError."""
     from orchestrator.report.page import Shown, report_html
     from orchestrator.report.trace import trace_json
@@ -53,6 +61,7 @@ def report_files(settings: Settings, found: Found, rows: Sequence[Mapping[str, A
             outcomes=found.outcomes,
             floor=planning.memory_floors(settings) if found.outcomes else None,
             rows=rows,
+            after=after,
             price_per_gpu_hour=settings.price_per_gpu_hour,
         )
     )
@@ -71,3 +80,36 @@ def measured_rows(path: Path) -> list[dict[str, Any]]:
             if isinstance(row, dict):
                 rows.append(row)
     return rows
+
+
+def after_run(settings: Settings, plan: Plan, out: Path) -> After | None:
+    """Where two steps of the run in this folder went, by its ranks' timers; None: it has none (another program's, an unfinished run)."""
+    from orchestrator.report import after
+
+    rows = timers(out)
+    return after.after(plan, planning.costs_of(settings, plan), rows) if rows else None
+
+
+def timers(out: Path) -> tuple[RankTimes, ...]:
+    """What the ranks of the run in this folder timed; nothing where they did not, or not all of them."""
+    from orchestrator.report import after
+
+    try:
+        return after.read(measured_rows(out / after.FILE))
+    except msgspec.ValidationError:
+        return ()
+
+
+def after_lines(settings: Settings, plan: Plan, out: Path, found: After) -> list[str]:
+    """The same in words; the calibration that the run suggests is written into its folder, and named."""
+    from orchestrator.report import after
+
+    lines, suggests = found.lines(), found.suggests()
+    if suggests:
+        file = after.calibration_file(plan, planning.costs_of(settings, plan), found)
+        folder = out / SUGGESTED
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{file.engine}-{file.gpu}.json"
+        path.write_text(msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
+        lines.append(f"it suggests {suggests}: calibration={folder} plans with that")
+    return lines

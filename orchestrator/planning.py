@@ -13,6 +13,7 @@ import msgspec
 
 from orchestrator import recipe
 from orchestrator.cost import calibration
+from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.uncertainty import Situation, kept_free, situation
 from orchestrator.cost.uncertainty import chance_of_not_fitting as chance
@@ -84,6 +85,8 @@ class Found(Value, frozen=True, kw_only=True):
     """What model.routing costs, where it is given."""
     bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
     """As `SearchResult`."""
+    asked: Question | None = None
+    """What the search was asked; None for a saved plan."""
 
 
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
@@ -139,17 +142,24 @@ def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
     assert plan.predicted is not None  # every plan that is found is priced
     traits = ENGINES[plan.engine].traits(plan.cluster.software)
     constants, _ = constants_of(settings, plan, traits)
-    return chance(plan.predicted.peak_memory_bytes, settings.limit.limit, situation_of(settings, constants))
+    now = situation_of(settings, constants)
+    if not plan.cluster.parts:
+        return chance(plan.predicted.peak_memory_bytes, settings.limit.limit, now)
+    parts = [plan.cluster.part_of(index, plan.pp) for index in range(plan.pp)]
+    stages = zip(plan.predicted.by_stage, parts, strict=True)
+    return max(chance(stage.peak_memory_bytes, settings.limit.parts[part], now) for stage, part in stages)
 
 
 @contextmanager
 def without_gc() -> Iterator[None]:
     """What a search makes is needed to its end: looking for garbage in it takes a tenth of the time."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 class Question(Value, frozen=True, kw_only=True):
@@ -183,6 +193,15 @@ def question(
     )
 
 
+def at_risk(asked: Question, settings: Settings) -> Question:
+    """The same question, alone for the fastest plan, where memory.risk= of the settings says how much memory is kept free: what was priced
+    for it is not priced again, and nothing is proven at the end. Raises InputError."""
+    priced_as = [priced(settings, engine.traits, file) for engine, file in zip(asked.planned, asked.files, strict=True)]
+    planned = tuple(engine.costing_the_same(calibration=constants) for engine, constants in zip(asked.planned, priced_as, strict=True))
+    alone = msgspec.structs.replace(asked.asked, limit=settings.limit, top_k=1, most_further=0)
+    return msgspec.structs.replace(asked, planned=planned, asked=alone)
+
+
 Progress = Callable[[int, int, float | None], None]
 """Called while a search goes on: outer choices done, in all, and seconds of the best plan so far."""
 
@@ -212,6 +231,7 @@ def fastest(
         searched=tuple(engine.capabilities for engine in asked.planned),
         limit=settings.limit.of(asked.planned[index].calibration.memory_margin),
         bounds=result.bounds,
+        asked=asked,
     )
 
 
@@ -326,7 +346,8 @@ def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
             continue
         ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings), known=best.bounds).plan
+            able = [planned.costing_the_same(capabilities=capabilities)]
+            found = search(asked.workload, able, alone, stop=out_of_time(settings), known=best.bounds).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
@@ -352,7 +373,7 @@ def cost_of(plan: Plan, settings: Settings) -> CostModel:
     """What prices the plan."""
     traits = ENGINES[plan.engine].traits(settings.cluster.software)
     (file,) = prices(settings, [traits])
-    return CostModel(workload_of(settings), traits, calibration.priced(settings.cluster, traits, file))
+    return cost_model(workload_of(settings), traits, calibration.priced(settings.cluster, traits, file))
 
 
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
@@ -421,7 +442,7 @@ def saved_plan(settings: Settings) -> Found:
 def costs_of(settings: Settings, plan: Plan) -> CostModel:
     """The prices that this plan was made with. Raises InputError."""
     traits = ENGINES[plan.engine].traits(plan.cluster.software)
-    return CostModel(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
+    return cost_model(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
 
 
 def memory_floors(settings: Settings) -> Callable[[Candidate], float]:

@@ -20,6 +20,7 @@ from rich.table import Table
 from orchestrator.cost.price import CostModel
 from orchestrator.errors import LaunchError
 from orchestrator.plan import Plan
+from orchestrator.report.after import alone_seconds
 from orchestrator.report.measured import WARMUP_STEPS
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
@@ -27,9 +28,8 @@ from orchestrator.values import Value
 FOLDER: Final = "rehearsal"
 LIMIT_S: Final = 900.0
 """Of one rehearsed rank: it is to save time."""
-WITHOUT_TRAFFIC: Final = ("gemm", "attention", "memory_bound", "recompute", "overhead")
-"""Causes of a layer's seconds that a rank has alone."""
-STEPS: Final = WARMUP_STEPS
+STEPS: Final = WARMUP_STEPS + 2
+"""As many as a run takes until its timers look at its peak: the heap of a process on a CPU grows for some steps."""
 
 
 class Rehearsed(Value, frozen=True, kw_only=True):
@@ -69,18 +69,9 @@ def first_middle_last(plan: Plan) -> list[int]:
     return [rank_of(plan, stage) for stage in stages]
 
 
-def alone_seconds(plan: Plan, cost: CostModel, stage: int) -> float:
-    """Predicted seconds of a micro-batch on a stage without traffic, forward and backward."""
-    candidate = plan.candidate
-    total = candidate.vpp * cost.calibration.microbatch_overhead_s
-    for span in plan.stages[stage].layers:
-        causes = cost.layer(candidate, span.kind, span.recompute).by_cause
-        total += span.count * sum(causes.get(cause, 0.0) for cause in WITHOUT_TRAFFIC)
-    return total
-
-
 def parameters_of(plan: Plan, cost: CostModel, stage: int) -> int:
     """Predicted parameters of a rank of this stage, before ZeRO."""
+    cost = cost.of_stage(plan.candidate, stage)
     return sum(span.count * cost.layer(plan.candidate, span.kind, span.recompute).parameters for span in plan.stages[stage].layers)
 
 

@@ -5,10 +5,16 @@ predicted time; then the three changes that gain most, each alone and together, 
 
   python -m orchestrator audit train_gpt3.sh gpus=1024 cluster=dgx_a100_80gb
   python -m orchestrator audit ds_config.json recipe=llama3_8b gpus=16 train.seq_length=4096
+  python -m orchestrator audit sft.yaml model.hf_config=config.json gpus=8
 
-FILE: a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, or a ds_config.json (the model and the sequence
-are keys beside it; pin.recompute=full where the model checkpoints activations). Keys stand over what FILE says; what it does not say
-(gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is assumed, and said, or asked for. pin.* over its choices.
+FILE, known by what is in it:
+  a shell script or a line that starts Megatron-LM's or Megatron-DeepSpeed's programs, or Megatron-LM's --yaml-cfg
+  a ds_config.json (the model and the sequence are keys beside it; pin.recompute=full where the model checkpoints activations)
+  arguments of Hugging Face's Trainer, YAML or JSON, as TRL, alignment-handbook and LLaMA-Factory have them
+  accelerate's configuration: its DeepSpeed, Megatron-LM and FSDP plugins (FSDP is priced as the ZeRO stage that shards the same)
+  Megatron-Bridge's configuration or overrides, NeMo's configurations and NeMo 2's recipes, as YAML
+Keys stand over what FILE says; what it does not say (gpus=, cluster=, model.vocab_size=, recipe= or model.hf_config= for the model) is
+assumed, and said, or asked for. pin.* over its choices.
 
   --json     the audit as JSON on standard output
 """
@@ -20,7 +26,7 @@ from collections.abc import Sequence
 
 from orchestrator import api
 from orchestrator.commands import command, usage
-from orchestrator.console.asked import say_json, without_json
+from orchestrator.console.asked import say_json, topic, without_json
 from orchestrator.errors import InputError
 from orchestrator.recipe import read_arguments
 from orchestrator.screen import screen
@@ -28,7 +34,7 @@ from orchestrator.screen import screen
 
 def main(words: Sequence[str]) -> int:
     """The command; its exit status: 0 for a file that is legal and fits, 1 for one that is not, 2 for one that can't be read."""
-    return command(words, lambda: usage(__doc__), _audit)
+    return command(words, lambda: usage(__doc__), _audit, topic=topic)
 
 
 def _audit(words: Sequence[str]) -> int:

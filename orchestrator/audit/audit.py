@@ -121,9 +121,13 @@ class Audit:
         try:
             again = formats.read(text, self.name)
             before, after = ({name: value for name, value in one.keys.items() if name != PADDED} for one in (self.reading, again.reading))
-            return before == after and self.judge.judged(again.reading.setup).plan == self.judge.judged(setup).plan
+            same = before == after and self._samples(self.reading) == self._samples(again.reading)
+            return same and self.judge.judged(again.reading.setup).plan == self.judge.judged(setup).plan
         except InputError:
             return False
+
+    def _samples(self, reading: Reading) -> int | None:
+        return samples_of(reading, reading.setup, self.settings.cluster.num_gpus)
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -209,16 +213,41 @@ def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Setting
         keys = {name: value for name, value in keys.items() if not name.startswith("model.")}
     if "cluster" not in given and not machine.num_gpus:
         keys["cluster"] = ASSUMED_CLUSTER
+    if reading.accumulation is not None and "train.global_batch_size" not in given:
+        keys["train.global_batch_size"] = _batch(reading, given, keys, machine)
     whole = {**recipe.as_texts(keys), **given}
     try:
         settings = recipe.load_tree(whole, machine, engines)
     except InputError as error:
         if error.key == "gpus" and error.value is None:
-            raise InputError("gpus", None, "is missing: the file does not say how many; gpus=N does") from None
+            raise NO_GPUS from None
         raise
     if "cluster" in keys and "cluster" not in given and settings.cluster.name == ASSUMED_CLUSTER:
         assumed.append(f"cluster={ASSUMED_CLUSTER}: the file does not say on what it runs; cluster= does")
     return settings, assumed
+
+
+def samples_of(reading: Reading, setup: Setup, gpus: int) -> int | None:
+    """Of a step, where the file says its micro-batches; None: it does not."""
+    if reading.accumulation is None:
+        return None
+    return reading.accumulation * setup.micro_batch_size * (gpus // (setup.tp * setup.pp * setup.cp))
+
+
+def _batch(reading: Reading, given: Tree, keys: Tree, machine: Machine) -> int:
+    """The step's samples by the file's micro-batches and the number of GPUs. Raises InputError where nobody says how many."""
+    said = given.get("gpus", keys.get("gpus", machine.num_gpus or None))
+    if said is None:
+        raise NO_GPUS
+    try:
+        gpus = int(str(getattr(said, "text", said)))
+        degrees = {name: int(str(given[f"pin.{name}"])) for name in ("tp", "pp", "cp") if f"pin.{name}" in given}
+    except ValueError:
+        return 1  # what is no number is refused with the other keys
+    return samples_of(reading, msgspec.structs.replace(reading.setup, **degrees), gpus) or 1
+
+
+NO_GPUS: Final = InputError("gpus", None, "is missing: the file does not say how many; gpus=N does")
 
 
 def pinned(setup: Setup, pins: Pins) -> Setup:

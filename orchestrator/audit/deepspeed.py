@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from orchestrator.audit.document import Given, changed
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.engines.deepspeed.requirements import NAME
 from orchestrator.engines.passthrough import OPEN_SECTIONS, SHORT_TYPES, paths
@@ -24,7 +24,6 @@ UNPRICED: Final = (
 BESIDE: Final = ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.hysteresis", "fp16.min_loss_scale", "fp16.auto_cast",
                  "flops_profiler.",
                  "fp16.loss_scale_window", "timers.", "zero_allow", "zero_force", "optimizer.params.torch_adam")  # fmt: skip
-AUTO: Final = "auto"
 
 
 def is_ds_config(value: object) -> bool:
@@ -32,55 +31,14 @@ def is_ds_config(value: object) -> bool:
     return isinstance(value, dict) and any(name in value for name in SIGNS)
 
 
-def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths and values; lists are values.
-
-    >>> dict(leaves({"bf16": {"enabled": True}, "steps": 3}))
-    {'bf16.enabled': True, 'steps': 3}
-    """
-    for name, item in value.items():
-        if isinstance(item, dict) and item:
-            yield from leaves(item, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", item
-
-
 def read(text: str, content: Mapping[str, Any]) -> Source:
     """Raises InputError for a value that is none."""
     return Source(text=text, reading=reading_of(content), edited=lambda before, after: _edited(text, content, before, after))
 
 
-class _Given:
-    """Values by path, with which of them have been read."""
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self.values = dict(leaves(content))
-        self.used: set[str] = set()
-        self.assumed: list[str] = []
-
-    def get(self, path: str, default: Any = None) -> Any:
-        """The value, or the default where the path is not there or the Trainer fills it."""
-        self.used.add(path)
-        value = self.values.get(path, default)
-        if value == AUTO:
-            self.assumed.append(f"{path} is auto: the Trainer's arguments say it, taken as if it were not there")
-            return default
-        return value
-
-    def number(self, path: str, kind: type[Any] = int) -> Any:
-        """None where it is not there. Raises InputError."""
-        value = self.get(path)
-        if value is None:
-            return None
-        try:
-            return kind(value)
-        except (TypeError, ValueError):
-            raise InputError(path, value, "is no number") from None
-
-
 def reading_of(content: Mapping[str, Any]) -> Reading:
     """Raises InputError."""
-    given = _Given(content)
+    given = Given(content)
     micro, steps, batch = (
         given.number(path) for path in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
     )
@@ -98,7 +56,8 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
         replicas = batch // (micro * (steps or 1))
         if steps and replicas * micro * steps == batch:
             keys["gpus"] = replicas * tp * cp
-    kind = "bf16" if given.get("bf16.enabled") else "fp16" if given.get("fp16.enabled") else "fp32"
+    in_bf16, in_fp16 = given.truth("bf16.enabled"), given.truth("fp16.enabled")
+    kind = "bf16" if in_bf16 else "fp16" if in_fp16 else "fp32"
     keys["train.precision"] = kind
     reduce = SHORT_TYPES.get(str(given.get("communication_data_type")), given.get("communication_data_type"))
     accumulate = SHORT_TYPES.get(str(given.get("data_types.grad_accum_dtype")), given.get("data_types.grad_accum_dtype"))
@@ -134,11 +93,12 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
             beside.append(said)
     if micro is None:
         given.assumed.append("micro-batches of 1: the file does not say; pin.micro_batch_size= does")
-    return Reading(format="ds_config of DeepSpeed", keys=keys, setup=setup, unknown=tuple(unknown), unpriced=tuple(unpriced),
-                   beside=tuple(beside), assumed=tuple(given.assumed))  # fmt: skip
+    accumulation = (steps or 1) if batch is None and micro else None
+    return Reading(format="ds_config of DeepSpeed", keys=keys, setup=setup, accumulation=accumulation, unknown=tuple(unknown),
+                   unpriced=tuple(unpriced), beside=tuple(beside), assumed=tuple(given.assumed))  # fmt: skip
 
 
-def _optimizer(given: _Given) -> dict[str, Any]:
+def _optimizer(given: Given) -> dict[str, Any]:
     kind = str(given.get("optimizer.type", "AdamW")).lower()
     if kind not in ("adam", "adamw", "sgd"):
         given.assumed.append(f"optimizer.type={kind} is priced as Adam")
@@ -189,7 +149,6 @@ def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup) 
     changes = _changes(before, after)
     if changes is None:
         return None
-    new = json.loads(json.dumps(content))
     steps = content.get("gradient_accumulation_steps")
     if isinstance(steps, int) and steps > 0:
         samples = steps * before.micro_batch_size * after.tp * after.cp
@@ -198,11 +157,4 @@ def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup) 
             return None
         if samples // shared != steps:
             changes["gradient_accumulation_steps"] = samples // shared
-    for path, value in changes.items():
-        *above, last = path.split(".")
-        section = new
-        for name in above:
-            section = section.setdefault(name, {})
-        section[last] = value
-    indent = re.search(r"\n([ \t]+)", text)
-    return json.dumps(new, indent=indent.group(1) if indent else None) + ("\n" if text.endswith("\n") else "")
+    return changed(text, "ds_config.json", changes)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-import json
-
-from orchestrator.audit import deepspeed, script
+from orchestrator.audit import accelerate, deepspeed, megatron_yaml, own, script, trainer
+from orchestrator.audit.document import content_of, is_json
 from orchestrator.audit.reading import Source
 from orchestrator.errors import InputError
+
+READ = (
+    "a ds_config.json, accelerate's configuration, arguments of Hugging Face's Trainer, Megatron-Bridge's or NeMo's YAML, or a shell "
+    "script of Megatron-LM"
+)
 
 
 def read(text: str, name: str) -> Source:
     """Raises InputError for a file that no reader takes."""
     if not text.strip():
         raise InputError("audit", name, "is empty")
-    if name.endswith(".json") or text.lstrip().startswith("{"):
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError("audit", name, f"is not JSON: {error}") from None
-        if deepspeed.is_ds_config(content):
-            return deepspeed.read(text, content)
-        raise InputError("audit", name, f"is no ds_config: it has none of {', '.join(deepspeed.SIGNS)}")
-    if name.endswith((".yaml", ".yml")):
-        raise InputError("audit", name, "is YAML, of which no format is read yet: a shell script of Megatron-LM or a ds_config.json is")
-    return script.read(text, name)
+    if not is_json(text, name) and not name.endswith((".yaml", ".yml")):
+        return script.read(text, name)
+    content = content_of(text, name)
+    if own.is_engine_json(content):
+        return own.read(text, content)
+    if accelerate.is_accelerate(content):
+        return accelerate.read(text, name, content)
+    if trainer.is_trainer(content):
+        return trainer.read(text, name, content)
+    if deepspeed.is_ds_config(content):
+        return deepspeed.read(text, content)
+    layout = megatron_yaml.layout_of(content)
+    if layout is not None:
+        return megatron_yaml.read(text, name, content, layout)
+    if "recipe" in content or "cluster" in content or isinstance(content.get("train"), dict):
+        raise InputError("audit", name, "is a recipe of this planner: orchestrator plan recipe=FILE plans for it")
+    if is_json(text, name):
+        raise InputError("audit", name, f"is no ds_config: it has none of {', '.join(deepspeed.SIGNS)}, nor the Trainer's arguments")
+    raise InputError("audit", name, f"has nothing by which it is known as {READ}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from orchestrator.audit.reading import Setup
-from orchestrator.engines.passthrough import SHORT_TYPES
+from orchestrator.engines.passthrough import FIELD_OF, SHORT_TYPES
 from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
@@ -53,7 +53,16 @@ VOCABULARIES: Final = {
 """Tokens of tokenizers whose name says which it is."""
 COMMON_VOCABULARY: Final = 50257
 SENTINELS: Final = 100
-ACTIVATIONS: Final = {"swiglu": "swiglu", "squared_relu": "relu", "quick_geglu": "clamped_swiglu", "openai_gelu": "gelu"}
+ACTIVATIONS: Final = {
+    "swiglu": "swiglu",
+    "geglu": "geglu",
+    "relu": "relu",
+    "squared_relu": "relu",
+    "quick_geglu": "clamped_swiglu",
+    "openai_gelu": "gelu",
+}
+NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+"""NeMo's and Megatron-DeepSpeed's words too."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
 FUSED_ATTENTION_NOTE: Final = "core_attn"
@@ -133,7 +142,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
         "vocab_size": _vocabulary(f, two),
         "max_position_embeddings": int(f.get("max_position_embeddings") or seq),
         "activation": activation,
-        "normalization": f.get("normalization"),
+        "normalization": NORMS.get(str(f.get("normalization")).lower(), f.get("normalization")),
         "norm_epsilon": float(f.get("layernorm_epsilon")),
         "position_embedding": position,
         "add_bias_linear": bool(f.get("add_bias_linear", True)),
@@ -586,3 +595,18 @@ def flags_changed(before: Setup, after: Setup) -> Change:
             change["--recompute-granularity"] = ["selective"]
             change["--recompute-modules"] = list(RECOMPUTE_MODULES[after.recompute])
     return change
+
+
+def fields_changed(before: Setup, after: Setup) -> dict[str, Any]:
+    """The same by the settings' names, as YAML has them; None: the default.
+
+    >>> fields_changed(Setup(engine="megatron", tp=2), Setup(engine="megatron", tp=4, sequence_parallel=True))
+    {'tensor_model_parallel_size': 4, 'sequence_parallel': True}
+    """
+    found: dict[str, Any] = {}
+    for flag, words in flags_changed(before, after).items():
+        name = flag.removeprefix("--").replace("-", "_")
+        values = [int(word) if word.isdecimal() else word for word in words or ()]
+        whole = values if name == "recompute_modules" else values[0] if values else True
+        found[FIELD_OF.get(name, name)] = None if words is None else whole
+    return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -27,6 +30,8 @@ class Setup(Options, frozen=True, kw_only=True):
     recompute: Recompute = "none"
     recompute_layers: int | None = None
     """With recompute=full: the first so many layers of each chunk; None: all."""
+    stage_recompute: tuple[tuple[Recompute, int | None], ...] | None = None
+    """Mode and layers of each stage, where they differ; None: as the two above say."""
     layout: str | None = None
     """Megatron's layout string; None: as `first_layers` and `last_layers` say, and the rest evenly."""
     first_layers: int | None = None
@@ -48,6 +53,8 @@ class Reading(Value, frozen=True, kw_only=True):
     weak: frozenset[str] = frozenset()
     """Those of the keys that the file does not say: the format's defaults, or what was assumed."""
     setup: Setup
+    accumulation: int | None = None
+    """Micro-batches of a step, where the file says them in place of the batch."""
     broken: tuple[str, ...] = ()
     """Rules of the engine that the file breaks in what no plan says."""
     unknown: tuple[str, ...] = ()
@@ -66,3 +73,10 @@ class Source(msgspec.Struct, frozen=True):
     text: str
     reading: Reading
     edited: Callable[[Setup, Setup], str | None]
+
+
+@cache
+def names(of: str) -> frozenset[str]:
+    """Settings that a tool has, for which nothing else here stands: the lists of names.json."""
+    listed: dict[str, str] = json.loads((resources.files("orchestrator.audit") / "names.json").read_text(encoding="utf-8"))
+    return frozenset(listed[of].split())

@@ -12,7 +12,8 @@ from orchestrator.plan import Plan
 from orchestrator.report import text
 from orchestrator.units import format_bytes, format_seconds
 
-SHOWN_BESIDE = 12
+SHOWN_LENGTH = 90
+"""Characters of a setting beside; --json has all of it."""
 
 
 def show(console: Console, audit: Audit) -> None:
@@ -70,7 +71,8 @@ def left_lines(audit: Audit) -> Iterator[str]:
     for flag in reading.unpriced:
         yield f"unpriced   {flag}: the prediction knows nothing of it"
     if reading.beside:
-        yield f"beside     {len(reading.beside)} settings of data, logs and checkpoints: {', '.join(reading.beside)}"
+        listed = ", ".join(one if len(one) <= SHOWN_LENGTH else f"{one[:SHOWN_LENGTH]}..." for one in reading.beside)
+        yield f"beside     {len(reading.beside)} settings of data, logs and checkpoints: {listed}"
 
 
 def change_lines(audit: Audit) -> Iterator[str]:

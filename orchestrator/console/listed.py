@@ -19,7 +19,7 @@ COMMANDS: Final = {
     "sweep": Command("orchestrator.console.asked", "sweep", "plan for every combination of keys that have several values: gpus=8,16,32"),
     "compare": Command("orchestrator.console.asked", "compare", "two plans or settings side by side, cause by cause"),
     "report": Command("orchestrator.console.report", "main", "a run's plan in pictures, in one page: ranks, timeline, memory, candidates"),
-    "audit": Command("orchestrator.audit.__main__", "main", "is what you have any good? a script of Megatron-LM, a ds_config.json"),
+    "audit": Command("orchestrator.audit.__main__", "main", "is it any good? a Megatron-LM script, a ds_config.json, YAML of others"),
     "completion": Command("orchestrator.console.completion", "main", "words for bash or zsh to complete commands and keys"),
     "data": Command("orchestrator.data", "main", "text becomes Megatron's .bin and .idx"),
     "describe": Command("orchestrator.describe", "main", "any Hugging Face architecture, or your own, becomes a file that plans"),

@@ -211,7 +211,7 @@ def _attention(
     has a kernel for each of its two chunks."""
     mesh, itemsize = strategy.mesh, rates.itemsize
     memory = rates.bandwidth * c.memory_efficiency
-    heads = max(1.0, op.heads / mesh.tp) * micro_batch_size
+    heads = max(1.0, op.heads / (1 if op.whole else mesh.tp)) * micro_batch_size
     queries = op.query_len / mesh.cp
     pairs = queries * op.key_len * heads
     flops = 4 * pairs * op.head_dim

@@ -98,6 +98,9 @@ class AnalyticPrices:
         tp, group = choice.tp, self.world // outer.pp
         lengths = (model.seq_length, model.decoder_seq_length or model.seq_length)
         divides = heads % tp == 0 and groups % tp == 0 and model.architecture.ffn_hidden_size % tp == 0
+        recorded = model.architecture.traced
+        if recorded is not None:  # what is divided was found in its code; linears that stay whole compute the rank's share of tokens
+            divides = tp == 1 or (bool(recorded.divided) and recorded.tp_divides % tp == 0)
         return group % tp == 0 and outer.samples % (group // tp) == 0 and divides and all(length % tp == 0 for length in lengths)
 
     def ways(self, kind: str, outer: Outer) -> list[Way]:

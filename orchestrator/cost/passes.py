@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.cost.activations import Activations, activations
 from orchestrator.cost.compute import layer_seconds
 from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.routing import times
-from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.model.spec import Dispatch, Gemm, LayerSpec, Op, Pointwise
 from orchestrator.strategy.axes import cp, ep, tp
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import StateBytes
@@ -70,11 +72,18 @@ class PassPrices:
         causes["recompute"] = again
         passes = {"forward": forward.compute, "backward": backward.compute + again}
         launch = {"forward": forward.launch, "backward": backward.launch + launched_again}
+        beside = {"forward": 0.0, "backward": 0.0}  # seconds of shared experts that are left to compute beside the exchange of tokens
+        if strategy.moe_shared_expert_overlap:
+            shared = layer_seconds(replace(layer, ops=shared_experts(layer)), *shape)
+            beside = {"forward": shared.forward.compute, "backward": shared.backward.compute}
         for item in self._traffic(layer, strategy, micro_batch_size):
             attention = (forward if item.when == "forward" else backward).attention
             exposed, slowed = network.exposed(network.seconds(item), item, attention)
             if item.axis == ep.AXIS:
                 exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
+                hidden = min(exposed, beside[item.when])
+                beside[item.when] -= hidden
+                exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
             times = 2 if item.repeats_with_recompute and recompute == "full" else 1
             causes[item.axis] += exposed * times
             causes["overlap"] += slowed * times
@@ -116,7 +125,7 @@ class PassPrices:
                 together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
                 busiest = 1.0 if op.routing is None else times(op.routing.busiest, strategy.mesh.ep)
                 size = (op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
-                items = ep.traffic(*size, together=together, busiest=busiest)
+                items = ep.traffic(*size, together=together, busiest=busiest, limit=op.limit)
                 yield from self._slower_leg(items) if strategy.moe_token_dispatcher_type == "flex" else items
 
     def _slower_leg(self, items: Iterable[Traffic]) -> Iterator[Traffic]:
@@ -135,6 +144,12 @@ class PassPrices:
         if self._workload.traits.gathers_few_query_groups:
             yield from tp.query_groups(layer, strategy, micro_batch_size, self._workload.itemsize)
         yield from self._part_traffic(layer, strategy, micro_batch_size)
+
+
+def shared_experts(layer: LayerSpec) -> tuple[Op, ...]:
+    """The operations that megatron-core computes on a stream of their own while tokens travel (transformer/moe/shared_experts.py,
+    moe_shared_expert_overlap): those of the experts that all tokens visit."""
+    return tuple(op for op in layer.ops if isinstance(op, Gemm | Pointwise) and op.name.startswith("mlp.shared_experts."))
 
 
 def pass_key(layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,6 +20,10 @@ from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE
 from orchestrator.values import Value
+
+DDP_BUCKET: Final = 40_000_000
+"""Elements of one message of gradients where an engine says nothing else: the least that megatron-core's DistributedDataParallel gathers
+(core/distributed/distributed_data_parallel.py, bucket_size: the larger of this and 1,000,000 a rank)."""
 
 
 class EngineWorkload(Value, frozen=True, kw_only=True):
@@ -62,6 +67,9 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
     for run in model.runs:
         counts[run.layer.kind] = counts.get(run.layer.kind, 0) + run.count
     kinds = {run.layer.kind: run.layer for run in model.runs}
+    trainable = inf if training.lora is None else trainable_parameters(model)
+    if trainable < inf:
+        calibration = replace(calibration, layers_per_message=_adapters_per_message(model, trainable, traits, calibration))
     return EngineWorkload(
         model=model,
         training=training,
@@ -74,5 +82,12 @@ def engine_workload(workload: Workload, traits: Traits, calibration: Calibration
         weight_itemsize=ITEMSIZE["fp32" if training.precision == "fp32" else "bf16"],
         fp8_copies=fp8_weight_bytes(training, cluster.gpu) if traits.fp8_weight_copies else 0.0,
         has_tied=any(weight.tied for layer in kinds.values() for weight in layer.weights),
-        trainable=inf if training.lora is None else trainable_parameters(model),
+        trainable=trainable,
     )
+
+
+def _adapters_per_message(model: ModelSpec, trainable: float, traits: Traits, calibration: Calibration) -> float:
+    """Layers whose adapters' gradients, or weights, travel together: as many as a bucket holds."""
+    layers = sum(run.count for run in model.runs if run.layer.recomputable)
+    held = (traits.bucket_elements or DDP_BUCKET) * layers / max(trainable, 1)
+    return max(calibration.layers_per_message, min(float(layers), held))

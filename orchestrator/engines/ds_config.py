@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from orchestrator.engines.ds_pipeline import SECTION, is_pipeline_module
 from orchestrator.engines.passthrough import with_ds
+from orchestrator.engines.traced import partition_config
 from orchestrator.job import File
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
@@ -213,7 +214,10 @@ def _precision(plan: Plan) -> dict[str, Any]:
 
 def tensor_parallel(plan: Plan) -> dict[str, Any]:
     """AutoTP. Divided logits need DeepSpeed's own loss, which would take the place of the model's (runtime/engine.py:1100-1120)."""
-    return {"autotp_size": plan.tp, "vocab_parallel_lm_head": False}
+    section: dict[str, Any] = {"autotp_size": plan.tp, "vocab_parallel_lm_head": False}
+    if plan.model.traced is not None:
+        section["partition_config"] = partition_config(plan.model.traced.divided)
+    return section
 
 
 def ds_config(plan: Plan, more: Mapping[str, Any] = NOTHING) -> dict[str, Any]:

@@ -175,6 +175,8 @@ def _parallel(plan: Plan) -> list[Flag]:
     if plan.model.experts:
         flags += [("--expert-model-parallel-size", str(plan.ep)), ("--expert-tensor-parallel-size", str(plan.etp))]
         flags += [("--moe-token-dispatcher-type", plan.moe_token_dispatcher_type)]
+        if plan.moe_shared_expert_overlap:
+            flags += [("--moe-shared-expert-overlap",)]
         fields = expert_parallel_fields(plan)
         flags += [("--" + name.replace("_", "-"),) for name in ("moe_grouped_gemm", "moe_permute_fusion") if fields[name]]
     if plan.sequence_parallel:

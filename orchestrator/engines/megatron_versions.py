@@ -32,6 +32,8 @@ class Release(Value, frozen=True, kw_only=True):
     names: str | None = None
     programs: dict[str, str]
     modules: tuple[str, ...] = ()
+    overlapped_dispatchers: tuple[str, ...] = ("alltoall",)
+    """Beside whose exchange of tokens it computes shared experts."""
     lacks: Mapping[str, str] = {}
     """Parts of models that our worker trains under the others (megatron_parts.OWN_LOOP), and what is lacking here."""
 
@@ -48,6 +50,7 @@ RELEASES: Final = (
         tag="core_v0.19.0",
         names="known_0.19.json",
         programs={"decoder": "pretrain_gpt.py"},  # the others left with 0.18
+        overlapped_dispatchers=("alltoall", "flex"),  # transformer/transformer_config.py:1644
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
         lacks={
             # transformer/mla_qk_norm_config.py:148

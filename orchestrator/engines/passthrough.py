@@ -270,6 +270,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     ),
     "overlap_p2p_comm": ("vpp", lambda plan: plan.vpp > 1),
     "batch_p2p_comm": ("vpp", lambda plan: plan.vpp == 1),
+    "moe_token_dispatcher_type": ("moe_token_dispatcher_type", lambda plan: plan.moe_token_dispatcher_type),
     "context_parallel_size": ("cp", lambda plan: plan.cp),
     "expert_model_parallel_size": ("ep", lambda plan: plan.ep),
     "expert_tensor_parallel_size": ("etp", lambda plan: plan.etp),

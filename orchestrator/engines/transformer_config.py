@@ -214,7 +214,8 @@ def expert_parallel_fields(plan: Plan) -> dict[str, Any]:
     if not plan.model.experts:
         return {}
     te = implementation(plan) == "transformer_engine"
-    return {
+    overlap = {"moe_shared_expert_overlap": True} if plan.moe_shared_expert_overlap else {}
+    return overlap | {
         "expert_tensor_parallel_size": plan.etp,
         "moe_token_dispatcher_type": plan.moe_token_dispatcher_type,
         "moe_grouped_gemm": te and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY,

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -549,9 +549,14 @@ def preflight_notes(out: Path) -> list[str]:
 
 
 def write_status(
-    out: Path, outcome: Outcome, *, predicted_step_time_s: float | None = None, measured_step_time_s: float | None = None
+    out: Path,
+    outcome: Outcome,
+    *,
+    predicted_step_time_s: float | None = None,
+    measured_step_time_s: float | None = None,
+    after: Sequence[str] = (),
 ) -> None:
-    """`status.json`: how the run ended, whole or not at all."""
+    """`status.json`: how the run ended, whole or not at all. `after`: where its step went, in words."""
     last = outcome.rows[-1] if outcome.rows else {}
     status = {
         "status": outcome.status,
@@ -568,6 +573,7 @@ def write_status(
         "preflight": preflight_notes(out),
         "predicted_step_time_s": predicted_step_time_s,
         "measured_step_time_s": measured_step_time_s,
+        "after": list(after),
     }
     partial = out / "status.json.partial"
     partial.write_text(json.dumps(status, indent=1) + "\n")

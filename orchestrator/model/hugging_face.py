@@ -144,6 +144,15 @@ def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
         yield replace(op, n=n, saves=() if index else op.saves)
 
 
+def _kept_of_gated(op: Pointwise, a: Architecture) -> Iterator[Saved]:
+    """What separate kernels keep beside the fused one: the activated gate; of experts also what they make of a token, which the product
+    with their scores keeps, and which is as long as what was sent to them."""
+    yield replace(_activated(op), name=f"{op.name}.output")
+    if op.name == "mlp.experts.activation":
+        routed = op.elements // a.experts[0].ffn_hidden_size
+        yield Saved(name="moe.output", elements=routed * a.hidden_size, shard="tp", group="mlp")
+
+
 def _kernels(op: Pointwise, count: int) -> Iterator[Pointwise]:
     """An operation of `count` kernels: the first stands for the bytes of all, the others for their launches."""
     yield op
@@ -167,8 +176,8 @@ def _pointwise(op: Pointwise, a: Architecture) -> Iterator[Pointwise]:
         yield replace(op, moved=LOSS_MOVED, moved_backward=LOSS_MOVED_BACKWARD, shard="none")
     elif op.name.endswith("rotary"):
         yield from _kernels(replace(op, moved=ROTARY_MOVED), ROTARY_KERNELS)
-    elif op.name == "mlp.activation" and a.gated:
-        yield from _kernels(replace(op, moved=GATED_MOVED, saves=(*op.saves, _activated(op))), GATED_KERNELS)
+    elif op.name.endswith(".activation") and a.gated:
+        yield from _kernels(replace(op, moved=GATED_MOVED, saves=(*op.saves, *_kept_of_gated(op, a))), GATED_KERNELS)
     elif op.name.endswith("_bda") and a.hidden_dropout:
         yield from _kernels(replace(op, moved=op.moved + SEPARATE_DROPOUT), 2)
     elif a.normalization == "RMSNorm" and op.saves and op.saves[0].name == f"{op.name}.input":

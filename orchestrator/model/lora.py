@@ -17,7 +17,7 @@ from orchestrator.errors import InputError, nearest
 from orchestrator.key import Key, names
 from orchestrator.model.hugging_face import is_gpt2
 from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE
-from orchestrator.model.spec import Architecture, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
+from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
 from orchestrator.values import Value
 
 ALL: Final = "all-linear"
@@ -92,9 +92,16 @@ def check_targets(a: Architecture, lora: Lora) -> None:
         raise InputError("lora.targets", "", "names no linear", [ALL, *known])
 
 
-def with_lora(model: ModelSpec, lora: Lora) -> ModelSpec:
-    """A model as transformers builds it (model/hugging_face.py), frozen, with adapters."""
-    linears = linear_names(model.architecture)
+def megatron_names() -> dict[str, tuple[str, ...]]:
+    """The same for megatron-core's modules, where each product is one linear."""
+    words = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    return {f"{'mlp' if 'fc' in word else 'self_attention'}.{word}": (word,) for word in words}
+
+
+def with_lora(model: ModelSpec, lora: Lora, linears: dict[str, tuple[str, ...]] | None = None) -> ModelSpec:
+    """A model as transformers builds it (model/hugging_face.py), frozen, with adapters; or, with the names of its linears by product, as
+    another library builds it."""
+    linears = linears or linear_names(model.architecture)
     runs = []
     for run in model.runs:
         ops = _Adapting(linears, lora)
@@ -146,10 +153,13 @@ class _Adapting:
             yield from self._adapter(op, f"{op.name}.{linears[index]}")
 
     def _adapter(self, op: Gemm, name: str) -> Iterator[Op]:
-        rank = self._lora.rank
+        """Tensor parallelism divides B as it divides a linear's outputs, and A as it divides its inputs, so that what is added has the
+        linear's own layout; between the two the ranks sum `rank` elements a token, of the gradient or of the product."""
+        rank, tokens = self._lora.rank, op.tokens
+        columns, rows = op.split == "column", op.split == "row"
         self.weights += [
-            Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k)),
-            Weight(name=f"{name}.lora_B.weight", shape=(op.n, rank)),
+            Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k), split=1 if rows else None),
+            Weight(name=f"{name}.lora_B.weight", shape=(op.n, rank), split=0 if columns else None),
         ]
         if self._lora.dropout:
             taken = op.tokens * op.k
@@ -158,8 +168,12 @@ class _Adapting:
             inputs: tuple[Saved, ...] = (Saved(name=f"{name}.lora_A.input", elements=taken, group="dropout"),)
         else:
             inputs = self._inputs.pop(op.name, ())
-        yield Gemm(name=f"{name}.lora_A", tokens=op.tokens, k=op.k, n=rank, saves=inputs)
-        middle = Saved(name=f"{name}.lora_B.input", elements=op.tokens * rank)
-        yield Gemm(name=f"{name}.lora_B", tokens=op.tokens, k=rank, n=op.n, saves=(middle,))
+        yield Gemm(name=f"{name}.lora_A", tokens=tokens, k=op.k, n=rank, split="row" if rows else None, saves=inputs)
+        if rows:
+            yield Exit(elements=tokens * rank)
+        if columns:
+            yield Enter(elements=tokens * rank)
+        middle = Saved(name=f"{name}.lora_B.input", elements=tokens * rank)
+        yield Gemm(name=f"{name}.lora_B", tokens=tokens, k=rank, n=op.n, split="column" if columns else None, saves=(middle,))
         yield Pointwise(name=f"{name}.lora_scale", elements=0, moved=0.0)  # a kernel of its own
-        yield Pointwise(name=f"{name}.lora_add", elements=op.tokens * op.n, moved=ADDED)
+        yield Pointwise(name=f"{name}.lora_add", elements=tokens * op.n, moved=ADDED, shard="tp" if columns else "sequence")

@@ -142,8 +142,8 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
 
 
 class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults=True):
-    """softmax(Q K^T) V per sample; heads are divided by tp. Forward FLOPs: 4 * query_len * key_len * heads * head_dim, times `visible`
-    where the kernel skips what is masked."""
+    """softmax(Q K^T) V per sample; heads are divided by tp unless they stay `whole`.
+    Forward FLOPs: 4 * query_len * key_len * heads * head_dim, times `visible` where the kernel skips what is masked."""
 
     name: str
     query_len: int
@@ -155,6 +155,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     saves: tuple[Saved, ...] = ()
     window: int = 0
     """Above 0: a query sees that many keys at most, its own and those before it (sliding window); only with `causal`."""
+    whole: bool = False
+    """Every tensor-parallel rank computes all heads: what comes before and after it is not divided."""
     attended: float = 0.0
     """Above 0: the sequence is packed with samples that don't see each other, of so many tokens in the mean over tokens; only with
     `causal`."""
@@ -214,6 +216,8 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
     topk: int
     routing: Routing | None = None
     """How unevenly they go."""
+    limit: tuple[int, int] = (1, 1)
+    """Groups of experts, and in how many of them all of a token's experts are."""
 
 
 Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch

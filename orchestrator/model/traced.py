@@ -32,6 +32,18 @@ class Feed(Value, frozen=True, kw_only=True, omit_defaults=True):
     """The samples' first dimensions follow each other in place of a batch dimension (patches of Qwen-VL)."""
 
 
+class Divided(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """Parameters whose names are alike, as tensor parallelism takes them: a pair of linears is divided by the columns of the first (their
+    output) and the rows of the second (its input), so that one all-reduce after it makes the sum."""
+
+    pattern: str
+    """Regular expression of a whole name: of a linear ("column", "row") or of a parameter ("summed"). Numbers are any numbers."""
+    by: Literal["column", "row", "summed"]
+    """"summed": whole on every rank, but each has only its share of the gradient (the norm of each head)."""
+    parts: tuple[int, ...] = ()
+    """Widths of what a fused output is taken apart into, each of which is divided."""
+
+
 class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
     """What was recorded, and from what it is built again."""
 
@@ -61,6 +73,14 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
     feeds: tuple[Feed, ...]
     runs: tuple[LayerRun, ...]
     edges: tuple[Edge, ...] = ()
+    divided: tuple[Divided, ...] = ()
+    """The partition that was found by following the data from linear to linear; `runs` has it as splits and shards."""
+    tp_divides: int = 1
+    """What a tensor-parallel size must divide: heads and widths of all that is divided."""
+    undivided: tuple[str, ...] = ()
+    """What stays whole under tensor parallelism, and why."""
+    no_autotp: str = ""
+    """Why DeepSpeed can't divide this model whatever its partition; "" where it can."""
     assumed: tuple[str, ...] = ()
     """Values that the model's code asked of tensors which have none, with what it was told."""
 

@@ -29,7 +29,7 @@ from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
-Mixed = Literal["refuse", "slowest"]
+Mixed = Literal["refuse", "slowest", "stages"]
 Largest = Literal["seq_length", "global_batch_size", "num_layers"]
 
 MAX_GPUS: Final = 1_000_000
@@ -60,7 +60,12 @@ class Inputs(Value, frozen=True, kw_only=True):
     ] = None
     mixed: Annotated[
         Mixed | None,
-        Key("cluster.mixed", "GPUs of several types; slowest: plan for what all of them can do", type=Mixed, default="refuse"),
+        Key(
+            "cluster.mixed",
+            "GPUs of several types; slowest: plan for what all of them can do; stages: each pipeline stage for its own type",
+            type=Mixed,
+            default="refuse; stages with cluster.gpu='8 x H100-SXM-80GB + 16 x A100-SXM-80GB'",
+        ),
     ] = None
     gpus: Annotated[int | None, Key("gpus", "how many", type=int, default="the recipe's, else all found here", low=1, high=MAX_GPUS)] = None
     gpus_per_node: Annotated[
@@ -149,6 +154,20 @@ class Actions(Value, frozen=True, kw_only=True):
             "this machine has its GPU. Without its GPU: build its first, middle and last rank without memory",
         ),
     ] = "auto"
+    tune: Annotated[
+        int | None,
+        Key(
+            "tune",
+            "so many of the best plans run some steps each, where this command runs, and the fastest by measurement is trained; what they "
+            "teach goes into the prices; the same command with the same out= goes on with a tune that was cut off",
+            type=int,
+            default="none",
+            unit="plans",
+            low=1,
+            high=64,
+        ),
+    ] = None
+    tune_steps: Annotated[int, Key("tune.steps", "of each plan that tune= tries", unit="steps", low=2, high=10**6)] = 10
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None

@@ -165,6 +165,7 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     if actions.explain_gpus is not None:
         asked_cluster = _asked_cluster(actions.explain_gpus, cluster, merged, {**site, **given}, machine, has_plan=plan is not None)
     _check_failures(actions)
+    _check_tune(actions, engine, merged, has_plan=plan is not None)
     _check_entry(merged)
     entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone
     chosen = msgspec.structs.asdict(actions) | {"engine": engine, "entry": entry, "calibration": _whole_path(actions.calibration)}
@@ -217,6 +218,22 @@ def _asked_cluster(gpus: int, cluster: Cluster, merged: Flat, given: Flat, machi
         return cluster_of({**merged, "gpus": Given(gpus, str(gpus))}, {**given, "cluster": merged["cluster"]}, machine)[0]
     except InputError as error:
         raise InputError("explain.gpus", gpus, error.why) from None
+
+
+def _check_tune(actions: Actions, engine: str, merged: Flat, *, has_plan: bool) -> None:
+    """Raises InputError where there is nothing to try, or nothing that can be tried."""
+    if actions.tune is None:
+        if "tune.steps" in merged:
+            raise InputError("tune.steps", actions.tune_steps, "is of the plans that tune=K tries: say how many beside it")
+        return
+    if has_plan:
+        raise InputError("tune", actions.tune, "tries several plans, and plan= names one: leave one of them out")
+    if actions.entry is not None:
+        raise InputError("tune", actions.tune, f"is for our workers, and entry={actions.entry} is another program")
+    if engine == LAYERWISE:
+        raise InputError("tune", actions.tune, f"runs plans, and engine={LAYERWISE} starts nothing")
+    if actions.launch == "none":
+        raise InputError("tune", actions.tune, "measures plans, and launch=none starts nothing", ["launch=local", "launch=auto"])
 
 
 def _check_failures(actions: Actions) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.cost.price import CostModel, Played
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
+from orchestrator.report.after import NAMES, After
 from orchestrator.report.budget import budget, budget_text
 from orchestrator.report.candidates import Outcome
 from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
@@ -79,6 +80,8 @@ class Shown(Value, frozen=True, kw_only=True):
     floor: Callable[[Candidate], float] | None = None
     """Bytes that a choice can't go below."""
     rows: Sequence[Mapping[str, Any]] = ()
+    after: After | None = None
+    """Where the run's step went."""
     price_per_gpu_hour: float | None = None
 
 
@@ -116,7 +119,7 @@ def report_html(shown: Shown) -> str:
         pictures["measured"] = measured_picture(measured, shown.plan)
     script, divs = components(pictures)
     scripts = "".join(f"<script>{text}</script>" for text in INLINE.js_raw[:1])
-    title = f"{shown.plan.model.name} on {shown.plan.world_size} x {shown.plan.cluster.gpu.name}"
+    title = f"{shown.plan.model.name} on {shown.plan.cluster.types}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -258,7 +261,7 @@ def timeline_picture(step: Played) -> Figure:
 def moments(shown: Shown, step: Played, stage: int) -> list[tuple[float, float, dict[str, float]]]:
     """The stage's memory from pass to pass, thinned to what a picture shows: of neighbours the fullest stays."""
     plan = shown.plan
-    sums = shown.costs.sums(plan.candidate, plan.stages[stage].layers)
+    sums = shown.costs.of_stage(plan.candidate, stage).sums(plan.candidate, plan.stages[stage].layers)
     rows = shown.costs.stage_memory(plan.candidate, stage).over_time(sums, step.lanes[stage])
     size = -(-len(rows) // MOST_MOMENTS)
     kept = []
@@ -472,4 +475,13 @@ def measured_section(shown: Shown, picture: str | None) -> str:
         entries.append(("memory", format_bytes(predicted.peak_memory_bytes), format_bytes(memory), ratio))
     numbers = table("Median after warm-up", ("", "predicted", "measured", "measured / predicted"), entries, (1, 2, 3))
     figure = f'<figure class="picture" role="img" aria-label="Seconds of each step">{picture}</figure>' if picture else ""
-    return f"<section><h2>Predicted and measured</h2>{figure}{numbers}</section>"
+    return f"<section><h2>Predicted and measured</h2>{figure}{numbers}{after_part(shown.after)}</section>"
+
+
+def after_part(after: After | None) -> str:
+    """Where the run's step went, and what stands out."""
+    if after is None:
+        return ""
+    entries = [(NAMES[name], *(format_seconds(value) if value else "-" for value in pair)) for name, pair in after.causes.items()]
+    said = "".join(f"<p>{escape(line)}</p>" for line in after.lines())
+    return table("Where two of its steps went", ("", "predicted", "measured"), entries, (1, 2)) + said

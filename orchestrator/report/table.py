@@ -56,9 +56,11 @@ def _sizes(plan: Plan) -> list[int]:
 
 WHOLE = ("selective", "full")
 MODULES = tuple(mode for mode in RECOMPUTE_ORDER if mode not in ("none", *WHOLE))
+OF_EXPERTS: dict[str, Any] = {"tp": HALF, "etp": HALF, "sequence_parallel": True}
+"""How megatron-core divides layers of experts as it divides others."""
 AXES = (
-    Axis("tp", ({"tp": HALF},), lambda plan: plan.tp > 1),
-    Axis("tp with sequence parallelism", ({"tp": HALF, "sequence_parallel": True},), lambda plan: plan.sequence_parallel),
+    Axis("tp", ({"tp": HALF}, OF_EXPERTS), lambda plan: plan.tp > 1),
+    Axis("tp with sequence parallelism", ({"tp": HALF, "sequence_parallel": True}, OF_EXPERTS), lambda plan: plan.sequence_parallel),
     Axis("pp, megatron-core's 1F1B", ({"pp": HALF},), lambda plan: plan.pp > 1 and plan.schedule == "1f1b"),
     Axis(
         "pp, interleaved (vpp)",
@@ -73,7 +75,7 @@ AXES = (
     Axis("pp over ranks nearer than dp's (tp-cp-ep-pp-dp)", ({"pp": HALF, "order": PP_BEFORE_DP},), _pp_before_dp),
     Axis("uneven stages", ({"pp": HALF},), lambda plan: len(set(_sizes(plan))) > 1, lambda engine: engine.uneven_stages),
     Axis("cp", ({"cp": HALF},), lambda plan: plan.cp > 1),
-    Axis("ep", ({"ep": HALF},), lambda plan: plan.ep > 1),
+    Axis("ep", ({"ep": HALF}, {"ep": HALF, "zero_stage": 1}), lambda plan: plan.ep > 1),
     *(Axis(f"dp, ZeRO-{stage}", ({"zero_stage": stage},), _zero(stage)) for stage in range(4)),
     Axis("ZeRO-1 in instances", ({"zero_stage": 1, "zero_shard_size": HALF},), _shards(1)),
     Axis("ZeRO-3 by Megatron-FSDP", ({"zero_stage": 3, "megatron_fsdp": True},), lambda plan: plan.megatron_fsdp),
@@ -94,7 +96,7 @@ AXES = (
 def candidate(engine: str, world: int, batch: int, fields: Mapping[str, Any]) -> Candidate:
     """Names of mesh and strategy fields together; data parallelism takes the ranks that are left, ZeRO-1 where nothing else is said."""
     mine = dict(fields)
-    mesh = {name: mine.pop(name) for name in ("tp", "pp", "cp", "ep", "order") if name in mine}
+    mesh = {name: mine.pop(name) for name in ("tp", "pp", "cp", "ep", "etp", "order") if name in mine}
     rest = {name: mine.pop(name) for name in ("vpp", "schedule") if name in mine}
     left = world
     for name in ("tp", "pp", "cp"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -25,16 +26,17 @@ class PlannedEngine:
     def name(self) -> str:
         return self.capabilities.engine
 
-    def offering(self, capabilities: Capabilities) -> PlannedEngine:
-        """The same engine where it can do something else: its own program, say, in place of our worker. It costs the same."""
-        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=self.calibration)
+    def costing_the_same(self, *, capabilities: Capabilities | None = None, calibration: Calibration | None = None) -> PlannedEngine:
+        """The same engine where it can do something else (as its own program does), or keeps other memory free."""
+        both = capabilities or self.capabilities, calibration or self.calibration
+        other = PlannedEngine(capabilities=both[0], traits=self.traits, calibration=both[1])
         other._latest = self._latest
         return other
 
     def costs(self, workload: Workload, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
         """Its prices. `modes`: the recompute modes that bounds reckon with."""
         if not self._latest or self._latest[0][0] is not workload:
-            self._latest[:] = [(workload, CostModel(workload, self.traits, self.calibration))]
+            self._latest[:] = [(workload, cost_model(workload, self.traits, self.calibration))]
         return self._latest[0][1].reckoning_with(modes)
 
 
@@ -50,10 +52,13 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     """None: all that the GPU has, less what each engine keeps free."""
     top_k: int = 5
     prunings: tuple[Rule, ...] = ()
+    most_further: int = 1_500_000
+    """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 
     def limit_for(self, engine: PlannedEngine, workload: Workload) -> MemoryLimit:
         """With what is kept free for this engine."""
-        limit = self.limit or MemoryLimit(limit=workload.cluster.gpu.memory, reserve=None)
+        parts = tuple(part.gpu.memory for part in workload.cluster.parts)
+        limit = self.limit or MemoryLimit(limit=max(parts, default=workload.cluster.gpu.memory), reserve=None, parts=parts)
         return limit.of(engine.calibration.memory_margin)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from orchestrator.cost.mixed import cost_model
 from orchestrator.errors import InputError
 from orchestrator.key import declared
 from orchestrator.model.training import Training
@@ -37,11 +38,20 @@ class Unasked(Value, frozen=True, kw_only=True):
     predicted: Prediction
 
 
+def larger_groups(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Groups of twice as many micro-batches, interleaved: a stage waits less for what its neighbours send, and holds more. The
+    search takes the smallest alone."""
+    if plan.vpp == 1:
+        return ()
+    size = 2 * (plan.candidate.microbatch_group_size_per_vp_stage or plan.pp)
+    return ((f"pin.microbatch_group_size_per_vp_stage={size}", {"microbatch_group_size_per_vp_stage": size}),)
+
+
 def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
     """The choices that the plan's engine can take as it is, and that make this plan faster or smaller."""
     found = []
     now = plan.predicted
-    for key, changes in OFFERED if now is not None else ():
+    for key, changes in (*OFFERED, *larger_groups(plan)) if now is not None else ():
         assert now is not None
         training = replace(plan.training, **changes.get("training", {}))
         other = replace(plan, training=training, **{name: value for name, value in changes.items() if name != "training"})
@@ -51,7 +61,7 @@ def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
             check_plan(other, [(engine.capabilities, engine.traits)])
         except InputError:
             continue
-        price = engine.costs(workload_of(other)).price(other.candidate, other.stages)
+        price = cost_model(workload_of(other), engine.traits, engine.calibration).price(other.candidate, other.stages)
         faster = price.step_time_s < now.step_time_s * (1 - WORTH_S)
         smaller = price.peak_memory_bytes < now.peak_memory_bytes * (1 - WORTH_BYTES) and price.step_time_s <= now.step_time_s
         if faster or smaller:

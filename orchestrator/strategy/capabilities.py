@@ -54,6 +54,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     offload_optimizer: bool
     options: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
     """The values that it has of further searched options, by name, in the order in which ties are kept; without an entry: the default."""
+    pinned_values: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    """Further ones of these that only a pin takes: they need what nobody said is on the nodes."""
     zero_shard_groups: bool = False
     """ZeRO-3 with a second copy of the weights inside each inner network level (DeepSpeed's hpZ, arXiv 2306.10209)."""
     zero_shard_stages: tuple[ZeroStage, ...] = ()

@@ -134,7 +134,12 @@ class Options(Value, frozen=True, kw_only=True):
     cp_comm_type: Annotated[
         CpCommType, Choice(doc="how context parallelism exchanges keys and values (megatron)", searched=True, after="cp")
     ] = "p2p"
-    moe_token_dispatcher_type: Annotated[Dispatcher, Choice(doc="how tokens reach their experts")] = "alltoall"
+    moe_token_dispatcher_type: Annotated[
+        Dispatcher, Choice(doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)", searched=True)
+    ] = "alltoall"
+    moe_shared_expert_overlap: Annotated[
+        bool, Choice(doc="the shared experts beside the exchange of tokens (megatron)", offered=True)
+    ] = False
     megatron_fsdp: Annotated[
         bool,
         Choice(doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)", in_layer_price=False),

@@ -31,7 +31,8 @@ MOST_GROUP_SIZES = 2
 """Of interleaving's groups, where pp micro-batches don't fill them: the smallest hold least, and the next may end sooner."""
 
 OWN_LEVELS = (
-    *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "dp", "rank_order", "zero_stage", "zero_shard_size", "sequence_parallel"),
+    *("pp", "tp", "cp", "cp_comm_type", "ep", "etp", "moe_token_dispatcher_type", "dp", "rank_order"),
+    *("zero_stage", "zero_shard_size", "sequence_parallel"),
     *("micro_batch_size", "vpp", "microbatch_group_size_per_vp_stage", "offload_optimizer"),
 )
 """Levels whose values depend on what is decided above them, each with a function of its own; from the root down."""
@@ -54,6 +55,7 @@ SHAPE = LEVELS.index("rank_order") + 1
 GIVEN = frozenset({"model", "training", "cluster", "software", "family", "precision", "optimizer", "world", *ENGINE_OPTIONS})
 """What a rule may need that is no choice of the tree's."""
 BY_NAME = {choice.name: choice for choice in CHOICES}
+DISPATCHER = BY_NAME["moe_token_dispatcher_type"]
 
 
 class Outcome(Value, frozen=True, kw_only=True):
@@ -182,7 +184,8 @@ class Tree:
             else:
                 self._at[level_of(rule) + 1].append(rule)
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
-            *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dp, self._rank_order, self._zero_stage),
+            *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher, self._dp, self._rank_order),
+            self._zero_stage,
             *(self._zero_shard_size, self._sequence_parallel, self._micro_batch_size, self._vpp, self._microbatch_group),
             self._offload_optimizer,
         )
@@ -332,6 +335,16 @@ class Tree:
         for degree in self.pins.among("etp", offered):
             if degree in self._degrees["etp"] and (self.world // candidate.mesh.pp) % (candidate.mesh.ep * degree) == 0:
                 yield _with_mesh(candidate, "etp", degree)
+
+    def _dispatcher(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Each token sent to its experts; where fewer ranks share the experts than a token has, also all tokens to all of these ranks,
+        which is then less. A pin takes any."""
+        name, mesh = DISPATCHER.name, candidate.mesh
+        offered = tuple(self.capabilities.options.get(name, (DISPATCHER.default,)))
+        if not 1 < mesh.ep * mesh.etp < max((part.topk for part in self.workload.model.architecture.experts), default=0):
+            offered = (DISPATCHER.default,)
+        for kind in self.pins.among(name, offered):
+            yield candidate if kind == DISPATCHER.default else _with_strategy(candidate, **{name: kind})
 
     def _dp(self, candidate: Candidate) -> Iterator[Candidate]:
         dp = self._left(candidate)

@@ -21,6 +21,8 @@ GPU_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("a100",), "A100-SXM-80GB"),
     (("v100", "16gb"), "V100-SXM2-16GB"),
     (("v100", "32gb"), "V100-SXM2-32GB"),
+    (("rtx-3090",), "RTX-3090"),
+    (("rtx-4090",), "RTX-4090"),
 )
 """A GPU's printed name holds all the words of one entry; the first entry that fits is taken."""
 
@@ -91,18 +93,19 @@ NVL72 = 72
 
 
 def cluster(table: str, key: str, num_gpus: int, gpus_per_node: int, interconnect: str) -> Cluster:
-    """The cluster that a row names: NVLink inside a node (72 GPUs on GB200/GB300 NVL72), a fabric between nodes."""
+    """The cluster that a row names: in a node NVLink (72 GPUs on GB200/GB300 NVL72) or PCIe, and a fabric between nodes."""
     device = gpu(key)
     generation = key.split("-", maxsplit=1)[0]
     domain = segment(NVL72, gpus_per_node, num_gpus) if key.startswith("GB") else gpus_per_node
     bandwidth, latency, source = fabric(table, key, interconnect)
+    inside = NVLINK_BANDWIDTH.get(generation, device.pcie)
     return Cluster(
         name=f"{table}:{key}",
         gpu=device,
         num_gpus=num_gpus,
         gpus_per_node=gpus_per_node,
         levels=(
-            Level(name="nvlink", size=domain, bandwidth=NVLINK_BANDWIDTH[generation], latency=NVLINK_LATENCY, source="datasheet"),
+            Level(name="nvlink", size=domain, bandwidth=inside, latency=NVLINK_LATENCY, source="datasheet"),
             Level(name="fabric", size=domain * (OUTERMOST // domain), bandwidth=bandwidth, latency=latency, source=source),
         ),
         host_bandwidth=25 * GB if not key.startswith(("H", "B", "G")) else 50 * GB,

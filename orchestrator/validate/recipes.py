@@ -150,7 +150,7 @@ class Judge:
         key = (run.workload, run.engine.name, dispatcher, run.experts)
         if key not in self._best:
             planned = PlannedEngine(capabilities=capabilities, traits=run.engine.traits, calibration=self._constants(run))
-            pins = Pins(moe_token_dispatcher_type=None if dispatcher == "alltoall" else dispatcher)
+            pins = Pins(moe_token_dispatcher_type=dispatcher)
             try:
                 found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
             except OrchestratorError as error:

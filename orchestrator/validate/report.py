@@ -26,6 +26,8 @@ def measured_beside(run: Run, prediction: Prediction) -> Priced:
 
 def table_of(priced: Priced) -> str:
     """The table that a row is reported under; with a colon, one that is not summed up."""
+    if priced.run.training.lora is not None:
+        return f"{priced.run.table}:lora"
     if counts(priced.run):
         return priced.run.table
     return f"{priced.run.table}:{f'{DOUBTED_GPUS}_gpus' if doubted(priced.run) else 'not_fitted'}"

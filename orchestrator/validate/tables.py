@@ -16,17 +16,18 @@ from typing import Final
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.families import describe
+from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Dtype, Precision, Training
 from orchestrator.strategy.spec import Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
-from orchestrator.units import GIB
 from orchestrator.validate import layout, networks
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
+from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
 from orchestrator.validate.mixtures import with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from orchestrator.validate.rows import SkipError, number, whole
-from orchestrator.validate.runs import ExpertsRun, Run, Unusable
+from orchestrator.validate.runs import ExpertsRun, MemoryKind, Run, Unusable
 
 COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
 """A CSV without these is no table of runs (the folder also holds other measurements)."""
@@ -66,11 +67,12 @@ def load(where: str | Path) -> tuple[list[Run], list[Unusable]]:
 
 
 @cache
-def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None, engine: str) -> ModelSpec:
-    """One value for all rows of a model and an engine, so that they share a cost model."""
+def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int | None, engine: str, lora: Lora | None) -> ModelSpec:
+    """One value for all rows of a model, its adapters and an engine, so that they share a cost model."""
     model = describe(architecture, seq_length, decoder_seq_length)
     layers = ENGINES[engine].layers
-    return model if layers is None else layers(model)
+    model = model if layers is None else layers(model)
+    return with_lora(model, lora, megatron_names()) if lora is not None and ENGINES[engine].adapts == "megatron" else model
 
 
 @cache
@@ -147,7 +149,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         raise SkipError(f"status {status or 'blank'}")
     said = f"{notes} {row.get('model_name', '')} {row.get('sweep_id', '')}"
     for word, why in DOUBTFUL:
-        if word in said:
+        if word in said and not (why is FROZEN and row.get("task") == "lora"):
             raise SkipError(why)
     key = networks.gpu_key(row.get("gpu", ""))
     if key is None:
@@ -155,8 +157,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     engine = printed_as(row.get("engine", ""))
     if engine is None:
         raise SkipError(f"engine {row.get('engine') or 'not stated'} has no traits")
-    if row.get("task", "pretrain") not in ("", "pretrain"):
-        raise SkipError(f"task {row['task']} is not pretraining")
+    lora = lora_of(row, engine)
     precision, label = precision_of(row)
     if precision not in networks.gpu(key).peak_flops:
         raise SkipError(f"{key} has no {precision}")
@@ -202,6 +203,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         precision=precision,
         grad_reduce_dtype=reduce_dtype,
         grad_accum_dtype=engine.accumulate_dtype,
+        lora=lora,
     )
     shard = whole(row, "zero_shard_size", dp * cp)
     strategy = Strategy(
@@ -228,7 +230,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         schedule="interleaved" if vpp > 1 else engine.schedule,
     )
     try:
-        model = _model(architecture, seq_length, decoder, engine.name)
+        model = _model(architecture, seq_length, decoder, engine.name, lora)
     except (KeyError, ValueError, OverflowError) as error:
         raise SkipError(f"model: {error}") from None
     for name, count in (("num_attention_heads", architecture.num_attention_heads), ("ffn_hidden_size", architecture.ffn_hidden_size)):
@@ -256,6 +258,10 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         memory = fits = None  # what is kept is not known
     if row.get("offload") == ACTIVATIONS or (row.get("num_experts") and not row.get("recompute") and table.startswith("nvidia")):
         memory = fits = None  # nor here: its recipe is not known, or moves activations to the host
+    if lora is not None and precision == "fp8":
+        memory = fits = None  # whether frozen weights are kept in 8 bits alone is not said
+    if lora is not None and mixed_lengths(row):
+        raise SkipError("what the allocator reserved over samples of many lengths, in their order")
     if measured and status == "ok" and time_s is None and memory is None:
         raise SkipError("neither time nor memory can be compared")
     kind = row.get("peak_memory_kind", "")
@@ -275,9 +281,9 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         illegal=illegal,
         experts=experts_of(row),
         time_s=time_s,
-        memory_bytes=memory * GIB if memory else None,
+        memory_bytes=memory * memory_unit(kind) if memory else None,
         memory_of=memory_of(table, engine, kind),
-        memory_kind="process" if "nvidia-smi" in kind else "allocated" if "max_memory_allocated" in kind else "reserved",
+        memory_kind=kind_of_memory(kind),
         fits=fits,
     )
 
@@ -293,6 +299,13 @@ def interconnect_of(row: dict[str, str]) -> str:
     return row.get("interconnect", "") + (f" ({networks.SLOW_DAY})" if slow else "")
 
 
+def kind_of_memory(kind: str) -> MemoryKind:
+    """What a printed peak counts. Where a source says nothing (Qwen's README) it is what the card shows of the process."""
+    if any(words in kind for words in ("nvidia-smi", "as printed", "the sum printed")):
+        return "process"
+    return "allocated" if any(words in kind for words in ("max_memory_allocated", "torch peak")) else "reserved"
+
+
 def memory_of(table: str, engine: MeasuredEngine, kind: str) -> MemoryOf:
     """The rank whose memory a source shows. BigScience's V100 peaks grow with the micro-batch without the logits of a last stage."""
     if "last rank" in kind:
@@ -304,16 +317,17 @@ OFFLOADED: Final = ("offload=full CPU offload", "Opt Offl=Y")
 """How BigScience's notes say that optimizer states were on the host."""
 
 
+FROZEN: Final = "LoRA: the base is frozen, and neither rank nor targets are stated"
 DOUBTFUL: tuple[tuple[str, str], ...] = (
     ("INCONSISTENT_BATCH", "batch is inconsistent (source's note)"),
     ('variant "gqa', "GQA8 variant, not comparable to the rest"),
     ("GQA8 variant", "GQA8 variant, not comparable to the rest"),
     ("async(no CUDA_LAUNCH_BLOCKING)=no", "run with CUDA_LAUNCH_BLOCKING"),
     ("may hang", "a run that hangs"),
-    ("Fine-Tuning (LoRA)", "LoRA: the base is frozen"),
-    ("_LoRA", "LoRA: the base is frozen"),
-    ("_LORA", "LoRA: the base is frozen"),
-    ("_lora", "LoRA: the base is frozen"),
+    ("Fine-Tuning (LoRA)", FROZEN),
+    ("_LoRA", FROZEN),
+    ("_LORA", FROZEN),
+    ("_lora", FROZEN),
     ("_SFT", "fine-tuning on packed sequences"),
     ("assumed for 20B", "settings assumed, not printed"),
     ("_resume", "the peak has the loading of a checkpoint in it"),
@@ -349,7 +363,8 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
 
 
 def zero_of(engine: MeasuredEngine, row: dict[str, str]) -> ZeroStage:
-    text = row.get("zero_stage", "").strip()
+    script = re.search(r"ZeRO-([0-3]) by the script", row.get("notes", ""))
+    text = script.group(1) if script else row.get("zero_stage", "").strip()
     if text in ("0", "1", "2", "3"):
         return int(text)  # type: ignore[return-value]
     if text:
@@ -408,7 +423,8 @@ def experts_of(row: dict[str, str]) -> ExpertsRun:
         overlaps=None if not overlap else overlap.startswith(("1", "yes")),
         graph="whole" if "full_iteration" in graph else "routers" if "moe_router" in graph else "none" if graph == "none" else None,
         balanced=None if not row.get("routing") else "real" not in row["routing"],
-        capacity=bool(row.get("capacity_factor")) or any(word in row.get("routing", "") for word in ("capacity", "drop,"))
+        capacity=bool(row.get("capacity_factor"))
+        or any(word in row.get("routing", "") for word in ("capacity", "drop,"))
         or "tokendrop" in row.get("model_name", ""),
     )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import distributed, groups, preflight
+from orchestrator.workers import distributed, groups, orphans, preflight
 
 LEAVE_S = 10.0
 """What the others get to leave before the process that holds the store does."""
@@ -59,6 +59,7 @@ def main() -> None:
     arguments = parser.parse_args()
     distributed.quiet()
     distributed.end_at_once_on_signals()
+    orphans.end_with_launcher()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
     plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))

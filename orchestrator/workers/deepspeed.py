@@ -11,7 +11,7 @@ import torch
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import hf_checkpoint, hugging_face, loop
+from orchestrator.workers import auto_ep, hf_checkpoint, hugging_face, loop
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
 from orchestrator.workers.traced import TracedTrainer
@@ -41,6 +41,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
     same as those of the plan's order."""
 
     names = "transformers"
+    balance: torch.Tensor | None = None
+    """The last micro-batch's loss of balance, times what it counts."""
 
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         super().__init__(plan, engine, device)
@@ -57,22 +59,29 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         else:
             hugging_face.initialise(model, plan.training.seed, device)
         whole = whole_shapes(model)
+        if plan.ep > 1:
+            auto_ep.prepare(model)
         self._initialise_engine(model, self._ulysses(fields) if plan.cp > 1 else None)
         if plan.tp > 1:
             tag_sliced_parameters(model, whole)
+        if plan.ep > 1:
+            auto_ep.require_layers(model, plan)
         hugging_face.restore_rotary_frequencies(model)
         self.places = hf_checkpoint.places(model, self.groups, fields)
 
     def _build(self, fields: dict[str, Any]) -> torch.nn.Module:
-        """At stage 3 a weight is divided as soon as its module is built; AutoTP cuts a whole model in host memory; else on the device."""
+        """At stage 3 a weight is divided when its module is built; AutoTP and AutoEP cut a whole model on the host; else on the device."""
         if fields["zero_init"]:
             # Without the batch, which it would check against the whole world even under Ulysses.
             ds_config = self._ds_config(self.engine_fields["ds_config"])
             config = {key: value for key, value in ds_config.items() if key != "train_batch_size"}
+            # A class that is first imported inside would lose what its decorators put around __init__ (partition_parameters.py,
+            # InsertPostInitMethodToModuleSubClasses, puts back what was there before them).
+            hugging_face.model_class(fields)
             # And without dtype, which means bf16 wherever the device has no fp16, whatever it says (partition_parameters.py:409).
             with self.deepspeed.zero.Init(config_dict_or_path=config):
                 return hugging_face.build_model(fields)
-        with torch.device("cpu" if self.plan.tp > 1 else self.device):
+        with torch.device("cpu" if self.plan.tp * self.plan.ep > 1 else self.device):
             return hugging_face.build_model(fields)
 
     def _ulysses(self, fields: dict[str, Any]) -> Any:
@@ -92,11 +101,17 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         hf_checkpoint.export(self.model, self.plan, self.groups, folder, self.engine_fields["model"])
 
     def _backward(self, loss: torch.Tensor) -> None:
-        self.engine.backward(loss / summed_over_sequence(self.plan))
+        """The loss of balance goes into the gradients and not into what is reported, as Megatron's does."""
+        total = loss if self.balance is None else loss + self.balance
+        self.engine.backward(total / summed_over_sequence(self.plan))
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         mine = self._shard(batch)
-        return mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine))
+        found: list[torch.Tensor] = []
+        coefficient = self.engine_fields["model"].get("expert_balance", 0.0) if self.model.training else 0.0
+        loss = mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine, balance=found if coefficient else None))
+        self.balance = coefficient * found[0] if found else None
+        return loss
 
     def _shard(self, batch: Batch) -> Batch:
         """This rank's part of each sequence, with its positions; every part predicts as many tokens, or "loss_scale" evens them out."""

@@ -51,13 +51,13 @@ def set_log_level(plan: Plan) -> None:
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """Of what is trained, as megatron-core groups it (optimizer/__init__.py:69): biases and norms don't decay. A partitioned
-    parameter's own shape is flat."""
+    parameter's own shape is flat. By the names DeepSpeed finds them when it takes experts out (moe/utils.py:103)."""
     decayed: list[torch.nn.Parameter] = []
     free: list[torch.nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             (decayed if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else free).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed, "name": "decayed"}, {"params": free, "name": "free", "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 

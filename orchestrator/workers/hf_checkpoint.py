@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan
-from orchestrator.workers import hugging_face, lora
+from orchestrator.workers import auto_ep, hugging_face, lora
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.hf_files import CONFIG, Checkpoint, Rows, copy_tokenizer, write_config, write_files
 from orchestrator.workers.parts import Place
@@ -53,9 +53,12 @@ def places(model: torch.nn.Module, groups: Groups, fields: dict[str, Any]) -> li
     """The place in the whole model of every parameter that is trained, after AutoTP has cut it."""
     shapes = _whole_shapes(fields)
     tp_rank, replica = groups.rank("tp"), groups.rank(REPLICAS)
-    found = []
+    found, experts = [], auto_ep.parameters(model)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
+            continue
+        if name in experts:
+            found.append(auto_ep.place(experts[name], parameter, shapes, replica))
             continue
         shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[name]
         offset = tuple(0 if here == there else tp_rank * here for here, there in zip(shape, whole, strict=True))

@@ -25,13 +25,18 @@ ZERO_CENTERED = ("gemma3_text",)
 """Models whose norms multiply by 1 + weight (modeling_gemma3.py, Gemma3RMSNorm)."""
 
 
+def model_class(fields: dict[str, Any]) -> Any:
+    """Of `engine.json`'s "model"."""
+    return getattr(transformers, fields["model_class"])
+
+
 def build_model(fields: dict[str, Any]) -> torch.nn.Module:
     """The model of `engine.json`'s "model", unfilled, on the default device: under `deepspeed.zero.Init` in partitions."""
     config = getattr(transformers, fields["config_class"])(**fields["config"], attn_implementation=fields["attn_implementation"])
     # T5Config of transformers 5 ties whatever it is told (configuration_t5.py); the plan counts an untied head as parameters.
     config.tie_word_embeddings = fields["config"]["tie_word_embeddings"]
     with default_dtype(getattr(torch, fields["dtype"])), no_init_weights():
-        model = getattr(transformers, fields["model_class"])(config)
+        model = model_class(fields)(config)
     # no_init_weights leaves out the ties as well.
     model.tie_weights()
     if "lora" in fields:
@@ -156,13 +161,17 @@ DEVIATIONS: dict[str, Callable[[Any], Callable[[str], float]]] = {
 # ---------------------------------------------------------------------------------------------------------------- running
 
 
-def losses(model: Callable[..., Any], stack: str, batch: Batch) -> torch.Tensor:
-    """The loss by token [b, s], in fp32, of what this stack's sampler makes."""
+def losses(model: Callable[..., Any], stack: str, batch: Batch, *, balance: list[torch.Tensor] | None = None) -> torch.Tensor:
+    """The loss by token [b, s], in fp32, of what this stack's sampler makes. `balance` gets the loss by which a model of experts balances
+    their load, where it is a list."""
     if stack == "encoder_decoder":
         output = model(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], use_cache=False)
     elif stack == "encoder":
         output = model(input_ids=batch["tokens"])
     else:
-        output = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False)
+        routed = {} if balance is None else {"output_router_logits": True}
+        output = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False, **routed)
+        if balance is not None:
+            balance.append(output.aux_loss)
     logits, labels = output.logits, batch["labels"]
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

@@ -22,12 +22,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, preflight
+from orchestrator.workers import checkpoint, data, distributed, orphans, preflight
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
 from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, save
 from orchestrator.workers.schedule import learning_rate
+from orchestrator.workers.step_timers import StepTimers
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 METRICS = "metrics.jsonl"
@@ -214,18 +215,24 @@ def train(
     beside: SaveBeside | None = None
     now = (watchdog or NoWatchdog()).phase
     stop = False
+    timers = StepTimers(plan, device, out, first_step, peak_memory)
     for step in range(first_step, training.steps):
+        timers.begin(step)
         begin = time.perf_counter()
         now(f"step {step + 1}: data")
         microbatches = [to_device(arrays, device) for arrays in batches.microbatches(step)]
         now(f"step {step + 1}: forward and backward")
+        timers.phase("passes")
         local_loss = trainer.forward_backward(microbatches)
         now(f"step {step + 1}: update")
+        timers.phase("update")
         lr = learning_rate(training, step)
         grad_norm = trainer.update(lr)
         synchronise(device)
+        timers.phase("agree")
         loss, peak, stop = agree(local_loss, trainer.groups, device, bool(warned))
         seconds = time.perf_counter() - begin
+        timers.end(step)
         if not (math.isfinite(loss) and norm_is_usable(grad_norm, training.precision)):
             numbers = f"loss {loss:g}, gradient norm {grad_norm}, lr {lr:g}"
             raise NonFiniteLossError(f"step {step + 1}: {numbers}; nothing was saved in this step")
@@ -282,6 +289,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     arguments = parser.parse_args()
     distributed.quiet()
     distributed.end_at_once_on_signals()
+    orphans.end_with_launcher()
     plan = from_json(arguments.plan.read_bytes(), str(arguments.plan))
     engine = read_engine(arguments.plan.parent)
     out = arguments.out

@@ -41,6 +41,8 @@ class Place:
     """Whether this is the first copy, those of data-parallel ranks aside."""
     main: bool
     """Whether it is the first of all copies."""
+    divided: int = 1
+    """Neighbours among the data-parallel ranks that have different parts of the tensor: expert parallelism folds over them."""
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """This shard of the parameter's value, or of a tensor of its size."""

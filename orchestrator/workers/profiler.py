@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import from_json
-from orchestrator.workers import distributed, loop, rehearsal
+from orchestrator.workers import distributed, loop, orphans, rehearsal
 
 REPEATS: Final = 7
 """Of each collective and size, after one that is not kept."""
@@ -119,6 +119,7 @@ def main() -> None:
     given = parser.parse_args()
     distributed.quiet()
     distributed.end_at_once_on_signals()
+    orphans.end_with_launcher()
     plan = from_json(given.plan.read_bytes(), str(given.plan))
     out = given.out.resolve()
     stores: list[dist.Store] = []

@@ -48,10 +48,9 @@ def _shards(engine: Any, places: Sequence[Place], plan: Plan, groups: Groups) ->
     for turn, (parameter, found) in enumerate(_by_parameter(places)):
         for kind in (WEIGHT, *MOMENTS):
             value = _get(engine, parameter, kind, plan)
-            if turn % ranks == mine:
-                for place in found:
-                    if place.first:
-                        yield place, kind, place.of(value)
+            for place in found:
+                if place.first and turn % (ranks // place.divided) == mine // place.divided:
+                    yield place, kind, place.of(value)
 
 
 def load(engine: Any, places: Sequence[Place], plan: Plan, parts: Any, step: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
-from orchestrator.workers import hugging_face, traced_data
+from orchestrator.workers import hugging_face, traced_data, traced_weights
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.blocks import block_seed
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
@@ -93,14 +95,30 @@ def restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
             setattr(model.get_submodule(path), own, buffers[name].to(buffer.device))
 
 
-def places(model: nn.Module, groups: Groups) -> list[Place]:
-    """Every parameter, whole or in ZeRO-3's partitions."""
-    main = groups.rank(REPLICAS) == 0
+def parts_of(traced: Traced, name: str) -> tuple[int, ...]:
+    """Widths of the parts of a fused linear's parameter, each of which tensor parallelism divides; () where it has none."""
+    linear = name.rpartition(".")[0]
+    return next((each.parts for each in traced.divided if each.by == "column" and re.fullmatch(each.pattern, linear)), ())
+
+
+def places(model: nn.Module, groups: Groups, whole: dict[str, tuple[int, ...]], traced: Traced) -> list[Place]:
+    """Every parameter, whole, in ZeRO-3's partitions or in AutoTP's parts. `whole`: shapes before AutoTP."""
+    replica, tp_rank = groups.rank(REPLICAS), groups.rank("tp")
     found = []
     for name, parameter in model.named_parameters():
-        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-        about = {"key": name, "index": (), "offset": (0,) * len(shape), "shape": shape, "global_shape": shape}
-        found.append(Place(parameter=parameter, start=0, first=True, main=main, **about))
+        shape, global_shape = tuple(getattr(parameter, "ds_shape", parameter.shape)), whole[name]
+        cut = [dim for dim, size in enumerate(global_shape) if shape[dim] != size]
+        first = bool(cut) or tp_rank == 0
+        pieces = parts_of(traced, name) if cut else ()
+        start = begin = 0
+        for piece in pieces or (global_shape[cut[0]] if cut else 0,):
+            offset, local = [0] * len(shape), list(shape)
+            if cut:
+                local[cut[0]] = piece // groups.size("tp")
+                offset[cut[0]] = begin + tp_rank * local[cut[0]]
+            about = {"key": name, "index": (), "offset": tuple(offset), "shape": tuple(local), "global_shape": global_shape}
+            found.append(Place(parameter=parameter, start=start, first=first, main=first and replica == 0, **about))
+            start, begin = start + prod(local), begin + piece
     return found
 
 
@@ -117,19 +135,27 @@ class TracedTrainer(DeepSpeedTrainer):
             self.model = model = self._build(fields)
         if self.traced.config:
             initialise(model, plan.training.seed, device, partitioned=fields["zero_init"])
+        if plan.run.init_from:
+            new, unused = traced_weights.load(model, Path(plan.run.init_from))
+            if dist.get_rank() == 0:
+                print(f"weights of {plan.run.init_from}; new: {_listed(new)}; not used: {_listed(unused)}", flush=True)
         if fields["gradient_checkpointing"]:
             recompute_blocks(model)
         self.more = feeds.fixed_arguments(model)
         buffers = float_buffers(model)
+        whole = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
         self._initialise_engine(model, None)
         restore(model, buffers)
-        self.places = places(model, self.groups)
+        for name, parameter in model.named_parameters():
+            if tuple(getattr(parameter, "ds_shape", parameter.shape)) != whole[name]:
+                parameter.tensor_model_parallel = True  # the norm counts every rank's part
+        self.places = places(model, self.groups, whole, self.traced)
         self.sums: dict[str, torch.Tensor] = {}
 
     def _build(self, fields: dict[str, Any]) -> nn.Module:
         """At stage 3 in partitions."""
         dtype = getattr(torch, fields["dtype"])
-        outer: Any = torch.device(self.device)
+        outer: Any = torch.device("cpu" if self.plan.tp > 1 else self.device)  # AutoTP cuts a whole model in host memory
         if fields["zero_init"]:
             ds_config = self._ds_config(self.engine_fields["ds_config"])
             config = {key: value for key, value in ds_config.items() if key != "train_batch_size"}
@@ -189,8 +215,15 @@ class TracedTrainer(DeepSpeedTrainer):
         return {name: total / count for name, total in found.items()}
 
     def export(self, folder: Path) -> None:
-        raise InputError("model.export_to", folder, f"weights of {self.traced.model_class} are not exported here")
+        traced_weights.export(self.model, self.places, self.plan, self.traced, self.groups, folder)
 
 
+def _listed(names: list[str]) -> str:
+    """A few of them."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more if names else "none"
+
+
+LISTED = 6
 SCORING = ("target", "popularity_rank", "loss_scale")
 """What a batch has for `scores` and the loss alone."""

@@ -175,6 +175,24 @@ def test_a_dispatcher_is_priced_in_a_layer_of_experts() -> None:
     assert seconds("flex", 32) < seconds("allgather", 32) < seconds("alltoall", 32)
 
 
+def test_shared_experts_hide_the_exchange_of_tokens_as_long_as_they_take() -> None:
+    """What is hidden is gone from the exchange, and slows down what hides it."""
+    both = replace(MOE, feed_forward=replace(MOE.feed_forward, shared_ffn_hidden_size=64))  # type: ignore[type-var]
+    wide = replace(MOE, feed_forward=replace(MOE.feed_forward, shared_ffn_hidden_size=1 << 16))  # type: ignore[type-var]
+
+    def layer(model: Architecture, overlap: bool) -> Any:
+        strategy = Strategy(mesh=Mesh(dp=32, ep=32), moe_shared_expert_overlap=overlap)
+        return cost_model(describe(model, S)).layer(replace(candidate(dp=32), strategy=strategy), "experts_decoder", "none")
+
+    plain, narrow, hidden = layer(both, False), layer(both, True), layer(wide, True)
+    assert 0 < narrow.by_cause["ep"] < plain.by_cause["ep"]
+    assert hidden.by_cause["ep"] == 0
+    gained = plain.by_cause["ep"] - narrow.by_cause["ep"]
+    slowed = narrow.by_cause["overlap"] - plain.by_cause["overlap"]
+    assert 0 <= slowed < gained
+    assert plain.forward_s + plain.backward_s - narrow.forward_s - narrow.backward_s == pytest.approx(gained - slowed)
+
+
 def test_gradients_summed_in_fp32_are_exchanged_and_held_twice() -> None:
     """An all-to-all in place of the reduce-scatter: the same bytes, in n-1 messages, into a buffer as large as the gradients."""
     fields = {"dp": 8, "zero_stage": 1, "overlap_grad_reduce": False}

@@ -155,7 +155,7 @@ def make_plan(
         pp=pp,
         vpp=vpp,
         cp=cp,
-        ep=1,
+        ep=more.pop("ep", 1),
         etp=1,
         dp=dp,
         zero_stage=zero_stage,  # type: ignore[arg-type]

@@ -26,14 +26,16 @@ from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, Pointwise
 from orchestrator.model.traced import Traced
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.axes import cp
 from orchestrator.strategy.legality import broken_rule, rules_of, unsuited
+from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Mesh, Strategy
-from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS
+from orchestrator.strategy.tree import FIXED_WITH, GIVEN, LEVELS, Tree
 from orchestrator.strategy.workload import Workload
 
 DS = "deepspeed"
@@ -61,6 +63,17 @@ PLANS: dict[str, Plan] = {
 }
 
 NO_BIAS = replace(GPT, add_bias_linear=False)
+FOUR = Experts(num_experts=4, topk=2, ffn_hidden_size=32)
+NARROW = {"grad_accum_dtype": "bf16", "grad_reduce_dtype": "bf16"}
+
+
+def with_experts(**fields: Any) -> Architecture:
+    """A model of Mixtral's kind."""
+    return replace(LLAMA, family="mixtral", feed_forward=replace(FOUR, **fields))
+
+
+MIXTRAL = with_experts()
+SIGMOID = with_experts(score="sigmoid", expert_bias=True, shared_ffn_hidden_size=32, aux_loss_coeff=0.001)
 CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("unsuited", workload(precision="fp8"), {}, "has no precision fp8"),
     ("options", workload(), {"tp_comm_overlap": True}, "tp_comm_overlap=true: no option of engine=deepspeed"),
@@ -77,7 +90,17 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("hf_architecture", workload(replace(T5, add_bias_linear=True)), {}, "no biases"),
     ("grad_dtype", workload(gpu="cpu", grad_accum_dtype="bf16"), {}, "bf16 with precision fp32"),
     ("rank_order", workload(), {"order": ("tp", "cp", "ep", "pp", "dp")}, "tp-cp-ep-pp-dp"),
-    ("axis_ep", workload(), {"ep": 2}, "has no ep"),
+    ("experts", workload(), {"ep": 2}, "ep=2: a dense model has no experts"),
+    ("experts", workload(MIXTRAL), {"ep": 8}, "ep=8 does not divide num_experts=4"),
+    ("experts_fold", workload(MIXTRAL), {"ep": 4, "dp": 2, "cp": 1}, "ep*etp=4 does not divide tp*cp*dp=2"),
+    ("capacity", workload(with_experts(capacity_factor=1.25)), {}, "experts.capacity_factor=1.25: transformers' experts take every token"),
+    ("expert_balance", workload(SIGMOID), {}, "transformers' Glm4MoeForCausalLM has no loss that balances experts"),
+    ("experts_autotp", workload(MIXTRAL), {"tp": 2, "dp": 4, "zero_stage": 3}, "tp=2 with experts: AutoTP refuses"),
+    ("autoep", workload(MIXTRAL, **NARROW), {"ep": 2, "zero_stage": 0}, "averages norms of different experts"),
+    ("autoep", workload(MIXTRAL), {"ep": 2, "zero_stage": 3, "zero_shard_size": 4}, "no second copy"),
+    ("autoep", workload(MIXTRAL), {"ep": 2, "zero_stage": 2, "offload_optimizer": True}, "offload_optimizer with ep=2"),
+    ("autoep_fp16", workload(MIXTRAL, precision="fp16"), {"ep": 2, "zero_stage": 1}, "ep=2 with precision fp16"),
+    ("lora_experts", workload(MIXTRAL, lora=Lora(rank=4)), {}, "lora.rank=4: the weights of transformers' experts are no linears"),
     ("axis_pp", workload(), {"pp": 2, "dp": 4}, "deepspeed has no pp"),
     ("schedule", workload(), {"pp": 2, "dp": 4, "vpp": 2, "schedule": "1f1b"}, "vpp=2 runs interleaved"),
     ("sequence_parallel", workload(LLAMA), {"tp": 2, "dp": 4, "sequence_parallel": True}, "no sequence parallelism"),
@@ -154,8 +177,36 @@ def test_autotp_needs_the_whole_model_in_host_memory() -> None:
     assert "autotp_host" not in refusals(DS, given, zero_stage=3)
 
 
+def test_experts_are_divided_over_data_parallel_ranks_alone() -> None:
+    """Four experts on eight GPUs: ep of 1, 2 and 4, under ZeRO-1 to 3 where it is above 1."""
+    leaves = list(Tree(ENGINES[DS].capabilities(Software()), workload(MIXTRAL), Pins()).leaves(lambda cut: None))
+    found = {(leaf.candidate.mesh.dp, leaf.candidate.mesh.ep) for leaf in leaves}
+    assert found == {(8, 1), (8, 2), (8, 4)}
+    assert {leaf.candidate.strategy.zero_stage for leaf in leaves if leaf.candidate.mesh.ep > 1} == {1, 2, 3}
+
+
+def test_autoep_needs_the_whole_model_in_host_memory_but_at_stage_3() -> None:
+    given = workload(MIXTRAL)
+    given = replace(given, cluster=replace(given.cluster, host_memory=1000))
+    assert "AutoEP builds the whole model" in refusals(DS, given, ep=2, zero_stage=1)["autoep_host"]
+    assert "autoep_host" not in refusals(DS, given, ep=2, zero_stage=3)
+
+
+def test_a_plan_of_experts_says_so_to_deepspeed() -> None:
+    """Nothing where every rank has all of them, and the coefficient of the model's own loss of balance."""
+    balanced = with_experts(aux_loss_coeff=0.02)
+    plan = make_plan(DS, balanced, ep=4, zero_stage=2)
+    files = {file.path: json.loads(file.content) for file in ENGINES[DS].translate(plan).files if file.path.endswith(".json")}
+    for name in ("ds_config.json", "ds_config.auto.json"):
+        assert files[name]["expert_parallel"] == {"enabled": True, "autoep_size": 4, "preset_model": "mixtral"}
+    assert files["engine.json"]["model"]["expert_balance"] == 0.02
+    plain = "".join(file.content for file in ENGINES[DS].translate(make_plan(DS, MIXTRAL, zero_stage=2)).files if "ds_config" in file.path)
+    assert "expert_parallel" not in plain
+    assert "expert_balance" not in plain
+
+
 def test_every_rule_has_a_case_that_it_refuses() -> None:
-    tested = {case[0] for case in CASES} | {"autotp_host", "recorded"}
+    tested = {case[0] for case in CASES} | {"autotp_host", "autoep_host", "recorded"}
     assert {rule.id for rule in ENGINES[DS].capabilities(Software()).rules} <= tested
 
 

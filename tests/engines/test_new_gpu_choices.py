@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.hardware.spec import Software
 from orchestrator.model.parts.experts import Experts
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.spec import ENGINE_OPTIONS
@@ -148,6 +149,18 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[st
         {"--recompute-granularity": ("selective",), "--recompute-modules": ("mlp",)},
     ),
 }
+
+
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
+def test_how_tokens_reach_experts_is_said_to_both_releases(version: str) -> None:
+    shared = replace(LLAMA3_8B, feed_forward=Experts(num_experts=8, topk=4, ffn_hidden_size=1024, shared_ffn_hidden_size=1024))
+    plan = make_plan(model=shared, ep=4, software=Software(megatron_core=version), training=training_for(shared, seq_length=4096))
+    plan = replace(plan, moe_shared_expert_overlap=True)
+    assert engine_fields(plan)["transformer_config"]["moe_shared_expert_overlap"] is True
+    assert flags_of(plan)["--moe-shared-expert-overlap"] == ()
+    other = replace(plan, moe_shared_expert_overlap=False, moe_token_dispatcher_type="allgather")
+    assert flags_of(other)["--moe-token-dispatcher-type"] == ("allgather",)
+    assert "--moe-shared-expert-overlap" not in flags_of(other)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

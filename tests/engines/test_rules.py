@@ -50,6 +50,7 @@ def windowed(window: int, *, sinks: bool = False) -> Run:
 BOTH = ("megatron", "megatron_deepspeed")
 M, D = "megatron", "megatron_deepspeed"
 SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
+SHARED = replace(SIX, shared_ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
@@ -167,6 +168,11 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("cp_comm", M, workload(gpu="cpu", software=Software()), {"cp": 2, "dp": 4}, "on a CPU"),
     ("cp_comm", M, workload(LLAMA), {"cp": 4, "dp": 2, "cp_comm_type": "a2a+p2p"}, "several inner network domains"),
     ("dispatcher", M, workload(), {"moe_token_dispatcher_type": "flex"}, "no experts"),
+    ("shared_expert_overlap", M, workload(MIXTURE), {"moe_shared_expert_overlap": True}, "this model has no shared experts"),
+    (
+        *("shared_expert_overlap", M, workload(replace(LLAMA, feed_forward=SHARED))),
+        *({"moe_shared_expert_overlap": True, "moe_token_dispatcher_type": "flex", "ep": 2}, "Megatron-core has it with alltoall"),
+    ),
     (
         *("fp32_accumulation", M, workload(), {"reduce_scatter_with_fp32_accumulation": True}),
         "zero_stage=0: it takes the place of the reduce-scatter",
@@ -315,6 +321,30 @@ def test_what_a_release_lacks_is_said_of_that_release() -> None:
     old, new = (ENGINES[M].capabilities(Software(megatron_core=version)) for version in ("0.16.1", "0.19.2"))
     full_rank = replace(LLAMA, mixer=replace(LATENT, q_lora_rank=None))
     assert [plan_only(has, full_rank) for has in (old, new)] == [False, True]
+
+
+def test_all_tokens_go_to_all_ranks_only_where_these_are_fewer_than_a_tokens_experts() -> None:
+    """Three of eight experts a token: over two ranks every token to both is less than each of it three times; over four it is not."""
+    model = replace(LLAMA, feed_forward=replace(SIX, num_experts=8, topk=3))
+    capabilities = ENGINES[M].capabilities(Software())
+
+    def kinds(pins: Pins) -> set[tuple[int, str]]:
+        leaves = Tree(capabilities, workload(model), pins).leaves(lambda cut: None)
+        return {(leaf.candidate.mesh.ep, leaf.candidate.strategy.moe_token_dispatcher_type) for leaf in leaves}
+
+    assert kinds(Pins(tp=1, pp=1)) == {(1, "alltoall"), (2, "alltoall"), (2, "allgather"), (4, "alltoall"), (8, "alltoall")}
+    assert kinds(Pins(tp=1, pp=1, ep=4, moe_token_dispatcher_type="flex")) == {(4, "flex")}
+
+
+def test_shared_experts_are_computed_beside_the_exchange_that_the_release_has() -> None:
+    def refused(version: str, kind: str) -> bool:
+        given = workload(replace(LLAMA, feed_forward=SHARED), software=Software(megatron_core=version))
+        choices = {"ep": 2, "zero_stage": 1, "moe_shared_expert_overlap": True, "moe_token_dispatcher_type": kind}
+        return "shared_expert_overlap" in refusals(M, given, **choices)
+
+    kinds = ("alltoall", "flex", "allgather")
+    assert [refused("0.16.1", kind) for kind in kinds] == [False, True, True]
+    assert [refused("0.19.2", kind) for kind in kinds] == [False, False, True]
 
 
 def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> None:

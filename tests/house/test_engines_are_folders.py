@@ -21,6 +21,7 @@ OTHER_THINGS = {
     "strategy/capabilities.py": "layers as megatron-core computes them",
     "data.py": "the package that indexes a corpus",
     "audit/script.py": "whose programs a script starts, and DeepSpeed's launcher",
+    "audit/trainer.py": "the Trainer's argument deepspeed=",
     "workers/distributed.py": "names of loggers",
     "launch/deepspeed_csv.py": "a folder of logs",
     "calibrate/groups.py": "which planned engine the constants of a measured one are carried over to",

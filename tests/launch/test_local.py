@@ -186,6 +186,34 @@ def test_killing_torchrun_leaves_no_orphan(tmp_path: Path) -> None:
     assert all(ended(pid) for pid in pids(tmp_path))
 
 
+@pytest.mark.parametrize("started_by", ["TORCHELASTIC_RUN_ID", "CROSS_SIZE", None])
+def test_a_rank_ends_with_the_launcher_that_started_it(started_by: str | None, tmp_path: Path) -> None:
+    """Also where no command of ours watches: the kernel ends it, even where it waits in a collective. One that was started by hand goes
+    on."""
+    rank = "import pathlib, time; from orchestrator.workers import orphans; orphans.end_with_launcher(); "
+    rank += "pathlib.Path('up').touch(); time.sleep(60)"
+    launcher = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True); sys.stdin.read()"
+    environment = {name: value for name, value in os.environ.items() if name not in ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2])} | ({} if started_by is None else {started_by: "1"})
+    parent = subprocess.Popen(
+        [sys.executable, "-c", launcher, rank], cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    try:
+        wait_for((tmp_path / "up").exists)
+        parent.kill()
+        parent.wait()
+        if started_by is None:
+            time.sleep(0.5)
+            assert not ended(pid)
+        else:
+            wait_for(lambda: ended(pid), SECONDS_TO_END)
+    finally:
+        if not ended(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 @engines
 def test_two_runs_on_one_machine_do_not_clash(tmp_path: Path) -> None:
     jobs = {name: prepared(tmp_path / name, "finish") for name in ("one", "two")}
@@ -369,6 +397,6 @@ def test_status_json_says_how_it_ended(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "status.json").read_text()) == {
         "status": "failed", "exit_status": 7, "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00", "steps": 1,
         "last_loss": 2.5, "error": "ValueError: x", "failed_rank": 1, "log": "/run/logs/rank-1.log", "predicted_step_time_s": 0.5,
-        "measured_step_time_s": 0.6, "failed_host": None, "restarts": 0, "preflight": [],
+        "measured_step_time_s": 0.6, "failed_host": None, "restarts": 0, "preflight": [], "after": [],
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]

@@ -182,6 +182,8 @@ def random_plan(draw: random.Random, version: str) -> Any:
     plan = replace(plan, run=RunSettings(**run), extra={"megatron": extra} if extra else {})
     if model.experts:
         more = {"ep": one([1, 2, 4, 8]), "etp": one([1, tp]), "moe_token_dispatcher_type": one(["alltoall", "allgather", "flex"])}
+        if any(part.shared_ffn_hidden_size for part in model.experts):
+            more["moe_shared_expert_overlap"] = one([True, False])
         plan = replace(plan, **more)
     if pp > 1 and dp > 1 and one([True, False, False]):
         plan = replace(plan, rank_order=PP_BEFORE_DP)

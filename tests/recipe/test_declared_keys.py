@@ -79,4 +79,5 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
-    assert [key for key, _ in OFFERED] == ["pin.tp_comm_overlap=true", "pin.cuda_graph_impl=local", "train.precision_aware_optimizer=true"]
+    pins = ["pin.tp_comm_overlap=true", "pin.cuda_graph_impl=local", "pin.moe_shared_expert_overlap=true"]
+    assert [key for key, _ in OFFERED] == [*pins, "train.precision_aware_optimizer=true"]

@@ -89,15 +89,18 @@ def test_rows_of_one_printed_name_are_of_the_engine_that_their_kernels_and_preci
     pipeline = {"engine": "Megatron-DeepSpeed 3D", "tp": "1", "dp": "4"}
     trainer = {"engine": "HF Trainer + DeepSpeed ZeRO-3", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
     core = {"engine": "megatron-core"}
+    adapters = {"engine": "litgpt", "tp": "1", "pp": "1", "dp": "8"}
     runs = only(
         *({**pipeline, "precision": "fp16"}, {**pipeline, "precision": "bf16"}),
         *(trainer, {**trainer, "flash_attention": "no"}, {**trainer, "engine": "DeepSpeed ZeRO-3 + Liger"}),
         *(core, {**core, "notes": "attention-backend=unfused"}, {**core, "notes": "cross-entropy-loss-fusion=True"}),
+        *(adapters, {**adapters, "engine": "litgpt, FSDP", "zero_stage": "3"}),
     )
     assert [run.engine.name for run in runs] == [
         *("bigscience_2022", "bigscience_2022_bf16"),
         *("hf_trainer_deepspeed", "hf_trainer_deepspeed_unfused", "hf_trainer_deepspeed_tiled_loss"),
         *("megatron_core_tests", "megatron_core_tests_unfused", "megatron_core_tests_fused_loss"),
+        *("litgpt", "litgpt_fsdp"),
     ]
     assert [run.candidate.strategy.grad_reduce_dtype for run in runs[:2]] == ["fp16", "fp32"]
     assert {engine.name for engine in ENGINES.values() if engine.printed} | {run.engine.name for run in runs} == ENGINES.keys()

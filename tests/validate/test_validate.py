@@ -371,7 +371,7 @@ def test_unknown_columns_and_tasks_of_newer_tables_do_not_break() -> None:
     assert plain.time_s == 1.0
     (tuned,) = read_rows("t", rows_of({"task": "lora"}))
     assert isinstance(tuned, Unusable)
-    assert tuned.why == "task lora is not pretraining"
+    assert tuned.why == "LoRA under nanotron is not priced"
 
 
 @pytest.mark.parametrize("gpu", ["A100-SXM-80GB", "H100-SXM-80GB", "B200", "V100-SXM2-32GB"])

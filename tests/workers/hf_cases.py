@@ -78,6 +78,8 @@ def _gradients(trainer: Any) -> dict[str, torch.Tensor]:
 
 def _whole(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
     """Tensor-parallel parts put together along the dimension that is smaller than the whole's."""
+    if trainer.plan.ep > 1:
+        return _whole_by_places(trainer, local)
     shapes = _shapes(trainer.plan)
     whole = {}
     for name, tensor in local.items():
@@ -87,6 +89,19 @@ def _whole(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
             dist.all_gather(parts, tensor.contiguous(), group=trainer.groups.group("tp"))
             tensor = torch.cat(parts, dim=cut[0])
         whole[name] = tensor.numpy().copy()
+    return whole
+
+
+def _whole_by_places(trainer: Any, local: dict[str, torch.Tensor]) -> Named:
+    """The ranks' parts of experts put together where the worker says that they stand."""
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    mine = [(p.key, p.global_shape, p.offset, p.of(local[names[id(p.parameter)]]).numpy()) for p in trainer.places]
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, mine)
+    whole: Named = {}
+    for key, shape, offset, values in (piece for answer in answers for piece in answer):
+        target = whole.setdefault(key, np.full(shape, np.nan, dtype=np.float32))
+        target[tuple(slice(begin, begin + size) for begin, size in zip(offset, values.shape, strict=True))] = values
     return whole
 
 

@@ -27,7 +27,8 @@ def loss(model: Any, family: str, batch: dict[str, torch.Tensor]) -> torch.Tenso
         return model(input_ids=batch["tokens"], decoder_input_ids=batch["decoder_tokens"], labels=labels).loss
     if family == "bert":
         return model(input_ids=batch["tokens"], attention_mask=torch.ones_like(labels), labels=labels).loss
-    return model(input_ids=batch["tokens"], labels=labels, shift_labels=labels).loss
+    balanced = {"output_router_logits": True} if getattr(model.config, "router_aux_loss_coef", 0.0) else {}
+    return model(input_ids=batch["tokens"], labels=labels, shift_labels=labels, **balanced).loss
 
 
 def train(plan: Plan, weights: dict[str, np.ndarray], corpus: str) -> dict[str, Any]:

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3_moe dp4 ep2 etp2": (QWEN3_MOE, {"dp": 4, "ep": 2, "etp": 2}),
     "qwen3_moe pp2 vpp2 dp2 ep2": (QWEN3_MOE, {"pp": 2, "vpp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
     "deepseek dp2 ep2": (DEEPSEEK_LIKE, {"dp": 2, "ep": 2}),
+    "deepseek dp4 ep4 shared experts beside the exchange": (DEEPSEEK_LIKE, {"dp": 4, "ep": 4, "moe_shared_expert_overlap": True}),
     "deepseek pp2 uneven dp2 ep2 zero1": (DEEPSEEK_LIKE, {"pp": 2, "split": [[3], [1]], "dp": 2, "ep": 2, "zero_stage": 1}),
     "latent dp2 zero1 recompute": (LATENT_DENSE, {"dp": 2, "zero_stage": 1, "recompute": ["selective"]}),
     "latent tp4 sp": (LATENT_DENSE, {"tp": 4, "sequence_parallel": True, "recompute": ["mla_up_proj"]}),

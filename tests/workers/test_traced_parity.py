@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -64,3 +65,22 @@ def test_two_ranks_train_to_the_losses_of_one_process(name: str, pool: Pool, tmp
     assert together["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
     assert together["norms"] == pytest.approx(alone["norms"], rel=1e-3)
     assert alone["losses"][0] != alone["losses"][-1]
+
+
+DIVIDED = (
+    *("gemma2", "bert", "qwen3", "vit", "whisper", "phi3", "llama", "gpt_neox", "granite", "modernbert", "dinov2", "llava"),
+    *("t5", "mixtral"),
+)
+"""Architectures with linears that tensor parallelism divides."""
+DIVIDED_COVERING = ("bert", "qwen3")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in DIVIDED_COVERING else pytest.mark.full) for name in DIVIDED])
+def test_tensor_parallelism_that_was_found_trains_to_the_losses_of_one_process(name: str, pool: Pool, tmp_path: Path) -> None:
+    alone = pool.run("traced_cases.trained", 1, to_json(plan_of(name, 1)), str(tmp_path))[0]
+    plan = plan_of(name, 2, "pin.tp=2", f"pin.zero_stage={DIVIDED.index(name) % 4}")
+    assert plan.model.traced is not None
+    assert plan.model.traced.divided
+    together = pool.run("traced_cases.trained", 2, to_json(plan), str(tmp_path))[0]
+    assert together["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
+    assert together["norms"] == pytest.approx(alone["norms"], rel=1e-3)

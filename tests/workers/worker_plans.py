@@ -182,7 +182,7 @@ def make_plan(
     **more: Any,
 ) -> Plan:
     """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: options of the engine, and fields of Training."""
-    options = {name: more.pop(name) for name in ENGINE_OPTIONS if name in more}
+    options = {name: more.pop(name) for name in (*ENGINE_OPTIONS, "moe_token_dispatcher_type") if name in more}
     settings: dict[str, Any] = {
         "global_batch_size": 8,
         "seq_length": 32,

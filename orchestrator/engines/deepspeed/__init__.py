@@ -1,4 +1,4 @@
-"""Hugging Face models under DeepSpeed alone: ZeRO 0 to 3, AutoTP, Ulysses, hpZ, optimizer offload."""
+"""Hugging Face models under DeepSpeed alone: ZeRO 0 to 3, AutoTP, Ulysses, AutoEP, hpZ, optimizer offload."""
 
 from __future__ import annotations
 

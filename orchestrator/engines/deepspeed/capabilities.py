@@ -22,7 +22,7 @@ def capabilities(software: Software) -> Capabilities:
     return Capabilities(
         engine=NAME,
         parts=(*hf_config.PARTS, *TRACED),
-        axes=("tp", "cp", "dp"),
+        axes=("tp", "cp", "ep", "dp"),
         zero_stages=(0, 1, 2, 3),
         zero_stages_with_pipeline=(),
         sequence_parallel=False,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
 from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
 from orchestrator.model.hugging_face import divides_head
+from orchestrator.model.traced import Traced
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -38,7 +40,8 @@ def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     if tp == 1:
         return None
     if a.traced is not None:
-        return f"tp={tp}: no partition of {a.traced.model_class} is known"
+        why = a.traced.no_autotp or (None if a.traced.divided else nothing_divided(a.traced))
+        return f"tp={tp}: {why}" if why else None
     model = class_of(a).model
     if model not in AUTOTP_REFUSED:
         return None
@@ -46,9 +49,20 @@ def autotp_family(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={tp}: AutoTP refuses {name}, {AUTOTP_REFUSED[model]}"
 
 
+def nothing_divided(traced: Traced) -> str:
+    """Why no linear of a described model is divided."""
+    if not traced.undivided:
+        return f"no partition of {traced.model_class} was recorded; describe it anew: python -m orchestrator.describe"
+    first = next((line for line in reversed(traced.undivided) if line.startswith("all linears")), traced.undivided[0])
+    return f"nothing of {traced.model_class} can be divided ({first})"
+
+
 def autotp_divides(candidate: Candidate, workload: Workload) -> str | None:
     """AutoTP would cut unevenly; then ranks wait for the widest, and our cost model does not know it."""
     tp, a = candidate.mesh.tp, workload.model.architecture
+    if a.traced is not None:
+        units = a.traced.tp_divides
+        return f"tp={tp} does not divide {units}, of heads and widths of {a.traced.model_class} the common divisor" if units % tp else None
     given = (
         ("num_attention_heads", a.num_attention_heads),
         ("num_query_groups", a.query_groups),
@@ -178,6 +192,7 @@ def deepspeed_rules() -> tuple[Rule, ...]:
         rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp"),
         rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
         rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
+        *expert_rules(),
         *fine_tuning_rules(),
         *deepspeed_zero_rules(),
         rule("offload_ulysses", "ours: nobody has tried it", ulysses_offload, "offload_optimizer", "cp"),

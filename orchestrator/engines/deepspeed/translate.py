@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orchestrator.engines import passthrough
+from orchestrator.engines.deepspeed.experts import balance, section
 from orchestrator.engines.deepspeed.requirements import REQUIREMENTS
 from orchestrator.engines.ds_config import deepspeed_environment, deepspeed_files, ds_config, tensor_parallel
 from orchestrator.engines.hf_config import hf_fields
-from orchestrator.engines.traced import traced_fields
+from orchestrator.engines.traced import partition_note, traced_fields
 from orchestrator.engines.translation import assemble, engine_file
 from orchestrator.job import Job
 from orchestrator.model.packing import told
@@ -23,35 +24,41 @@ PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
     more = own_sections(plan)
-    model = hf_fields(plan) if plan.model.traced is None else traced_fields(plan)
+    model = hf_fields(plan) | balance(plan.model) if plan.model.traced is None else traced_fields(plan)
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     files, notes = deepspeed_files(plan, more)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    if plan.model.traced is not None and plan.tp > 1:
+        notes.append(partition_note(plan.model.traced, plan.tp))
     training = plan.training
     if training.lengths is not None:
         notes += told(training.lengths, training.seq_length, packing=bool(training.packing))
+    if any(part.expert_bias for part in plan.model.experts):
+        notes.append("transformers' routers don't move the biases that balance experts: they stay as they are in the first step.")
     if plan.model.stack == "encoder":
         notes.append("transformers' BERT norms after each sublayer, Megatron's before: the same size, not the same model.")
     return assemble(plan, WORKER, [engine, *files], notes, deepspeed_environment(plan), passes=PASSES)
 
 
 def own_sections(plan: Plan) -> dict[str, Any]:
-    """What DeepSpeed's configuration says of parallelism that is DeepSpeed's own: Ulysses and AutoTP."""
+    """What DeepSpeed's configuration says of parallelism that is DeepSpeed's own: Ulysses, AutoTP and AutoEP."""
     sections: dict[str, Any] = {}
     if plan.cp > 1:
         # By which a script without Ulysses' groups divides the world before the batch is checked against it (runtime/config.py:468).
         sections["sequence_parallel_size"] = plan.cp
     if plan.tp > 1:
         sections["tensor_parallel"] = tensor_parallel(plan)
-    return sections
+    return sections | section(plan)
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
     """As `Engine` asks."""
     if architecture.traced is not None:
-        return f"weights of {architecture.traced.model_class}, which no reader knows, are neither loaded nor exported here"
+        if architecture.traced.config:
+            return None
+        return f"weights of {architecture.traced.model_class}, which model.code= makes, are neither loaded nor exported here"
     if architecture.experts:
-        return "engine=deepspeed trains no experts"
+        return "engine=deepspeed neither loads nor exports weights of experts yet; engine=megatron does"
     if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:
         # configuration_t5.py:83: a head of its own would be left out, silently.
         return "tie_embeddings=false: transformers 5 builds every T5 with its head tied to the embedding"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.rules.rule import rule
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.capabilities import Rule
@@ -79,6 +80,18 @@ def dispatcher(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
+    strategy = candidate.strategy
+    if not strategy.moe_shared_expert_overlap:
+        return None
+    if not any(part.shared_ffn_hidden_size for part in workload.model.architecture.experts):
+        return "moe_shared_expert_overlap: this model has no shared experts"
+    kind, taken = strategy.moe_token_dispatcher_type, release_of(workload.cluster.software.megatron_core).overlapped_dispatchers
+    if kind not in taken:
+        return f"moe_shared_expert_overlap with moe_token_dispatcher_type={kind}: Megatron-core has it with {' and '.join(taken)}"
+    return None
+
+
 def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
     if not strategy.megatron_fsdp:
@@ -122,6 +135,13 @@ def option_rules() -> tuple[Rule, ...]:
             "moe_token_dispatcher_type",
             "tp",
             "ep",
+        ),
+        rule(
+            "shared_expert_overlap",
+            "core/transformer/transformer_config.py:1090",
+            shared_expert_overlap,
+            "moe_shared_expert_overlap",
+            "moe_token_dispatcher_type",
         ),
         rule(
             "fp32_accumulation",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.validate.engines import bigscience, fsdp, hf_deepspeed, internevo, megatron, nanotron
+from orchestrator.validate.engines import adapters, bigscience, fsdp, hf_deepspeed, internevo, megatron, nanotron
 from orchestrator.validate.engines.engine import MeasuredEngine
 
 ENGINES: Final[dict[str, MeasuredEngine]] = {
@@ -16,6 +16,7 @@ ENGINES: Final[dict[str, MeasuredEngine]] = {
         *(hf_deepspeed.HF_DEEPSPEED, hf_deepspeed.HF_DEEPSPEED_UNFUSED, hf_deepspeed.HF_DEEPSPEED_TILED_LOSS),
         *(bigscience.BIGSCIENCE, bigscience.BIGSCIENCE_BF16),
         *(megatron.NEMO_FSDP, megatron.NEMO, megatron.MEGATRON_LM_2021),
+        *(adapters.PEFT, adapters.LITGPT, adapters.LITGPT_FSDP, adapters.FSDP_QLORA),
         *(megatron.MEGATRON_CORE, megatron.MEGATRON_CORE_FUSED_LOSS, megatron.MEGATRON_CORE_UNFUSED),
     )
 }

@@ -15,6 +15,7 @@ from orchestrator.strategy.spec import Candidate, Dispatcher, Schedule, ZeroStag
 from orchestrator.values import Value
 
 MemoryOf = Literal["first", "last", "max"]
+Linears = Literal["transformers", "megatron"]
 Split = tuple[tuple[int, ...], int, bool]
 """Layers per stage, the head's stage, and whether every stage holds something."""
 
@@ -56,6 +57,10 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     """Its own split of that many layers over that many stages; None: even (`layout.even_counts`)."""
     constants_in: Callable[[Candidate, Cluster, Calibration], Calibration] | None = None
     """Its constants in one run, where they depend on how that is split over the cluster; None: everywhere the same."""
+    adapts: Linears | None = None
+    """Whose linears its LoRA has adapters on; None: none of its rows of LoRA are priced."""
+    lora_dropout: float = 0.0
+    """Of its adapters' inputs, where a row says nothing."""
     cost: type[CostModel] = CostModel
     """Prices it: the core's, or that with a peculiarity of this engine."""
 

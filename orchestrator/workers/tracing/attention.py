@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,8 @@ class Call(NamedTuple):
     dropout: float
 
 
-Note = Callable[[Call], None]
-"""Called in each forward."""
+Note = Callable[[Call, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
+"""Called in each forward with queries, keys, values, output, and whether something else is given head by head (a bias, sinks)."""
 
 
 class Opaque(torch.autograd.Function):
@@ -46,13 +46,26 @@ class Opaque(torch.autograd.Function):
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), bias
 
 
-def attend(note: Note, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, causal: bool, window: int, dropout: float) -> Any:
-    """The output [b, s, h, d]."""
+def attend(
+    note: Note,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Any,
+    causal: bool,
+    window: int,
+    dropout: float,
+    more: Iterable[Any] = (),
+) -> Any:
+    """The output [b, s, h, d]. `more`: other arguments of the call."""
     learned = bias if isinstance(bias, torch.Tensor) and bias.is_floating_point() and bias.requires_grad else None
     h, s, t = q.shape[1], q.shape[2], k.shape[2]
     batches = q.shape[0]  # windows of Swin are a batch of their own
-    note(Call(batches * h, batches * k.shape[1], s, t, q.shape[3], v.shape[3], causal and s > 1, window, learned is not None, dropout))
-    return Opaque.apply(q, k, v, learned)
+    call = Call(batches * h, batches * k.shape[1], s, t, q.shape[3], v.shape[3], causal and s > 1, window, learned is not None, dropout)
+    out = Opaque.apply(q, k, v, learned)
+    masked = isinstance(bias, torch.Tensor) and bias.dim() == 4 and bias.shape[1] == h > 1
+    note(call, q, k, v, out, masked or any(isinstance(each, torch.nn.Parameter) for each in more))
+    return out
 
 
 def transformers_attention(note: Note) -> Callable[..., Any]:
@@ -64,7 +77,8 @@ def transformers_attention(note: Note) -> Callable[..., Any]:
         causal = more.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         window = more.get("sliding_window") or getattr(module, "sliding_window", None) or 0
-        return attend(note, query, key, value, attention_mask, bool(causal), int(window) if causal else 0, dropout), None
+        window = int(window) if causal else 0
+        return attend(note, query, key, value, attention_mask, bool(causal), window, dropout, more.values()), None
 
     return forward
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Saved
 from orchestrator.workers.tracing.attention import Call
+from orchestrator.workers.tracing.flow import NOWHERE, Flow, Sources
 
 aten = torch.ops.aten
 PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "_convolution"}
@@ -45,6 +46,9 @@ class Part:
     def __init__(self, path: str | None) -> None:
         self.path = path
         self.ops: list[Op] = []
+        self.sources: list[Sources] = []
+        """Of what each operation gives."""
+        self.saved_sources: list[Sources] = []
         self.saves: list[tuple[int, Saved]] = []
         """With how many operations were before it."""
         self.parameters: dict[str, torch.nn.Parameter] = {}
@@ -73,6 +77,7 @@ class Recorder(TorchDispatchMode):
         self.itemsize, self.answer_values = itemsize, answer_values
         self.names = {storage(parameter): name for name, parameter in model.named_parameters()}
         self.of_name = dict(model.named_parameters())
+        self.flow = Flow(model)
         self.constants = {*self.names, *(storage(buffer) for buffer in model.buffers())}
         self.owner: dict[str, int] = {}
         self.parts: list[Part] = [Part(None)]
@@ -122,6 +127,7 @@ class Recorder(TorchDispatchMode):
             part = self._keeper(key)
             saved = Saved(name=f"saved_{len(part.saves)}", elements=nbytes // size, itemsize=itemsize, shard="none")
             part.saves.append((len(part.ops), saved))
+            part.saved_sources.append(self.flow.of(tensor))
         return tensor
 
     def _keeper(self, key: int) -> Part:
@@ -143,8 +149,13 @@ class Recorder(TorchDispatchMode):
                 args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to("meta") if t.device.type == "cpu" else t, (args, kwargs))
         name = packet.__name__
         out = self._grouped(args) if name == "_grouped_mm" else func(*args, **kwargs)
+        sources = NOWHERE
+        if not self.backward:
+            used = [self.names.get(storage(t)) or self._derived.get(storage(t)) for t in leaves]
+            given = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            sources = self.flow.step(name, args, leaves, given, [weight for weight in used if weight])
         if any(map(is_meta, tree_leaves((args, kwargs, out)))):
-            self._count(func, name, args, kwargs, out)
+            self._count(func, name, args, kwargs, out, sources)
         return out
 
     def _answer(self, packet: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
@@ -172,7 +183,7 @@ class Recorder(TorchDispatchMode):
         groups = args[2].shape[0]
         return a.new_empty(groups, a.shape[-2], b.shape[-1])
 
-    def _count(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+    def _count(self, func: Any, name: str, args: Any, kwargs: Any, out: Any, sources: Sources) -> None:
         ins = {storage(t): t for t in tree_leaves((args, kwargs)) if is_meta(t)}
         outs = [t for t in tree_leaves(out) if is_meta(t)]
         inplace = func._schema.name.endswith("_") and not func._schema.name.endswith("__")
@@ -196,7 +207,7 @@ class Recorder(TorchDispatchMode):
                 self.use(weight, self.current)
         if name in PRODUCTS or name == "convolution_backward":
             if not self.backward:
-                self.part.ops.append(self._product(name, args, out, weights))
+                self._add(self._product(name, args, out, weights), sources)
             return
         nbytes = sum(map(moved, ins.values())) + sum(map(moved, outs))
         if self.backward:
@@ -206,7 +217,11 @@ class Recorder(TorchDispatchMode):
         elements = max(t.numel() for t in (*ins.values(), *outs))
         # `moved` counts in a 2-byte dtype.
         per_element = nbytes / max(1, elements) * 2 / self.itemsize
-        self.part.ops.append(Pointwise(name=name, elements=elements, moved=per_element, shard="none"))
+        self._add(Pointwise(name=name, elements=elements, moved=per_element, shard="none"), sources)
+
+    def _add(self, op: Op, sources: Sources) -> None:
+        self.part.ops.append(op)
+        self.part.sources.append(sources)
 
     def _product(self, name: str, args: Any, out: Any, weights: list[str]) -> Gemm:
         """A matrix product, called after the parameter in it."""
@@ -227,8 +242,11 @@ class Recorder(TorchDispatchMode):
             tokens, k, n = a.shape[0], a.shape[1], b.shape[1]
         return Gemm(name=weights[0] if weights else name, tokens=tokens, k=k, n=n, experts=experts)
 
-    def attention(self, call: Call) -> None:
+    def attention(
+        self, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, by_head: bool
+    ) -> None:
         """One call of attention in the forward pass."""
+        sources = self.flow.attend(q, k, v, out, by_head)
         scores = call.heads * call.query_len * call.key_len
         saves = [
             Saved(name="softmax", elements=scores, shard="none", group="core_attention", quadratic=True),
@@ -247,7 +265,7 @@ class Recorder(TorchDispatchMode):
                 Saved(name="dropout", elements=scores, shard="none", quadratic=True, dropout_only=True),
             ]
         self.biased |= call.biased
-        self.part.ops.append(
+        self._add(
             Attention(
                 name="attention",
                 query_len=call.query_len,
@@ -258,7 +276,8 @@ class Recorder(TorchDispatchMode):
                 causal=call.causal and call.query_len == call.key_len,
                 window=call.window if call.causal and call.window < call.key_len else 0,
                 saves=tuple(saves),
-            )
+            ),
+            sources,
         )
 
 

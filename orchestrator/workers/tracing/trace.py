@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from orchestrator.errors import InputError
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
-from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Weight, WeightKind
+from orchestrator.model.ops import Attention, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight, WeightKind
 from orchestrator.model.traced import Feed, Traced
-from orchestrator.workers.tracing import build, feeds
-from orchestrator.workers.tracing.attention import Call, FusedAttention, transformers_attention
+from orchestrator.workers.tracing import build, compared, feeds, partition
+from orchestrator.workers.tracing.attention import FusedAttention, transformers_attention
 from orchestrator.workers.tracing.blocks import find_blocks
+from orchestrator.workers.tracing.partition import Partition, Roles
 from orchestrator.workers.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta, storage
 
 DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
@@ -51,9 +52,11 @@ def described(source: build.Source, seq_length: int, decoder_seq_length: int | N
         recorder = Recorder(model, itemsize, answer_values=not source.code)
         build.attend_by_name(transformers_attention(recorder.attention))
         logits = _run(model, fed, recorder, dtype, source)
-    parts = [part for part in recorder.parts if not part.empty]
+        found = compared.checked(source, partition.find(model, recorder.flow), seq_length, decoder_seq_length)
+    ends = (recorder.parts[0], recorder.parts[-1])  # there though nothing comes before the first block
+    parts = [part for part in recorder.parts if part in ends or not part.empty]
     fixed = not feeds.takes_tokens(model) if config is not None else True
-    runs = _runs(model, recorder, parts, logits)
+    runs = _runs(model, recorder, parts, logits, found)
     first = next((part for part in parts if part.path), parts[0])
     hidden = _hidden(model, config, first)
     text = config.get_text_config() if config is not None else None
@@ -79,6 +82,10 @@ def described(source: build.Source, seq_length: int, decoder_seq_length: int | N
         feeds=tuple(fed),
         runs=runs,
         edges=_edges(recorder, parts, runs),
+        divided=found.divided,
+        tp_divides=found.units,
+        undivided=found.undivided,
+        no_autotp=compared.unfit(source),
         assumed=tuple(f"{name} ({count})" for name, count in sorted(recorder.assumed.items())),
     )
 
@@ -87,7 +94,7 @@ def _number(leaf: Any) -> bool:
     return is_meta(leaf) and leaf.is_floating_point()
 
 
-def _not_yet(call: Call) -> None:
+def _not_yet(*_: Any) -> None:
     """Building a model attends to nothing."""
 
 
@@ -185,6 +192,7 @@ def _run(model: torch.nn.Module, fed: Sequence[Feed], recorder: Recorder, dtype:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise InputError(key, type(model).__name__, f"can't be traced: {module}: {why}") from error
     finally:
+        recorder.flow.close()
         for handle in handles:
             handle.remove()
     logits = getattr(out, "logits", None)
@@ -207,7 +215,9 @@ def _loss(out: Any) -> tuple[torch.Tensor, bool]:
 # ------------------------------------------------------------------------------------------------ parts become layers
 
 
-def _runs(model: torch.nn.Module, recorder: Recorder, parts: Sequence[Part], logits: int) -> tuple[LayerRun, ...]:
+def _runs(
+    model: torch.nn.Module, recorder: Recorder, parts: Sequence[Part], logits: int, found: Partition
+) -> tuple[LayerRun, ...]:
     """Parts that cost the same are one kind; those that follow each other one run."""
     kinds = _kinds(model)
     for name in recorder.of_name:  # never used in this pass: held, and updated, all the same
@@ -217,7 +227,8 @@ def _runs(model: torch.nn.Module, recorder: Recorder, parts: Sequence[Part], log
     taken: dict[str, int] = {}
     runs: list[LayerRun] = []
     last = len(parts) - 1
-    specs = [_layer(part, kinds, logits if index == last else 0) for index, part in enumerate(parts)]
+    roles = Roles(found.divided)
+    specs = [_layer(part, kinds, logits if index == last else 0, roles) for index, part in enumerate(parts)]
     ratios = _backward_ratios(parts, specs)
     for index, part in enumerate(parts):
         spec = _with_backward(specs[index], ratios[specs[index]])
@@ -267,31 +278,45 @@ def _with_backward(spec: LayerSpec, ratio: float) -> LayerSpec:
     return replace(spec, ops=ops)
 
 
-def _layer(part: Part, kinds: dict[str, WeightKind], logits: int) -> LayerSpec:
+def _layer(part: Part, kinds: dict[str, WeightKind], logits: int, roles: Roles) -> LayerSpec:
     """A part with its names made relative to its block, so that equal blocks are equal."""
     prefix = f"{part.path}." if part.path else ""
 
     def local(name: str) -> str:
         return name.removeprefix(prefix)
 
-    own = [Weight(name=local(name), shape=tuple(p.shape) or (1,), kind=kinds[name]) for name, p in part.parameters.items()]
-    tied = [
-        Weight(name=local(name), shape=tuple(p.shape) or (1,), kind=kinds[name], tied=True)
-        for name, p in part.again.items()
-        if prod(p.shape) > 1
+    def weight(name: str, parameter: torch.nn.Parameter, *, tied: bool) -> Weight:
+        shape = tuple(parameter.shape) or (1,)
+        by = roles.of_linear(name.rpartition(".")[0])
+        split = 0 if by == "column" else 1 if by == "row" and len(shape) > 1 else None
+        return Weight(name=local(name), shape=shape, split=split, kind=kinds[name], tied=tied)
+
+    own = [weight(name, p, tied=False) for name, p in part.parameters.items()]
+    tied = [weight(name, p, tied=True) for name, p in part.again.items() if prod(p.shape) > 1]
+    kept = [
+        (place, _divided(saved, roles, sources)) for (place, saved), sources in zip(part.saves, part.saved_sources, strict=True)
     ]
-    kept = part.saves
     projection = _projection(part, logits)
     if projection is not None:  # `Traits.logits_bytes` has what the loss keeps
         kept = [(place, saved) for place, saved in kept if place <= projection or saved.elements < 0.9 * logits]
     ops: list[Op] = []
-    for index, op in enumerate(part.ops):
+    for index, (op, sources) in enumerate(zip(part.ops, part.sources, strict=True)):
         if isinstance(op, Gemm):
-            changed = replace(op, name=local(op.name).removesuffix(".weight"))
+            name = op.name.removesuffix(".weight")
+            by = roles.of_linear(name)
+            changed = replace(op, name=local(name), split=by)
+            if by == "column":  # each linear all-reduces the gradient of its input by itself (deepspeed/module_inject/layers.py:973)
+                ops.append(Enter(elements=op.tokens * op.k))
             ops.append(replace(changed, pad_to=VOCABULARY) if index == projection else changed)
+            if by == "row":
+                ops.append(Exit(elements=op.tokens * op.n))
         elif isinstance(op, Pointwise):
             of_loss = projection is not None and index > projection
-            ops.append(replace(op, name="cross_entropy") if of_loss else op)
+            held = replace(op, shard="tp") if roles.inside(sources) else op
+            ops.append(replace(held, name="cross_entropy") if of_loss else held)
+        elif isinstance(op, Attention):
+            saves = tuple(_divided(saved, roles, sources) for saved in op.saves)
+            ops.append(replace(op, saves=saves, whole=not roles.inside(sources)))
         else:
             ops.append(op)
     if kept:
@@ -309,6 +334,10 @@ def _layer(part: Part, kinds: dict[str, WeightKind], logits: int) -> LayerSpec:
         output_elements=part.output_elements,
         recomputable=part.path is not None,
     )
+
+
+def _divided(saved: Saved, roles: Roles, sources: Iterable[str]) -> Saved:
+    return replace(saved, shard="tp") if roles.inside(sources) else saved
 
 
 def _projection(part: Part, logits: int) -> int | None:

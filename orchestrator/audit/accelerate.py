@@ -1,0 +1,220 @@
+"""accelerate's configuration (`accelerate config`): DeepSpeed's, Megatron-LM's and FSDP's plugins and plain data parallelism, read into a
+setup, and written again. The model, the sequence and the batch are keys beside it: the script has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from orchestrator.audit import megatron
+from orchestrator.audit.document import Content, Given, changed
+from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
+from orchestrator.audit.reading import Reading, Setup, Source, names
+from orchestrator.engines.megatron.requirements import NAME as MEGATRON
+from orchestrator.errors import InputError
+
+NAMES: Final = names("accelerate")
+"""Of accelerate 1.15 (commands/config/config_args.py and cluster.py, commands/launch.py)."""
+PLUGIN: Final = {
+    "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size", "sequence_parallelism": "sequence_parallel",
+    "gradient_clipping": "clip_grad",
+    **{name: name for name in (
+        "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations", "use_distributed_optimizer",
+        "expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size", "decoder_last_pipeline_num_layers",
+        "num_layers_per_virtual_pipeline_stage", "use_custom_fsdp", "use_precision_aware_optimizer")},
+}  # fmt: skip
+"""Of the Megatron-LM plugin, by Megatron's own names (utils/dataclasses.py, MegatronLMPlugin)."""
+PLUGIN_DEFAULTS: Final = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+    "context_parallel_size": 2,
+}
+"""What the plugin takes where the file does not say (MegatronLMPlugin.__post_init__, accelerate 1.15.0)."""
+PLUGIN_MORE: Final = names("accelerate_megatron")
+UNPRICED: Final = (
+    "dynamo", "offload_param", "fp8_config", "fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_auto_wrap", "fsdp_min_num",
+    "fsdp_transformer_layer", "deepspeed_moe", "megatron_lm_optimizer_cpu", "megatron_lm_overlap_cpu", "megatron_lm_attention_backend",
+    "megatron_lm_calculate", "megatron_lm_attention_softmax", "downcast_bf16", "parallelism_config_cp_comm", "parallelism_config_sp_attn",
+)  # fmt: skip
+ALONE: Final = ("NO", "MULTI_GPU", "MULTI_CPU")
+
+
+def is_accelerate(content: Mapping[str, Any]) -> bool:
+    """Whether a mapping is accelerate's."""
+    return "distributed_type" in content or ("compute_environment" in content and "num_processes" in content)
+
+
+def read(text: str, name: str, content: Content) -> Source:
+    """Raises InputError."""
+    kind = str(content.get("distributed_type", "NO")).upper().replace("FALSE", "NO")
+    given = Given({key: value for key, value in content.items() if value != {}})
+    given.take("distributed_type")
+    processes = given.number("num_processes")
+    precision = str(given.get("mixed_precision", "no")).lower().replace("false", "no")
+    if precision not in ("no", "bf16", "fp16", "fp8"):
+        raise InputError("mixed_precision", precision, "is not known", ("no", "bf16", "fp16", "fp8"))
+    if kind == "MEGATRON_LM":
+        reading = _megatron(given, precision)
+    elif kind in ("DEEPSPEED", "FSDP", *ALONE):
+        reading = _ranks(given, kind, precision, content, name)
+    else:
+        raise InputError("distributed_type", kind, "is not planned for", ("DEEPSPEED", "MEGATRON_LM", "FSDP", *ALONE))
+    if processes is not None:
+        reading = replace(reading, keys={**reading.keys, "gpus": processes})
+    known = NAMES | {f"megatron_lm_{field}" for field in (*PLUGIN, *PLUGIN_MORE)}
+    reading = sorted_out(given, known, UNPRICED, reading)
+
+    def edited(before: Setup, after: Setup) -> str | None:
+        changes = _changes(before, after, kind, content)
+        return None if changes is None else changed(text, name, changes)
+
+    return Source(text=text, reading=reading, edited=edited)
+
+
+def _ranks(given: Given, kind: str, precision: str, content: Content, name: str) -> Reading:
+    """DeepSpeed, FSDP or DDP. Raises InputError."""
+    assumed = ["micro-batches of 1: the training script says them; pin.micro_batch_size= does too"]
+    named: str | None = None
+    ds: Content = {"zero_optimization": {"stage": 0}}
+    by_path: dict[str, Any] = {"bf16.enabled": precision in ("bf16", "fp8"), "fp16.enabled": precision == "fp16",
+                               "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}  # fmt: skip
+    setup: dict[str, Any] = {}
+    if kind == "DEEPSPEED":
+        section = content.get("deepspeed_config") or {}
+        if section.get("deepspeed_config_file"):
+            given.take("deepspeed_config.deepspeed_config_file")
+            ds, named, more = named_ds_config(section["deepspeed_config_file"], "deepspeed_config_file", name)
+            assumed += more
+        else:
+            stage = given.number("deepspeed_config.zero_stage")
+            if stage is None:
+                stage = 2
+                assumed.append("ZeRO stage 2: the plugin's own where the file does not say")
+            device = str(given.get("deepspeed_config.offload_optimizer_device", "none"))
+            ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": device}}}
+            steps = given.number("deepspeed_config.gradient_accumulation_steps")
+            if steps is not None and steps > 1:
+                assumed.append(f"gradient_accumulation_steps={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
+            by_path["gradient_clipping"] = given.number("deepspeed_config.gradient_clipping", float) or 1.0
+    elif kind == "FSDP":
+        stage, said = _fsdp_stage(given)
+        device = "cpu" if given.truth("fsdp_config.fsdp_offload_params") else "none"
+        ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": device}}}
+        assumed.append(f"FSDP's {said} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks")
+        if given.truth("fsdp_config.fsdp_activation_checkpointing"):
+            setup["recompute"] = "full"
+    else:
+        assumed.append("priced as DeepSpeed's ZeRO-0: data parallelism alone")
+    sizes = {size: given.number(f"parallelism_config.parallelism_config_{size}_size") or 1 for size in ("tp", "cp", "sp")}
+    shard, copies = (given.number(f"parallelism_config.parallelism_config_dp_{size}_size") or 1 for size in ("shard", "replicate"))
+    setup |= {"tp": sizes["tp"], "cp": sizes["cp"] * sizes["sp"]}
+    if copies > 1 and shard > 1:
+        setup["zero_shard_size"] = shard
+    reading = as_ds(read_ds(ds, by_path), f"accelerate's configuration, {kind}", named, assumed)
+    if named is None or not ds:
+        keep = {"train.precision", "train.grad_reduce_dtype", "train.grad_accum_dtype", "train.clip"}
+        reading = replace(reading, keys={key: value for key, value in reading.keys.items() if key in keep})
+    told = [line for line in reading.assumed if not (line.startswith("recompute=") and kind == "FSDP")]
+    if precision == "fp8":
+        reading = replace(reading, keys={**reading.keys, "train.precision": "fp8"})
+    if reading.setup.cp > 1:
+        setup["cp"] = reading.setup.cp
+    if reading.setup.tp > 1:
+        setup["tp"] = reading.setup.tp
+    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, assumed=tuple(told))
+
+
+def _fsdp_stage(given: Given) -> tuple[int, str]:
+    """(ZeRO stage, the file's word for it). Raises InputError."""
+    strategy = given.get("fsdp_config.fsdp_sharding_strategy")
+    reshard = given.get("fsdp_config.fsdp_reshard_after_forward", strategy)
+    given.take("fsdp_config.fsdp_version")
+    word = str("true" if reshard is None else reshard).lower()
+    if word in ("true", "false"):  # the second version's
+        return (3 if word == "true" else 2), f"reshard_after_forward={word}"
+    if word not in SHARDED:
+        raise InputError("fsdp_sharding_strategy", word, "is not known", SHARDED)
+    return SHARDED[word], word
+
+
+def _megatron(given: Given, precision: str) -> Reading:
+    """The Megatron-LM plugin. Raises InputError."""
+    prefix = "megatron_lm_config.megatron_lm_"
+    assumed = ["micro-batches of 1: the training script says them; pin.micro_batch_size= does too"]
+    fields: dict[str, Any] = {}
+    for ours, theirs in PLUGIN.items():
+        value = given.get(prefix + ours)
+        if value is None and ours in PLUGIN_DEFAULTS:
+            value = PLUGIN_DEFAULTS[ours]
+            assumed.append(f"{ours}={value}: the plugin's own where the file does not say (accelerate 1.15)")
+        if value is None:
+            continue
+        said = str(value).lower()
+        fields[theirs] = said in ("true", "yes") if said in ("true", "false", "yes", "no") else value
+    steps = given.number(prefix + "num_micro_batches")
+    if steps is not None:
+        assumed.append(f"num_micro_batches={steps} follows from train.global_batch_size= and pin.micro_batch_size=")
+    for name, value in fields.items():
+        if name.endswith("_size") or name.endswith("_layers"):
+            fields[name] = _whole(name, value)
+    f = megatron.Fields(fields)
+    setup = replace(megatron.setup_of(f, MEGATRON), micro_batch_size=1)
+    kind = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}.get(precision, "fp32")
+    keys: dict[str, Any] = {"train.precision": kind, "train.clip": float(fields.get("clip_grad", 1.0))}
+    for ours, theirs in (("hidden_dropout", "model.hidden_dropout"), ("attention_dropout", "model.attention_dropout")):
+        value = given.number(prefix + ours, float)
+        if value is not None:
+            keys[theirs] = value
+    return Reading(format="accelerate's configuration, MEGATRON_LM", keys=keys, setup=setup, broken=tuple(f.broken),
+                   assumed=(*assumed, *f.assumed))  # fmt: skip
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise InputError(name, value, "is no whole number") from None
+
+
+def _changes(before: Setup, after: Setup, kind: str, content: Content) -> dict[str, Any] | None:
+    """Values by path; None: this file can't say the change."""
+    differ = {name for name in Setup.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    if kind == "MEGATRON_LM":
+        return _plugin_changes(before, after)
+    found: dict[str, Any] = {}
+    section = content.get("deepspeed_config") or {}
+    if kind == "DEEPSPEED" and not section.get("deepspeed_config_file") and differ <= {"zero_stage", "offload_optimizer"}:
+        if "zero_stage" in differ:
+            found["deepspeed_config.zero_stage"] = after.zero_stage
+        if "offload_optimizer" in differ:
+            found["deepspeed_config.offload_optimizer_device"] = "cpu" if after.offload_optimizer else "none"
+        return found
+    if kind == "FSDP" and differ <= {"zero_stage", "recompute", "offload_optimizer"} and after.recompute in ("none", "full"):
+        if after.zero_stage not in (2, 3):
+            return None
+        if "zero_stage" in differ:
+            later = "fsdp_reshard_after_forward" in (content.get("fsdp_config") or {})
+            word = "FULL_SHARD" if after.zero_stage == 3 else "SHARD_GRAD_OP"
+            where = "fsdp_reshard_after_forward" if later else "fsdp_sharding_strategy"
+            found[f"fsdp_config.{where}"] = after.zero_stage == 3 if later else word
+        if "recompute" in differ:
+            found["fsdp_config.fsdp_activation_checkpointing"] = after.recompute == "full"
+        if "offload_optimizer" in differ:
+            found["fsdp_config.fsdp_offload_params"] = after.offload_optimizer
+        return found
+    return None
+
+
+def _plugin_changes(before: Setup, after: Setup) -> dict[str, Any] | None:
+    by_name = {theirs: ours for ours, theirs in PLUGIN.items()}
+    found: dict[str, Any] = {}
+    for name, value in megatron.fields_changed(before, after).items():
+        if name not in by_name:
+            if value is not None:
+                return None
+            continue
+        found[f"megatron_lm_config.megatron_lm_{by_name[name]}"] = value
+    return found

@@ -1,0 +1,252 @@
+"""A YAML or JSON text of settings by path, and the same text with some of them changed.
+
+A YAML value is changed where it stands, by the places that PyYAML's composer gives every node: of 308 published configurations a load and
+dump by ruamel.yaml's round trip gives 160 back with other lines too (blanks before comments, indents of lists, empty values), and a diff
+shall show the change alone. The changed text is read again and must be what was meant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import yaml
+
+from orchestrator.errors import InputError
+
+Content = dict[str, Any]
+MOST_BYTES: Final = 1_000_000
+INTERPOLATION: Final = "${"
+
+
+def is_json(text: str, name: str) -> bool:
+    """By its ending, or by its first character."""
+    return name.endswith(".json") or (not name.endswith((".yaml", ".yml")) and text.lstrip().startswith("{"))
+
+
+def content_of(text: str, name: str) -> Content:
+    """What the text says. Raises InputError for what is no mapping."""
+    kind = "JSON" if is_json(text, name) else "YAML"
+    if len(text) > MOST_BYTES:
+        raise InputError("audit", name, f"has {len(text):,} characters; at most {MOST_BYTES:,} are read")
+    try:
+        found = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError("audit", name, f"is not {kind}: {_first_line(error)}") from None
+    except yaml.YAMLError as error:
+        raise InputError("audit", name, f"is not {kind}: {_first_line(error)}") from None
+    if not isinstance(found, dict):
+        raise InputError("audit", name, f"is {kind} of no named settings")
+    return {str(key): value for key, value in found.items()}
+
+
+def _first_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    said = getattr(error, "problem", None) or str(error)
+    return f"{said.splitlines()[0]}{f', line {mark.line + 1}' if mark else ''}"
+
+
+def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths and values; lists are values.
+
+    >>> dict(leaves({"bf16": {"enabled": True}, "steps": 3}))
+    {'bf16.enabled': True, 'steps': 3}
+    """
+    for name, item in value.items():
+        if isinstance(item, dict) and item:
+            yield from leaves(item, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", item
+
+
+def resolved(content: Content) -> Content:
+    """The content with OmegaConf's interpolations replaced by what they stand for; one that names what is not there stays as it is.
+
+    >>> resolved({"a": {"h": 8, "f": "${multiply:4, ${.h}}", "p": "${data_dir}/x"}})
+    {'a': {'h': 8, 'f': 32, 'p': '${data_dir}/x'}}
+    """
+    if INTERPOLATION not in json.dumps(content, default=str):
+        return content
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for name, function in RESOLVERS.items():
+        if not OmegaConf.has_resolver(name):
+            OmegaConf.register_resolver(name, function)
+    whole = OmegaConf.create({**content, "training": content})  # NeMo's launcher has its file under training
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return {name: walk(item, f"{path}.{name}" if path else str(name)) for name, item in value.items()}
+        if not isinstance(value, str) or INTERPOLATION not in value:
+            return value
+        try:
+            return OmegaConf.select(whole, path)
+        except (OmegaConfBaseException, TypeError, ValueError, ZeroDivisionError):
+            return value
+
+    return {name: walk(item, name) for name, item in content.items()}
+
+
+RESOLVERS: Final = {
+    "multiply": lambda a, b: a * b,
+    "divide_ceil": lambda a, b: -(-a // b),
+    "divide_floor": lambda a, b: a // b,
+}
+"""Of NeMo's launcher (launcher_scripts/main.py)."""
+
+
+class Given:
+    """Values by path, with which of them have been read."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.values = dict(leaves(content))
+        self.used: set[str] = set()
+        self.assumed: list[str] = []
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """The value, or the default where the path is not there, is empty, or the Trainer fills it."""
+        self.used.add(path)
+        value = self.values.get(path, default)
+        if value == AUTO:
+            self.assumed.append(f"{path} is auto: the Trainer's arguments say it, taken as if it were not there")
+            return default
+        return default if value is None else value
+
+    def number(self, path: str, kind: type[Any] = int) -> Any:
+        """None where it is not there. Raises InputError."""
+        value = self.get(path)
+        if value is None:
+            return None
+        try:
+            return kind(value)
+        except (TypeError, ValueError):
+            raise InputError(path, value, "is no number") from None
+
+    def truth(self, path: str, default: bool = False) -> bool:
+        """YAML's and Python's words for it. Raises InputError."""
+        value = self.get(path, default)
+        said = str(value).lower()
+        if said not in TRUTHS:
+            raise InputError(path, value, "is neither", ["true", "false"])
+        return TRUTHS[said]
+
+    def take(self, *paths: str) -> None:
+        """They count as read, each with what is below it."""
+        self.used |= {path for path in self.values if path in paths or path.startswith(tuple(f"{one}." for one in paths))}
+
+    def left(self) -> Iterator[tuple[str, str]]:
+        """Paths that nothing has read, with what they say; an empty value says nothing."""
+        for path, value in self.values.items():
+            if path not in self.used and value is not None and value != {}:
+                yield path, f"{path}={json.dumps(value, default=str)}"
+
+
+AUTO: Final = "auto"
+TRUTHS: Final = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+
+
+# ------------------------------------------------------------------------------------------------------------------ changing
+
+
+def changed(text: str, name: str, changes: Mapping[str, Any]) -> str | None:
+    """The text with these values by path; None: it can't be said there."""
+    if not changes:
+        return text
+    if is_json(text, name):
+        return _changed_json(text, changes)
+    meant = content_of(text, name)
+    new: str | None = text
+    for path, value in changes.items():
+        new = None if new is None else _changed_yaml(new, path.split("."), value)
+        _put(meant, path, value)
+    return new if new is not None and yaml.safe_load(new) == meant else None
+
+
+def _put(content: Content, path: str, value: Any) -> None:
+    *above, last = path.split(".")
+    for name in above:
+        if not isinstance(content.get(name), dict):
+            content[name] = {}
+        content = content[name]
+    content[last] = value
+
+
+def _changed_json(text: str, changes: Mapping[str, Any]) -> str:
+    """In the text's own indentation."""
+    new = json.loads(text)
+    for path, value in changes.items():
+        _put(new, path, value)
+    indent = re.search(r"\n([ \t]+)", text)
+    return json.dumps(new, indent=indent.group(1) if indent else None, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
+
+
+def _changed_yaml(text: str, path: list[str], value: Any) -> str | None:
+    """One value at its place, or as a new line below its neighbours; None: in a list, or behind an alias."""
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for depth, name in enumerate(path):
+        if not isinstance(node, yaml.MappingNode):
+            return None
+        found: yaml.Node | None = next((item for key, item in node.value if key.value == name), None)
+        if found is None or (depth < len(path) - 1 and _is_empty(found)):
+            if found is not None:  # an empty section
+                return _at(text, found, _flow({path[depth + 1]: _nested(path[depth + 2 :], value)}))
+            return _added(text, node, name, _nested(path[depth + 1 :], value))
+        node = found
+    if node is None or (isinstance(node, yaml.CollectionNode) and not node.flow_style):
+        return None
+    return _at(text, node, _literal(value, text[node.start_mark.index : node.end_mark.index]))
+
+
+def _nested(path: list[str], value: Any) -> Any:
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    return (isinstance(node, yaml.MappingNode) and not node.value) or (
+        isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+    )
+
+
+def _at(text: str, node: yaml.Node, new: str) -> str:
+    """An empty value stands behind its colon, without a place of its own."""
+    start, end = node.start_mark.index, node.end_mark.index
+    return text[:start] + (" " + new if start == end and text[start - 1 : start] == ":" else new) + text[end:]
+
+
+def _added(text: str, node: yaml.MappingNode, name: str, value: Any) -> str | None:
+    """Below the mapping's last setting that is no section."""
+    if not node.value:
+        return None
+    new = f"{name}: {_flow(value)}"
+    if node.flow_style:
+        end = int(node.value[-1][1].end_mark.index)
+        return f"{text[:end]}, {new}{text[end:]}"
+    plain = [pair for pair in node.value if isinstance(pair[1], yaml.ScalarNode) and pair[1].style not in ("|", ">")]
+    if not plain:  # above the first section
+        start, column = int(node.value[0][0].start_mark.index), int(node.value[0][0].start_mark.column)
+        return text[:start] + new + "\n" + " " * column + text[start:]
+    key, last = plain[-1]
+    end = text.find("\n", last.end_mark.index)
+    head, rest = (text, "") if end < 0 else (text[:end], text[end:])
+    return f"{head}\n{' ' * key.start_mark.column}{new}{rest}"
+
+
+def _flow(value: Any) -> str:
+    """As YAML has it in one line.
+
+    >>> _flow({"a": {"b": True}}), _flow("no"), _flow(None), _flow(["x", 2])
+    ('{a: {b: true}}', "'no'", 'null', '[x, 2]')
+    """
+    said: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return str(said).removesuffix("\n").removesuffix("\n...").strip()
+
+
+def _literal(value: Any, before: str) -> str:
+    """True where the file has False."""
+    said = _flow(value)
+    return said.capitalize() if isinstance(value, bool) and before in ("True", "False") else said

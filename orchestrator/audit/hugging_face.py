@@ -1,0 +1,97 @@
+"""What the Trainer's and accelerate's files share: DeepSpeed's, FSDP's and DDP's settings read as a ds_config, files that they name, and
+LoRA's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from orchestrator.audit import deepspeed
+from orchestrator.audit.document import AUTO, Content, Given, content_of, leaves
+from orchestrator.audit.reading import Reading
+from orchestrator.errors import InputError
+
+SHARDED: Final = {
+    "full_shard": 3, "hybrid_shard": 3, "1": 3, "4": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "_hybrid_shard_zero2": 2, "2": 2,
+    "5": 2, "no_shard": 0, "3": 0,
+}  # fmt: skip
+"""ZeRO stages that share the same things as FSDP's strategies, by torch's names and numbers (torch/distributed/fsdp/api.py)."""
+
+
+OFF: Final = (False, "no", "none", "NO", "NONE", "false")
+"""What a setting has that is not used."""
+
+
+def beside_file(named: str, file: str) -> Path | None:
+    """A file that another names: beside it, or below one of the folders above it; None: it is nowhere there."""
+    path = Path(named).expanduser()
+    if path.is_absolute():
+        return path if path.is_file() else None
+    for folder in (*Path(file).absolute().parents, Path.cwd()):
+        if (folder / path).is_file():
+            return folder / path
+    return None
+
+
+def named_ds_config(value: Any, key: str, file: str) -> tuple[Content, str | None, list[str]]:
+    """A ds_config given by its content, or by a path: (content, path; None: it stands in this file, what is assumed). Raises InputError."""
+    if isinstance(value, dict):
+        return value, None, []
+    path = beside_file(str(value), file)
+    if path is None:
+        return {}, str(value), [f"ZeRO stage 0: {key}={value} says it, and is not here; pin.zero_stage= does too"]
+    try:
+        content = content_of(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(key, str(value), f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
+    return content, str(path), []
+
+
+def filled(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Content:
+    """The ds_config with its `auto` values, and what it leaves out, as the Trainer or accelerate fills them."""
+    found: Content = {}
+    for path, value in {**dict.fromkeys(by_path, AUTO), **dict(leaves(ds))}.items():
+        *above, last = path.split(".")
+        section = found
+        for name in above:
+            section = section.setdefault(name, {})
+        here = by_path.get(path) if value == AUTO and path in by_path else value
+        if here is not None:
+            section[last] = here
+    return found
+
+
+def as_ds(reading: Reading, kind: str, named: str | None, assumed: Iterable[str], inside: str = "") -> Reading:
+    """A ds_config's reading as that of a file of this kind. `named`: the other file in which the ds_config is; its settings are said with
+    it. `inside`: where it stands in this one. Filled-in settings are of this file, and not listed twice."""
+
+    def said(lines: Iterable[str]) -> tuple[str, ...]:
+        return tuple(f"{f'{Path(named).name}: ' if named else inside}{line}" for line in lines)
+
+    return replace(reading, format=kind, unknown=said(reading.unknown), unpriced=said(reading.unpriced), beside=said(reading.beside),
+                   assumed=(*assumed, *reading.assumed))  # fmt: skip
+
+
+def read_ds(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Reading:
+    """As deepspeed.py reads it. Raises InputError."""
+    return deepspeed.reading_of(filled(ds, by_path))
+
+
+def sorted_out(given: Given, known: Iterable[str], unpriced: tuple[str, ...], reading: Reading) -> Reading:
+    """The reading with what is left of the file in its lists. `known`: names that the tools have; `unpriced`: how those begin that take
+    time or memory, by the last part of the path."""
+    names = frozenset(known)
+    lists: dict[str, list[str]] = {"unknown": [], "unpriced": [], "beside": []}
+    for path, said in given.left():
+        name = path.rpartition(".")[2]
+        parts = path.split(".")
+        if not names & {path, *parts}:
+            lists["unknown"].append(said)
+        else:
+            costs = name.startswith(unpriced) or parts[0].startswith(unpriced)
+            lists["unpriced" if costs and given.values[path] not in OFF else "beside"].append(said)
+    return replace(reading, assumed=(*given.assumed, *reading.assumed),
+                   **{name: (*lines, *getattr(reading, name)) for name, lines in lists.items()})  # fmt: skip

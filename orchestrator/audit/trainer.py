@@ -1,0 +1,167 @@
+"""Arguments of Hugging Face's Trainer in a YAML or JSON file, as TRL, alignment-handbook and LLaMA-Factory keep them: read into a setup,
+and written again. The model is a key beside it, unless it is a folder here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from orchestrator.audit.document import Content, Given, changed
+from orchestrator.audit.hugging_face import SHARDED, as_ds, named_ds_config, read_ds, sorted_out
+from orchestrator.audit.reading import Reading, Setup, Source, names
+from orchestrator.errors import InputError
+
+MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
+NAMES: Final = names("trainer")
+"""Fields of TrainingArguments (transformers 5; a test compares), and warmup_ratio."""
+OLDER: Final = names("trainer_older")
+"""Of older versions."""
+AROUND: Final = names("around_trainer")
+"""Of the programs around the Trainer: TRL, alignment-handbook, LLaMA-Factory, transformers' examples."""
+UNPRICED: Final = (
+    "torch_compile", "use_liger", "liger_kernel", "enable_liger", "optim", "attn_implementation", "flash_attn", "auto_find_batch_size",
+    "packing", "neat_packing", "padding_free", "load_in_", "quantization", "use_4bit", "bnb_4bit", "ddp_", "tf32", "torch_empty_cache",
+    "stage", "pref_", "beta", "loss_type", "finetuning_type", "freeze_trainable", "use_galore", "use_badam", "use_apollo", "use_adam_mini",
+    "use_muon", "galore", "apollo", "badam", "mixture_of_depths", "use_llama_pro", "fp8", "use_dora", "use_unsloth", "shift_attn",
+    "use_asft", "group_by_length", "torch_dtype", "dtype", "average_tokens", "activation_checkpointing_kwargs", "fsdp", "lora_modules",
+    "gradient_checkpointing_kwargs", "eval_accumulation", "accelerator_config", "parallelism_config", "neftune", "adafactor",
+)  # fmt: skip
+LENGTHS: Final = ("max_seq_length", "max_length", "cutoff_len", "block_size", "model_max_length")
+TRAINED: Final = ("lora_r", "lora_rank")
+
+
+def is_trainer(content: Mapping[str, Any]) -> bool:
+    """Whether a mapping has the Trainer's arguments."""
+    return MICRO in content or ("learning_rate" in content and (STEPS in content or "num_train_epochs" in content))
+
+
+def read(text: str, name: str, content: Content) -> Source:
+    """Raises InputError."""
+    reading, ds = _reading(content, name)
+
+    def edited(before: Setup, after: Setup) -> str | None:
+        changes = _changes(before, after, content, ds)
+        return None if changes is None else changed(text, name, changes)
+
+    return Source(text=text, reading=reading, edited=edited)
+
+
+def _reading(content: Content, name: str) -> tuple[Reading, str]:
+    """The reading, and where the ZeRO stage stands: "deepspeed", "fsdp", or "" for nowhere in this file. Raises InputError."""
+    if "tensor_model_parallel_size" in content:
+        why = "is Megatron's, behind a Trainer: no format is read yet that has both"
+        raise InputError("tensor_model_parallel_size", content["tensor_model_parallel_size"], why)
+    flat = {key: value for key, value in content.items() if not (key == "deepspeed" and isinstance(value, dict))}
+    given = Given(flat)
+    assumed: list[str] = []
+    named, where, stage = None, "", 0
+    ds: Content = {}
+    by_path: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": given.number(MICRO) or 8,
+        "gradient_accumulation_steps": given.number(STEPS) or 1,
+        "gradient_clipping": given.number("max_grad_norm", float) if "max_grad_norm" in flat else 1.0,
+        "bf16.enabled": given.truth("bf16"),
+        "fp16.enabled": given.truth("fp16"),
+        "optimizer.params.lr": given.number("learning_rate", float),
+        "optimizer.params.eps": given.number("adam_epsilon", float) or 1e-8,
+        "optimizer.params.weight_decay": given.number("weight_decay", float) or 0.0,
+        "optimizer.params.betas": [given.number("adam_beta1", float) or 0.9, given.number("adam_beta2", float) or 0.999],
+    }
+    if MICRO not in flat:
+        assumed.append(f"{MICRO}=8: TrainingArguments' own")
+    sharded = given.get("fsdp")
+    given.take("fsdp_config")
+    if content.get("deepspeed"):
+        given.used.add("deepspeed")
+        ds, named, more = named_ds_config(content["deepspeed"], "deepspeed", name)
+        where = "" if named else "deepspeed"
+        assumed += more
+        kind = "arguments of Hugging Face's Trainer, with DeepSpeed"
+    elif sharded:
+        words = [str(word) for word in (sharded if isinstance(sharded, list) else str(sharded).split())]
+        strategy = next((word for word in words if word.lower() in SHARDED), "full_shard")
+        stage, where = SHARDED[strategy.lower()], "fsdp"
+        ds = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu" if "offload" in words else "none"}}}
+        assumed.append(f"FSDP's {strategy} is priced as DeepSpeed's ZeRO-{stage}, which shares the same between ranks")
+        kind = "arguments of Hugging Face's Trainer, with FSDP"
+    else:
+        ds = {"zero_optimization": {"stage": 0}}
+        assumed.append("no deepspeed and no fsdp: priced as data parallelism alone, unless accelerate's own file says more")
+        kind = "arguments of Hugging Face's Trainer"
+    by_path = {path: value for path, value in by_path.items() if value is not None}
+    reading = as_ds(read_ds(ds, by_path), kind, named, assumed, "deepspeed.")
+    checkpoints = given.truth("gradient_checkpointing")
+    keys = {**reading.keys, **_keys(given)}
+    setup = replace(reading.setup, recompute="full" if checkpoints else "none")
+    about = [line for line in reading.assumed if not line.startswith("recompute=")]
+    reading = replace(reading, keys=keys, setup=setup, assumed=tuple(about))
+    return sorted_out(given, NAMES | OLDER | AROUND, UNPRICED, reading), where
+
+
+def _keys(given: Given) -> dict[str, Any]:
+    """train.* and lora.* of a recipe, and the model where it is here. Raises InputError."""
+    keys: dict[str, Any] = {}
+    lengths = [name for name in LENGTHS if given.values.get(name) is not None]
+    if lengths:
+        keys["train.seq_length"] = given.number(lengths[0])
+        given.assumed.append(f"every sequence has {lengths[0]} = {keys['train.seq_length']} tokens")
+    steps = given.number("max_steps")
+    if steps is not None and steps > 0:
+        keys["train.steps"] = steps
+        ratio = given.number("warmup_ratio", float) or 0.0
+        keys["train.warmup"] = min(steps, int(given.number("warmup_steps", float) or 0) or round(ratio * steps))
+    schedule = str(given.get("lr_scheduler_type", "linear"))
+    keys["train.schedule"] = schedule if schedule in ("cosine", "linear", "constant") else "cosine"
+    given.take("warmup_ratio", "warmup_steps", "num_train_epochs")
+    if given.values.get("seed") is not None:
+        keys["seed"] = given.number("seed")
+    folder = given.get("model_name_or_path")
+    if folder is not None and (Path(str(folder)) / "config.json").is_file():
+        keys["model.hf_config"] = str(Path(str(folder)) / "config.json")
+    elif folder is not None:
+        given.assumed.append(f"the model that you give: model_name_or_path={folder} is no folder here")
+    rank = next((given.number(name) for name in TRAINED if given.values.get(name) is not None), None)
+    tuned = str(given.get("finetuning_type", "lora" if given.truth("use_peft", rank is not None) else "full"))
+    if tuned not in ("lora", "oft", "freeze"):
+        given.take("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "lora_target_modules")
+        return keys
+    if tuned != "lora":
+        raise InputError("finetuning_type", tuned, "can't be priced", ["full", "lora"])
+    keys["lora.rank"] = rank or 8
+    if given.values.get("lora_alpha") is not None:
+        keys["lora.alpha"] = given.number("lora_alpha", float)
+    keys["lora.dropout"] = given.number("lora_dropout", float) or 0.0
+    named = given.get("lora_target_modules", given.get("lora_target", "all-linear"))
+    targets = [str(one) for one in named] if isinstance(named, list) else [one.strip() for one in str(named).split(",")]
+    keys["lora.targets"] = "all-linear" if targets == ["all"] else ",".join(targets)
+    return keys
+
+
+def _changes(before: Setup, after: Setup, content: Content, where: str) -> dict[str, Any] | None:
+    """Values by path; None: this file can't say the change."""
+    differ = {name for name in Setup.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    if not differ <= {"micro_batch_size", "recompute", "zero_stage", "offload_optimizer"} or after.recompute not in ("none", "full"):
+        return None
+    found: dict[str, Any] = {}
+    if "micro_batch_size" in differ:
+        samples = int(content.get(STEPS) or 1) * before.micro_batch_size
+        if samples % after.micro_batch_size:
+            return None
+        found |= {MICRO: after.micro_batch_size, STEPS: samples // after.micro_batch_size}
+    if "recompute" in differ:
+        found["gradient_checkpointing"] = after.recompute == "full"
+    if {"zero_stage", "offload_optimizer"} & differ:
+        if where == "deepspeed":
+            if "zero_stage" in differ:
+                found["deepspeed.zero_optimization.stage"] = after.zero_stage
+            if "offload_optimizer" in differ:
+                found["deepspeed.zero_optimization.offload_optimizer.device"] = "cpu" if after.offload_optimizer else "none"
+        elif where == "fsdp" and "offload_optimizer" not in differ and isinstance(content["fsdp"], str) and after.zero_stage in (2, 3):
+            old = next((word for word in content["fsdp"].split() if word.lower() in SHARDED), "full_shard")
+            found["fsdp"] = content["fsdp"].replace(old, "full_shard" if after.zero_stage == 3 else "shard_grad_op")
+        else:
+            return None
+    return found

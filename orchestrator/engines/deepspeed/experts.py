@@ -1,0 +1,117 @@
+"""Models of experts under DeepSpeed's AutoEP: what it takes, what it gets silently wrong, and its section of the configuration."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from orchestrator.engines.hf_config import DEEPSEEK_V3, GLM4_MOE, MIXTRAL, QWEN3_MOE, class_of
+from orchestrator.engines.rules.experts import experts, experts_fold
+from orchestrator.engines.rules.rule import rule
+from orchestrator.model.spec import Architecture
+from orchestrator.plan import Plan
+from orchestrator.strategy.capabilities import Rule
+from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
+from orchestrator.units import ITEMSIZE, format_bytes
+
+PRESETS: Final = {
+    MIXTRAL.model: "mixtral",
+    QWEN3_MOE.model: "qwen3_moe",
+    DEEPSEEK_V3.model: "deepseek_v3",
+    GLM4_MOE.model: "deepseek_v3",
+}
+"""AutoEP's preset by class of transformers; GLM-4.5's router is DeepSeek-V3's (modeling_glm4_moe.py), and its own name is no preset."""
+
+
+def section(plan: Plan) -> dict[str, Any]:
+    """ "expert_parallel" of the configuration; {} where every rank has all experts: transformers' own layers then compute them."""
+    if plan.ep == 1:
+        return {}
+    return {"expert_parallel": {"enabled": True, "autoep_size": plan.ep, "preset_model": PRESETS[class_of(plan.model).model]}}
+
+
+def balance(a: Architecture) -> dict[str, float]:
+    """What engine.json says of the model's own loss of balance (transformers, load_balancing_loss_func), which the worker adds so many
+    times; {}: it has none."""
+    found = next((part.aux_loss_coeff for part in a.experts if part.score == "softmax"), 0.0)
+    return {"expert_balance": found} if found else {}
+
+
+def capacity(_: Candidate, workload: Workload) -> str | None:
+    found = next((part.capacity_factor for part in workload.model.architecture.experts if part.capacity_factor is not None), None)
+    return None if found is None else f"experts.capacity_factor={found}: transformers' experts take every token, and AutoEP's do"
+
+
+def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
+    a = workload.model.architecture
+    for part in a.experts:
+        if part.score == "sigmoid" and part.aux_loss_coeff:
+            return f"experts.aux_loss_coeff={part.aux_loss_coeff}: transformers' {class_of(a).model} has no loss that balances experts; 0"
+    return None
+
+
+def one_tensor_rank(candidate: Candidate, workload: Workload) -> str | None:
+    tp = candidate.mesh.tp
+    if tp == 1 or not workload.model.architecture.experts:
+        return None
+    return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and beside AutoEP it clips by a norm without most of them"
+
+
+def alone(candidate: Candidate, workload: Workload) -> str | None:
+    ep, strategy = candidate.mesh.ep, candidate.strategy
+    if ep == 1:
+        return None
+    if strategy.zero_stage == 0:
+        return (
+            f"zero_stage=0 with ep={ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"
+        )
+    if strategy.zero_shard_size is not None:
+        return f"zero_shard_size={strategy.zero_shard_size} with ep={ep}: AutoEP has no second copy of divided weights"
+    if strategy.offload_optimizer:
+        return f"offload_optimizer with ep={ep}: never tried here"
+    return None
+
+
+def autoep_training(candidate: Candidate, workload: Workload) -> str | None:
+    ep, training = candidate.mesh.ep, workload.training
+    if ep > 1 and training.precision == "fp16":
+        return f"ep={ep} with precision fp16: nobody has tried its loss scale with experts that ranks don't share"
+    return None
+
+
+def adapters(_: Candidate, workload: Workload) -> str | None:
+    lora = workload.training.lora
+    if lora is None or not workload.model.architecture.experts:
+        return None
+    return f"lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for"
+
+
+def whole_in_host(candidate: Candidate, workload: Workload) -> str | None:
+    """AutoEP cuts a model that each rank has built whole; zero.Init at stage 3 builds partitions at once."""
+    ep, cluster = candidate.mesh.ep, workload.cluster
+    if ep == 1 or candidate.strategy.zero_stage == 3:
+        return None
+    itemsize = ITEMSIZE["fp32" if workload.training.precision == "fp32" else "bf16"]
+    needed = workload.model.parameters * itemsize
+    if needed <= cluster.host_memory:
+        return None
+    given, have = f"ep={ep} zero_stage={candidate.strategy.zero_stage}", f"{format_bytes(cluster.host_memory)} (cluster.host_memory)"
+    return f"{given}: AutoEP builds the whole model in host memory first: {format_bytes(needed)} a rank of {have}; zero_stage=3 does not"
+
+
+def expert_rules() -> tuple[Rule, ...]:
+    """All of them."""
+    folds = ("tp", "cp", "ep", "etp", "dp")
+    states = ("ep", "zero_stage", "zero_shard_size", "offload_optimizer")
+    plans = "autoep: deepspeed/module_inject/tp_plan_converter.py:45; zero/stage_1_and_2.py:2682"
+    return (
+        rule("experts", "autoep: deepspeed/module_inject/auto_ep_config.py validate_autoep_post_detection", experts, "ep"),
+        rule("experts_fold", "autoep: deepspeed/utils/groups.py _create_expert_and_data_parallel", experts_fold, *folds),
+        rule("capacity", "transformers/models/*/modeling_*.py: no capacity", capacity, "model"),
+        rule("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", sigmoid_balance, "model"),
+        rule("experts_autotp", plans, one_tensor_rank, "tp"),
+        rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2223", alone, *states),
+        rule("autoep_fp16", "ours: nobody has tried it", autoep_training, "ep"),
+        rule("lora_experts", "peft: target_modules are linears", adapters, "model"),
+        rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", whole_in_host, "ep", "zero_stage"),
+    )

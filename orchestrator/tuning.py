@@ -1,0 +1,237 @@
+"""tune=K: K plans run some steps each in one allocation, and the fastest by measurement is trained.
+
+The first is the plan that is predicted to be the fastest. What a run's timers say (report/after.py) goes into the prices, by which the
+next is searched among the plans that were not tried; so K runs see the K best plans as far as prices are right, and better ones where
+these were wrong. A run that crashes or runs out of memory is a result: after that no plan is tried that is predicted to take as much
+memory. Everything is in OUT/tune, a run's folder each: a tune that was cut off goes on with what it has, under the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import RenderableType
+from rich.text import Text
+
+from orchestrator import pictures, planning, recipe
+from orchestrator.cost.calibration import CalibrationFile
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, LaunchError, NoPlanError
+from orchestrator.folder import new_folder, write_folder
+from orchestrator.job import File
+from orchestrator.launch import local, render, slurm
+from orchestrator.plan import Plan, RunSettings, from_json, to_json
+from orchestrator.planning import Found
+from orchestrator.recipe import Settings
+from orchestrator.report import after
+from orchestrator.report.measured import measured_peak_memory, measured_step_time
+from orchestrator.report.text import _table, choice
+from orchestrator.search.planner import reprice
+from orchestrator.units import format_bytes, format_seconds
+from orchestrator.values import Value
+
+FOLDER: Final = "tune"
+CONFIG: Final = "config.yaml"
+NOT_WHILE_TUNING: Final = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "eval_every", "resume", "init_from",
+                           "export_to", "merge_lora", "wandb")  # fmt: skip
+"""Of a run's settings: what its first steps do without."""
+MEMORY_WORDS: Final = ("out of memory", "OutOfMemory", "SIGKILL")
+"""How a rank ends that ran out of memory (torch.OutOfMemoryError, the kernel)."""
+
+
+class Trial(Value, frozen=True, kw_only=True):
+    """A plan that ran, as it was predicted when it was chosen. `measured_s`: its step; None where it ended badly, which `why` says."""
+
+    number: int
+    plan: Plan
+    measured_s: float | None
+    peak_memory_bytes: float | None
+    why: str = ""
+
+    @property
+    def predicted_s(self) -> float:
+        assert self.plan.predicted is not None  # every plan that is found is priced
+        return self.plan.predicted.step_time_s
+
+    @property
+    def out_of_memory(self) -> bool:
+        return any(word in self.why for word in MEMORY_WORDS)
+
+
+def tune_folder(settings: Settings) -> Path:
+    """The run's folder: new, empty, or with a tune of the same settings that was cut off. Raises InputError."""
+    out = None if settings.out is None else Path(settings.out).resolve()
+    kept = None if out is None else out / FOLDER / CONFIG
+    if out is None or kept is None or not kept.is_file() or {path.name for path in out.iterdir()} != {FOLDER}:
+        return new_folder(settings)
+    if kept.read_text(encoding="utf-8") != recipe.resolved_yaml(settings):
+        raise InputError("out", settings.out, f"holds a tune of other settings ({kept.relative_to(out)}); name a new folder")
+    return out
+
+
+def check_tunable(settings: Settings, how: str, why: str) -> None:
+    """Raises InputError where the plans can't run from here. `how`, `why`: of the start (run.Start)."""
+    if how == "slurm":
+        said = "runs its plans one after the other in one allocation: salloc one, and give the same command in it"
+        raise InputError("tune", settings.tune, said)
+    if how == "none":
+        ways = ["launch=local", "launch=slurm within salloc"]
+        raise InputError("tune", settings.tune, f"measures plans, and nothing starts here: {why}", ways)
+
+
+def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()) -> tuple[Settings, Found]:
+    """The fastest of the plans by measurement, priced by what their runs taught, and the settings with it. `how`: "local" or
+    "allocation"; `without`: engines that are left out. Raises NoPlanError, LaunchError where no plan ran to its end, KeyboardInterrupt."""
+    assert settings.tune is not None
+    folder = out / FOLDER
+    if not (folder / CONFIG).is_file():
+        write_folder(folder, [File(path=CONFIG, content=recipe.resolved_yaml(settings))])
+    trials = read_trials(out)
+    if trials:
+        print(f"tune: {len(trials)} of {settings.tune} plans have run already", flush=True)
+    while len(trials) < settings.tune:
+        plan = next_plan(learned_settings(settings, folder, trials), trials, without)
+        if plan is None:
+            print(f"tune: no other plan is legal and fits: {len(trials)} of {settings.tune} were tried", flush=True)
+            break
+        trial = tried(settings, plan, how, folder / str(len(trials) + 1), len(trials) + 1)
+        trials.append(trial)
+        measured = trial.why if trial.measured_s is None else f"measured {format_seconds(trial.measured_s)}"
+        said = f"predicted {format_seconds(trial.predicted_s)}, {measured}"
+        print(f"tune {trial.number}/{settings.tune}: {plan.engine} {choice(plan)}: {said}", flush=True)
+    finished = [trial for trial in trials if trial.measured_s is not None]
+    if not finished:
+        first = f"; the first: {trials[0].why}" if trials else ""
+        raise LaunchError(f"tune={settings.tune}: none of {len(trials)} plans ran to its end{first}; see {folder}")
+    best = min(finished, key=lambda trial: (trial.measured_s, trial.number))
+    chosen = learned_settings(settings, folder, trials)
+    traits = ENGINES[best.plan.engine].traits(settings.cluster.software)
+    (file,) = planning.prices(chosen, [traits])
+    constants = planning.priced(chosen, traits, file)
+    plan = reprice(replace(best.plan, training=settings.training, run=settings.run, extra=settings.extra), traits, constants)
+    plan = replace(plan, prices=planning.kept_prices(file))
+    return replace(chosen, plan=plan), Found(plan=plan, limit=settings.limit.of(constants.memory_margin))
+
+
+def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[str]) -> Plan | None:
+    """The fastest by these settings' prices of the outer choices that were not tried, below the memory that one ran out of; None: there
+    is none."""
+    seen = {trial.plan.candidate for trial in trials}
+    most = min((_peak(trial.plan) for trial in trials if trial.out_of_memory), default=float("inf"))
+    for top_k in (len(trials) + 1, 4 * len(trials) + 8):
+        try:
+            found = planning.fastest(settings, planning.question(settings, top_k=top_k, without=without))
+        except NoPlanError:
+            if not trials:
+                raise
+            return None
+        for plan in (found.plan, *found.alternatives):
+            if plan.candidate not in seen and _peak(plan) < most:
+                return replace(plan, run=settings.run, extra=settings.extra)
+    return None
+
+
+def _peak(plan: Plan) -> float:
+    assert plan.predicted is not None  # every plan that is found is priced
+    return plan.predicted.peak_memory_bytes
+
+
+def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -> Trial:
+    """The plan's steps in a folder of its own. Raises KeyboardInterrupt where they were ended from outside."""
+    quiet = replace(plan.run, **{name: getattr(RunSettings(), name) for name in NOT_WHILE_TUNING})
+    short = replace(plan, training=replace(plan.training, steps=settings.tune_steps), run=quiet)
+    shutil.rmtree(folder, ignore_errors=True)  # a trial that was cut off
+    job = planning.the_job(settings, short)
+    options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    options = replace(options, python=options.python or sys.executable, planner=sys.executable)
+    write_folder(folder, [File(path="plan.json", content=to_json(short)), *job.files, *render.files(job, slurm=options)])
+    if job.without_worker:
+        outcome = local.Outcome(status="failed", exit_status=2, started=local.now(), ended=local.now(), last_line=job.without_worker)
+    else:
+        outcome = (local.start if how == "local" else slurm.start_in_allocation)(job, folder)
+    if outcome.status == "interrupted":
+        print(f"tune: cut off while plan {number} ran; the same command goes on with out={folder.parents[1]}", file=sys.stderr)
+        raise KeyboardInterrupt
+    local.write_status(folder, outcome, predicted_step_time_s=plan.predicted.step_time_s if plan.predicted else None,
+                       measured_step_time_s=measured_step_time(outcome.rows))  # fmt: skip
+    return _trial(folder)
+
+
+def _trial(folder: Path) -> Trial:
+    plan = from_json((folder / "plan.json").read_bytes(), str(folder / "plan.json"))
+    status: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    rows = pictures.measured_rows(folder / "metrics.jsonl")
+    good = status["status"] == "finished"
+    why = "" if good else f"{status['status']}: {status['error'] or 'it said nothing'}"
+    return Trial(number=int(folder.name), plan=plan, measured_s=measured_step_time(rows) if good else None,
+                 peak_memory_bytes=measured_peak_memory(rows), why=why)  # fmt: skip
+
+
+def read_trials(out: Path) -> list[Trial]:
+    """Those of a run's folder that came to an end, in order."""
+    folders = [path for path in (out / FOLDER).glob("*") if path.name.isdecimal() and (path / "status.json").is_file()]
+    return [_trial(path) for path in sorted(folders, key=lambda path: int(path.name))]
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+def learned_settings(settings: Settings, folder: Path, trials: Sequence[Trial]) -> Settings:
+    """With the prices that the trials' timers ask for, written into the folder as calibration= takes them; as they are without trials."""
+    files = [file for engine in ENGINES if (file := learned(settings, engine, folder, trials)) is not None]
+    for file in files:
+        (folder / f"{file.engine}-{file.gpu}.json").write_text(msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
+    return replace(settings, calibration=str(folder)) if files else settings
+
+
+def learned(settings: Settings, engine: str, folder: Path, trials: Sequence[Trial]) -> CalibrationFile | None:
+    """The prices of these settings with each constant times the median of what the engine's trials ask for; None: no timers of it."""
+    asked: dict[str, list[float]] = {}
+    taught = 0
+    for trial in trials:
+        rows = pictures.timers(folder / str(trial.number)) if trial.plan.engine == engine and trial.measured_s is not None else ()
+        if not rows:
+            continue
+        taught += 1
+        cost = planning.cost_of(trial.plan, settings)
+        plan = reprice(trial.plan, cost.traits, cost.calibration)
+        predicted, measured = after.predicted_causes(plan, cost.calibration.step_overhead_s), after.measured_causes(plan, rows)
+        for name, (before, now) in after.suggested(plan, cost, rows, predicted, measured).items():
+            if before:
+                asked.setdefault(name, []).append(now / before)
+    if not taught:
+        return None
+    origin = f"median of what {taught} tuned plans of {settings.recipe} ask for"
+    constants = after.own_constants(cost) | {
+        name: getattr(cost.calibration, name) * median([*factors, *[1.0] * (taught - len(factors))]) for name, factors in asked.items()
+    }
+    return after.file_of(trials[0].plan, cost, constants, origin, runs=taught)
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def tune_table(trials: Sequence[Trial]) -> RenderableType:
+    """Every plan that ran, fastest first, as predicted when it was chosen and as measured; what ended badly last, with why."""
+    finished = [trial.measured_s for trial in trials if trial.measured_s is not None]
+    best = min(finished, default=None)
+    table = _table(("tuned", False), ("plan", False), ("predicted", True), ("measured", True), ("against the fastest", True),
+                   ("memory", True))  # fmt: skip
+    for trial in sorted(trials, key=lambda trial: (trial.measured_s is None, trial.measured_s or 0.0, trial.number)):
+        measured, against = trial.why, ""
+        if trial.measured_s is not None and best is not None:
+            measured = format_seconds(trial.measured_s)
+            against = f"+{trial.measured_s / best - 1:.0%}" if trial.measured_s > best else "taken"
+        peak = trial.peak_memory_bytes
+        table.add_row(str(trial.number), Text(f"{trial.plan.engine} {choice(trial.plan)}"), format_seconds(trial.predicted_s),
+                      Text(measured), against, format_bytes(peak) if peak else "-")  # fmt: skip
+    return table
+

@@ -1,0 +1,87 @@
+"""DeepSpeed's AutoEP: it takes the place of transformers' layers of experts, of which each rank then has its part, under names of its own.
+
+deepspeed/module_inject/auto_ep_layer.py and deepspeed/moe/ep_repack.py, version 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from orchestrator.errors import InputError
+from orchestrator.plan import Plan
+from orchestrator.workers.parts import Place
+
+LAYER = "AutoEPMoELayer"
+ROUTER = "router.gate.weight"
+
+
+class Source(NamedTuple):
+    """Where one of AutoEP's parameters stands in transformers' model: the tensor's name, and how many of its halves of rows come first
+    (transformers has gate and up in one). `layer`: AutoEP's; None: the router, which all ranks have whole."""
+
+    name: str
+    half: int = 0
+    layer: Any = None
+
+
+def prepare(model: torch.nn.Module) -> None:
+    """What transformers 5.23 lacks for AutoEP: since then its registry of what can be recorded is asked by model
+    (utils/output_capturing.py:36), and AutoEP asks by the model's class as a string, with a default (auto_ep_presets/base.py:325)."""
+    from transformers.utils import output_capturing
+
+    registry = getattr(output_capturing, "_CanRecordRegistry", None)
+    if registry is None or getattr(registry, "takes_strings", False):
+        return
+
+    def key(asked: Any) -> str:
+        return asked if isinstance(asked, str) else str(asked.__class__)
+
+    def get(self: Any, asked: Any, default: Any = None) -> Any:
+        return dict.get(self, key(asked)) or ({} if default is None else default)
+
+    def put(self: Any, asked: Any, value: Any) -> None:
+        dict.__setitem__(self, key(asked), value)
+
+    registry.get, registry.__setitem__, registry.takes_strings = get, put, True
+
+
+def layers(model: torch.nn.Module) -> dict[str, Any]:
+    """AutoEP's layers by name."""
+    return {name: module for name, module in model.named_modules() if type(module).__name__ == LAYER}
+
+
+def require_layers(model: torch.nn.Module, plan: Plan) -> None:
+    """Raises InputError where AutoEP left a layer of experts as it was, which it says in a warning alone."""
+    from orchestrator.model.parts.experts import Experts
+
+    wanted = sum(isinstance(layer.feed_forward, Experts) for layer in plan.model.each_layer())
+    found = layers(model)
+    if len(found) != wanted or any(layer.ep_size != plan.ep for layer in found.values()):
+        raise InputError("pin.ep", plan.ep, f"DeepSpeed's AutoEP took {len(found)} of the model's {wanted} layers of experts")
+
+
+def parameters(model: torch.nn.Module) -> dict[str, Source]:
+    """AutoEP's parameters by name; {} for a model that it did not touch."""
+    found: dict[str, Source] = {}
+    for name, layer in layers(model).items():
+        found[f"{name}.{ROUTER}"] = Source(f"{name}.gate.weight")
+        found[f"{name}.experts.w1"] = Source(f"{name}.experts.gate_up_proj", 0, layer)
+        found[f"{name}.experts.w3"] = Source(f"{name}.experts.gate_up_proj", 1, layer)
+        found[f"{name}.experts.w2"] = Source(f"{name}.experts.down_proj", 0, layer)
+    return found
+
+
+def place(source: Source, parameter: torch.nn.Parameter, shapes: Mapping[str, tuple[int, ...]], replica: int) -> Place:
+    """In transformers' tensor. `replica`: this rank among those that have the same of what experts are no part of."""
+    shape, whole = tuple(getattr(parameter, "ds_shape", parameter.shape)), shapes[source.name]
+    offset: tuple[int, ...] = (0,) * len(whole)
+    divided = 1
+    if source.layer is not None:
+        offset, divided = (source.layer.ep_rank * shape[0], source.half * shape[1], 0), source.layer.ep_size
+    return Place(
+        key=source.name, index=(), offset=offset, shape=shape, global_shape=whole,
+        parameter=parameter, start=0, first=True, main=replica // divided == 0, divided=divided,
+    )  # fmt: skip

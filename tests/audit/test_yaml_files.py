@@ -1,0 +1,330 @@
+"""YAML of accelerate, Hugging Face's Trainer, Megatron-Bridge, NeMo and Megatron-LM becomes a plan, and its changes are diffs of the same
+file that say what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+import orchestrator as so
+from orchestrator.audit import document, formats
+from orchestrator.audit.audit import Audit
+
+LLAMA: dict[str, Any] = {"recipe": "llama3_8b", "cluster": "dgx_h100", "gpus": 16}
+MODEL = "num_layers: 32\n  hidden_size: 4096\n  num_attention_heads: 32\n  ffn_hidden_size: 11008\n  max_position_embeddings: 4096"
+
+BRIDGE = """\
+# overrides of a recipe
+model:
+  tensor_model_parallel_size: 2   # two ranks
+  pipeline_model_parallel_size: 1
+  sequence_parallel: true
+  recompute_granularity: full
+  recompute_method: uniform
+  recompute_num_layers: 1
+  not_a_field: 3
+train:
+  global_batch_size: 256
+  micro_batch_size: 1
+dataset: {seq_length: 8192, path: /data}
+checkpoint:
+  save: null
+  load: /somewhere
+mixed_precision: bf16_mixed
+"""
+NEMO = f"""\
+trainer:
+  num_nodes: 2
+  devices: 8
+  precision: bf16
+  max_steps: 1000
+model:
+  micro_batch_size: 1
+  global_batch_size: 128
+  tensor_model_parallel_size: 8   # within a node
+  pipeline_model_parallel_size: 1
+  virtual_pipeline_model_parallel_size: null
+  encoder_seq_length: 4096
+  {MODEL}
+  kv_channels: null
+  normalization: rmsnorm
+  bias: false
+  activation: fast-swiglu
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  activations_checkpoint_granularity: full
+  activations_checkpoint_method: uniform
+  activations_checkpoint_num_layers: 1
+  sequence_parallel: ${{model.use_sp}}
+  data:
+    seq_length: ${{multiply:2, ${{..half}}}}
+  half: 2048
+  use_flash_attention: true
+  optim:
+    name: distributed_fused_adam
+    lr: 3e-4
+    betas: [0.9, 0.95]
+    sched: {{name: CosineAnnealing, warmup_steps: 100, min_lr: 3e-5}}
+"""
+NEMO2 = f"""\
+_target_: nemo.collections.llm.pretrain
+model:
+  config:
+    {MODEL.replace(chr(10), chr(10) + "  ")}
+    gated_linear_unit: true
+    activation_func: {{_target_: torch.nn.functional.silu, _call_: false}}
+    normalization: RMSNorm
+    add_bias_linear: false
+    position_embedding_type: rope
+trainer:
+  devices: 8
+  num_nodes: 2
+  max_steps: 100
+  strategy:
+    tensor_model_parallel_size: 4
+    context_parallel_size: 2
+    ddp: {{use_distributed_optimizer: true, overlap_grad_reduce: true}}
+  plugins: {{precision: bf16-mixed, grad_reduce_in_fp32: true}}
+data: {{global_batch_size: 128, micro_batch_size: 1, seq_length: 4096}}
+"""
+YAML_CFG = f"""\
+language_model:
+  {MODEL}
+  activation_func: swiglu
+model_parallel:
+  tensor_model_parallel_size: 2
+micro_batch_size: 2
+global_batch_size: 128
+seq_length: 2048
+bf16: true
+unheard_of: 1
+"""
+TRAINER = """\
+model_name_or_path: some/model-8b
+bf16: true
+max_seq_length: 4096
+per_device_train_batch_size: 16   # as much as fits
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+learning_rate: 2.0e-05
+max_steps: 1000
+warmup_ratio: 0.1
+report_to: [wandb]
+attn_implementation: flash_attention_2
+made_up: true
+deepspeed:
+  zero_optimization: {stage: 1}
+  bf16: {enabled: auto}
+"""
+DEEPSPEED = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 3
+  offload_optimizer_device: none
+  offload_param_device: cpu
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+odd_one: 1
+"""
+FSDP = """\
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 16
+fsdp_config:
+  fsdp_sharding_strategy: FULL_SHARD
+  fsdp_activation_checkpointing: true
+  fsdp_backward_prefetch: BACKWARD_PRE
+"""
+PLUGIN = """\
+distributed_type: MEGATRON_LM
+mixed_precision: bf16
+num_processes: 16
+megatron_lm_config:
+  megatron_lm_tp_degree: 2
+  megatron_lm_pp_degree: 2
+  megatron_lm_sequence_parallelism: true
+  megatron_lm_context_parallel_size: 1
+  megatron_lm_num_micro_batches: 8
+  megatron_lm_use_distributed_optimizer: yes
+  megatron_lm_nothing: 1
+"""
+
+
+def audited(tmp_path: Path, text: str, name: str = "run.yaml", **keys: Any) -> Audit:
+    (tmp_path / name).write_text(text)
+    return so.audit(tmp_path / name, **keys)
+
+
+SAID: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "Bridge": (BRIDGE, LLAMA, {"engine": "megatron", "tp": 2, "dp": 8, "zero_stage": 1, "num_microbatches": 32}, "model.not_a_field=3"),
+    "NeMo": (NEMO, {"cluster": "dgx_h100"}, {"engine": "megatron", "world_size": 16, "tp": 8, "dp": 2, "zero_stage": 1}, "model.half=2048"),
+    "NeMo 2": (NEMO2, {"cluster": "dgx_h100"}, {"engine": "megatron", "world_size": 16, "tp": 4, "cp": 2, "dp": 2, "zero_stage": 1}, ""),
+    "--yaml-cfg": (YAML_CFG, {"cluster": "dgx_h100", "gpus": 8}, {"engine": "megatron", "tp": 2, "dp": 4, "micro_batch_size": 2},
+                   "unheard_of=1"),
+    "Trainer": (TRAINER, LLAMA, {"engine": "deepspeed", "dp": 16, "zero_stage": 1, "micro_batch_size": 16, "num_microbatches": 2},
+                "made_up=true"),
+    "DeepSpeed": (DEEPSPEED, LLAMA, {"engine": "deepspeed", "dp": 16, "zero_stage": 3, "micro_batch_size": 1}, "odd_one=1"),
+    "FSDP": (FSDP, LLAMA, {"engine": "deepspeed", "dp": 16, "zero_stage": 3}, ""),
+    "plugin": (PLUGIN, LLAMA, {"engine": "megatron", "tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "sequence_parallel": True},
+               "megatron_lm_config.megatron_lm_nothing=1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_file_becomes_its_plan_and_unknown_keys_are_said(kind: str, tmp_path: Path) -> None:
+    text, keys, expected, unknown = SAID[kind]
+    found = audited(tmp_path, text, **keys)
+    assert found.plan is not None, found.problem
+    assert {name: getattr(found.plan, name) for name in expected} == expected
+    assert found.legal, found.problem
+    if unknown:
+        assert found.reading.unknown == (unknown,)
+    assert found.step_time_s is not None
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_no_setting_is_dropped(kind: str, tmp_path: Path) -> None:
+    """Every value of the file is in the plan or in a list: without it the reading is another, or it is said there."""
+    text, *_ = SAID[kind]
+    whole = formats.read(text, "run.yaml").reading
+    listed = " ".join((*whole.unknown, *whole.unpriced, *whole.beside, *whole.assumed))
+    for path, value in document.leaves(yaml.safe_load(text)):
+        if value is None or path.rpartition(".")[2] in listed:
+            continue
+        content = yaml.safe_load(text)
+        *above, last = path.split(".")
+        section = content
+        for name in above:
+            section = section[name]
+        del section[last]
+        try:
+            without = formats.read(yaml.safe_dump(content), "run.yaml").reading
+        except so.InputError:
+            continue
+        same = without == whole
+        assert not same or path in DEFAULTS, path
+
+
+DEFAULTS = frozenset(
+    """compute_environment num_machines model.pipeline_model_parallel_size model.recompute_method model.recompute_num_layers
+    model.activations_checkpoint_method model.activations_checkpoint_num_layers model.max_position_embeddings mixed_precision
+    model.config.max_position_embeddings trainer.strategy.ddp.overlap_grad_reduce trainer.plugins.grad_reduce_in_fp32
+    language_model.max_position_embeddings model.optim.sched.name deepspeed_config.offload_optimizer_device
+    model.micro_batch_size data.micro_batch_size train.micro_batch_size deepspeed.bf16.enabled model.optim.betas
+    model.config.activation_func._call_ data.seq_length model.data.seq_length model.half""".split()  # noqa: SIM905
+)
+"""Values that are what is taken without them."""
+
+
+@pytest.mark.parametrize("kind", ["Bridge", "NeMo", "Trainer", "plugin"])
+def test_a_change_is_a_diff_of_the_file_alone_and_means_what_it_says(kind: str, tmp_path: Path) -> None:
+    text, keys, *_ = SAID[kind]
+    found = audited(tmp_path, text, **keys)
+    rows = [*found.changes, *([found.together] if found.together else [])]
+    said = [row for row in rows if row.text is not None]
+    assert said, [row.what for row in rows]
+    for row in said:
+        again = formats.read(str(row.text), "run.yaml").reading
+        assert again.unknown == found.reading.unknown
+        changed = [line for line in row.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+        assert len(changed) <= 16
+        kept = [line for line in text.splitlines() if "#" in line]
+        assert all(any(line.partition("#")[2] in new for new in str(row.text).splitlines()) for line in kept)
+    assert found.judged is not None
+    assert all(row.judged.rank < found.judged.rank for row in rows)
+
+
+def test_what_fsdp_can_say_of_stages_and_recompute_is_said() -> None:
+    source = formats.read(FSDP, "run.yaml")
+    setup = source.reading.setup
+    text = str(source.edited(setup, replace(setup, zero_stage=2, recompute="none")))
+    assert text == FSDP.replace("FULL_SHARD", "SHARD_GRAD_OP").replace("checkpointing: true", "checkpointing: false")
+    assert source.edited(setup, replace(setup, zero_stage=1)) is None
+    assert source.edited(setup, replace(setup, micro_batch_size=2)) is None
+
+
+def test_a_change_of_the_micro_batch_leaves_the_batch(tmp_path: Path) -> None:
+    found = audited(tmp_path, TRAINER.replace("{stage: 1}", "{stage: 3}"), **LLAMA)
+    row = next(row for row in found.changes if row.what.startswith("micro_batch_size"))
+    content = yaml.safe_load(str(row.text))
+    assert content["per_device_train_batch_size"] * content["gradient_accumulation_steps"] == 32
+
+
+def test_the_trainer_s_ds_config_may_be_another_file(tmp_path: Path) -> None:
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "z2.json").write_text(json.dumps({"zero_optimization": {"stage": 2, "no_such": 1}, "bf16": {"enabled": "auto"}}))
+    head = TRAINER.partition("deepspeed:")[0]
+    found = audited(tmp_path, head + "deepspeed: ds/z2.json\n", **LLAMA)
+    assert found.plan is not None
+    assert (found.plan.zero_stage, found.plan.training.precision) == (2, "bf16")
+    assert "z2.json: zero_optimization.no_such=1" in found.reading.unknown
+    absent = audited(tmp_path, head + "deepspeed: ds/z9.json\n", **LLAMA)
+    assert any("ZeRO stage 0: deepspeed=ds/z9.json says it, and is not here" in line for line in absent.reading.assumed)
+
+
+def test_adapters_are_priced_as_adapters(tmp_path: Path) -> None:
+    head = TRAINER.partition("deepspeed:")[0]
+    found = audited(tmp_path, head + "use_peft: true\nlora_r: 16\nlora_alpha: 32\nlora_target_modules: [q_proj, v_proj]\n", **LLAMA)
+    assert found.plan is not None
+    assert found.plan.training.lora is not None
+    assert (found.plan.training.lora.rank, found.plan.training.lora.targets) == (16, ("q_proj", "v_proj"))
+
+
+def test_what_accelerate_s_plugin_takes_by_itself_is_said(tmp_path: Path) -> None:
+    """MegatronLMPlugin recomputes in full, and has two context-parallel ranks, where nobody says otherwise."""
+    found = formats.read(PLUGIN.replace("  megatron_lm_context_parallel_size: 1\n", ""), "run.yaml").reading
+    assert (found.setup.recompute, found.setup.cp) == ("full", 2)
+    assert any("context_parallel_size=2" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"a": 2}, "a: 2 # one\nm:\n  x: False\n  e:\n  z: {p: 1}\n# end\n"),
+        ({"m.x": True}, "a: 1 # one\nm:\n  x: True\n  e:\n  z: {p: 1}\n# end\n"),
+        ({"m.e": 3}, "a: 1 # one\nm:\n  x: False\n  e: 3\n  z: {p: 1}\n# end\n"),
+        ({"m.z.q": [1, "b"]}, "a: 1 # one\nm:\n  x: False\n  e:\n  z: {p: 1, q: [1, b]}\n# end\n"),
+        ({"m.n": "no"}, "a: 1 # one\nm:\n  x: False\n  e:\n  n: 'no'\n  z: {p: 1}\n# end\n"),
+        ({"s.t": None}, "a: 1 # one\ns: {t: null}\nm:\n  x: False\n  e:\n  z: {p: 1}\n# end\n"),
+    ],
+)
+def test_a_value_of_yaml_is_changed_where_it_stands(changes: dict[str, Any], expected: str) -> None:
+    text = "a: 1 # one\nm:\n  x: False\n  e:\n  z: {p: 1}\n# end\n"
+    assert document.changed(text, "x.yaml", changes) == expected
+
+
+def test_interpolations_are_resolved_and_what_is_not_there_is_said() -> None:
+    found = formats.read(NEMO, "run.yaml").reading
+    assert any("model.sequence_parallel is ${model.use_sp}" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "message"),
+    [
+        ("a: [1", {}, "is not YAML: .*line"),
+        ("- a\n- b\n", {}, "is YAML of no named settings"),
+        ("a: 1\n", {}, "has nothing by which it is known"),
+        ("recipe: llama3_8b\ntrain: {steps: 3}\n", {}, "is a recipe of this planner"),
+        (BRIDGE, {"recipe": None}, "model"),
+        (BRIDGE.replace("parallel_size: 2 ", "parallel_size: two "), {}, "model.tensor_model_parallel_size=two: is no whole number"),
+        (TRAINER, {"gpus": None}, "gpus: is missing"),
+        (TRAINER.replace("stage: 1", "stage: 7"), {}, "zero_optimization.stage=7"),
+        (DEEPSPEED.replace("DEEPSPEED", "XLA"), {}, "distributed_type=XLA: is not planned for"),
+        (DEEPSPEED.replace("bf16", "int3"), {}, "mixed_precision=int3: is not known"),
+        (FSDP.replace("FULL_SHARD", "SOME"), {}, "fsdp_sharding_strategy=some: is not known"),
+        (NEMO.replace("num_layers: 32", "num_layers: null"), {"recipe": None, "gpus": None}, "num_layers: is missing"),
+        (TRAINER + "finetuning_type: freeze\n", {}, "finetuning_type=freeze: can't be priced"),
+        (TRAINER, {"explain.tp": 2}, "is not for audit"),
+    ],
+)
+def test_what_is_no_configuration_is_one_error(text: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given = {name: value for name, value in {**LLAMA, **keys}.items() if value is not None}
+    with pytest.raises(so.InputError, match=message):
+        audited(tmp_path, text, **given)

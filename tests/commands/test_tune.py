@@ -1,0 +1,211 @@
+"""tune=K on a machine that is made up: the cost model with constants that the planner does not know says what its ranks time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator import planning, recipe, run, tuning
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.price import CostModel
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError, LaunchError
+from orchestrator.launch import local
+from orchestrator.plan import Plan, to_json
+from orchestrator.recipe import Settings
+from orchestrator.report import after
+from orchestrator.search.planner import reprice
+from orchestrator.tuning import Trial
+from orchestrator.validate.metrics import spearman
+
+WORDS = ("recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron", "calibration=datasheet")
+Tried = Callable[[Settings, Plan, str, Path, int], Trial]
+
+
+def settings_of(out: Path, *words: str) -> Settings:
+    return recipe.load([*WORDS, f"out={out}", *words], Machine(), [*ENGINES])
+
+
+def truth(constants: Calibration) -> Calibration:
+    """A machine whose network is eight times slower than planned, and whose products take twice as long."""
+    return replace(
+        constants, gemm_efficiency=constants.gemm_efficiency / 2, memory_efficiency=constants.memory_efficiency / 2,
+        op_overhead_s=2 * constants.op_overhead_s, microbatch_overhead_s=2 * constants.microbatch_overhead_s,
+        inner_efficiency=constants.inner_efficiency / 8, p2p_efficiency=constants.p2p_efficiency / 8,
+        collective_overhead_s=8 * constants.collective_overhead_s,
+    )  # fmt: skip
+
+
+def really(plan: Plan, settings: Settings) -> Plan:
+    """The plan as it goes on that machine."""
+    cost = planning.cost_of(plan, replace(settings, calibration="datasheet"))
+    return reprice(plan, cost.traits, truth(cost.calibration))
+
+
+def rows(plan: Plan, priced: CostModel) -> list[dict[str, object]]:
+    """What each rank's timers say of such a step."""
+    causes = after.predicted_causes(plan, priced.calibration.step_overhead_s)
+    mesh = plan.mesh
+    found = []
+    for rank in range(plan.world_size):
+        own = after.alone_seconds(plan, priced, after.stage_of(plan, rank)) * plan.num_microbatches
+        traffic = []
+        for axis in ("tp", "cp", "pp", "dp"):
+            first = rank - rank // mesh.stride(axis) % mesh.degree(axis) * mesh.stride(axis)
+            ranks = [first + index * mesh.stride(axis) for index in range(mesh.degree(axis))]
+            if causes[axis]:
+                traffic += [{"step": step, "phase": "passes", "ranks": ranks, "operation": "all_reduce", "count": 1, "bytes": 1,
+                             "transfer_s": causes[axis], "waiting_s": 0.0} for step in range(2)]  # fmt: skip
+        passes = own + sum(causes[axis] for axis in ("tp", "cp", "pp", "dp"))
+        phases = [{"data": 0.0, "passes": passes, "update": causes["optimizer"], "agree": 0.0}] * 2
+        found.append({"rank": rank, "host": "here", "steps": [4, 5], "microbatches": plan.num_microbatches, "peak_memory_bytes": 0,
+                      "phases": phases, "traffic": traffic})  # fmt: skip
+    return found
+
+
+def machine(seen: list[Plan], ends: Callable[[int], str | None] = lambda number: None) -> Tried:
+    """A trial on the machine that is made up; `ends`: how the trial of this number ends, None: well."""
+
+    def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -> Trial:
+        seen.append(plan)
+        why = ends(number)
+        if why == "interrupted":
+            (folder / "logs").mkdir(parents=True, exist_ok=True)  # what a trial leaves that was cut off
+            raise KeyboardInterrupt
+        folder.mkdir(parents=True, exist_ok=True)
+        found = really(plan, settings)
+        assert found.predicted is not None
+        (folder / "plan.json").write_text(to_json(plan))
+        seconds = found.predicted.step_time_s
+        steps = [{"step": step + 1, "step_time_s": seconds, "loss": 2.0} for step in range(settings.tune_steps)]
+        outcome = local.Outcome(status="failed" if why else "finished", exit_status=1 if why else 0, started="", ended="",
+                                last_line=why, rows=() if why else tuple(steps))  # fmt: skip
+        if not why:
+            cost = planning.cost_of(plan, replace(settings, calibration="datasheet"))
+            lines = rows(found, CostModel(cost.workload, cost.traits, truth(cost.calibration)))
+            (folder / "timers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+        local.write_status(folder, outcome)
+        return tuning._trial(folder)
+
+    return tried
+
+
+def every_plan(settings: Settings) -> Sequence[Plan]:
+    """The best plan of every outer choice, as it goes on that machine."""
+    found = planning.fastest(replace(settings, tune=None), planning.question(settings, top_k=1000))
+    return [really(plan, settings) for plan in (found.plan, *found.alternatives)]
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.step_time_s
+
+
+def test_five_trials_find_the_fastest_plan_of_a_machine_that_the_prices_do_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path / "out", "tune=5")
+    seen: list[Plan] = []
+    monkeypatch.setattr(tuning, "tried", machine(seen))
+    chosen, found = tuning.tuned(settings, "local", tmp_path / "out")
+    plans = every_plan(settings)
+    best = min(map(seconds, plans))
+    assert seconds(plans[0]) > 1.02 * best  # what is planned without a trial is not
+    assert seconds(really(found.plan, settings)) <= 1.02 * best
+    assert len(seen) == 5
+    assert len({plan.candidate for plan in seen}) == 5
+    assert chosen.plan == found.plan
+    assert found.plan.training == settings.training  # it is trained whole
+    # and the prices have learned: they rank the others as that machine does
+    cost = planning.cost_of(found.plan, chosen)
+    learned = [seconds(reprice(plan, cost.traits, cost.calibration)) for plan in plans]
+    assert spearman(learned, list(map(seconds, plans))) > 0.9
+    assert found.plan.prices is not None
+
+
+def test_a_tune_that_was_cut_off_goes_on_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    settings = settings_of(out, "tune=4")
+    first: list[Plan] = []
+    monkeypatch.setattr(tuning, "tried", machine(first, lambda number: "interrupted" if number == 3 else None))
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tuned(settings, "local", tuning.tune_folder(settings))
+    assert len(tuning.read_trials(out)) == 2
+    second: list[Plan] = []
+    monkeypatch.setattr(tuning, "tried", machine(second))
+    _, found = tuning.tuned(settings, "local", tuning.tune_folder(settings))
+    assert len(second) == 2
+    assert second[0].candidate == first[2].candidate
+    assert min(trial.measured_s or 0.0 for trial in tuning.read_trials(out)) == pytest.approx(seconds(really(found.plan, settings)))
+    with pytest.raises(InputError, match="holds a tune of other settings"):
+        tuning.tune_folder(settings_of(out, "tune=4", "train.global_batch_size=32"))
+
+
+def test_what_ends_badly_is_a_result_and_running_out_of_memory_bounds_what_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path / "out", "tune=4")
+    seen: list[Plan] = []
+    ends = {1: "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 2: "RuntimeError: not today"}
+    monkeypatch.setattr(tuning, "tried", machine(seen, ends.get))
+    _, found = tuning.tuned(settings, "local", tmp_path / "out")
+    peaks = [plan.predicted.peak_memory_bytes for plan in seen if plan.predicted is not None]
+    assert all(peak < peaks[0] for peak in peaks[1:])
+    assert found.plan.candidate in {plan.candidate for plan in seen[2:]}
+    text = " ".join(after_text(tuning.read_trials(tmp_path / "out")).split())
+    assert "CUDA out of memory" in text
+    assert "not today" in text
+    assert "taken" in text
+
+
+def after_text(trials: Sequence[Trial]) -> str:
+    from orchestrator.report.text import as_text
+
+    return as_text(tuning.tune_table(trials), width=240)
+
+
+def test_where_no_plan_runs_the_first_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path / "out", "tune=2")
+    monkeypatch.setattr(tuning, "tried", machine([], lambda number: f"RuntimeError: number {number}"))
+    with pytest.raises(LaunchError, match="none of 2 plans ran to its end; the first: failed: RuntimeError: number 1"):
+        tuning.tuned(settings, "local", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tune=0",), "tune=0: "),
+        (("tune=3", "launch=none"), "tune=3: measures plans, and launch=none starts nothing"),
+        (("tune.steps=5",), "tune.steps=5: is of the plans that tune=K tries"),
+        (("tune=3", "engine=layerwise"), "tune=3: runs plans, and engine=layerwise starts nothing"),
+        (("tune=3", "entry=pretrain_gpt.py"), "tune=3: is for our workers, and entry="),
+        (("tune=3", "cluster=dgx_h100"), "tune=3: measures plans, and nothing starts here: the plan needs 4 x H100"),
+    ],
+)
+def test_what_can_not_be_tuned_is_refused(words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {word.partition("=")[0] for word in words}
+    base = [word for word in (*WORDS, f"out={tmp_path / 'out'}") if word.partition("=")[0] not in given]
+    assert run.main([*base, *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.engines
+@pytest.mark.full
+def test_two_plans_run_on_gloo_ranks_and_the_faster_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    words = ["recipe=gpt_tiny", "gpus=2", "cluster=cpu", "engine=megatron", "tune=2", "tune.steps=5", "train.steps=5", "launch=local"]
+    assert run.main([*words, f"out={out}"]) == 0
+    trials = tuning.read_trials(out)
+    assert [trial.number for trial in trials] == [1, 2]
+    best = min(trials, key=lambda trial: trial.measured_s or 0.0)
+    assert json.loads((out / "plan.json").read_text())["prices"]["source"] == str(out / "tune" / "megatron-cpu.json")
+    assert json.loads((out / "plan.json").read_text())["micro_batch_size"] == best.plan.micro_batch_size
+    assert "taken" in capsys.readouterr().out
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 5
