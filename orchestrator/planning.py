@@ -84,6 +84,8 @@ class Found(Value, frozen=True, kw_only=True):
     """What model.routing costs, where it is given."""
     bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
     """As `SearchResult`."""
+    asked: Question | None = None
+    """What the search was asked; None for a saved plan."""
 
 
 def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
@@ -145,11 +147,13 @@ def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
 @contextmanager
 def without_gc() -> Iterator[None]:
     """What a search makes is needed to its end: looking for garbage in it takes a tenth of the time."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 class Question(Value, frozen=True, kw_only=True):
@@ -183,6 +187,15 @@ def question(
     )
 
 
+def at_risk(asked: Question, settings: Settings) -> Question:
+    """The same question, alone for the fastest plan, where memory.risk= of the settings says how much memory is kept free: what was priced
+    for it is not priced again, and nothing is proven at the end. Raises InputError."""
+    priced_as = [priced(settings, engine.traits, file) for engine, file in zip(asked.planned, asked.files, strict=True)]
+    planned = tuple(engine.costing_the_same(calibration=constants) for engine, constants in zip(asked.planned, priced_as, strict=True))
+    alone = msgspec.structs.replace(asked.asked, limit=settings.limit, top_k=1, most_further=0)
+    return msgspec.structs.replace(asked, planned=planned, asked=alone)
+
+
 Progress = Callable[[int, int, float | None], None]
 """Called while a search goes on: outer choices done, in all, and seconds of the best plan so far."""
 
@@ -212,6 +225,7 @@ def fastest(
         searched=tuple(engine.capabilities for engine in asked.planned),
         limit=settings.limit.of(asked.planned[index].calibration.memory_margin),
         bounds=result.bounds,
+        asked=asked,
     )
 
 
@@ -326,7 +340,8 @@ def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
             continue
         ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            found = search(asked.workload, [planned.offering(capabilities)], alone, stop=out_of_time(settings), known=best.bounds).plan
+            able = [planned.costing_the_same(capabilities=capabilities)]
+            found = search(asked.workload, able, alone, stop=out_of_time(settings), known=best.bounds).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)

@@ -55,11 +55,12 @@ def safer(answer: Answer) -> Answer | None:
     reserve, or there is none."""
     settings = answer.settings
     limit = settings.limit
-    if settings.plan is not None or limit.risk is not None or limit.reserve is not None or answer.chance_of_not_fitting <= SAFE:
+    first = answer.found.asked
+    if first is None or limit.risk is not None or limit.reserve is not None or answer.chance_of_not_fitting <= SAFE:
         return None
     asked = msgspec.structs.replace(settings, limit=msgspec.structs.replace(limit, risk=SAFE))
     try:
-        return Answer(settings=asked, found=planning.fastest(asked, known=answer.found.bounds))
+        return Answer(settings=asked, found=planning.fastest(asked, planning.at_risk(first, asked), known=answer.found.bounds))
     except (InputError, NoPlanError):
         return None
 

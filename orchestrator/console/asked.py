@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator import api, recipe
+from orchestrator import api, planning, recipe
 from orchestrator.asking import grid, questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
@@ -78,7 +78,8 @@ def topic(words: Sequence[str]) -> str:
 
 def plan(words: Sequence[str]) -> int:
     """The command; its exit status."""
-    return command(words, lambda: PLAN_HELP, _plan, topic=topic)
+    with planning.without_gc():
+        return command(words, lambda: PLAN_HELP, _plan, topic=topic)
 
 
 def _plan(words: Sequence[str]) -> None:

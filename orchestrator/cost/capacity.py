@@ -142,6 +142,7 @@ class Capacity:
         self.empty_s = [candidate.vpp * costs.calibration.microbatch_overhead_s + end.seconds for end in self.ends]
         """Seconds of a micro-batch in each stage, but for its layers."""
         self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
+        self._near = layers // self.pp
         hops = costs.hop_seconds(candidate)
         self.down = [0.0] * self.pp
         """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
@@ -192,10 +193,12 @@ class Capacity:
         room = min(room, LONGEST)  # what does not fit takes for ever
         if self.seconds(p, high) <= room:
             return high
-        low = -1
-        while high - low > 1:
-            middle = (low + high) // 2
+        low, top, step = -1, high, 1
+        while high - low > 1:  # a stage holds about as many as the last one that was asked for: bisection only where they are on both sides
+            middle = (low + high) // 2 if low >= 0 and high < top else min(max(self._near, low + 1), high - 1)
             low, high = (middle, high) if self.seconds(p, middle) <= room else (low, middle)
+            self._near, step = (low + step if low == middle else high - step), 2 * step
+        self._near = low
         return low
 
     def ranges(self, upper: float) -> tuple[list[int], list[int]] | None:

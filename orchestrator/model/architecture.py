@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import cycle, repeat
 from typing import Annotated, Final, Literal
 
 from orchestrator.key import Key
@@ -147,24 +147,23 @@ class Architecture(Value, frozen=True, kw_only=True):
 
     def each_layer(self) -> Iterator[Layer]:
         """The `num_layers` layers in order."""
-        common = self.common_layer
-        if not self.pattern:
-            for _ in range(self.num_layers):
-                yield common
-            return
-        unit = [
-            Layer(mixer=run.mixer or common.mixer, feed_forward=run.feed_forward or common.feed_forward)
-            for run in self.pattern
-            for _ in range(run.layers)
-        ]
-        for index in range(self.num_layers):
-            yield unit[index % len(unit)]
+        for layer, count in self.layer_runs():
+            yield from repeat(layer, count)
 
     def layer_runs(self) -> list[tuple[Layer, int]]:
         """The same as runs of equal layers, with their lengths."""
-        if not self.pattern:
-            return [(self.common_layer, self.num_layers)]
-        return [(layer, len(list(run))) for layer, run in groupby(self.each_layer())]
+        common = self.common_layer
+        unit = [(Layer(mixer=run.mixer or common.mixer, feed_forward=run.feed_forward or common.feed_forward), run.layers)
+                for run in self.pattern] or [(common, self.num_layers)]  # fmt: skip
+        found: list[tuple[Layer, int]] = []
+        left = self.num_layers
+        for layer, count in cycle(unit):
+            before = found.pop()[1] if found and found[-1][0] == layer else 0
+            found.append((layer, before + min(count, left)))
+            left -= min(count, left)
+            if not left:
+                break
+        return found
 
     def kinds_of_layers(self) -> list[Layer]:
         """The different layers, in order of first appearance."""

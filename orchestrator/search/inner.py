@@ -13,7 +13,6 @@ for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from operator import le
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from typing import NamedTuple
 from orchestrator.cost.capacity import Capacity
 from orchestrator.cost.price import CostModel, StageCost, StageSums
 from orchestrator.model.spec import ModelSpec
-from orchestrator.search.partition import ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
+from orchestrator.search.partition import INFINITE, ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.megatron_layout import chunk_sizes, first_layers, pieces, stages_of, transformer_layers
@@ -31,7 +30,6 @@ from orchestrator.strategy.tree import Leaf
 
 MOST_SIMULATED = 60
 """Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
-INFINITE = float("inf")
 
 
 class Solution(NamedTuple):
@@ -126,7 +124,6 @@ class Inner:
         self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
-        group = candidate.microbatch_group_size_per_vp_stage
         self._places = [(p == 0, p == self.pp - 1, memory.flights) for p, memory in enumerate(self._memories)]
         """All by which a stage's place changes what it costs."""
         self.capacity: Capacity | None = None
@@ -134,10 +131,9 @@ class Inner:
             partial = [mode for mode in modes if mode == "full" or self._by_layer]
             self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self.usable, self._memories)
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
-        self.pipeline = Pipeline(candidate.schedule, self.pp, m, self.vpp, group, hops, costs.once_seconds(candidate), self._score)
-
-    def _score(self, ways: Sequence[Way]) -> float:
-        return self.costs.score_stages(self.candidate, [way.made.cost for way in ways])[0]
+        shape = candidate.schedule, self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
+        once_s = costs.once_seconds(candidate)
+        self.pipeline = Pipeline(*shape, hops, once_s, lambda ways: costs.score_stages(candidate, [way.made.cost for way in ways])[0])
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -321,8 +317,7 @@ class Inner:
             return None
         fewest, most = ranges
         steps: Steps = []
-        reached, least_behind = {0}, sum(fewest)
-        most_behind = sum(most)
+        reached, least_behind, most_behind = {0}, sum(fewest), sum(most)
         for p in range(self.pp):
             least_behind, most_behind = least_behind - fewest[p], most_behind - most[p]
             here: dict[int, list[tuple[int, list[Way]]]] = {}
@@ -345,8 +340,7 @@ class Inner:
             if steps is None:
                 return Answer(None, need, INFINITE)
             return Answer(None, None, max(low, Partitions(self.pipeline, steps, self.pp).bound))
-        if self.capacity is None:
-            return Answer(None, None, low)
+        assert self.capacity is not None
         if self.capacity.ranges(INFINITE) is None:
             return Answer(None, self.need(self.even_sizes()), INFINITE)
         return Answer(None, None, self.capacity.least(low, high))
@@ -357,22 +351,20 @@ class Inner:
         self.left = INFINITE
         if self._alone:
             return self._solve_alone(threshold, further)
-        best, even, upper, bound = None, None, threshold, threshold
+        best, even, bound = None, None, threshold
+        steps, end = self._fixed_steps(self._fixed or self.even_sizes()), self.pp
         if self._fixed is None:  # the even split, whose time narrows what a stage may hold
-            steps, end = self._fixed_steps(self.even_sizes()), self.pp
             if steps is not None:
-                even, _ = self._best(steps, end, None, INFINITE)
+                even, _ = self._best(steps, end, None, INFINITE if further else threshold)
                 if even is not None and even.seconds <= threshold:
                     best = even
             self.left = INFINITE
             steps, end = self._steps(threshold if best is None else best.seconds), self.layers
-        else:
-            steps, end = self._fixed_steps(self._fixed), self.pp
         if steps is not None:
-            best, bound = self._best(steps, end, best, upper, further, even)
+            best, bound = self._best(steps, end, best, threshold, further, even)
         if best is not None:
             return Answer(self._solution(best), None, best.seconds)
-        if steps is None and (self._fixed is not None or upper == INFINITE):
+        if steps is None and (self._fixed is not None or threshold == INFINITE):
             return Answer(None, self.need(self.even_sizes()), INFINITE)
         return Answer(None, None, bound)
 
@@ -433,7 +425,9 @@ class Inner:
 
     def _walk(self, walk: Partitions, best: Best | None, upper: float, further: int = 0, near: Best | None = None) -> Best | None:
         walk.best = best
-        found = walk.search(upper, further or MOST_SIMULATED * self.pipeline.passes, sharply=further > 0, near=near)
+        found = walk.search(upper, MOST_SIMULATED * self.pipeline.passes)
+        if further and walk.left < INFINITE:
+            found = walk.search(upper, further, sharply=True, near=near)
         self.spent, self.left = self.spent + walk.spent, walk.left
         return found
 

@@ -302,16 +302,23 @@ class Partitions:
         fixed = self.updates[0][self.start] + pipeline.once_s
         partitions: list[Times] = []
         paths: list[CriticalPath] = []
+        payoffs: list[list[float]] = []
         met: list[Best] = []
+
+        def play(path: CriticalPath) -> tuple[float, list[float], list[float]]:
+            paths.append(path)
+            payoffs.append([path.seconds(times) for times in partitions])
+            return game(payoffs)
+
         for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
             met.append(Best(self._simulate(chosen), tuple(chosen)))
-            partitions.append(self._times(chosen))
-            paths.append(longest(graph, partitions[-1])[1])
-            value, by_path, by_partition = game([[path.seconds(times) for times in partitions] for path in paths])
+            partitions.append(times := self._times(chosen))
+            for path, row in zip(paths, payoffs, strict=True):
+                row.append(path.seconds(times))
+            value, by_path, by_partition = play(longest(graph, times)[1])
             seconds, path = longest(graph, Times.mean(partitions, by_partition))
             if seconds > value * (1 + CLOSE):
-                paths.append(path)
-                value, by_path, _ = game([[path.seconds(times) for times in partitions] for path in paths])
+                value, by_path, _ = play(path)
             cut, chosen = self._along(CriticalPath.mean(paths, by_path))
             least = cut.togo[0][self.start] + cut.constant
             if least + fixed > self.bound:

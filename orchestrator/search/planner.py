@@ -41,11 +41,9 @@ __all__ = ["Outcome", "SearchResult", "check_plan", "reprice", "search"]
 
 ROUNDING = 1e-9
 """Relative slack of every bound: a bound and a price add the same terms in another order."""
-LOOK_AHEAD = 1.05
+LOOK_AHEAD = 1.15
 """How far above its bound so far a choice's inner bound is looked for at a time: the splits that may be faster are few, and most choices
 never come to the queue's head again."""
-MOST_FURTHER = 1_500_000
-"""Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 STOPPED = "not looked at: the search was stopped before (search.budget_s)"
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
@@ -220,7 +218,7 @@ def search(
                 done += 1
                 continue
             need = answer.need
-            bound = max(bound, answer.bound_s)
+            bound = max(bound, answer.bound_s, min(best.threshold, inner.left) * (1 - ROUNDING))
         done += 1
         if need is not None:
             why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limits[choice.engine].usable)}"
@@ -230,7 +228,7 @@ def search(
             slower.append((choice, bound))
     if progress is not None:
         progress(total, total, best.score)
-    least = _finish(best, unfinished, late)
+    least = _finish(best, unfinished, settings.most_further, late)
     if not best.ranked:
         missing = [each for _, each in sorted(outcomes.items())]
         missing += [outcome(choice, reason="", need=states) for states, mesh in crowded for choice in below(mesh)]
@@ -278,20 +276,17 @@ def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors], least: floa
     return queue
 
 
-def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]], late: Callable[[], bool]) -> float:
+def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]], most: int, late: Callable[[], bool]) -> float:
     """Look on in the choices whose inner search stopped for number, where a partition that it left out could be the fastest of all, until
-    it is `late`.
-
-    Returns the seconds that no plan undercuts: the best's own where nothing is left that could.
-    """
+    it is `late` or `most` passes were simulated. The seconds that no plan undercuts: the best's own where nothing is left that could."""
     if best.score is None:
         return float("inf")
-    least = float("inf")
+    least, spent = float("inf"), 0
     for inner, choice in sorted(unfinished, key=lambda entry: entry[0].left):
-        if inner.left < best.score * (1 - ROUNDING) and not late():
-            before = inner.spent
-            answer = inner.solve(best.score, max(1, (MOST_FURTHER - best.further) // 3))
-            best.further += inner.spent - before
+        if most and inner.left < best.score * (1 - ROUNDING) and not late():
+            spent -= inner.spent
+            answer = inner.solve(best.score, max(1, (most - spent - inner.spent) // 3))
+            spent += inner.spent
             if answer.solution is not None and answer.solution.step_time_s < best.score:
                 best.add(answer.solution, choice)
         least = min(least, inner.left)
@@ -306,7 +301,6 @@ class _Best:
 
     def __init__(self, k: int) -> None:
         self.k = max(1, k)
-        self.further = 0
         self.ranked: list[tuple[Solution, Choice]] = []
 
     @property

@@ -25,9 +25,10 @@ class PlannedEngine:
     def name(self) -> str:
         return self.capabilities.engine
 
-    def offering(self, capabilities: Capabilities) -> PlannedEngine:
-        """The same engine where it can do something else: its own program, say, in place of our worker. It costs the same."""
-        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=self.calibration)
+    def costing_the_same(self, *, capabilities: Capabilities | None = None, calibration: Calibration | None = None) -> PlannedEngine:
+        """The same engine where it can do something else (as its own program does), or keeps other memory free."""
+        both = capabilities or self.capabilities, calibration or self.calibration
+        other = PlannedEngine(capabilities=both[0], traits=self.traits, calibration=both[1])
         other._latest = self._latest
         return other
 
@@ -50,6 +51,8 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     """None: all that the GPU has, less what each engine keeps free."""
     top_k: int = 5
     prunings: tuple[Rule, ...] = ()
+    most_further: int = 1_500_000
+    """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 
     def limit_for(self, engine: PlannedEngine, workload: Workload) -> MemoryLimit:
         """With what is kept free for this engine."""

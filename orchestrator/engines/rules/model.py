@@ -115,8 +115,9 @@ def window_kinds(_: Candidate, workload: Workload) -> str | None:
 
 
 def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
-    mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
-    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not any(isinstance(mixer, LatentAttention) for mixer in mixers):
+    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel:
+        return None
+    if not any(isinstance(layer.mixer, LatentAttention) for layer in workload.model.architecture.kinds_of_layers()):
         return None
     return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong"
 
