@@ -42,4 +42,5 @@ def config_of(model: Any) -> dict[str, Any]:
 
 def recompute_of(model: Any) -> str:
     """Whether a module recomputes its layers now (`gradient_checkpointing_enable()`), as pin.recompute has it."""
-    return "full" if getattr(model, "is_gradient_checkpointing", False) is True else "none"
+    name = next((one for one in ("is_activation_checkpointing", "is_gradient_checkpointing") if hasattr(type(model), one)), "")
+    return "full" if name and getattr(model, name) is True else "none"
