@@ -28,7 +28,8 @@ from orchestrator.values import Value
 FOLDER: Final = "rehearsal"
 LIMIT_S: Final = 900.0
 """Of one rehearsed rank: it is to save time."""
-STEPS: Final = WARMUP_STEPS
+STEPS: Final = WARMUP_STEPS + 2
+"""As many as a run takes until its timers look at its peak: the heap of a process on a CPU grows for some steps."""
 
 
 class Rehearsed(Value, frozen=True, kw_only=True):

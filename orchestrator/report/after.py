@@ -85,6 +85,8 @@ class RankTimes(Value, frozen=True, kw_only=True):
     host: str
     steps: tuple[int, ...]
     microbatches: int
+    peak_memory_bytes: int
+    """Of this rank, up to then."""
     phases: tuple[dict[str, float], ...]
     traffic: tuple[Traffic, ...]
 
