@@ -58,7 +58,11 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def headroom(self) -> float:
         """The share of the usable memory that the fullest rank leaves free; below 0 where a saved plan does not fit."""
-        return 1 - self.peak_memory_bytes / self.found.limit.usable
+        cluster, limit, predicted = self.plan.cluster, self.found.limit, self.predicted
+        if not cluster.parts:
+            return 1 - self.peak_memory_bytes / limit.usable
+        stages = enumerate(predicted.by_stage)
+        return min(1 - stage.peak_memory_bytes / limit.usable_of(cluster.part_of(index, self.plan.pp)) for index, stage in stages)
 
     @property
     def chance_of_not_fitting(self) -> float:
@@ -68,7 +72,7 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def mfu(self) -> float | None:
         """Model FLOP/s of a GPU over its peak in this precision."""
-        peak = self.plan.cluster.gpu.peak_flops.get(self.plan.training.precision)
+        peak = self.plan.cluster.peak_flops(self.plan.training.precision)
         return self.predicted.model_flops_per_gpu / peak if peak else None
 
     @property

@@ -122,7 +122,7 @@ def report_html(shown: Shown) -> str:
         pictures["measured"] = measured_picture(measured, shown.plan)
     script, divs = components(pictures)
     scripts = "".join(f"<script>{text}</script>" for text in INLINE.js_raw[:1])
-    title = f"{shown.plan.model.name} on {shown.plan.world_size} x {shown.plan.cluster.gpu.name}"
+    title = f"{shown.plan.model.name} on {shown.plan.cluster.types}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -264,7 +264,7 @@ def timeline_picture(step: Played) -> Figure:
 def moments(shown: Shown, step: Played, stage: int) -> list[tuple[float, float, dict[str, float]]]:
     """The stage's memory from pass to pass, thinned to what a picture shows: of neighbours the fullest stays."""
     plan = shown.plan
-    sums = shown.costs.sums(plan.candidate, plan.stages[stage].layers)
+    sums = shown.costs.of_stage(plan.candidate, stage).sums(plan.candidate, plan.stages[stage].layers)
     rows = shown.costs.stage_memory(plan.candidate, stage).over_time(sums, step.lanes[stage])
     size = -(-len(rows) // MOST_MOMENTS)
     kept = []
