@@ -18,13 +18,20 @@ HELP: Final = frozenset({"-h", "--help"})
 
 
 def command(
-    words: Sequence[str], help_text: Callable[[], str], body: Callable[[Sequence[str]], int | None], *, interrupted: str = "interrupted"
+    words: Sequence[str],
+    help_text: Callable[[], str],
+    body: Callable[[Sequence[str]], int | None],
+    *,
+    interrupted: str = "interrupted",
+    topic: Callable[[Sequence[str]], str] | None = None,
 ) -> int:
     """Runs a command; its exit status: what `body` returns (None is 0), an error's own, 130 on Ctrl-C, 1 for a defect of ours.
-    `--help` anywhere among the words prints `help_text` instead; `interrupted` is said on Ctrl-C."""
+    `--help` anywhere among the words prints `help_text` instead, or what `topic` says of the words behind it; `interrupted` is said on
+    Ctrl-C."""
     try:
         if HELP & {*words}:
-            print(help_text(), flush=True)
+            behind = [*words][next(index for index, word in enumerate(words) if word in HELP) + 1 :]
+            print(topic(behind) if topic is not None and behind else help_text(), flush=True)
             return 0
         return body(words) or 0
     except OrchestratorError as error:

@@ -28,7 +28,8 @@ from orchestrator.values import Value
 FOLDER: Final = "rehearsal"
 LIMIT_S: Final = 900.0
 """Of one rehearsed rank: it is to save time."""
-STEPS: Final = WARMUP_STEPS
+STEPS: Final = WARMUP_STEPS + 2
+"""As many as a run takes until its timers look at its peak: the heap of a process on a CPU grows for some steps."""
 
 
 class Rehearsed(Value, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ def first_middle_last(plan: Plan) -> list[int]:
 
 def parameters_of(plan: Plan, cost: CostModel, stage: int) -> int:
     """Predicted parameters of a rank of this stage, before ZeRO."""
+    cost = cost.of_stage(plan.candidate, stage)
     return sum(span.count * cost.layer(plan.candidate, span.kind, span.recompute).parameters for span in plan.stages[stage].layers)
 
 

@@ -7,19 +7,22 @@ Exit status: 0; 2 for bad input, no plan, or no way to start; the training's own
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
+import yaml
 
 import orchestrator
 from orchestrator import detect, pictures, recipe, tuning
+from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.mixed import cost_model
 from orchestrator.engines import ENGINES, Engine
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.folder import all_files, clear_folder, new_folder, write_folder
@@ -36,15 +39,34 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
+STATUS: Final = "status.json"
+"""How a run ended (launch.local.write_status)."""
+
 
 def main(words: Sequence[str]) -> int:
     """The command; returns its exit status. Known errors come as one message, without a traceback."""
-    return command(words, lambda: recipe.help_text(list(ENGINES)), run)
+    engines = list(ENGINES)
+    return command(words, lambda: recipe.help_text(engines), run, topic=lambda topics: recipe.topic_text(topics, engines))
 
 
 def run(words: Sequence[str]) -> int:
-    """The way through the house."""
+    """Plans, writes, starts. With --json standard output has the answer alone, and what is said on the way goes to standard error."""
+    from orchestrator.console.asked import say_json, without_json
+
+    words, as_json = without_json(words)
+    if not as_json or "--schema" in words:
+        return through(words)
+    told: dict[str, Any] = {}
+    with contextlib.redirect_stdout(sys.stderr):
+        status = through(words, told)
+    say_json({**told, "exit_status": status})
+    return status
+
+
+def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
+    """The way through the house. `told` gets what --json says; None: nobody asks."""
     if "--version" in words:
+        tell(told, version=orchestrator.__version__)
         print(orchestrator.__version__)
         return 0
     if "--schema" in words:
@@ -53,7 +75,9 @@ def run(words: Sequence[str]) -> int:
     machine = detect.machine()
     settings = recipe.load([word for word in words if word != "--cfg"], machine, [*ENGINES, LAYERWISE])
     if "--cfg" in words:
-        print(recipe.resolved_yaml(settings), end="")
+        resolved = recipe.resolved_yaml(settings)
+        tell(told, config=yaml.safe_load(resolved))
+        print(resolved, end="")
         return 0
     recipe.check_no_question(settings)
     print(settings.why_cluster, flush=True)
@@ -61,7 +85,8 @@ def run(words: Sequence[str]) -> int:
         print(resuming.said(settings.continues), flush=True)
     out = new_folder(settings) if settings.tune is None else tuning.tune_folder(settings)
     if settings.engine == LAYERWISE:
-        return layerwise_run(settings, out)
+        tell(told, out=str(out))
+        return layerwise_run(settings, out, told)
     start = choose_start(settings, machine)
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
@@ -83,13 +108,25 @@ def run(words: Sequence[str]) -> int:
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
+    if told is not None:
+        tell(told, **Answer(settings=settings, found=found).summary(), out=str(out), start=start.how, why_not_started=start.why)
+        tell(told, notes=[*job.notes], plan=json.loads(to_json(found.plan)))
     if is_rehearsed(start, settings, job, machine):
         rehearse_first(settings, found.plan, job, out, machine)
     try:
-        return follow(start, settings, found, job, out)
+        status = follow(start, settings, found, job, out)
+        if told is not None and (out / STATUS).is_file():
+            told["run"] = json.loads((out / STATUS).read_text(encoding="utf-8"))
+        return status
     except LaunchError:  # nothing was started (Slurm refuses the job, say): leave nothing behind
         clear_folder(out)
         raise
+
+
+def tell(told: dict[str, Any] | None, **more: Any) -> None:
+    """What --json says beside what it says already."""
+    if told is not None:
+        told |= more
 
 
 def is_rehearsed(start: Start, settings: Settings, job: Job, machine: detect.Machine) -> bool:
@@ -185,7 +222,7 @@ def check_async(settings: Settings, plan: Plan) -> None:
         raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])
 
 
-def layerwise_run(settings: Settings, out: Path) -> int:
+def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = None) -> int:
     """engine=layerwise: the paper's full space beside the best engine plan, and the file for the runtime that can run it; nothing starts.
 
     `pin.pp` fixes the stages; the other pins are the engines'.
@@ -196,6 +233,8 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     from orchestrator.strategy.layerwise import TRAITS, galvatron_json
 
     training, cluster, profile = settings.training, settings.cluster, settings.profile
+    if cluster.parts:
+        raise InputError("engine", LAYERWISE, f"plans GPUs of one type, and the cluster has {cluster.types}; cluster.mixed=slowest is one")
     if profile is not None and settings.architecture.family == "profile":
         model = ModelSpec(architecture=settings.architecture, seq_length=training.seq_length, runs=())
         workload = Workload(model=model, training=training, cluster=cluster)
@@ -211,7 +250,7 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     traits = msgspec.structs.replace(TRAITS, flash_attention=software.flash_attention or software.transformer_engine)
     # The constants of the engine it is compared with, so that the difference is the plan's.
     constants = calibration.calibrated(cluster, traits if best is None else ENGINES[best.engine].traits(software))
-    costs = CostModel(workload, traits, constants)
+    costs = cost_model(workload, traits, constants)
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
@@ -225,6 +264,7 @@ def layerwise_run(settings: Settings, out: Path) -> int:
     if best is not None:
         files.append(File(path="plan.json", content=to_json(best)))
     write_folder(out, files)
+    tell(told, layerwise=json.loads(msgspec.json.encode(plan)))
     screen().print(layerwise_table(plan, best, result.at_least_s))
     print(f"Written to {out}; galvatron.json is for Hetu-Galvatron's runtime")
     return 0
@@ -294,16 +334,26 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
     if cluster.is_cpu and machine.num_gpus:
         return "the plan is for gloo ranks on a machine without GPUs, and this one has some"
     if not cluster.is_cpu:
-        needs = f"the plan needs {cluster.num_gpus} x {cluster.gpu.name}"
+        needs = f"the plan needs {cluster.types}"
         if not machine.num_gpus:
             return f"{needs}, and this machine has no GPU"
         types = [by_driver_name(name) for name in machine.gpu_types]
+        if cluster.parts:
+            lacking_types = {part.gpu.name for part in cluster.parts} - {gpu.name for gpu in types if gpu is not None}
+            if lacking_types or machine.num_gpus < cluster.num_gpus:
+                return f"{needs}, and this machine has {machine.num_gpus} x {', '.join(machine.gpu_types)}"
+            return lacking_packages(settings, machine)
         mixed = cluster.mixed and types and all(gpu is not None and gpu.covers(cluster.gpu) for gpu in types)
         if machine.catalog_name != cluster.gpu.name and not mixed:
             several = "" if machine.gpu_name else "; cluster.mixed=slowest plans for what all of them can do"
             return f"{needs}, and this machine has {machine.gpu_name or ', '.join(machine.gpu_types)}{several}"
         if machine.num_gpus < cluster.num_gpus:
             return f"{needs}, and this machine has {machine.num_gpus}"
+    return lacking_packages(settings, machine)
+
+
+def lacking_packages(settings: Settings, machine: detect.Machine) -> str | None:
+    """What no engine that is asked for has here; None: one has all."""
     lacking = [lacks_packages(engine, machine) for engine in asked_engines(settings)]
     return lacking[0] if lacking and None not in lacking else None
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from orchestrator import api
 from orchestrator.commands import command, usage
-from orchestrator.console.asked import say_json, without_json
+from orchestrator.console.asked import say_json, topic, without_json
 from orchestrator.errors import InputError
 from orchestrator.recipe import read_arguments
 from orchestrator.screen import screen
@@ -34,7 +34,7 @@ from orchestrator.screen import screen
 
 def main(words: Sequence[str]) -> int:
     """The command; its exit status: 0 for a file that is legal and fits, 1 for one that is not, 2 for one that can't be read."""
-    return command(words, lambda: usage(__doc__), _audit)
+    return command(words, lambda: usage(__doc__), _audit, topic=topic)
 
 
 def _audit(words: Sequence[str]) -> int:

@@ -135,7 +135,9 @@ def built(setup: Setup, settings: Settings, model: ModelSpec) -> Plan:
 
 def _stages(setup: Setup, model: ModelSpec, sizes: Sequence[int]) -> tuple[Stage, ...]:
     first = setup.recompute_layers or transformer_layers(model)
-    return stages_of(model, sizes, setup.pp, [(setup.recompute, first)] * setup.pp)
+    layers = transformer_layers(model)
+    by_stage = [(mode, layers if count is None else count) for mode, count in setup.stage_recompute or ()]
+    return stages_of(model, sizes, setup.pp, by_stage or [(setup.recompute, first)] * setup.pp)
 
 
 def chunks(setup: Setup, model: ModelSpec) -> tuple[int, ...]:

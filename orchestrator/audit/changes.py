@@ -24,6 +24,7 @@ NO_LAYOUT: Final[dict[str, Any]] = {
     "first_layers": None,
     "last_layers": None,
     "ends_count": (False, False),
+    "stage_recompute": None,
 }
 
 
@@ -70,9 +71,13 @@ def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
         found["etp"] = [replace(setup, etp=etp) for etp in dict.fromkeys((1, setup.tp))]
     found["micro_batch_size"] = [replace(setup, micro_batch_size=size) for size in powers(MOST_MICRO_BATCH)]
     chunk = max(1, layers // (setup.pp * setup.vpp))
-    modes = [replace(setup, recompute=mode, recompute_layers=None) for mode in caps.recompute if mode not in caps.pinned_recompute]
+    modes = [
+        replace(setup, recompute=mode, recompute_layers=None, stage_recompute=None)
+        for mode in caps.recompute
+        if mode not in caps.pinned_recompute
+    ]
     if caps.recompute_varies != "never":
-        modes += [replace(setup, recompute="full", recompute_layers=count) for count in _counts(chunk)]
+        modes += [replace(setup, recompute="full", recompute_layers=count, stage_recompute=None) for count in _counts(chunk)]
     found["recompute"] = modes
     if not setup.megatron_fsdp:
         stages = caps.zero_stages if setup.pp == 1 else caps.zero_stages_with_pipeline

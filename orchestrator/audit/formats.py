@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.audit import accelerate, deepspeed, megatron_yaml, script, trainer
+from orchestrator.audit import accelerate, deepspeed, megatron_yaml, own, script, trainer
 from orchestrator.audit.document import content_of, is_json
 from orchestrator.audit.reading import Source
 from orchestrator.errors import InputError
@@ -20,6 +20,8 @@ def read(text: str, name: str) -> Source:
     if not is_json(text, name) and not name.endswith((".yaml", ".yml")):
         return script.read(text, name)
     content = content_of(text, name)
+    if own.is_engine_json(content):
+        return own.read(text, content)
     if accelerate.is_accelerate(content):
         return accelerate.read(text, name, content)
     if trainer.is_trainer(content):

@@ -61,6 +61,8 @@ ACTIVATIONS: Final = {
     "quick_geglu": "clamped_swiglu",
     "openai_gelu": "gelu",
 }
+NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+"""NeMo's and Megatron-DeepSpeed's words too."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
 FUSED_ATTENTION_NOTE: Final = "core_attn"
@@ -140,7 +142,7 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
         "vocab_size": _vocabulary(f, two),
         "max_position_embeddings": int(f.get("max_position_embeddings") or seq),
         "activation": activation,
-        "normalization": f.get("normalization"),
+        "normalization": NORMS.get(str(f.get("normalization")).lower(), f.get("normalization")),
         "norm_epsilon": float(f.get("layernorm_epsilon")),
         "position_embedding": position,
         "add_bias_linear": bool(f.get("add_bias_linear", True)),

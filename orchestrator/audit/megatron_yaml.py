@@ -83,7 +83,6 @@ BRIDGE: Final = Layout(
 
 # --------------------------------------------------------------------------------------------------------------------- NeMo
 
-NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "rmsnorm": "RMSNorm", "low_precision_layernorm": "LayerNorm"}
 NEMO_SCHEDULES: Final = {"CosineAnnealing": "cosine", "WarmupAnnealing": "linear"}
 DISTRIBUTED: Final = ("distributed_fused_adam", "mcore_distributed_optim")
 STACKS: Final = {"encoder": "", "decoder": "decoder_"}
@@ -93,9 +92,6 @@ def _nemo(seen: Seen, content: Content) -> None:
     _trainer(seen, content)
     model = content.get("model", {})
     said = {name: seen[name][1] for name in seen}
-    if "normalization" in said:
-        word = str(said["normalization"]).lower()
-        seen["normalization"] = (seen["normalization"][0], NORMS.get(word, said["normalization"]))
     if "position_embedding_type" in said and said["position_embedding_type"] not in ("learned_absolute", "rope", "relative"):
         seen["position_embedding_type"] = (seen["position_embedding_type"][0], {"learned_parameters": "learned_absolute"}.get(
             said["position_embedding_type"], said["position_embedding_type"]))  # fmt: skip
@@ -224,6 +220,17 @@ def _activation(seen: Seen) -> None:
         seen["geglu"] = (func[0], True)
     elif word in megatron.ACTIVATIONS:
         seen[word] = (func[0], True)
+
+
+def with_activation(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of plain fields.
+
+    >>> with_activation({"gated_linear_unit": True, "activation_func": "silu"})
+    {'swiglu': True}
+    """
+    seen: Seen = {name: (name, value) for name, value in fields.items()}
+    _activation(seen)
+    return {name: value for name, (_, value) in seen.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------------ reading

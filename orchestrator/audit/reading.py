@@ -30,6 +30,8 @@ class Setup(Options, frozen=True, kw_only=True):
     recompute: Recompute = "none"
     recompute_layers: int | None = None
     """With recompute=full: the first so many layers of each chunk; None: all."""
+    stage_recompute: tuple[tuple[Recompute, int | None], ...] | None = None
+    """Mode and layers of each stage, where they differ; None: as the two above say."""
     layout: str | None = None
     """Megatron's layout string; None: as `first_layers` and `last_layers` say, and the rest evenly."""
     first_layers: int | None = None

@@ -14,6 +14,7 @@ from orchestrator.asking import grid, questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.commands import command
+from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
 from orchestrator.report.budget import format_amount
@@ -38,7 +39,7 @@ The fastest plan, what its training takes, and why; nothing is started, and noth
   python -m orchestrator plan plan=runs/first/plan.json explain.tp=8                                       why not that?
 
   --json     the plan and its figures as JSON on standard output, messages on standard error
-Every key of a run: python -m orchestrator run --help
+Every key of a run: python -m orchestrator run --help; some: --help pin, --help train, --help cluster
 """
 SWEEP_HELP: Final = """\
 usage: python -m orchestrator sweep key=value key=value,value ... [--json]
@@ -49,7 +50,8 @@ free memory together (marked *).
   python -m orchestrator sweep recipe=llama3_8b gpus=8,16,32 cluster=dgx_h100,dgx_b200
   python -m orchestrator sweep recipe=llama3_70b gpus=64 train.global_batch_size=256,512,1024 pin.tp=4,8
 
-Keys whose value has commas of its own (train.betas, data.split) take one value. Every key of a run: python -m orchestrator run --help
+Keys whose value has commas of its own (train.betas, data.split) take one value.
+Every key of a run: python -m orchestrator run --help; some: --help pin, --help train, --help cluster
 """
 COMPARE_HELP: Final = """\
 usage: python -m orchestrator compare key=value ... key=one,other [--json]
@@ -69,10 +71,15 @@ def load_of(words: Sequence[str]) -> tuple[dict[str, Any], Load]:
     return tree, api.loader(tree, "python -m orchestrator run writes and starts")
 
 
+def topic(words: Sequence[str]) -> str:
+    """What --help says of some topics. Raises InputError."""
+    return recipe.topic_text(words, list(ENGINES))
+
+
 def plan(words: Sequence[str]) -> int:
     """The command; its exit status."""
     with planning.without_gc():
-        return command(words, lambda: PLAN_HELP, _plan)
+        return command(words, lambda: PLAN_HELP, _plan, topic=topic)
 
 
 def _plan(words: Sequence[str]) -> None:
@@ -135,7 +142,7 @@ def _value_of(answer: Answer, key: str) -> int:
 
 def sweep(words: Sequence[str]) -> int:
     """The command; its exit status."""
-    return command(words, lambda: SWEEP_HELP, _sweep)
+    return command(words, lambda: SWEEP_HELP, _sweep, topic=topic)
 
 
 def _sweep(words: Sequence[str]) -> None:
@@ -179,7 +186,7 @@ def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequenc
 
 def compare(words: Sequence[str]) -> int:
     """The command; its exit status."""
-    return command(words, lambda: COMPARE_HELP, _compare)
+    return command(words, lambda: COMPARE_HELP, _compare, topic=topic)
 
 
 def _compare(words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""usage: python -m orchestrator report RUN [out=FILE.html]
+"""usage: python -m orchestrator report RUN [out=FILE.html] [--json]
 
 The plan of a run's folder in pictures, in one file that needs no network: which rank is what, the pipeline's timeline, memory over the
 step, where it goes, all candidates, and predicted against measured once the run has steps. trace.json beside it has the timeline for
@@ -8,11 +8,14 @@ calibration would have predicted it (written into RUN/calibration); of a tune=K,
   python -m orchestrator report runs/first                     writes runs/first/report.html and trace.json
   python -m orchestrator report plan.json out=plan.html        a plan alone, also one that does not fit
 
+  --json     the files' names and the step's seconds as JSON on standard output
+
 RUN: a folder that `run`, or `plan out=`, wrote, or a plan.json. Extra: pip install -e '.[report]'
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +24,14 @@ import msgspec
 
 from orchestrator import api, detect, planning, recipe, tuning
 from orchestrator.commands import arguments, command, usage
+from orchestrator.console.asked import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, measured_rows, report_files
 from orchestrator.plan import Plan, from_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
+from orchestrator.report.kept import Drawn, drawn_in
 from orchestrator.screen import screen
 
 
@@ -36,6 +41,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _report(words: Sequence[str]) -> None:
+    words, as_json = without_json(words)
     runs = [word for word in words if "=" not in word]
     if len(runs) != 1:
         raise InputError("report", " ".join(runs) or None, "needs one RUN: a run's folder or a plan.json")
@@ -45,27 +51,38 @@ def _report(words: Sequence[str]) -> None:
     page = Path(given["out"]) if "out" in given else folder / PAGE
     if page.suffix != ".html":
         raise InputError("out", page, "is no .html")
-    settings, found = of_run(run)
+    settings, found, drawn = of_run(run)
     after = after_run(settings, found.plan, folder) if run.is_dir() else None
-    if after is not None:
-        for line in after_lines(settings, found.plan, folder, after):
-            print(line)
-    trials = tuning.read_trials(folder) if run.is_dir() else []
-    if trials:
-        screen().print(tuning.tune_table(trials))
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        if after is not None:
+            for line in after_lines(settings, found.plan, folder, after):
+                print(line)
+        trials = tuning.read_trials(folder) if run.is_dir() else []
+        if trials:
+            screen().print(tuning.tune_table(trials))
     check_drawable()
-    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"), after)
+    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"), after, drawn)
     trace = page.with_name(TRACE) if page.name == PAGE else page.with_suffix(".trace.json")
     try:
         for path, file in zip((page, trace), files, strict=True):
             path.write_text(file.content, encoding="utf-8")
     except OSError as error:
         raise InputError("out", page, f"can't be written: {error.strerror or error}") from None
-    print(f"Written: {page} and {trace}")
+    if as_json:
+        say_json({"page": str(page), "trace": str(trace), "step_time_s": found.plan.predicted.step_time_s if found.plan.predicted else None,
+                  "lacking_bytes": lacking(found)})  # fmt: skip
+    else:
+        print(f"Written: {page} and {trace}")
 
 
-def of_run(run: Path) -> tuple[Settings, Found]:
-    """The run's plan priced again, fit or not, with what its search says of all candidates. Raises InputError."""
+def lacking(found: Found) -> float:
+    """Bytes that the fullest rank needs beyond what a GPU has for it; 0: it fits."""
+    return max(0.0, found.plan.predicted.peak_memory_bytes - found.limit.usable) if found.plan.predicted else 0.0
+
+
+def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
+    """The run's plan priced again, fit or not, with what its search says of all candidates, or what the run's own page keeps of it.
+    Raises InputError."""
     path = api.plan_file(run)
     try:
         plan = from_json(path.read_text(encoding="utf-8"), str(path))
@@ -79,15 +96,19 @@ def of_run(run: Path) -> tuple[Settings, Found]:
     found = Found(plan=plan, limit=limit)
     config = path.with_name("config.yaml")
     if not config.is_file():
-        return settings, found
+        return settings, found, None
     asked = recipe.load_tree({"recipe": str(config.resolve())}, machine, engines)
     if asked.plan is not None or not _same_question(asked, plan):
-        return settings, found
+        return settings, found, None
+    page = path.with_name(PAGE)
+    drawn = drawn_in(page.read_text(encoding="utf-8", errors="replace"), plan) if page.is_file() else None
+    if drawn is not None:
+        return asked, found, drawn
     try:
         outcomes = planning.fastest(asked, planning.question(asked)).outcomes
     except NoPlanError:
-        return settings, found
-    return asked, msgspec.structs.replace(found, outcomes=outcomes)
+        return settings, found, None
+    return asked, msgspec.structs.replace(found, outcomes=outcomes), None
 
 
 def _same_question(settings: Settings, plan: Plan) -> bool:

@@ -19,6 +19,9 @@ from orchestrator.plan import Plan
 LLAMA3_SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """As megatron-core fixes them (rotary_pos_embedding.py, _apply_scaling)."""
 
+DEEPSEEK_YARN: Final = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+"""As LatentAttention.yarn_mscale says."""
+
 FLASH_PRECISIONS: Final = ("bf16", "fp16")
 FLASH_COMPUTE_CAPABILITY: Final = 8.0
 """The flash-attn package runs on Ampere and later, in 16 bits."""
@@ -171,10 +174,18 @@ def _glm4_moe(a: Architecture) -> dict[str, Any]:
     return _sigmoid_routed(a) | more
 
 
+def _latent_rope(a: Architecture, mixer: LatentAttention) -> dict[str, Any]:
+    if "latent_yarn" not in mixer.features(a):
+        return _rope(a)
+    scales = {"mscale": mixer.yarn_mscale, "mscale_all_dim": mixer.yarn_mscale_all_dim or 0.0}
+    return {"rope_type": "yarn", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **DEEPSEEK_YARN, **scales}
+
+
 def _deepseek_v3(a: Architecture) -> dict[str, Any]:
     mixer = next(layer.mixer for layer in a.each_layer())
     assert isinstance(mixer, LatentAttention)
     keywords = _sigmoid_routed(a) | {
+        "rope_parameters": _latent_rope(a, mixer),
         "num_key_value_heads": a.num_attention_heads,
         "q_lora_rank": mixer.q_lora_rank,
         "kv_lora_rank": mixer.kv_lora_rank,
@@ -388,7 +399,7 @@ GLM4_MOE: Final = HfClass(
 )
 DEEPSEEK_V3: Final = HfClass(
     *("DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3, ("swiglu",), "RMSNorm", "rope"),
-    *(("latent_attention", "experts", *SIGMOID), _latent_experts),
+    *(("latent_attention", "latent_yarn", "experts", *SIGMOID), _latent_experts),
 )
 MISTRAL: Final = HfClass(
     *("MistralConfig", "MistralForCausalLM", _mistral, ("swiglu",), "RMSNorm", "rope", (*ROTARY, "window"), _one_window),

@@ -18,7 +18,7 @@ TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder
 
 OWN_LOOP: Final = (
     *("experts", "shared_experts", "shared_expert_gate", "sigmoid_router", "grouped_router", "expert_bias"),
-    *("latent_attention", "full_rank_queries", "mtp", "window", "sinks", "clamped_swiglu"),
+    *("latent_attention", "full_rank_queries", "latent_yarn", "mtp", "window", "sinks", "clamped_swiglu"),
     *("router_bias", "expert_mlp_bias"),
 )
 """The same, under megatron-core's own training loop alone: DeepSpeed reduces all gradients over one group, and no case trains latent
@@ -28,7 +28,7 @@ SIGMOID_BALANCE: Final = "seq_aux_loss"
 """DeepSeek-V3's balance within each sequence (arXiv 2412.19437, section 2.1.2)."""
 
 PLANNED: Final = {
-    "yarn_rope": "our worker does not set YaRN's frequencies yet, which Megatron-core has; without model.rope_scaling_factor it trains",
+    "yarn_rope": "our worker sets YaRN's frequencies as DeepSeek has them alone (4,096 positions, betas 32 and 1, latent attention)",
     "linear_rope": "our worker does not scale rotary positions linearly, which Megatron-core does by --rotary-seq-len-interpolation-factor",
     "zero_centered_norm": "Megatron-core's local norms are not zero-centered; with Transformer Engine they can be",
     "longrope_rope": "Megatron-core has no LongRoPE",
@@ -120,9 +120,21 @@ def _latent_fields(a: Architecture, latent: LatentAttention) -> dict[str, Any]:
         "qk_pos_emb_head_dim": latent.qk_rope_head_dim,
         "v_head_dim": latent.v_head_dim,
         "qk_layernorm": True,
-        "rope_type": "rope",
+        **_latent_rope(a, latent),
         "rotary_base": a.rotary_base,
         "rotary_percent": 1.0,
+    }
+
+
+def _latent_rope(a: Architecture, latent: LatentAttention) -> dict[str, Any]:
+    """Positions for which the frequencies were made, and betas, are MLATransformerConfig's own (LatentAttention.yarn_mscale)."""
+    if "latent_yarn" not in latent.features(a):
+        return {"rope_type": "rope"}
+    return {
+        "rope_type": "yarn",
+        "rotary_scaling_factor": a.rope_scaling_factor,
+        "mscale": latent.yarn_mscale,
+        "mscale_all_dim": latent.yarn_mscale_all_dim or 0.0,
     }
 
 

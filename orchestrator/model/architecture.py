@@ -175,6 +175,11 @@ class Architecture(Value, frozen=True, kw_only=True):
         found = (layer.feed_forward for layer in self.kinds_of_layers())
         return tuple(dict.fromkeys(part for part in found if isinstance(part, Experts)))
 
+    @property
+    def stretched_by(self) -> str | None:
+        """How rotary frequencies are stretched; None: they are not."""
+        return None if self.rope_scaling_factor is None else self.rope_scaling_type
+
     def features(self) -> tuple[str, ...]:
         """What an engine must have to compute this model, as words that capabilities use: of the stack, the layers and the ends."""
         if self.traced is not None:
@@ -190,7 +195,7 @@ class Architecture(Value, frozen=True, kw_only=True):
             ("zero_centered_norm", self.zero_centered_norm),
             ("relative_bias", self.position_embedding == "relative"),
             ("partial_rotary", self.position_embedding == "rope" and self.rotary_percent != 1.0),
-            (f"{self.rope_scaling_type}_rope", self.rope_scaling_factor is not None),
+            (f"{self.rope_scaling_type}_rope", self.stretched_by is not None and "latent_yarn" not in found),
             ("clamped_swiglu", self.activation == "clamped_swiglu"),
             ("embedding_scale", self.embedding_scale),
             ("logits_softcap", self.logits_softcap is not None),

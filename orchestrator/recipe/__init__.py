@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.recipe.clusters import load_cluster, resized, stored
-from orchestrator.recipe.help import help_text
+from orchestrator.recipe.help import help_text, topic_text
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.read import as_texts, read_arguments
 from orchestrator.recipe.resolved import resolved_yaml
@@ -26,4 +26,5 @@ __all__ = [
     "resized",
     "resolved_yaml",
     "stored",
+    "topic_text",
 ]

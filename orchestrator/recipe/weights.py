@@ -25,6 +25,10 @@ CONFIG: Final = "config.json"
 WEIGHTS: Final = tuple(f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json"))
 """The files of which a checkpoint has one (workers/hf_weights.py reads them)."""
 
+SAID_BY: Final = ("model.hf_config", "model.family", "model.description", "model.code", "model.traced")
+"""Keys that say what the model is, beside the checkpoint."""
+FREE_WORDS: Final = ("dropout", "token_id", "label", "version", "dtype", "cache", "range", "problem_type", "name_or_path")
+"""Words of a configuration's fields that may differ between a checkpoint and a model of the same shapes."""
 FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by")
 """What may differ between a checkpoint and its further training."""
 BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
@@ -35,7 +39,7 @@ UNLIMITED: Final = ("rope", "relative", "none")
 
 def with_config(merged: Flat) -> Flat:
     """The keys; the checkpoint's own config.json is the model where nothing else says one."""
-    if value_of(merged, FROM, None) is None or any(name in merged for name in ("model.hf_config", "model.family")):
+    if value_of(merged, FROM, None) is None or any(name in merged for name in SAID_BY):
         return dict(merged)
     folder = existing_folder(FROM, merged[FROM].value)
     _config(Path(folder))  # what is wrong with it is said under the key that was given
@@ -73,6 +77,9 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _check_checkpoint(folder: Path, ours: Architecture) -> None:
     """Raises InputError naming the first field in which the checkpoint's model is another, with both values."""
+    if ours.traced is not None:
+        _check_config(folder, ours.traced.config)
+        return
     try:
         theirs = families.from_hf_config(_config(folder), ours.name)
     except InputError as error:
@@ -89,6 +96,17 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
         here, there = getattr(ours, name), getattr(theirs, name)
         if here != there:
             raise InputError(f"model.{info.name}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
+
+
+def _check_config(folder: Path, text: str) -> None:
+    """The same of a model that was recorded from its own code: fields of both configurations. What heads they have may differ."""
+    if not any((folder / name).is_file() for name in WEIGHTS):
+        raise InputError(FROM, shown(str(folder)), "holds no weights", WEIGHTS)
+    theirs = _config(folder)
+    for name, here in (json.loads(text) if text else {}).items():
+        there = theirs.get(name, here)
+        if isinstance(here, int | float | str) and here != there and not any(word in name for word in FREE_WORDS):
+            raise InputError(f"model.hf_config.{name}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")
 
 
 def _as_computed(a: Architecture) -> Architecture:

@@ -26,6 +26,8 @@ TOKENIZER_FILES = (
 """As transformers' tokenizers save them."""
 SECOND_NAMES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 """BERT's output bias stands under either."""
+OLD_NORMS = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
+"""As the first BERT checkpoints name them (transformers/modeling_utils.py still renames these)."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,26 @@ class Checkpoint:
     def _names(self, file: Path) -> Sequence[str]:
         return list(self._opened(file).keys())
 
-    def _find(self, name: str) -> str:
-        """The name, or without its first part, as checkpoints of the bare model have it."""
-        for candidate in (name, name.partition(".")[2], SECOND_NAMES.get(name)):
-            if candidate in self.files:
+    def found(self, name: str) -> str | None:
+        """The name under which the checkpoint has it: this, one without its first part, as checkpoints of the bare model have it, or an old
+        one of the same. None: it has none."""
+        old = next((name.removesuffix(new) + before for new, before in OLD_NORMS.items() if name.endswith(new)), "")
+        for candidate in (name, name.partition(".")[2], SECOND_NAMES.get(name), old, old.partition(".")[2]):
+            if candidate and candidate in self.files:
                 return candidate
-        raise InputError(KEY, self.folder, f"has no tensor {name}")
+        return None
+
+    def _find(self, name: str) -> str:
+        found = self.found(name)
+        if found is None:
+            raise InputError(KEY, self.folder, f"has no tensor {name}")
+        return found
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A tensor of one number."""
+        name = self._find(name)
+        file = self._opened(self.files[name])
+        return file.get_tensor(name) if self.files[name].suffix == ".safetensors" else file[name]
 
     def read(self, rows: Rows, inner: tuple[slice, ...], inner_shape: tuple[int, ...]) -> torch.Tensor:
         """Those rows, and the part `inner` of the other dimensions, whose whole is `inner_shape`. Raises InputError for another shape."""
@@ -146,4 +162,9 @@ def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path,
         before = json.loads((source / CONFIG).read_text())
         keywords |= {name: before[name] for name in SPECIAL_TOKENS if name in before}
         copy_tokenizer(source, folder)
-    getattr(transformers, fields["config_class"])(**keywords).save_pretrained(folder)
+    save_config(getattr(transformers, fields["config_class"])(**keywords), folder)
+
+
+def save_config(config: Any, folder: Path) -> None:
+    """config.json, last: where it is, the checkpoint is whole."""
+    config.save_pretrained(folder)

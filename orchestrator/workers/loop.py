@@ -215,7 +215,7 @@ def train(
     beside: SaveBeside | None = None
     now = (watchdog or NoWatchdog()).phase
     stop = False
-    timers = StepTimers(plan, device, out, first_step)
+    timers = StepTimers(plan, device, out, first_step, peak_memory)
     for step in range(first_step, training.steps):
         timers.begin(step)
         begin = time.perf_counter()

@@ -214,8 +214,8 @@ class StepTimers:
     """`begin(step)`, `phase(name)` for each part of it, `end(step)`: nothing but two comparisons in a step that is not looked at. All ranks
     call them."""
 
-    def __init__(self, plan: Plan, device: torch.device, out: Path, first_step: int) -> None:
-        self._device, self._out = device, out
+    def __init__(self, plan: Plan, device: torch.device, out: Path, first_step: int, peak_memory: Callable[[torch.device], int]) -> None:
+        self._device, self._out, self._peak_memory = device, out, peak_memory
         self._steps = timed_steps(first_step, plan.training.steps)
         self._microbatches = plan.num_microbatches
         self._active: Interceptor | None = None
@@ -265,6 +265,7 @@ class StepTimers:
         least = self._least()
         store = dist.PrefixStore(f"step_timers/{self._call}", dist.distributed_c10d._get_default_store())
         row = {"rank": dist.get_rank(), "host": host(), "steps": [step + 1 for step in self._steps], "microbatches": self._microbatches,
+               "peak_memory_bytes": self._peak_memory(self._device),
                "phases": [{name: round(seconds, 7) for name, seconds in phases.items()} for phases in self._phases],
                "traffic": rows_of(self._held, least)}  # fmt: skip
         store.set(f"row/{row['rank']}", json.dumps(row))

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
-from orchestrator.workers import hugging_face, traced_data
+from orchestrator.workers import hugging_face, traced_data, traced_weights
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.blocks import block_seed
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
@@ -135,6 +135,10 @@ class TracedTrainer(DeepSpeedTrainer):
             self.model = model = self._build(fields)
         if self.traced.config:
             initialise(model, plan.training.seed, device, partitioned=fields["zero_init"])
+        if plan.run.init_from:
+            new, unused = traced_weights.load(model, Path(plan.run.init_from))
+            if dist.get_rank() == 0:
+                print(f"weights of {plan.run.init_from}; new: {_listed(new)}; not used: {_listed(unused)}", flush=True)
         if fields["gradient_checkpointing"]:
             recompute_blocks(model)
         self.more = feeds.fixed_arguments(model)
@@ -211,8 +215,15 @@ class TracedTrainer(DeepSpeedTrainer):
         return {name: total / count for name, total in found.items()}
 
     def export(self, folder: Path) -> None:
-        raise InputError("model.export_to", folder, f"weights of {self.traced.model_class} are not exported here")
+        traced_weights.export(self.model, self.places, self.plan, self.traced, self.groups, folder)
 
 
+def _listed(names: list[str]) -> str:
+    """A few of them."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more if names else "none"
+
+
+LISTED = 6
 SCORING = ("target", "popularity_rank", "loss_scale")
 """What a batch has for `scores` and the loss alone."""

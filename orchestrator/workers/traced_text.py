@@ -1,11 +1,12 @@
 """Labelled texts for classifiers that are recorded from their own code: a jsonl of {"text": ..., "label": ...} for a label a sequence (with
-"pair" for a second text), of {"tokens": [...], "labels": [...]} for a label a word. Labels are numbers, or names of the configuration's
-label2id. Texts are cut at the sequence length and padded to it; padding is masked."""
+"pair" for a second text), of {"tokens": [...], "labels": [...]} for a label a word; or a .csv with the columns text and label (and pair).
+Labels are numbers, or names of the configuration's label2id. Texts are cut at the sequence length and padded to it; padding is masked."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,26 @@ def labels_tokens(traced: Traced) -> bool:
     return any(feed.name == "labels" and feed.shape for feed in traced.feeds)
 
 
+def _of_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """(where, line) of each line that is not empty."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield f"{path}:{number}", line
+
+
+def _of_table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, row) of a .csv, whose first line names its columns. A label of digits is a number. Raises InputError."""
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = csv.DictReader(stream)
+            for row in rows:
+                label = row.get("label") or ""
+                yield f"{path}:{rows.line_num}", {**row, "label": int(label) if label.isdecimal() else label} if label else row
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError("data", path, f"is no table of texts: {error}") from None
+
+
 class Texts:
     """All samples of a file."""
 
@@ -53,18 +74,15 @@ class Texts:
         self.samples = self._read(path, words=labels_tokens(traced))
 
     def _read(self, path: Path, *, words: bool) -> list[Sample]:
-        found = []
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    found.append(self._sample(line, f"{path}:{number}", words=words))
+        rows = _of_table(path) if path.suffix == ".csv" else _of_lines(path)
+        found = [self._sample(row, where, words=words) for where, row in rows]
         if not found:
             raise InputError("data", path, "has no sample", [KINDS[words]])
         return found
 
-    def _sample(self, line: bytes, where: str, *, words: bool) -> Sample:
+    def _sample(self, said: bytes | dict[str, Any], where: str, *, words: bool) -> Sample:
         try:
-            row = json.loads(line)
+            row = json.loads(said) if isinstance(said, bytes) else said
             texts, labels = (row["tokens"], row["labels"]) if words else (row["text"], [row["label"]])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError("data", where, f"is no labelled text ({error})", [KINDS[words]]) from None

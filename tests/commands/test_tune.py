@@ -63,8 +63,8 @@ def rows(plan: Plan, priced: CostModel) -> list[dict[str, object]]:
                              "transfer_s": causes[axis], "waiting_s": 0.0} for step in range(2)]  # fmt: skip
         passes = own + sum(causes[axis] for axis in ("tp", "cp", "pp", "dp"))
         phases = [{"data": 0.0, "passes": passes, "update": causes["optimizer"], "agree": 0.0}] * 2
-        found.append({"rank": rank, "host": "here", "steps": [4, 5], "microbatches": plan.num_microbatches, "phases": phases,
-                      "traffic": traffic})  # fmt: skip
+        found.append({"rank": rank, "host": "here", "steps": [4, 5], "microbatches": plan.num_microbatches, "peak_memory_bytes": 0,
+                      "phases": phases, "traffic": traffic})  # fmt: skip
     return found
 
 

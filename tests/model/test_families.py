@@ -247,3 +247,34 @@ def test_a_config_that_can_not_be_expressed_is_refused_by_field(config: Any, mes
         from_hf_config(config, "x")
     assert str(error.value).startswith(message)
     assert error.value.key.startswith("model.hf_config")
+
+
+DEEPSEEK_CONFIG: dict[str, Any] = {
+    **{"model_type": "deepseek_v3", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    **{"vocab_size": 512, "max_position_embeddings": 163840, "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 16},
+    **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+DEEPSEEK_ROPE = {
+    **{"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0},
+}
+
+
+def test_deepseeks_own_yarn_is_told_from_any_other() -> None:
+    """DeepSeek-V3's config.json trains; Kimi K2's betas, or a mscale of cosines alone, are planned alone."""
+    words = {"latent_yarn", "yarn_rope"}
+
+    def found(**changes: Any) -> set[str]:
+        return words & {*from_hf_config(DEEPSEEK_CONFIG | {"rope_scaling": DEEPSEEK_ROPE | changes}, "deepseek").features()}
+
+    assert found() == {"latent_yarn"}
+    assert found(beta_fast=1) == found(original_max_position_embeddings=8192) == found(mscale=0.7, mscale_all_dim=0.0) == {"yarn_rope"}
+    assert not words & {*from_hf_config(DEEPSEEK_CONFIG, "deepseek").features()}
+
+
+def test_megatrons_command_line_says_deepseeks_yarn_as_its_fields_do() -> None:
+    from orchestrator.engines.megatron_parts import flags
+
+    said = {flag[0]: flag[1:] for flag in flags(from_hf_config(DEEPSEEK_CONFIG | {"rope_scaling": DEEPSEEK_ROPE}, "deepseek"))}
+    assert (said["--rope-type"], said["--rotary-scaling-factor"]) == (("yarn",), ("40.0",))
+    assert (said["--mscale"], said["--mscale-all-dim"]) == (("1.0",), ("1.0",))

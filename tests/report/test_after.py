@@ -40,7 +40,8 @@ def rows(compute: dict[int, float] | None = None, links: dict[tuple[int, ...], f
             for one in (group(step, near, "all_reduce", tp), group(step, far, "p2p", pp, 0.5 - own - tp - pp - 0.02))
         ]
         phases = [{"data": 0.01, "passes": 0.48, "update": 0.01, "agree": 0.0}] * 2
-        found.append({"rank": rank, "host": f"n{rank // 2}", "steps": [4, 5], "microbatches": 4, "phases": phases, "traffic": traffic})
+        found.append({"rank": rank, "host": f"n{rank // 2}", "steps": [4, 5], "microbatches": 4, "peak_memory_bytes": 0,
+                      "phases": phases, "traffic": traffic})  # fmt: skip
     return found
 
 

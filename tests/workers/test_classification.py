@@ -118,6 +118,22 @@ def test_a_line_that_can_not_be_learnt_is_named(row: dict[str, Any], why: str, t
     assert error.value.value == f"{path}:2"
 
 
+def test_a_table_of_texts_is_read_as_its_lines_are(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    rows = [("ab, c", "high"), ('a "d"', "0")]
+    (tmp_path / "a.csv").write_text('text,label\n"ab, c",high\n"a ""d""",0\n')
+    lines = [json.dumps({"text": text, "label": int(label) if label.isdecimal() else label}) for text, label in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    table, listed = (Texts(recorded("bert sequences"), tmp_path / name, tokenizer).samples for name in ("a.csv", "a.jsonl"))
+    assert len(table) == 2
+    for one, other in zip(table, listed, strict=True):
+        assert all((one[name] == other[name]).all() for name in other)
+    (tmp_path / "b.csv").write_text("text,label\na,none\n")
+    with pytest.raises(InputError, match="has label none") as error:
+        Texts(recorded("bert sequences"), tmp_path / "b.csv", tokenizer)
+    assert error.value.value == f"{tmp_path / 'b.csv'}:2"
+
+
 def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is missing"):
         Texts(recorded("bert sequences"), tmp_path / "texts.jsonl", None)

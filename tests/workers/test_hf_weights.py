@@ -91,6 +91,9 @@ DEEPSEEK: dict[str, Any] = {name: value for name, value in GLM.items() if name n
     "v_head_dim": 6,
     "n_shared_experts": 2,
 }
+STRETCHED = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 40.0, "original_max_position_embeddings": 4096}
+YARN = STRETCHED | {"mscale": 1.0, "mscale_all_dim": 0.7}
+"""A base so small that frequencies of few positions are stretched, too."""
 LAYER_TYPES = [*["sliding_attention"] * 3, "full_attention"]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -108,6 +111,10 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     ),
     "glm": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM, GLM),
     "deepseek": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK),
+    "deepseek yarn": (
+        *(transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
+        DEEPSEEK | {"max_position_embeddings": 8192, "rope_parameters": YARN},
+    ),
     "deepseek plain queries": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK | {"q_lora_rank": None}),
     "phi3": (
         *(transformers.Phi3Config, transformers.Phi3ForCausalLM),
@@ -144,6 +151,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm one rank": ("glm", {}),
     "glm tp2 uneven pp2 dp2 ep2 zero1": ("glm", {**SP, "pp": 2, "split": [[1], [3]], "dp": 2, "ep": 2, "zero_stage": 1}),
     "deepseek tp2 pp2 dp2 ep2 zero1": ("deepseek", {**SP, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
+    "deepseek yarn tp2 dp2 ep2": ("deepseek yarn", {**SP, "dp": 2, "ep": 2}),
     "deepseek plain queries tp2 ep2": ("deepseek plain queries", {**SP, "ep": 2}),
     "phi3 tp2 pp2": ("phi3", {"tp": 2, "pp": 2}),
     "deepspeed phi3 pp2 dp2 zero1": ("phi3", {"engine": DEEPSPEED, "pp": 2, "dp": 2, "zero_stage": 1}),

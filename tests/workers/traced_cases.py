@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from hf_cases import forget
 from worker_cases import make_trainer
@@ -50,3 +51,28 @@ def run(plan_json: str, cache: str, out: str) -> list[float]:
         return loop.train(trainer, batches, Path(out), first_step)
     finally:
         forget(trainer)
+
+
+def exchanged(plan_json: str, cache: str, ids: list[list[int]]) -> dict[str, Any]:
+    """Logits of these tokens before the first step and after the last one, whose weights are exported."""
+    plan = from_json(plan_json)
+    trainer: Any = make_trainer(plan)
+    try:
+        found = {"before": _logits(trainer, ids)}
+        batches, _ = trainer.open_batches(Path(cache))
+        for step in range(plan.training.steps):
+            trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
+            trainer.update(learning_rate(plan.training, step))
+        found["after"] = _logits(trainer, ids)
+        trainer.export(Path(plan.run.export_to or ""))
+        return found if dist.get_rank() == 0 else {}
+    finally:
+        forget(trainer)
+
+
+def _logits(trainer: Any, ids: list[list[int]]) -> Any:
+    trainer.engine.eval()
+    with torch.no_grad():
+        logits = trainer.engine(input_ids=torch.tensor(ids, device=trainer.device)).logits
+    trainer.engine.train()
+    return logits.float().cpu().tolist()

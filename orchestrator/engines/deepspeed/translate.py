@@ -54,7 +54,9 @@ def own_sections(plan: Plan) -> dict[str, Any]:
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:
     """As `Engine` asks."""
     if architecture.traced is not None:
-        return f"weights of {architecture.traced.model_class}, which no reader knows, are neither loaded nor exported here"
+        if architecture.traced.config:
+            return None
+        return f"weights of {architecture.traced.model_class}, which model.code= makes, are neither loaded nor exported here"
     if architecture.experts:
         return "engine=deepspeed neither loads nor exports weights of experts yet; engine=megatron does"
     if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:

@@ -21,6 +21,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         qk_head_dim=config.integer("qk_nope_head_dim"),
         qk_rope_head_dim=config.integer("qk_rope_head_dim"),
         v_head_dim=config.integer("v_head_dim"),
+        **_yarn(config),
     )
     width = config.integer("moe_intermediate_size")
     experts = Experts(
@@ -44,5 +45,21 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         mtp_num_layers=int(config.number("num_nextn_predict_layers", 0)),
     )
 
+
+def _yarn(config: HfConfig) -> dict[str, float | None]:
+    """Fields of LatentAttention, where frequencies are stretched as YARN says; {}: they are not, or otherwise (Kimi K2's betas are 1)."""
+    section = config.section("rope_parameters") or config.section("rope_scaling")
+    if section is None or "yarn" not in (section.fields.get("type"), section.fields.get("rope_type")):
+        return {}
+    if any(section.number(name, default) != expected for name, (default, expected) in YARN.items()):
+        return {}
+    mscale, all_dim = section.number("mscale", 1.0), section.number("mscale_all_dim", 0.0)
+    # modeling_rope_utils.py: without both, cosine and sine grow as with a mscale of 1.
+    return {"yarn_mscale": mscale, "yarn_mscale_all_dim": all_dim or None} if all_dim or mscale == 1.0 else {}
+
+
+YARN = {"original_max_position_embeddings": (0.0, 4096.0), "beta_fast": (32.0, 32.0), "beta_slow": (1.0, 1.0)}
+"""What it is where a config.json is silent, and what Megatron-core's latent attention has by itself (MLATransformerConfig), which its
+command line of 0.16 can't change."""
 
 FAMILY = Family(name="deepseek", from_hf_config=from_hf_config, hf_model_types=("deepseek_v2", "deepseek_v3", "kimi_k2"))

@@ -27,6 +27,11 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
     qk_rope_head_dim: int
     """Width of the rotary part, which all heads' keys share."""
     v_head_dim: int
+    yarn_mscale: float | None = None
+    """Of YaRN (arXiv 2309.00071) as DeepSeek has it, made for 4,096 positions with betas of 32 and 1: by how much cosine and sine grow
+    with the logarithm of `rope_scaling_factor`, as a ratio to what `yarn_mscale_all_dim` gives. None: not that YaRN."""
+    yarn_mscale_all_dim: float | None = None
+    """The same of the scores' scale; None: it stays."""
 
     @property
     def label(self) -> str:
@@ -37,6 +42,8 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
         yield "latent_attention"
         if self.q_lora_rank is None:
             yield "full_rank_queries"
+        if a.stretched_by == "yarn" and self.yarn_mscale is not None:
+            yield "latent_yarn"
 
     def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
         """As mcore's transformer/multi_latent_attention.py; heads are divided by tp. The norms of the latent vectors are part of the

@@ -111,8 +111,9 @@ def _even(source: build.Source, found: Partition) -> Partition:
 def _smaller(text: str) -> Iterator[str]:
     """Configurations of the same model: narrow and shallow, shallow, and as it is."""
     fields = json.loads(text)
-    for narrow in (True, False):
-        yield json.dumps(_shrunk(fields, narrow))
+    whole = build.config_of(text).to_dict() | {"architectures": fields.get("architectures")}  # with what it leaves to defaults
+    for each, narrow in ((whole, True), (fields, True), (whole, False)):
+        yield json.dumps(_shrunk(each, narrow), default=str)
     yield text
 
 

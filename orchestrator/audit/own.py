@@ -1,0 +1,67 @@
+"""engine.json, which this planner writes beside every plan for its own workers: read back into a setup. Planning makes it anew, so that no
+change of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from orchestrator.audit import deepspeed, megatron
+from orchestrator.audit.document import Content
+from orchestrator.audit.megatron_yaml import with_activation
+from orchestrator.audit.reading import Reading, Setup, Source
+from orchestrator.errors import InputError
+
+NAMES: Final = {"max_sequence_length": "max_position_embeddings", "rope_scaling": "use_rope_scaling"}
+
+
+def is_engine_json(content: Mapping[str, Any]) -> bool:
+    """Whether a mapping is what the workers read."""
+    return isinstance(content.get("transformer_config"), dict) and "engine" in content and "per_stage" in content
+
+
+def read(text: str, content: Content) -> Source:
+    """Raises InputError."""
+    parts = [content[name] for name in ("transformer_config", "model", "ddp", "optimizer") if isinstance(content.get(name), dict)]
+    given = {NAMES.get(name, name): value for part in parts for name, value in part.items() if value is not None}
+    if "num_layers" not in given:
+        raise InputError("audit", "transformer_config", "says no num_layers")
+    f = megatron.Fields(with_activation(given))
+    setup = megatron.setup_of(f, str(content["engine"]))
+    stages = [megatron.recompute_of(megatron.Fields({k: v for k, v in one.items() if v is not None})) for one in content["per_stage"] or ()]
+    if len(set(stages)) == 1:
+        setup = replace(setup, recompute=stages[0][0], recompute_layers=stages[0][1])
+    elif stages:
+        setup = replace(setup, stage_recompute=tuple(stages))
+    stack = "t5" if given.get("decoder_num_layers") or given.get("encoder_num_layers") else ""
+    f.given.setdefault("seq_length", given.get("max_position_embeddings"))
+    keys = megatron.with_windows(megatron.model_keys(f, stack))
+    unknown: tuple[str, ...] = ()
+    unpriced: tuple[str, ...] = ()
+    ds = content.get("ds_config")
+    if isinstance(ds, dict):
+        by_ds = deepspeed.reading_of(ds)
+        keys |= by_ds.keys
+        of = {name: getattr(by_ds.setup, name) for name in ("micro_batch_size", "zero_stage", "offload_optimizer", "zero_shard_size")}
+        setup = replace(setup, **of, by_deepspeed_pipeline=setup.pp > 1, overlap_grad_reduce=True, overlap_param_gather=True)
+        unknown, unpriced = (tuple(f"ds_config.{one}" for one in lines) for lines in (by_ds.unknown, by_ds.unpriced))
+    if setup.pp > 1 and isinstance(ds, dict):
+        f.assumed.append("DeepSpeed's PipelineModule runs the stages, and recomputes nothing: plan.json beside it says so or not")
+    f.assumed.append("what plan.json beside it says of micro-batches and data is not in this file")
+    reading = Reading(
+        format="engine.json of this planner",
+        keys=keys,
+        setup=setup,
+        weak=frozenset(f.weak),
+        assumed=tuple(f.assumed),
+        beside=tuple(f"{name}={given[name]}" for name in given if name not in f.used),
+        unknown=unknown,
+        unpriced=unpriced,
+    )
+
+    def unchanged(before: Setup, after: Setup) -> str | None:
+        return text if before == after else None
+
+    return Source(text=text, reading=reading, edited=unchanged)

@@ -1,0 +1,98 @@
+"""--json of run and report: the answer alone on standard output. --help TOPIC: a part of the help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import recipe, run
+from orchestrator.__main__ import main
+from orchestrator.pictures import drawable
+
+TINY = ("recipe=gpt_tiny", "gpus=4", "cluster=cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
+    assert main(words) == 0
+    said = capsys.readouterr()
+    answer: dict[str, Any] = json.loads(said.out)
+    return answer, said.err
+
+
+def test_a_run_tells_its_plan_and_how_it_was_started(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer, beside = told(capsys, "run", *TINY, "launch=none", "out=here", "--json")
+    kept = json.loads((folder / "here" / "plan.json").read_text())
+    assert answer["plan"] == kept
+    assert answer["step_time_s"] == kept["predicted"]["step_time_s"]
+    assert (answer["start"], answer["why_not_started"], answer["exit_status"]) == ("none", "launch=none", 0)
+    assert Path(answer["out"]) == folder / "here"
+    assert "Not started: launch=none." in beside
+    assert "predicted" in beside
+
+
+def test_the_configuration_is_json_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer, _ = told(capsys, "run", *TINY, "train.lr=0.5", "--cfg", "--json")
+    assert answer["config"]["train"]["lr"] == 0.5
+    assert "$defs" in told(capsys, "run", "--schema", "--json")[0]
+
+
+def test_an_error_leaves_standard_output_empty(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("run", *TINY, "pin.tp=3", "launch=none", "--json")) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("error:") == 1
+
+
+@pytest.mark.skipif(not drawable(), reason="no bokeh")
+def test_a_report_tells_its_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main((*TINY, "launch=none", "out=here")) == 0
+    capsys.readouterr()
+    answer, _ = told(capsys, "report", "here", "--json")
+    assert (folder / answer["page"]).is_file()
+    assert (folder / answer["trace"]).is_file()
+    assert answer["lacking_bytes"] == 0
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "sweep", "compare", "audit"])
+def test_help_by_topic_has_the_topic_s_keys_and_no_others(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main((command, "--help", "pins")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == {name for name in recipe.KEYS if name.startswith("pin.")}
+
+
+def test_every_key_is_in_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = ["general", *dict.fromkeys(name.partition(".")[0] for name in recipe.KEYS if "." in name)]
+    shown = [line.split()[0] for group in groups for line in recipe.topic_text([group], []).splitlines()]
+    assert {name for name in shown if not name.endswith(".NAME")} == {*recipe.KEYS}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["memory.limit_gib"], "memory.limit_gib"),
+        (["recipes"], "llama3_8b"),
+        (["clusters"], "dgx_h100"),
+        (["engines"], "auto"),
+    ],
+)
+def test_other_topics(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("run", "--help", *words)) == 0
+    assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("topic", "message"), [("pinz", "did you mean pins"), ("qqq", "choose one of general")])
+def test_another_topic_is_one_error(topic: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("plan", "--help", topic)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("error:") == 1
+    assert message.rsplit(maxsplit=1)[-1].rstrip("s") in said.err

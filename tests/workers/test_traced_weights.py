@@ -1,0 +1,121 @@
+"""Classifiers begin with a Hugging Face checkpoint's weights and are exported as one: plain transformers computes the same logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import write_tokenizer
+from test_classification import CASES, plan_of, recorded, write_texts
+from worker_pool import Pool
+
+from orchestrator.errors import InputError
+from orchestrator.plan import to_json
+
+pytest.importorskip("transformers")
+import torch
+import transformers
+
+from orchestrator.workers import traced_weights
+from orchestrator.workers.tracing import build
+
+pytestmark = pytest.mark.engines
+POOLER = ("bert.pooler.dense.weight", "bert.pooler.dense.bias")
+IDS = [[5, 9, 2, 17, 3, 11], [1, 30, 8, 8, 21, 4]]
+
+
+def saved(case: str, folder: Path, head: str | None = None) -> Path:
+    """A checkpoint of plain transformers with this case's sizes, and this class in place of its own."""
+    config, own = CASES[case]
+    torch.manual_seed(7)
+    model: Any = getattr(transformers, head or own)(build.config_of(json.dumps(config)))
+    model.save_pretrained(folder)
+    return folder
+
+
+def plain_logits(case: str, folder: Path) -> Any:
+    cls: Any = getattr(transformers, CASES[case][1])
+    model, told = cls.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.tensor(IDS)).logits.float().tolist()
+
+
+@pytest.mark.parametrize(
+    ("case", "pins"),
+    [
+        ("bert sequences", ("pin.zero_stage=3",)),
+        pytest.param("llama tokens", ("pin.zero_stage=1",), marks=pytest.mark.full),
+        pytest.param("llama sequences", ("pin.tp=2",), marks=pytest.mark.full),
+        pytest.param("bert tokens", ("pin.tp=2",), marks=pytest.mark.full),
+    ],
+)
+def test_two_ranks_compute_the_logits_of_plain_transformers(case: str, pins: tuple[str, ...], pool: Pool, tmp_path: Path) -> None:
+    source, target = saved(case, tmp_path / "source"), tmp_path / "target"
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    data = write_texts(tmp_path / "texts.jsonl", words="tokens" in case)
+    plan = plan_of(case, data, tokenizer, 2, "pin.micro_batch_size=2", *pins, f"model.init_from={source}", f"model.export_to={target}")
+    found = pool.run("traced_cases.exchanged", 2, to_json(plan), str(tmp_path), IDS)[0]
+    before, after = plain_logits(case, source), plain_logits(case, target)
+    torch.testing.assert_close(torch.tensor(found["before"]), torch.tensor(before), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(found["after"]), torch.tensor(after), rtol=1e-4, atol=1e-5)
+    assert (torch.tensor(after) - torch.tensor(before)).abs().max() > 1e-3
+    config = json.loads((target / "config.json").read_text())
+    assert config["architectures"] == [CASES[case][1]]
+    assert config["label2id"] == {"low": 0, "high": 1, "mixed": 2}
+    assert any(target.glob("tokenizer*"))
+
+
+@pytest.mark.parametrize(
+    ("case", "head", "new", "unused"),
+    [
+        ("bert sequences", "BertForMaskedLM", [*POOLER, "classifier.weight", "classifier.bias"], "cls."),
+        ("bert tokens", "BertModel", ["classifier.weight", "classifier.bias"], "pooler."),
+        ("llama sequences", "LlamaForCausalLM", ["score.weight"], "lm_head."),
+    ],
+)  # fmt: skip
+def test_of_a_language_model_everything_below_the_head_is_taken(case: str, head: str, new: list[str], unused: str, tmp_path: Path) -> None:
+    folder = saved(case, tmp_path / "pretrained", head)
+    model, _ = build.from_config(recorded(case).config, torch.float32, ("eager",))
+    made, left = traced_weights.load(model, folder)
+    assert made == new
+    assert left
+    assert all(name.startswith(unused) for name in left)
+    body: Any = getattr(transformers, head).from_pretrained(folder).base_model.state_dict()
+    ours = model.base_model.state_dict()
+    for name, tensor in ours.items():
+        if "pooler" not in name:
+            torch.testing.assert_close(tensor, body[name])
+
+
+def test_norms_of_the_first_bert_checkpoints_are_found_under_their_old_names(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = saved("bert tokens", tmp_path / "old")
+    tensors = load_file(folder / "model.safetensors")
+    renamed = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    old = {name.replace(*renamed[0]).replace(*renamed[1]): tensor for name, tensor in tensors.items()}
+    assert old.keys() != tensors.keys()
+    save_file(old, folder / "model.safetensors")
+    model, _ = build.from_config(recorded("bert tokens").config, torch.float32, ("eager",))
+    assert traced_weights.load(model, folder) == ([], [])
+
+
+def test_a_checkpoint_of_other_sizes_or_without_a_layer_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tokenizer, data = write_tokenizer(tmp_path / "tokenizer"), write_texts(tmp_path / "texts.jsonl", words=False)
+    folder = saved("bert sequences", tmp_path / "source")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(InputError, match="has 3") as error:
+        plan_of("bert sequences", data, tokenizer, 1, f"model.init_from={folder}")
+    assert error.value.key == "model.hf_config.num_hidden_layers"
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: t for name, t in tensors.items() if "layer.1.output" not in name}, folder / "model.safetensors")
+    model, _ = build.from_config(recorded("bert sequences").config, torch.float32, ("eager",))
+    with pytest.raises(InputError, match=r"has no tensor bert\.encoder\.layer\.1\.output"):
+        traced_weights.load(model, folder)
