@@ -113,8 +113,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], int | None]] = {
 }
 HEADER = """# Architectures described from their configuration
 
-Written by `tests/benchmarks/described_models.py` (its first lines say what the columns are), in 16 bits at 1,024 tokens (BERT's kin: 512), with transformers
-{version}; CPU seconds of one run on a shared machine.
+Written by `tests/benchmarks/described_models.py` (its first lines say what the columns are), in 16 bits at 1,024 tokens (BERT's kin:
+512), with transformers {version}; CPU seconds of one run on a shared machine.
 
 | model | kind | parameters | published | CPU s | blocks | tp divides |
 |---|---|--:|---|--:|---|--:|"""
@@ -130,7 +130,11 @@ def row(name: str) -> str:
         return f"| {name} | {kind} | - | can't be described: {error.why} | {time.process_time() - started:.1f} | | |"
     parameters = sum(run.count * run.layer.parameters for run in found.runs)
     against = "" if published is None else "equal" if parameters == published else f"{published:,}"
-    blocks = ", ".join(f"{run.count} x {run.layer.kind}" for run in found.runs if run.layer.recomputable)
+    kinds: dict[str, int] = {}
+    for run in found.runs:
+        if run.layer.recomputable:
+            kinds[run.layer.kind] = kinds.get(run.layer.kind, 0) + run.count
+    blocks = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     tp = str(found.tp_divides) if found.divided and not found.no_autotp else "-"
     return f"| {name} | {kind} | {parameters:,} | {against} | {time.process_time() - started:.1f} | {blocks[:80]} | {tp} |"
 
