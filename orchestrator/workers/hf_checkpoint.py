@@ -82,7 +82,8 @@ def export(model: torch.nn.Module, plan: Plan, groups: Groups, folder: Path, fie
     if adapted is None:
         named = whole_tensors(model, plan, groups, fields)
     else:
-        named = (lora.merged if adapted["merge"] else lora.adapters)(model, partial(_gathered, plan))
+        join = partial(_whole, _whole_shapes(fields), groups)
+        named = (lora.merged if adapted["merge"] else lora.adapters)(model, partial(_gathered, plan), join)
     if dist.get_rank() == 0 and adapted is not None and not adapted["merge"]:
         lora.write_adapters(named, adapted, plan.run.init_from, folder)
     elif dist.get_rank() == 0:
@@ -111,8 +112,13 @@ def whole_tensors(model: torch.nn.Module, plan: Plan, groups: Groups, fields: di
     for name, parameter in model.named_parameters():
         with torch.no_grad(), _gathered(plan, [parameter]):
             tensor = parameter.detach().clone()
-        cut = [dim for dim, size in enumerate(shapes[name]) if tensor.shape[dim] != size]
-        yield name, (_joined(tensor, cut[0], groups) if cut else tensor).cpu()
+        yield name, _whole(shapes, groups, name, tensor).cpu()
+
+
+def _whole(shapes: dict[str, tuple[int, ...]], groups: Groups, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A named tensor with the other tensor-parallel ranks' parts."""
+    cut = [dim for dim, size in enumerate(shapes[name]) if tensor.shape[dim] != size]
+    return _joined(tensor.contiguous(), cut[0], groups) if cut else tensor
 
 
 def _joined(tensor: torch.Tensor, dim: int, groups: Groups) -> torch.Tensor:
