@@ -39,9 +39,6 @@ OPERATIONS: Final = {
 }  # fmt: skip
 """What a process group can be asked for (torch.distributed calls these by name), and what the cost model calls it."""
 
-_calls = itertools.count()
-"""Of `StepTimers` in this process: names of one must not be another's in the job's store."""
-
 
 def timed_steps(first_step: int, steps: int) -> range:
     """Steps done before each step that is looked at, of a run from `first_step` to `steps`.
@@ -222,7 +219,8 @@ class StepTimers:
         self._held: list[Held] = []
         self._phases: list[dict[str, float]] = []
         self._current, self._since = "", 0.0
-        self._call = next(_calls)
+        # Of this job: a process may have had others, of other numbers of ranks.
+        self._call = dist.distributed_c10d._get_default_store().add(f"step_timers/calls/{dist.get_rank()}", 1)
 
     def begin(self, step: int) -> None:
         """The step after `step` steps begins, with its data."""

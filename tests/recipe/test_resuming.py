@@ -188,7 +188,7 @@ def test_another_engine_goes_on_where_the_command_line_names_it(
     finish(folder / "new", 20)
     back, printed = planned(("resume=new", "engine=megatron", "pin.zero_stage=null", "launch=none", "out=back"), capsys)
     assert back.engine == "megatron"
-    assert "weights, exact; the optimizer's states are LOST" in printed
+    assert f"engine {engine} -> megatron: weights and the optimizer's states, both exact" in printed
 
 
 def test_a_checkpoint_of_its_own_layout_goes_to_no_other_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
