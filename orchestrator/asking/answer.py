@@ -21,7 +21,7 @@ from orchestrator.report.text import choice
 from orchestrator.strategy.layout import Prediction
 from orchestrator.values import Value
 
-DS_CONFIG = "ds_config.json"
+DS_CONFIG, FOR_TRAINER = "ds_config.json", "ds_config.auto.json"
 
 
 class Answer(Value, frozen=True, kw_only=True):
@@ -102,12 +102,14 @@ class Answer(Value, frozen=True, kw_only=True):
         """The files, arguments and environment that training would start with. Raises InputError."""
         return planning.the_job(self.settings, self.plan, self.found.said)
 
-    def ds_config(self) -> dict[str, Any]:
-        """DeepSpeed's configuration. Raises InputError for a plan of an engine that has none."""
-        content = next((file.content for file in self.job().files if file.path == DS_CONFIG), None)
+    def ds_config(self, *, trainer: bool = False) -> dict[str, Any]:
+        """DeepSpeed's configuration. `trainer`: with "auto" where Hugging Face's Trainer and accelerate fill in their own arguments. Raises
+        InputError for a plan of an engine that has none."""
+        path = FOR_TRAINER if trainer else DS_CONFIG
+        content = next((file.content for file in self.job().files if file.path == path), None)
         if content is None:
             having = [name for name, engine in ENGINES.items() if "ds" in engine.passes]
-            raise InputError("engine", self.plan.engine, f"has no {DS_CONFIG}", having)
+            raise InputError("engine", self.plan.engine, f"has no {path}", having)
         found: dict[str, Any] = json.loads(content)
         return found
 

@@ -156,10 +156,6 @@ class CostModel:
         """Reduction buckets and prefetched weights of a rank with so many parameters."""
         return memory.bucket_bytes(self.workload, candidate, self._layers.replicas.states_of(candidate.strategy), parameters)
 
-    def boundaries_kept(self, candidate: Candidate, index: int, flight: int) -> float:
-        """Bytes of what stage `index` keeps of its borders for `flight` micro-batches."""
-        return memory.borders_kept(candidate, index, flight, self.boundary_bytes(candidate))
-
     # ---- between stages
 
     def link(self, size: int, stride: int) -> Link:
