@@ -16,18 +16,22 @@ A key of a group is a mapping, or one name in quotes: `train={"tokens": "1T"}` o
 from __future__ import annotations
 
 import functools
+import json
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from orchestrator import detect, recipe
-from orchestrator.asking import questions
+from orchestrator.asking import of_model, questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.asking.grid import sweep as all_points
 from orchestrator.audit.audit import Audit
 from orchestrator.audit.audit import audit as audited
 from orchestrator.engines import ENGINES
+from orchestrator.engines.deepspeed.requirements import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
 from orchestrator.key import shown
 from orchestrator.plan import Plan, to_json
@@ -43,7 +47,7 @@ from orchestrator.strategy.pins import Pins
 __all__ = [
     "Answer", "Audit",
     "Comparison", "Explanation", "InputError", "LaunchError", "NoPlanError", "OrchestratorError", "Plan", "Point", "Settings",
-    "Sweep", "audit", "compare", "explain", "plan", "sweep",
+    "Sweep", "audit", "compare", "ds_config_for", "explain", "plan", "sweep",
 ]  # fmt: skip
 
 STARTS: Final = ("launch", "launch.wait", "out")
@@ -100,6 +104,34 @@ def sweep(**keys: Any) -> Sweep:
     if not lists:
         raise InputError("gpus", None, "no key has a list of values; give one two, as in gpus=[8, 16]")
     return all_points(loader(single, "Answer.write(folder) writes, python -m orchestrator.run starts"), lists)
+
+
+def ds_config_for(model: Any, *, trainer: bool = False, **keys: Any) -> dict[str, Any]:
+    """The ds_config of the fastest plan for a model that a script has already, for `deepspeed.initialize(config=)` or, with `trainer`,
+    `TrainingArguments(deepspeed=)`. Every rank that asks gets the same.
+
+    model: a module of transformers, its configuration, a mapping, or a folder or config.json. keys: of a run, as `plan` takes them;
+    train.global_batch_size and train.seq_length are needed. gpus: else WORLD_SIZE of the launcher, or what this machine has. The plan
+    recomputes as the module does (`gradient_checkpointing_enable()`), and gives every rank data of its own, unless pin.* says otherwise.
+    Raises InputError, and NoPlanError where nothing fits.
+
+    >>> config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 128}
+    >>> found = ds_config_for(config, gpus=4, cluster="cpu", train={"global_batch_size": 16, "seq_length": 128, "precision": "fp32"})
+    >>> found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * 4
+    16
+    """
+    tree = twice_refused(recipe.as_texts(keys))
+    for name in ("recipe", "plan", "engine", "model.hf_config"):
+        if name in tree:
+            raise InputError(name, shown(tree[name]), "is not for ds_config_for: the model is given, and the engine is DeepSpeed")
+    if "gpus" not in tree and os.environ.get("WORLD_SIZE"):
+        tree["gpus"] = os.environ["WORLD_SIZE"]
+    pins = {**of_model.ALONE, "pin.recompute": of_model.recompute_of(model)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(of_model.config_of(model)), encoding="utf-8")
+        of = {"engine": DEEPSPEED, "model.hf_config": str(path), "name": "in_a_script"}
+        return plan(**{**pins, **of, **tree}).ds_config(trainer=trainer)
 
 
 def explain(answer: Answer, **pins: Any) -> str:

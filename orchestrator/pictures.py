@@ -18,6 +18,7 @@ from orchestrator.job import File
 from orchestrator.plan import Plan
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
+from orchestrator.report.kept import Drawn
 
 if TYPE_CHECKING:
     from orchestrator.report.after import After, RankTimes
@@ -46,8 +47,15 @@ def check_drawable() -> None:
         raise InputError("report", None, "needs bokeh: pip install -e '.[report]'")
 
 
-def report_files(settings: Settings, found: Found, rows: Sequence[Mapping[str, Any]] = (), after: After | None = None) -> list[File]:
-    """The page and the trace. `rows`: of metrics.jsonl. Raises InputError."""
+def report_files(
+    settings: Settings,
+    found: Found,
+    rows: Sequence[Mapping[str, Any]] = (),
+    after: After | None = None,
+    drawn: Drawn | None = None,
+) -> list[File]:
+    """The page and the trace. `rows`: of metrics.jsonl; `drawn`: candidates of an earlier page, in place of the search's. Raises
+    InputError."""
     from orchestrator.report.page import Shown, report_html
     from orchestrator.report.trace import trace_json
 
@@ -59,6 +67,7 @@ def report_files(settings: Settings, found: Found, rows: Sequence[Mapping[str, A
             limit=found.limit,
             costs=costs,
             outcomes=found.outcomes,
+            drawn=drawn,
             floor=planning.memory_floors(settings) if found.outcomes else None,
             rows=rows,
             after=after,

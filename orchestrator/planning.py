@@ -13,6 +13,7 @@ import msgspec
 
 from orchestrator import recipe
 from orchestrator.cost import calibration
+from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.uncertainty import Situation, kept_free, situation
 from orchestrator.cost.uncertainty import chance_of_not_fitting as chance
@@ -141,7 +142,12 @@ def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
     assert plan.predicted is not None  # every plan that is found is priced
     traits = ENGINES[plan.engine].traits(plan.cluster.software)
     constants, _ = constants_of(settings, plan, traits)
-    return chance(plan.predicted.peak_memory_bytes, settings.limit.limit, situation_of(settings, constants))
+    now = situation_of(settings, constants)
+    if not plan.cluster.parts:
+        return chance(plan.predicted.peak_memory_bytes, settings.limit.limit, now)
+    parts = [plan.cluster.part_of(index, plan.pp) for index in range(plan.pp)]
+    stages = zip(plan.predicted.by_stage, parts, strict=True)
+    return max(chance(stage.peak_memory_bytes, settings.limit.parts[part], now) for stage, part in stages)
 
 
 @contextmanager
@@ -367,7 +373,7 @@ def cost_of(plan: Plan, settings: Settings) -> CostModel:
     """What prices the plan."""
     traits = ENGINES[plan.engine].traits(settings.cluster.software)
     (file,) = prices(settings, [traits])
-    return CostModel(workload_of(settings), traits, calibration.priced(settings.cluster, traits, file))
+    return cost_model(workload_of(settings), traits, calibration.priced(settings.cluster, traits, file))
 
 
 def kept_prices(known: calibration.Calibrated | None) -> Prices | None:
@@ -436,7 +442,7 @@ def saved_plan(settings: Settings) -> Found:
 def costs_of(settings: Settings, plan: Plan) -> CostModel:
     """The prices that this plan was made with. Raises InputError."""
     traits = ENGINES[plan.engine].traits(plan.cluster.software)
-    return CostModel(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
+    return cost_model(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
 
 
 def memory_floors(settings: Settings) -> Callable[[Candidate], float]:

@@ -71,6 +71,7 @@ def first_middle_last(plan: Plan) -> list[int]:
 
 def parameters_of(plan: Plan, cost: CostModel, stage: int) -> int:
     """Predicted parameters of a rank of this stage, before ZeRO."""
+    cost = cost.of_stage(plan.candidate, stage)
     return sum(span.count * cost.layer(plan.candidate, span.kind, span.recompute).parameters for span in plan.stages[stage].layers)
 
 

@@ -22,7 +22,7 @@ from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, command
 from orchestrator.cost import calibration
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.mixed import cost_model
 from orchestrator.engines import ENGINES, Engine
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.folder import all_files, clear_folder, new_folder, write_folder
@@ -236,6 +236,8 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     from orchestrator.strategy.layerwise import TRAITS, galvatron_json
 
     training, cluster, profile = settings.training, settings.cluster, settings.profile
+    if cluster.parts:
+        raise InputError("engine", LAYERWISE, f"plans GPUs of one type, and the cluster has {cluster.types}; cluster.mixed=slowest is one")
     if profile is not None and settings.architecture.family == "profile":
         model = ModelSpec(architecture=settings.architecture, seq_length=training.seq_length, runs=())
         workload = Workload(model=model, training=training, cluster=cluster)
@@ -251,7 +253,7 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     traits = msgspec.structs.replace(TRAITS, flash_attention=software.flash_attention or software.transformer_engine)
     # The constants of the engine it is compared with, so that the difference is the plan's.
     constants = calibration.calibrated(cluster, traits if best is None else ENGINES[best.engine].traits(software))
-    costs = CostModel(workload, traits, constants)
+    costs = cost_model(workload, traits, constants)
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
@@ -335,16 +337,26 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
     if cluster.is_cpu and machine.num_gpus:
         return "the plan is for gloo ranks on a machine without GPUs, and this one has some"
     if not cluster.is_cpu:
-        needs = f"the plan needs {cluster.num_gpus} x {cluster.gpu.name}"
+        needs = f"the plan needs {cluster.types}"
         if not machine.num_gpus:
             return f"{needs}, and this machine has no GPU"
         types = [by_driver_name(name) for name in machine.gpu_types]
+        if cluster.parts:
+            lacking_types = {part.gpu.name for part in cluster.parts} - {gpu.name for gpu in types if gpu is not None}
+            if lacking_types or machine.num_gpus < cluster.num_gpus:
+                return f"{needs}, and this machine has {machine.num_gpus} x {', '.join(machine.gpu_types)}"
+            return lacking_packages(settings, machine)
         mixed = cluster.mixed and types and all(gpu is not None and gpu.covers(cluster.gpu) for gpu in types)
         if machine.catalog_name != cluster.gpu.name and not mixed:
             several = "" if machine.gpu_name else "; cluster.mixed=slowest plans for what all of them can do"
             return f"{needs}, and this machine has {machine.gpu_name or ', '.join(machine.gpu_types)}{several}"
         if machine.num_gpus < cluster.num_gpus:
             return f"{needs}, and this machine has {machine.num_gpus}"
+    return lacking_packages(settings, machine)
+
+
+def lacking_packages(settings: Settings, machine: detect.Machine) -> str | None:
+    """What no engine that is asked for has here; None: one has all."""
     lacking = [lacks_packages(engine, machine) for engine in asked_engines(settings)]
     return lacking[0] if lacking and None not in lacking else None
 

@@ -21,7 +21,7 @@ from orchestrator.report.text import choice
 from orchestrator.strategy.layout import Prediction
 from orchestrator.values import Value
 
-DS_CONFIG = "ds_config.json"
+DS_CONFIG, FOR_TRAINER = "ds_config.json", "ds_config.auto.json"
 
 
 class Answer(Value, frozen=True, kw_only=True):
@@ -58,7 +58,11 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def headroom(self) -> float:
         """The share of the usable memory that the fullest rank leaves free; below 0 where a saved plan does not fit."""
-        return 1 - self.peak_memory_bytes / self.found.limit.usable
+        cluster, limit, predicted = self.plan.cluster, self.found.limit, self.predicted
+        if not cluster.parts:
+            return 1 - self.peak_memory_bytes / limit.usable
+        stages = enumerate(predicted.by_stage)
+        return min(1 - stage.peak_memory_bytes / limit.usable_of(cluster.part_of(index, self.plan.pp)) for index, stage in stages)
 
     @property
     def chance_of_not_fitting(self) -> float:
@@ -68,7 +72,7 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def mfu(self) -> float | None:
         """Model FLOP/s of a GPU over its peak in this precision."""
-        peak = self.plan.cluster.gpu.peak_flops.get(self.plan.training.precision)
+        peak = self.plan.cluster.peak_flops(self.plan.training.precision)
         return self.predicted.model_flops_per_gpu / peak if peak else None
 
     @property
@@ -98,12 +102,14 @@ class Answer(Value, frozen=True, kw_only=True):
         """The files, arguments and environment that training would start with. Raises InputError."""
         return planning.the_job(self.settings, self.plan, self.found.said)
 
-    def ds_config(self) -> dict[str, Any]:
-        """DeepSpeed's configuration. Raises InputError for a plan of an engine that has none."""
-        content = next((file.content for file in self.job().files if file.path == DS_CONFIG), None)
+    def ds_config(self, *, trainer: bool = False) -> dict[str, Any]:
+        """DeepSpeed's configuration. `trainer`: with "auto" where Hugging Face's Trainer and accelerate fill in their own arguments. Raises
+        InputError for a plan of an engine that has none."""
+        path = FOR_TRAINER if trainer else DS_CONFIG
+        content = next((file.content for file in self.job().files if file.path == path), None)
         if content is None:
             having = [name for name, engine in ENGINES.items() if "ds" in engine.passes]
-            raise InputError("engine", self.plan.engine, f"has no {DS_CONFIG}", having)
+            raise InputError("engine", self.plan.engine, f"has no {path}", having)
         found: dict[str, Any] = json.loads(content)
         return found
 

@@ -11,7 +11,7 @@ from orchestrator import planning
 from orchestrator.asking.answer import Answer
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
-from orchestrator.key import count, is_structured, options_of, share, shown
+from orchestrator.key import count, is_structured, options_of, parse, share, shown
 from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
@@ -107,6 +107,8 @@ def varied(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
             raise InputError(name, shown(text), "is given twice")
         if "" in values or len(set(values)) < len(values):
             raise InputError(name, shown(text), "has a value twice, or none between two commas")
+        for value in values if name in KEYS else ():
+            parse(KEYS[name], value)  # what is no value of the key at all is no row of the table either
         lists[name] = values
     points = 1
     for values in lists.values():

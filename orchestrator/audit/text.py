@@ -50,6 +50,8 @@ def ranks_of(plan: Plan, stage: int) -> str:
     stride = plan.mesh.stride("pp")
     size = plan.world_size // plan.pp
     first = stage * stride
+    if stride == 1 and plan.pp > 1:
+        return f"{first}, {first + plan.pp} ... {first + (size - 1) * plan.pp}"
     return f"{first} to {first + size - 1}" if stride == size else f"{first} to {first + stride - 1} of every {stride * plan.pp}"
 
 

@@ -15,6 +15,7 @@ RUN: a folder that `run`, or `plan out=`, wrote, or a plan.json. Extra: pip inst
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_dra
 from orchestrator.plan import Plan, from_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
+from orchestrator.report.kept import Drawn, drawn_in
 from orchestrator.screen import screen
 
 
@@ -49,16 +51,17 @@ def _report(words: Sequence[str]) -> None:
     page = Path(given["out"]) if "out" in given else folder / PAGE
     if page.suffix != ".html":
         raise InputError("out", page, "is no .html")
-    settings, found = of_run(run)
+    settings, found, drawn = of_run(run)
     after = after_run(settings, found.plan, folder) if run.is_dir() else None
-    if after is not None:
-        for line in after_lines(settings, found.plan, folder, after):
-            print(line)
-    trials = tuning.read_trials(folder) if run.is_dir() else []
-    if trials:
-        screen().print(tuning.tune_table(trials))
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        if after is not None:
+            for line in after_lines(settings, found.plan, folder, after):
+                print(line)
+        trials = tuning.read_trials(folder) if run.is_dir() else []
+        if trials:
+            screen().print(tuning.tune_table(trials))
     check_drawable()
-    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"), after)
+    files = report_files(settings, found, measured_rows(folder / "metrics.jsonl"), after, drawn)
     trace = page.with_name(TRACE) if page.name == PAGE else page.with_suffix(".trace.json")
     try:
         for path, file in zip((page, trace), files, strict=True):
@@ -77,8 +80,9 @@ def lacking(found: Found) -> float:
     return max(0.0, found.plan.predicted.peak_memory_bytes - found.limit.usable) if found.plan.predicted else 0.0
 
 
-def of_run(run: Path) -> tuple[Settings, Found]:
-    """The run's plan priced again, fit or not, with what its search says of all candidates. Raises InputError."""
+def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
+    """The run's plan priced again, fit or not, with what its search says of all candidates, or what the run's own page keeps of it.
+    Raises InputError."""
     path = api.plan_file(run)
     try:
         plan = from_json(path.read_text(encoding="utf-8"), str(path))
@@ -92,15 +96,19 @@ def of_run(run: Path) -> tuple[Settings, Found]:
     found = Found(plan=plan, limit=limit)
     config = path.with_name("config.yaml")
     if not config.is_file():
-        return settings, found
+        return settings, found, None
     asked = recipe.load_tree({"recipe": str(config.resolve())}, machine, engines)
     if asked.plan is not None or not _same_question(asked, plan):
-        return settings, found
+        return settings, found, None
+    page = path.with_name(PAGE)
+    drawn = drawn_in(page.read_text(encoding="utf-8", errors="replace"), plan) if page.is_file() else None
+    if drawn is not None:
+        return asked, found, drawn
     try:
         outcomes = planning.fastest(asked, planning.question(asked)).outcomes
     except NoPlanError:
-        return settings, found
-    return asked, msgspec.structs.replace(found, outcomes=outcomes)
+        return settings, found, None
+    return asked, msgspec.structs.replace(found, outcomes=outcomes), None
 
 
 def _same_question(settings: Settings, plan: Plan) -> bool:

@@ -96,6 +96,22 @@ def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) ->
     return (work / vpp + 2 * hop * (pp - turns * share)) / share
 
 
+def rounds(costs: CostModel, candidate: Candidate) -> float:
+    """Seconds of an interleaved schedule that its transfers take at least, whatever the split.
+
+    A group of micro-batches goes through one chunk after the other, and the next group begins behind it: before a micro-batch can enter the
+    first stage's next chunk it has been through all stages, over all of their borders and the way back to the first. So each group but the
+    last takes vpp - 1 such rounds, and the last one's first micro-batch all the way down and up again.
+    """
+    vpp, pp = candidate.vpp, candidate.mesh.pp
+    hops = costs.hop_seconds(candidate)[:pp]
+    groups = ceil(candidate.num_microbatches / (candidate.microbatch_group_size_per_vp_stage or pp))
+    through = vpp * pp * costs.calibration.microbatch_overhead_s
+    for kind, count in costs.workload.counts.items():
+        through += count * costs.layer(candidate, kind, "none").seconds
+    return (groups - 1) * (vpp - 1) * sum(hops) + through + 2 * (vpp * sum(hops) - hops[-1])
+
+
 class Floors:
     """Bounds for one engine's choices under a memory limit of `usable` bytes.
 
@@ -161,6 +177,8 @@ class Floors:
         """
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         floor = costs.time_floor(candidate)
+        if vpp > 1:
+            floor = max(floor, rounds(costs, candidate) + costs.once_seconds(candidate))
         if pp == 1 or not (vpp == 1 or self.even_chunks):
             return floor
         work = pp * vpp * costs.calibration.microbatch_overhead_s

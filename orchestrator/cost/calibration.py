@@ -40,6 +40,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     fitted: FittedOn | None = None
     """What those runs had; None: the constants are the datasheet's, or another engine's."""
 
+    parts: tuple[Calibration, ...] = ()
+    """Of a cluster of several types of GPU those of each (`joined`)."""
+
     # Matrix products
     gemm_efficiency: float = 0.77
     """Share of peak FLOP/s that a very large GEMM reaches in a training step. A100: 240 of 312 TFLOP/s (cuBLAS bf16 alone reaches 255;
@@ -397,10 +400,12 @@ def own(folder: Path, traits: Traits, gpu: str) -> Calibrated | None:
 
 
 class Calibrated(NamedTuple):
-    """A calibration file and where it was; `source` empty: the package's."""
+    """A calibration file and where it was; `source` empty: the package's. `parts`: of a cluster of several types of GPU what each has,
+    None: the datasheet's; `file` is then the first that there is."""
 
     file: CalibrationFile
     source: str = ""
+    parts: tuple[Calibrated | None, ...] = ()
 
 
 def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], folder: Path | None) -> list[Calibrated | None]:
@@ -411,6 +416,10 @@ def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], fo
     engines keep what is shipped, but for the matrix products. Raises InputError for one that is for none of these engines, or not for
     this GPU.
     """
+    if cluster.parts:
+        by_type = [found(choice, view, all_traits, folder) for view in cluster.views()]
+        of_engines = zip(*by_type, strict=True)
+        return [next((one._replace(parts=each) for one in each if one is not None), None) for each in of_engines]
     gpu = cluster.gpu.name
     ours = [packaged(traits.engine, gpu) for traits in all_traits]
     if choice == DATASHEET:
@@ -462,8 +471,30 @@ def _named(name: str) -> CalibrationFile | None:
 
 def priced(cluster: Cluster, traits: Traits, known: Calibrated | None) -> Calibration:
     """The constants of this engine on this cluster with this file, or the datasheet's."""
+    if cluster.parts:
+        files = (None,) * len(cluster.parts) if known is None else known.parts
+        return joined([priced(view, traits, file) for view, file in zip(cluster.views(), files, strict=True)])
     base = datasheet(cluster, traits)
     return base if known is None else known.file.calibration(base)
+
+
+MOST: Final = ("step_overhead_s", "collective_overhead_s", "latency_factor", "memory_margin", "overlap_efficiency")
+LEAST: Final = (
+    *("p2p_efficiency", "inner_efficiency", "outer_efficiency", "microbatch_overhead_s", "overlap_slowdown", "allocator_slack"),
+    *("context_bytes", "communicator_bytes", "workspace_bytes"),
+)
+
+
+def joined(parts: Sequence[Calibration]) -> Calibration:
+    """The constants of a cluster whose GPUs of several types have these: a stage is priced by its own type's. What is between types or of
+    all is the worse one's (network, step); what only lower bounds read is the better one's (overlap, launches, bytes of every rank)."""
+    first = parts[0]
+    most = {name: max(getattr(part, name) for part in parts) for name in MOST}
+    least = {name: min(getattr(part, name) for part in parts) for name in LEAST}
+    names = " + ".join(dict.fromkeys(part.name for part in parts))
+    fitted = first.fitted if all(part.fitted is not None for part in parts) else None
+    on = "; ".join(dict.fromkeys(part.fitted_on for part in parts if part.fitted_on))
+    return replace(first, name=names, fitted_on=on, interval=None, fitted=fitted, parts=tuple(parts), **most, **least)
 
 
 def calibrated(cluster: Cluster, traits: Traits) -> Calibration:

@@ -101,7 +101,8 @@ def kinds_by_stage(model: ModelSpec, pp: int) -> list[tuple[str, ...]]:
 
 
 class Capacity:
-    """For one outer choice. `partial`: modes that a stage may have on some of its layers alone; `memories`: of each stage."""
+    """For one outer choice. `partial`: modes that a stage may have on some of its layers alone; `usable`, `memories`: of each stage. Stages
+    on several types of GPU have each their own."""
 
     def __init__(
         self,
@@ -110,17 +111,18 @@ class Capacity:
         modes: Sequence[Recompute],
         partial: Sequence[Recompute],
         layers: int,
-        usable: float,
+        usable: Sequence[float],
         memories: Sequence[StageMemory],
     ) -> None:
         self.pp, self.vpp, self.m, self.layers = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches, layers
-        self.usable = usable * (1 + ROUNDING)
+        self.usable = [room * (1 + ROUNDING) for room in usable]
         self.memories = memories
         inside = tuple(dict.fromkeys(run.layer.kind for run in costs.model.runs[1:-1]))
-        by_kind = {kind: {mode: costs.layer(candidate, kind, mode) for mode in ("none", *modes)} for kind in inside}
+        prices = [costs.of_stage(candidate, p) for p in range(self.pp)]
+        ends = [costs.model.runs[i].layer.kind for i in (0, -1)]
 
-        def least(kinds: Iterable[str]) -> _Layer:
-            some = [by_kind[kind] for kind in kinds]
+        def least(here: CostModel, kinds: Iterable[str]) -> _Layer:
+            some = [{mode: here.layer(candidate, kind, mode) for mode in ("none", *modes)} for kind in kinds]
             found = _Layer.of([by_mode["none"] for by_mode in some], [by_mode[mode] for by_mode in some for mode in modes])
             reliefs = []
             for mode in modes:
@@ -130,16 +132,22 @@ class Capacity:
                     reliefs.append(_Relief(less, max(0.0, more), mode in partial))
             return found._replace(reliefs=tuple(reliefs))
 
-        of_all = least(inside)
-        self.layer_s = of_all.seconds
         by_stage = kinds_by_stage(costs.model, self.pp) if len(inside) > 1 else [inside] * self.pp
-        known = {kinds: of_all if kinds in ((), inside) else least(kinds) for kinds in dict.fromkeys(by_stage)}
-        self.least_layers = [known[kinds] for kinds in by_stage]
-        outer = [costs.layer(candidate, costs.model.runs[i].layer.kind, "none") for i in (0, -1)]
-        first, last = (_Layer.of([cost], [cost]) for cost in outer)
+        known: dict[tuple[int, tuple[str, ...]], _Layer] = {}
+        self.least_layers = []
+        for here, kinds in zip(prices, by_stage, strict=True):
+            key = id(here), kinds or inside
+            if key not in known:
+                known[key] = least(here, key[1])
+            self.least_layers.append(known[key])
+        everywhere = [known.get((id(here), inside)) or least(here, inside) for here in dict.fromkeys(prices)]
+        self.layer_s = min(layer.seconds for layer in everywhere)
+        outer = [[_Layer.of([cost], [cost]) for cost in (here.layer(candidate, kind, "none") for kind in ends)] for here in prices]
+        first, last = outer[0][0], outer[-1][1]
         self.ends = [NOTHING.plus(p == 0, first).plus(p == self.pp - 1, last) for p in range(self.pp)]
         """Embedding and head, where they are."""
-        self.empty_s = [candidate.vpp * costs.calibration.microbatch_overhead_s + end.seconds for end in self.ends]
+        overheads = [here.calibration.microbatch_overhead_s for here in prices]
+        self.empty_s = [candidate.vpp * overhead + end.seconds for overhead, end in zip(overheads, self.ends, strict=True)]
         """Seconds of a micro-batch in each stage, but for its layers."""
         self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
         self._near = layers // self.pp
@@ -147,9 +155,8 @@ class Capacity:
         self.down = [0.0] * self.pp
         """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
         for p in range(1, self.pp):
-            overhead = costs.calibration.microbatch_overhead_s
-            self.down[p] = self.down[p - 1] + overhead + 2 * hops[p - 1] + (first.seconds if p == 1 else 0.0)
-        updates = layers * of_all.optimizer_s + first.optimizer_s + last.optimizer_s
+            self.down[p] = self.down[p - 1] + overheads[p - 1] + 2 * hops[p - 1] + (first.seconds if p == 1 else 0.0)
+        updates = layers * min(layer.optimizer_s for layer in everywhere) + first.optimizer_s + last.optimizer_s
         self.once = costs.once_seconds(candidate) + updates / self.pp
         """Seconds of a step beside its schedule: the slowest update is at least the mean."""
         self.fewest = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
@@ -171,7 +178,7 @@ class Capacity:
 
     def _seconds(self, p: int, n: int) -> float:
         layer, memory = self.least_layers[p], self.memories[p]
-        plain, over = self.empty_s[p] + n * layer.seconds, self.peak(p, n) - self.usable
+        plain, over = self.empty_s[p] + n * layer.seconds, self.peak(p, n) - self.usable[p]
         if over <= 0.0:
             return plain
         best, held = INFINITE, (1 + memory.slack) * memory.flight

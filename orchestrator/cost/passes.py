@@ -125,7 +125,7 @@ class PassPrices:
                 together = self._network.together(strategy.mesh.ep, strategy.mesh.etp)
                 busiest = 1.0 if op.routing is None else times(op.routing.busiest, strategy.mesh.ep)
                 size = (op.elements, op.topk, strategy, micro_batch_size, self._workload.itemsize)
-                items = ep.traffic(*size, together=together, busiest=busiest)
+                items = ep.traffic(*size, together=together, busiest=busiest, limit=op.limit)
                 yield from self._slower_leg(items) if strategy.moe_token_dispatcher_type == "flex" else items
 
     def _slower_leg(self, items: Iterable[Traffic]) -> Iterator[Traffic]:

@@ -107,9 +107,14 @@ class CostModel:
 
     # ---- stages
 
+    def of_stage(self, candidate: Candidate, index: int) -> CostModel:
+        """The prices of this stage's layers: of a cluster of several types of GPU those of the type that computes it."""
+        return self
+
     def stage(self, candidate: Candidate, stage: Stage, index: int) -> StageCost:
         """Seconds and peak bytes of one stage; `index` counts from 0."""
-        return self.stage_cost(candidate, self.sums(candidate, stage.layers), index)
+        here = self.of_stage(candidate, index)
+        return here.stage_cost(candidate, here.sums(candidate, stage.layers), index)
 
     def sums(self, candidate: Candidate, spans: Iterable[LayerSpan] = ()) -> StageSums:
         """A stage's layers added up; to none, others may be added one by one."""
@@ -150,10 +155,6 @@ class CostModel:
     def bucket_bytes(self, candidate: Candidate, parameters: int) -> float:
         """Reduction buckets and prefetched weights of a rank with so many parameters."""
         return memory.bucket_bytes(self.workload, candidate, self._layers.replicas.states_of(candidate.strategy), parameters)
-
-    def boundaries_kept(self, candidate: Candidate, index: int, flight: int) -> float:
-        """Bytes of what stage `index` keeps of its borders for `flight` micro-batches."""
-        return memory.borders_kept(candidate, index, flight, self.boundary_bytes(candidate))
 
     # ---- between stages
 
@@ -207,11 +208,13 @@ class CostModel:
 
     def price(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Prediction:
         """The step's seconds and the ranks' bytes, itemised. `by_cause` is the busiest stage's."""
-        sums = [self.sums(candidate, stage.layers) for stage in stages]
+        by_stage = [self.of_stage(candidate, index) for index in range(len(stages))]
+        sums = [here.sums(candidate, stage.layers) for here, stage in zip(by_stage, stages, strict=True)]
         costs = [self.stage_cost(candidate, added, index) for index, added in enumerate(sums)]
         memories = [self.stage_memory(candidate, index) for index in range(len(stages))]
         step = StepPrice(self.workload, candidate, costs, self._hops(candidate), self.once_seconds(candidate))
-        return prediction(step, stages, sums, memories, lambda span: self.layer(candidate, span.kind, span.recompute))
+        busiest = by_stage[step.busiest()]
+        return prediction(step, stages, sums, memories, lambda span: busiest.layer(candidate, span.kind, span.recompute))
 
     def played(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Played:
         """The step that `price` prices, pass by pass: what a picture of it draws."""

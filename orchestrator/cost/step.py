@@ -129,7 +129,7 @@ def prediction(
     mesh = candidate.mesh
     samples = candidate.num_microbatches * candidate.micro_batch_size * mesh.dp
     now = uncertainty.situation(w.model, w.training, w.cluster, w.calibration)
-    interval = uncertainty.interval(now, w.calibration)
+    interval, poor = uncertainty.interval(now, w.calibration), uncertainty.poorly_predicted(now)
     return Prediction(
         step_time_s=total,
         tokens_per_s_per_gpu=samples * w.model.tokens_per_sample / total / mesh.world_size,
@@ -138,5 +138,5 @@ def prediction(
         by_cause=step.by_cause(stages[step.busiest()].layers, layer),
         model_flops_per_gpu=samples * model_flops_per_sample(w.model) / total / mesh.world_size,
         interval=None if interval is None else (total * interval[0], total * interval[1]),
-        beyond=() if interval is None else tuple(uncertainty.BEYOND[kind] for kind in now.beyond),
+        beyond=() if interval is None else tuple(filter(None, [*(uncertainty.BEYOND[kind] for kind in now.beyond), poor])),
     )

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import accumulate
+from statistics import median
 from typing import Final, Literal
 
 import msgspec
@@ -41,6 +42,8 @@ FAR: Final = 2
 TAIL: Final = 0.03
 """Of the ratios, left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one source do, and
 with this the runs of a source that is left out are held as often as is promised."""
+POOR: Final = 0.15
+"""Median error of a generation's published runs above which a plan says so."""
 STEADY: Final = 20
 """Runs of a cell at which it has half the weight that it would have with very many."""
 
@@ -189,6 +192,20 @@ def interval(now: Situation, calibration: Calibration, cells: Sequence[Cell] | N
         return own
     low, high = own or (1.0, 1.0)
     return min(low, near.quantile(TAIL)), max(high, near.quantile(1 - TAIL))
+
+
+@cache
+def poorly_predicted(now: Situation) -> str:
+    """What a plan says of GPUs of whose generation published runs were predicted badly by constants that knew nothing of them: how far off
+    they were in the median; "" for the others."""
+    said = []
+    for what, words in (("seconds", "took {:.2g} times as long as predicted"), ("bytes", "had peaks {:.2g} times as high")):
+        values = [ratio for cell in known().cells if cell.situation.generation == now.generation for ratio in getattr(cell, what)]
+        if len(values) >= STEADY and median(abs(1 / ratio - 1) for ratio in values) > POOR:
+            said.append(words.format(median(values)))
+    if not said or not now.generation:
+        return ""
+    return f"published runs on GPUs of this generation {' and '.join(said)}, in the median: measure (tune=5, orchestrator.profile)"
 
 
 def chance_of_not_fitting(peak_bytes: float, limit_bytes: float, now: Situation, cells: Sequence[Cell] | None = None) -> float:

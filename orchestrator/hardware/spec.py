@@ -106,8 +106,16 @@ class Software(Value, frozen=True, kw_only=True):
     apex: bool = True
 
 
+class Part(Value, frozen=True, kw_only=True):
+    """The GPUs of one type in a cluster of several: `num_gpus` neighbouring ranks, and the network as these have it (its own NVLink)."""
+
+    gpu: Gpu
+    num_gpus: int
+    levels: tuple[Level, ...]
+
+
 class Cluster(Value, frozen=True, kw_only=True):
-    """`num_gpus` GPUs of one type, `gpus_per_node` to a node.
+    """`num_gpus` GPUs of one type, `gpus_per_node` to a node; or of several (`parts`).
 
     `levels` go from the inside out; their sizes are in GPUs, each a multiple of the one before.
     """
@@ -124,10 +132,59 @@ class Cluster(Value, frozen=True, kw_only=True):
     software: Software = Software()
     mixed: bool = False
     """Its GPUs are of several types, and `gpu` is what all of them can do (`slowest`)."""
+    parts: tuple[Part, ...] = ()
+    """Where pipeline stages are planned for the type that computes them: the types in the order of ranks. Then `gpu` is what all can do,
+    and `levels` what all have. Empty: every rank is planned for `gpu`."""
+
+    def part_of(self, stage: int, pp: int) -> int:
+        """The part that has the ranks of this pipeline stage, where pp is the outermost axis of the mesh and no stage has two types
+        (strategy/legality.py).
+
+        >>> cpu = Gpu(name="cpu", memory=1, peak_flops={}, memory_bandwidth=1.0, compute_capability="0.0", source="")
+        >>> parts = (Part(gpu=cpu, num_gpus=8, levels=()), Part(gpu=cpu, num_gpus=16, levels=()))
+        >>> level = Level(name="", size=24, bandwidth=1.0, latency=0.0)
+        >>> two = Cluster(name="", gpu=cpu, num_gpus=24, gpus_per_node=8, levels=(level,), host_bandwidth=1.0, host_memory=1, parts=parts)
+        >>> [two.part_of(stage, 3) for stage in range(3)]
+        [0, 1, 1]
+        """
+        rank = stage * self.num_gpus // pp
+        for index, part in enumerate(self.parts):
+            if rank < part.num_gpus:
+                return index
+            rank -= part.num_gpus
+        return 0
+
+    def views(self) -> tuple[Cluster, ...]:
+        """For each part the cluster as if all of it were of its type."""
+        return tuple(msgspec.structs.replace(self, gpu=part.gpu, levels=part.levels, mixed=False, parts=()) for part in self.parts)
+
+    def gpu_of(self, stage: int, pp: int) -> Gpu:
+        """The type that computes this pipeline stage."""
+        return self.parts[self.part_of(stage, pp)].gpu if self.parts else self.gpu
+
+    def gpu_of_rank(self, rank: int) -> Gpu:
+        """The type that this rank is planned for."""
+        return self.gpu_of(rank, self.num_gpus)
+
+    def peak_flops(self, precision: str) -> float | None:
+        """FLOP/s of a GPU in the mean; None where one has no figure for the precision."""
+        if not self.parts:
+            return self.gpu.peak_flops.get(precision)
+        if any(precision not in part.gpu.peak_flops for part in self.parts):
+            return None
+        return sum(part.num_gpus * part.gpu.peak_flops[precision] for part in self.parts) / self.num_gpus
+
+    @property
+    def types(self) -> str:
+        """What it is made of, for a reader: `16 x A100-SXM-80GB`, `8 x H100-SXM-80GB + 16 x A100-SXM-80GB`."""
+        if self.parts:
+            return " + ".join(f"{part.num_gpus} x {part.gpu.name}" for part in self.parts)
+        return f"{self.num_gpus} x {self.gpu.name}"
 
     @property
     def is_cpu(self) -> bool:
-        return self.gpu.name == "cpu"
+        """Whether its ranks have no GPU: `cpu`, and in a cluster of several types `cpu-NAME`."""
+        return self.gpu.name.partition("-")[0] == "cpu"
 
     @property
     def num_nodes(self) -> int:

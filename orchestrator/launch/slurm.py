@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -166,9 +166,12 @@ def why_ended(job_id: str) -> tuple[str, str] | None:
     return (name, REASONS[name]) if name in REASONS else None
 
 
-def wait(submitted: Submitted, *, follow: Callable[[], None] = lambda: None, poll_s: float = POLL_S) -> tuple[str, int]:
-    """Until the job has ended: its last state and exit status. `follow` is called at each look. Raises LaunchError where the controller
-    gives no answer for PATIENCE_S."""
+def wait(
+    submitted: Submitted, *, follow: Callable[[], None] = lambda: None, finished: Callable[[], bool] = lambda: False, poll_s: float = POLL_S
+) -> tuple[str, int]:
+    """Until the job has ended: its last state and exit status. `follow` is called at each look. `finished`: whether the run has said that
+    it is through; then a job that is COMPLETING counts as completed: Slurm may wait minutes more for a node that it lost (SlurmdTimeout,
+    UnkillableStepTimeout). Raises LaunchError where the controller gives no answer for PATIENCE_S."""
     answered = time.monotonic()
     while True:
         try:
@@ -180,6 +183,8 @@ def wait(submitted: Submitted, *, follow: Callable[[], None] = lambda: None, pol
             time.sleep(poll_s)
             continue
         follow()
+        if now == "COMPLETING" and finished():
+            return "COMPLETED", 0
         if now not in LIVE:
             return now, status if status or now == "COMPLETED" else 1
         time.sleep(poll_s)
@@ -203,14 +208,26 @@ def follow(
             on_step(row)
 
     started = now()
-    last, status = wait(submitted, follow=look, poll_s=poll_s)
+
+    def written() -> dict[str, Any]:
+        """The status.json that this job has left; empty: none yet, or it is requeued."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            status = json.loads((out / "status.json").read_text())
+            if status["ended"] >= started and status["status"] != "requeued":
+                return dict(status)
+        return {}
+
+    def finished() -> bool:
+        return written().get("status") == "finished"
+
+    last, status = wait(submitted, follow=look, finished=finished, poll_s=poll_s)
     look(ended=True)
     outcome = Outcome(status="finished", exit_status=0, started=started, ended=now(), log=submitted.log, rows=by_step(rows))
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        written = json.loads((out / "status.json").read_text())
-        if written["ended"] >= started and written["status"] != "requeued":
-            fields = {name: written[name] for name in ("status", "exit_status", "started", "ended", "log", "restarts")}
-            names = {"last_line": written["error"], "rank": written["failed_rank"], "host": written["failed_host"]}
+    left = written()
+    with contextlib.suppress(KeyError, msgspec.ValidationError):
+        if left:
+            fields = {name: left[name] for name in ("status", "exit_status", "started", "ended", "log", "restarts")}
+            names = {"last_line": left["error"], "rank": left["failed_rank"], "host": left["failed_host"]}
             return msgspec.convert({**fields, **names, "rows": outcome.rows}, Outcome)
     if last == "COMPLETED":
         return outcome

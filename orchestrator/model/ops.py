@@ -216,6 +216,8 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
     topk: int
     routing: Routing | None = None
     """How unevenly they go."""
+    limit: tuple[int, int] = (1, 1)
+    """Groups of experts, and in how many of them all of a token's experts are."""
 
 
 Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch

@@ -1,11 +1,13 @@
 """Clusters: a YAML of ten lines and a number of GPUs become a `Cluster`.
 
 gpu: H100-SXM-80GB            # a catalog name, or its figures: {name, memory, memory_bandwidth, peak_flops, compute_capability};
-                              # with mixed: slowest a list of them
+                              # with mixed: slowest a list of them. 8 x H100-SXM-80GB + 16 x A100-SXM-80GB: two types, in the order of
+                              # ranks; each pipeline stage is planned for its own (a list of {type, gpus} where a type has figures)
 gpus_per_node: 8
 levels:                       # from the inside out; size: a number of GPUs, node, or unlimited
 - {name: nvlink, size: node, bandwidth: nvlink, latency: 1.9 us}      # nvlink, pcie: the GPU's own, from the catalog
 - {name: infiniband, size: unlimited, bandwidth: 400 Gbit/s, latency: 4 us}
+                              # of several types a bandwidth may be a list, one for each: [400 Gbit/s, 200 Gbit/s]
 host_bandwidth: pcie          # GPU to host memory, per GPU and direction; pcie / 2: two GPUs share a slot's
 host_memory: 256 GB           # per GPU
 """
@@ -26,7 +28,7 @@ import msgspec
 from orchestrator.engines.megatron_versions import number
 from orchestrator.errors import InputError, nearest
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.hardware.spec import Cluster, Gpu, Level, Software, segment, slowest
+from orchestrator.hardware.spec import Cluster, Gpu, Level, Part, Software, segment, slowest
 from orchestrator.key import Key, parse, shown
 from orchestrator.recipe.cluster_fields import with_fields
 from orchestrator.recipe.keys import MAX_GPUS, Mixed
@@ -104,6 +106,9 @@ def load_cluster(name: str, num_gpus: int, gpus_per_node: int | None = None) -> 
 
 
 SOFTWARE: Final = Software()
+STAGES: Final = "stages"
+_PART_KEYS = ("type", "gpus")
+_COUNTED = re.compile(r"(\d+) *x *(\S+)")
 _CLUSTER_KEYS = ("name", "gpu", "gpus_per_node", "levels", "host_bandwidth", "host_memory", "software", "mixed")
 _LEVEL_KEYS = ("name", "size", "bandwidth", "latency", "source")
 _GPU_KEYS = ("name", "memory", "peak_flops", "memory_bandwidth", "compute_capability", "source", "pcie", "nvlink")
@@ -122,12 +127,23 @@ def cluster_from(
     versions where the YAML says none. Raises InputError."""
     _check_keys(tree, _CLUSTER_KEYS, _CLUSTER_KEYS[1:6], where)
     node = gpus_per_node or _count(f"{where}: gpus_per_node", tree["gpus_per_node"])
-    mixed = mixed or parse(Key(name=f"{where}: mixed", type=Mixed, help=""), tree.get("mixed", "refuse"))
-    gpu = _gpus(tree["gpu"], where, mixed)
-    host_bandwidth = _rate(f"{where}: host_bandwidth", tree["host_bandwidth"], gpu)
+    parts = _parts(tree["gpu"], where)
+    said = mixed or tree.get("mixed")
+    mixed = parse(Key(name=f"{where}: mixed", type=Mixed, help=""), said or (STAGES if parts else "refuse"))
+    if parts and mixed == "refuse":
+        raise InputError(f"{where}: gpu", " + ".join(f"{count} x {gpu.name}" for gpu, count in parts), f"{SEVERAL}; mixed=refuse was said")
+    if mixed == STAGES and not parts:
+        raise InputError(f"{where}: gpu", _names(tree["gpu"]), f"mixed=stages needs how many there are of each type: {PARTS_EXAMPLE}")
+    gpu = slowest([gpu for gpu, _ in parts]) if parts else _gpus(tree["gpu"], where, mixed)
+    counted = sum(count for _, count in parts)
+    if parts and counted != num_gpus:
+        counts = " + ".join(f"{count} x {gpu.name}" for gpu, count in parts)
+        raise InputError("gpus", num_gpus, f"the cluster's types are {counts} = {counted} GPUs; cluster.gpu= says other numbers")
+    host_bandwidth = min(_rate(f"{where}: host_bandwidth", tree["host_bandwidth"], one) for one in ([one for one, _ in parts] or [gpu]))
     host_memory = round(quantity(f"{where}: host_memory", tree["host_memory"], BYTES))
     software = _software(tree.get("software"), where, gpu, software)
-    levels = _levels(tree["levels"], where, num_gpus, node, gpu)
+    of_each = [_levels(tree["levels"], where, num_gpus, node, one, (index, len(parts))) for index, (one, _) in enumerate(parts)]
+    levels = _least(of_each) if parts else _levels(tree["levels"], where, num_gpus, node, gpu)
     if num_gpus > node and num_gpus % node:
         raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}; gpus_per_node=N says how many a node has")
     if num_gpus > levels[-1].size:
@@ -141,12 +157,21 @@ def cluster_from(
         host_bandwidth=host_bandwidth,
         host_memory=host_memory,
         software=software,
-        mixed=mixed == "slowest",
+        mixed=mixed != "refuse" and len(parts) != 1,
+        parts=tuple(Part(gpu=one, num_gpus=count, levels=own) for (one, count), own in zip(parts, of_each, strict=True))
+        if mixed == STAGES and len(parts) > 1
+        else (),
     )
 
 
-def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu) -> tuple[Level, ...]:
-    """Sizes grow outwards, each a multiple of the one before; the outermost holds the job."""
+def _least(of_each: list[tuple[Level, ...]]) -> tuple[Level, ...]:
+    """What all types have of each level."""
+    by_level = zip(*of_each, strict=True)
+    return tuple(msgspec.structs.replace(same[0], bandwidth=min(level.bandwidth for level in same)) for same in by_level)
+
+
+def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu, part: tuple[int, int] = (0, 1)) -> tuple[Level, ...]:
+    """Sizes grow outwards, each a multiple of the one before; the outermost holds the job. `part`: which of how many types this GPU is."""
     if not isinstance(raw, list) or not raw:
         raise InputError(f"{where}: levels", None, "needs a list of network levels, from the inside out")
     levels: list[Level] = []
@@ -165,13 +190,23 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu) -> tuple[L
             Level(
                 name=_text(f"{key}.name", item["name"]),
                 size=size,
-                bandwidth=_rate(f"{key}.bandwidth", item["bandwidth"], gpu),
+                bandwidth=_rate(f"{key}.bandwidth", _of_part(f"{key}.bandwidth", item["bandwidth"], part), gpu),
                 latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True),
                 source=str(item.get("source") or ""),
             )
         )
         inner = size
     return tuple(levels)
+
+
+def _of_part(key: str, raw: Any, part: tuple[int, int]) -> Any:
+    """A bandwidth, or of a list of them that of this type."""
+    index, types = part
+    if not isinstance(raw, list):
+        return raw
+    if len(raw) != types or types == 1:
+        raise InputError(key, _names(raw), f"is a list of {len(raw)} for {types} type{'s' * (types > 1)} of GPU")
+    return raw[index]
 
 
 _OWN_LINK = re.compile(r"(nvlink|pcie)(?: */ *([1-9]))?\Z")
@@ -199,6 +234,40 @@ def _size(key: str, raw: Any, num_gpus: int, node: int, inner: int) -> int:
     raise InputError(key, shown(raw), "is no size", ["a number of GPUs", "node", "unlimited"])
 
 
+SEVERAL: Final = "are several types"
+PARTS_EXAMPLE: Final = "8 x H100-SXM-80GB + 16 x A100-SXM-80GB"
+
+
+def _names(raw: Any) -> str:
+    return ", ".join(str(item) for item in raw) if isinstance(raw, list) else shown(raw)
+
+
+def _parts(raw: Any, where: str) -> list[tuple[Gpu, int]]:
+    """(type, how many) of each, in the order of ranks, where the numbers are said; else none."""
+    key = f"{where}: gpu"
+    if isinstance(raw, str) and _COUNTED.match(raw.strip()):
+        found = [(_COUNTED.fullmatch(item.strip()), item) for item in raw.split("+")]
+        wrong = [item.strip() for match, item in found if match is None]
+        if wrong:
+            raise InputError(key, shown(raw), f"{shown(wrong[0])} is not such as {PARTS_EXAMPLE}")
+        parts = [(_gpu(match.group(2), where), _count(key, match.group(1))) for match, _ in found if match is not None]
+    elif isinstance(raw, list) and raw and any(isinstance(item, dict) and not item.keys().isdisjoint(_PART_KEYS) for item in raw):
+        parts = []
+        for index, item in enumerate(raw):
+            if not isinstance(item, dict):
+                raise InputError(f"{key}[{index}]", shown(item), f"must be a mapping with {', '.join(_PART_KEYS)}, as the others are")
+            _check_keys(item, _PART_KEYS, _PART_KEYS, f"{key}[{index}]")
+            parts.append((_gpu(item["type"], where), _count(f"{key}[{index}].gpus", item["gpus"])))
+    else:
+        return []
+    names = [gpu.name for gpu, _ in parts]
+    if len({*names}) < len(names):
+        raise InputError(key, ", ".join(names), "has a type twice: count its GPUs together")
+    if len(parts) > 1 and len({name == "cpu" or name.startswith("cpu-") for name in names}) > 1:
+        raise InputError(key, ", ".join(names), "are ranks with and without a GPU")
+    return parts
+
+
 def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
     """One type, or what all of a list can do."""
     if not isinstance(raw, list) or not raw:
@@ -206,7 +275,8 @@ def _gpus(raw: Any, where: str, mixed: str) -> Gpu:
     gpus = [_gpu(item, where) for item in raw]
     if len(gpus) > 1 and mixed != "slowest":
         names = ", ".join(gpu.name for gpu in gpus)
-        raise InputError(f"{where}: gpu", names, "are several types; cluster.mixed=slowest plans for what all of them can do")
+        ways = f"{PARTS_EXAMPLE} plans pipeline stages for the type that computes them"
+        raise InputError(f"{where}: gpu", names, f"{SEVERAL}; cluster.mixed=slowest plans for what all of them can do, {ways}")
     return slowest(gpus)
 
 
@@ -301,22 +371,22 @@ def to_tree(cluster: Cluster) -> dict[str, Any]:
     """The same cluster as YAML content, exact: numbers in base units."""
     return {
         "name": cluster.name,
-        "gpu": gpu_tree(cluster.gpu),
+        "gpu": [{"type": gpu_tree(part.gpu), "gpus": part.num_gpus} for part in cluster.parts] or gpu_tree(cluster.gpu),
         "gpus_per_node": cluster.gpus_per_node,
         "levels": [
             {
                 "name": level.name,
                 "size": level.size,
-                "bandwidth": f"{level.bandwidth!r} B/s",
+                "bandwidth": [f"{part.levels[index].bandwidth!r} B/s" for part in cluster.parts] or f"{level.bandwidth!r} B/s",
                 "latency": f"{level.latency!r} s",
                 "source": level.source,
             }
-            for level in cluster.levels
+            for index, level in enumerate(cluster.levels)
         ],
         "host_bandwidth": f"{cluster.host_bandwidth!r} B/s",
         "host_memory": f"{cluster.host_memory} B",
         "software": msgspec.structs.asdict(cluster.software),
-        **({"mixed": "slowest"} if cluster.mixed else {}),
+        **({"mixed": STAGES if cluster.parts else "slowest"} if cluster.mixed else {}),
     }
 
 

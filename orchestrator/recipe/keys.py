@@ -29,7 +29,7 @@ from orchestrator.values import Value
 
 Launch = Literal["auto", "none", "local", "slurm"]
 Launcher = Literal["torchrun", "deepspeed"]
-Mixed = Literal["refuse", "slowest"]
+Mixed = Literal["refuse", "slowest", "stages"]
 Largest = Literal["seq_length", "global_batch_size", "num_layers"]
 
 MAX_GPUS: Final = 1_000_000
@@ -60,7 +60,12 @@ class Inputs(Value, frozen=True, kw_only=True):
     ] = None
     mixed: Annotated[
         Mixed | None,
-        Key("cluster.mixed", "GPUs of several types; slowest: plan for what all of them can do", type=Mixed, default="refuse"),
+        Key(
+            "cluster.mixed",
+            "GPUs of several types; slowest: plan for what all of them can do; stages: each pipeline stage for its own type",
+            type=Mixed,
+            default="refuse; stages with cluster.gpu='8 x H100-SXM-80GB + 16 x A100-SXM-80GB'",
+        ),
     ] = None
     gpus: Annotated[int | None, Key("gpus", "how many", type=int, default="the recipe's, else all found here", low=1, high=MAX_GPUS)] = None
     gpus_per_node: Annotated[

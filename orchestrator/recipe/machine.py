@@ -83,6 +83,8 @@ def _not_here(machine: Machine, known: bool, gpus: int | None) -> str:
 
 def counted(cluster: Cluster) -> str:
     """`4 x H200` or `2 nodes of 8 x H100-SXM-80GB`; ranks on a machine without GPUs."""
+    if cluster.parts:
+        return cluster.types
     what = "gloo ranks" if cluster.is_cpu else f"x {cluster.gpu.name}"
     if cluster.num_nodes == 1:
         return f"{cluster.num_gpus} {what}"
@@ -116,15 +118,21 @@ NVLINK_LATENCY, PCIE_LATENCY = 1.9 * US, 2.5 * US
 """A hop's: NCCL's own tuning constants (src/graph/tuning.cc, ring, LL128)."""
 
 
+def memory_of(gpu: Gpu) -> int:
+    """Bytes."""
+    return gpu.memory
+
+
 def limit_of(merged: Flat, cluster: Cluster) -> MemoryLimit:
-    has = cluster.gpu.memory
+    parts = tuple(part.gpu.memory for part in cluster.parts)
+    has, largest = max(parts, default=cluster.gpu.memory), max((part.gpu for part in cluster.parts), default=cluster.gpu, key=memory_of)
     asked = filled(merged, Inputs)
     limit = has if asked.limit_gib is None else round(asked.limit_gib * GIB)
     if limit > has and not cluster.is_cpu:
-        raise InputError("memory.limit_gib", merged["memory.limit_gib"].text, f"is more than a {cluster.gpu.name} has, {has / GIB:.2f}")
+        raise InputError("memory.limit_gib", merged["memory.limit_gib"].text, f"is more than a {largest.name} has, {has / GIB:.2f}")
     reserve = None if asked.reserve_gib is None else round(asked.reserve_gib * GIB)
     if reserve is not None and reserve >= limit:
         raise InputError("memory.reserve_gib", merged["memory.reserve_gib"].text, f"leaves nothing of {format_bytes(limit)}")
     if asked.risk is not None and reserve is not None:
         raise InputError("memory.risk", merged["memory.risk"].text, "says how much is kept free, as memory.reserve_gib does; give one")
-    return MemoryLimit(limit=limit, reserve=reserve, risk=asked.risk)
+    return MemoryLimit(limit=limit, reserve=reserve, parts=tuple(min(limit, part) for part in parts), risk=asked.risk)

@@ -110,6 +110,6 @@ def _in_plan(group: str, short: str, plan: Plan) -> Any:
         choice = next((choice for choice in CHOICES if choice.pin == short), None)
         value = ... if choice is None else choice.of(plan.candidate)
         return "-".join(value) if isinstance(value, tuple) else value
-    mixed = "slowest" if plan.cluster.mixed else "refuse"
+    mixed = ("stages" if plan.cluster.parts else "slowest") if plan.cluster.mixed else "refuse"
     facts = {"gpus": plan.world_size, "gpus_per_node": plan.cluster.gpus_per_node, "seed": plan.training.seed, "mixed": mixed}
     return facts.get(short, ...)

@@ -103,7 +103,10 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     """The same for keys that are a tree of texts already. Raises InputError."""
     given = flatten(tree, "")
     given = with_long_form(given)
-    continued = checkpoint_of(value_of(given, RESUME, None))
+    from_run = value_of(given, RESUME, None)
+    continued = checkpoint_of(from_run)
+    if from_run is not None and continued is None and not names_a_model(given):
+        raise InputError(RESUME, shown(from_run), "is no folder here, and it is what would say what is trained")
     if continued is not None and not names_a_model(given):
         label, layers = None, [recipe_of(continued, given)]
     else:

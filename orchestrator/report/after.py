@@ -152,7 +152,7 @@ def axis_of(plan: Plan, traffic: Traffic) -> str:
 
 def alone_seconds(plan: Plan, cost: CostModel, stage: int) -> float:
     """Predicted seconds of a micro-batch on a stage without traffic, forward and backward."""
-    candidate = plan.candidate
+    candidate, cost = plan.candidate, cost.of_stage(plan.candidate, stage)
     total = candidate.vpp * cost.calibration.microbatch_overhead_s
     for span in plan.stages[stage].layers:
         causes = cost.layer(candidate, span.kind, span.recompute).by_cause

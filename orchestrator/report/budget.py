@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.hardware.catalog import POWER_W
+from orchestrator.hardware.spec import Cluster
 from orchestrator.plan import Plan
 from orchestrator.units import format_count
 from orchestrator.values import Value
@@ -51,9 +52,16 @@ def budget(plan: Plan, price_per_gpu_hour: float | None = None) -> Budget:
         tokens=tokens,
         seconds=training.steps * plan.predicted.step_time_s,
         num_gpus=plan.world_size,
-        power_w=POWER_W.get(plan.cluster.gpu.name),
+        power_w=_power_w(plan.cluster),
         price_per_gpu_hour=price_per_gpu_hour,
     )
+
+
+def _power_w(cluster: Cluster) -> float | None:
+    """Watts of a GPU, of several types in the mean; None where one's is not known."""
+    parts = [(part.num_gpus, POWER_W.get(part.gpu.name)) for part in cluster.parts] or [(1, POWER_W.get(cluster.gpu.name))]
+    known = [(many, watts) for many, watts in parts if watts is not None]
+    return sum(many * watts for many, watts in known) / sum(many for many, _ in known) if len(known) == len(parts) else None
 
 
 def format_time(seconds: float) -> str:

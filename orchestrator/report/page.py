@@ -16,6 +16,7 @@ from orchestrator.plan import Plan
 from orchestrator.report.after import NAMES, After
 from orchestrator.report.budget import budget, budget_text
 from orchestrator.report.candidates import Outcome
+from orchestrator.report.kept import Drawn, Point, digest, element
 from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
 from orchestrator.report.text import cause_name, choice, placement, rank_name, stage_layers, stage_recompute
 from orchestrator.report.trace import Bar, bars
@@ -77,6 +78,8 @@ class Shown(Value, frozen=True, kw_only=True):
     limit: MemoryLimit
     costs: CostModel
     outcomes: Sequence[Outcome] = ()
+    drawn: Drawn | None = None
+    """Candidates as an earlier page has them, in place of the outcomes."""
     floor: Callable[[Candidate], float] | None = None
     """Bytes that a choice can't go below."""
     rows: Sequence[Mapping[str, Any]] = ()
@@ -111,15 +114,15 @@ def report_html(shown: Shown) -> str:
         "memory": memory_picture(shown, step),
         "causes": cause_picture(shown.plan),
     }
-    points = candidate_points(shown)
-    if points:
-        pictures["candidates"] = candidate_picture(points, shown)
+    drawn = shown.drawn or drawn_of(shown)
+    if drawn.points:
+        pictures["candidates"] = candidate_picture(drawn.points, shown)
     measured = [float(row["step_time_s"]) for row in shown.rows if isinstance(row.get("step_time_s"), int | float)]
     if measured:
         pictures["measured"] = measured_picture(measured, shown.plan)
     script, divs = components(pictures)
     scripts = "".join(f"<script>{text}</script>" for text in INLINE.js_raw[:1])
-    title = f"{shown.plan.model.name} on {shown.plan.world_size} x {shown.plan.cluster.gpu.name}"
+    title = f"{shown.plan.model.name} on {shown.plan.cluster.types}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -131,8 +134,8 @@ def report_html(shown: Shown) -> str:
         section("Memory over the step", divs["memory"], "Of each stage, and of the fullest by cause.", memory_table(shown)),
         section("Where the step goes", divs["causes"], "Of the busiest stage; it adds up to the step.", cause_table(shown.plan)),
     ]
-    if points:
-        parts.append(candidates_section(shown, points, divs["candidates"]))
+    if drawn.points:
+        parts.append(candidates_section(drawn, divs["candidates"]) + element(drawn))
     parts.append(measured_section(shown, divs.get("measured")))
     parts.append("</main></body></html>")
     return "\n".join(parts) + "\n"
@@ -261,7 +264,7 @@ def timeline_picture(step: Played) -> Figure:
 def moments(shown: Shown, step: Played, stage: int) -> list[tuple[float, float, dict[str, float]]]:
     """The stage's memory from pass to pass, thinned to what a picture shows: of neighbours the fullest stays."""
     plan = shown.plan
-    sums = shown.costs.sums(plan.candidate, plan.stages[stage].layers)
+    sums = shown.costs.of_stage(plan.candidate, stage).sums(plan.candidate, plan.stages[stage].layers)
     rows = shown.costs.stage_memory(plan.candidate, stage).over_time(sums, step.lanes[stage])
     size = -(-len(rows) // MOST_MOMENTS)
     kept = []
@@ -318,7 +321,18 @@ def cause_picture(plan: Plan) -> Figure:
     return plot
 
 
-def candidate_points(shown: Shown) -> list[tuple[str, float, float, str, str]]:
+def drawn_of(shown: Shown) -> Drawn:
+    """What a page draws of the search's outcomes."""
+    counted: dict[tuple[str, str], int] = {}
+    for outcome in shown.outcomes:
+        if getattr(outcome, "rule", None):
+            key = (outcome.candidate.engine, outcome.reason or "")
+            counted[key] = counted.get(key, 0) + 1
+    ruled = sorted(((engine, why, count) for (engine, why), count in counted.items()), key=lambda row: -row[2])[:MOST_ROWS]
+    return Drawn(plan=digest(shown.plan), total=len(shown.outcomes), points=tuple(candidate_points(shown)), ruled=tuple(ruled))
+
+
+def candidate_points(shown: Shown) -> list[Point]:
     """(name, seconds, bytes, kind, why) of choices that can be drawn: priced ones, then those of which bounds are known, the
     nearest first."""
     priced, bounded, over = [], [], []
@@ -343,7 +357,7 @@ def candidate_points(shown: Shown) -> list[tuple[str, float, float, str, str]]:
     return [*sorted(priced, key=lambda point: point[1]), *drawn, *sorted(over, key=lambda point: point[2])[: MOST_POINTS // 3]]
 
 
-def candidate_picture(points: Sequence[tuple[str, float, float, str, str]], shown: Shown) -> Figure:
+def candidate_picture(points: Sequence[Point], shown: Shown) -> Figure:
     """Time against memory; a click says why it was not taken."""
     from bokeh.models import CustomJS, Span, TapTool
 
@@ -394,6 +408,8 @@ def ranks_of(plan: Plan, stage: int) -> str:
     first = stage * stride
     if size == 1:
         return str(first)
+    if stride == 1:
+        return f"{first}, {first + plan.pp} ... {first + (size - 1) * plan.pp}"
     return f"{first} to {first + size - 1}" if stride == size else f"{first} to {first + stride - 1} of every {stride * plan.pp}"
 
 
@@ -440,17 +456,13 @@ def cause_table(plan: Plan) -> str:
     return table("Seconds of the step", ("cause", "time", "share"), [*rows, ("total", format_seconds(total), "100.0%")], (1, 2))
 
 
-def candidates_section(shown: Shown, points: Sequence[tuple[str, float, float, str, str]], picture: str) -> str:
+def candidates_section(drawn: Drawn, picture: str) -> str:
     rows = []
-    for name, seconds, nbytes, kind, why in points[:MOST_ROWS]:
+    for name, seconds, nbytes, kind, why in drawn.points[:MOST_ROWS]:
         rows.append((name, ("" if kind == "priced" else "at least ") + format_seconds(seconds), format_bytes(nbytes), why))
-    cut = [(outcome.candidate.engine, outcome.reason or "") for outcome in shown.outcomes if getattr(outcome, "rule", None)]
-    counted: dict[tuple[str, str], int] = {}
-    for key in cut:
-        counted[key] = counted.get(key, 0) + 1
-    ruled = sorted(((engine, why, count) for (engine, why), count in counted.items()), key=lambda row: -row[2])[:MOST_ROWS]
+    ruled = drawn.ruled
     words = (
-        f"{len(shown.outcomes):,} choices; drawn are those whose time and memory are known, exactly or by a bound. candidates.csv has all."
+        f"{drawn.total:,} choices; drawn are those whose time and memory are known, exactly or by a bound. candidates.csv has all."
     )
     numbers = table(f"The nearest {len(rows)}", ("choice", "step", "memory", "why not"), rows, (1, 2))
     rules = table("Rules that cut branches, the most frequent first", ("engine", "why", "branches"), ruled, (2,)) if ruled else ""

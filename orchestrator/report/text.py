@@ -149,7 +149,7 @@ def _facts(plan: Plan, model: ModelSpec) -> list[tuple[str, str]]:
     training, cluster = plan.training, plan.cluster
     lengths = f"{training.seq_length}" + (f" + {training.decoder_seq_length}" if training.decoder_seq_length else "")
     nodes = -(-plan.world_size // cluster.gpus_per_node)
-    where = f"{plan.world_size} gloo ranks" if cluster.is_cpu else f"{plan.world_size} x {cluster.gpu.name}"
+    where = f"{plan.world_size} gloo ranks" if cluster.is_cpu and not cluster.parts else cluster.types
     if nodes > 1:
         where += f", {nodes} nodes of {cluster.gpus_per_node}"
     mesh = "  ".join(f"{axis} {getattr(plan, axis)}" for axis in MESH_AXES if getattr(plan, axis) > 1 or axis in ("tp", "pp", "dp"))
@@ -190,7 +190,7 @@ def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None) -
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(plan, model):
         facts.add_row(Text(name, style="bold"), Text(value))
-    columns = [("stage", False), ("layers", False), ("recompute", False)]
+    columns = [("stage", False), *([("GPU", False)] if plan.cluster.parts else []), ("layers", False), ("recompute", False)]
     predicted = plan.predicted.by_stage if plan.predicted else ()
     if predicted:
         columns += [("forward", True), ("backward", True), ("memory", True)]
@@ -200,17 +200,20 @@ def plan_table(plan: Plan, model: ModelSpec, limit: MemoryLimit | None = None) -
         row = [stage_recompute(stage)]
         if predicted:
             cost = predicted[index]
-            of_limit = f" ({_percent(cost.peak_memory_bytes / limit.usable)})" if limit else ""
+            room = limit.usable_of(plan.cluster.part_of(index, plan.pp)) if limit else 1
+            of_limit = f" ({_percent(cost.peak_memory_bytes / room)})" if limit else ""
             row += [format_seconds(cost.forward_s), format_seconds(cost.backward_s), format_bytes(cost.peak_memory_bytes) + of_limit]
         size = tuple((span.kind, span.count, span.recompute, span.chunk) for span in stage.layers)
         rows.append((size, row, index, stage))
-    for (_, row), group in groupby(rows, key=lambda entry: (entry[0], entry[1])):
+    gpus = [[Text(plan.cluster.gpu_of(index, plan.pp).name)] if plan.cluster.parts else [] for index in range(len(plan.stages))]
+    for (_, row, _), group in groupby(rows, key=lambda entry: (entry[0], entry[1], plan.cluster.part_of(entry[2], plan.pp))):
         members = list(group)
         first, last = members[0], members[-1]
+        gpu = gpus[first[2]]
         if len(members) == 1:
-            stages.add_row(str(first[2]), Text(stage_layers(first[3])), *row)
+            stages.add_row(str(first[2]), *gpu, Text(stage_layers(first[3])), *row)
         else:
-            stages.add_row(f"{first[2]}-{last[2]}", Text(f"{stage_layers(first[3])}  to  {stage_layers(last[3])}"), *row)
+            stages.add_row(f"{first[2]}-{last[2]}", *gpu, Text(f"{stage_layers(first[3])}  to  {stage_layers(last[3])}"), *row)
     caption = "forward and backward: one micro-batch on one stage" if predicted else ""
     return Group(facts, stages, Text(caption, style="dim")) if caption else Group(facts, stages)
 
@@ -273,7 +276,7 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
         speed += f" (90%: {format_seconds(low)} to {format_seconds(high)}{why})"
     rank = rank_name(plan)
     speed += f", {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{rank}"
-    peak = plan.cluster.gpu.peak_flops.get(plan.training.precision)
+    peak = plan.cluster.peak_flops(plan.training.precision)
     if predicted.model_flops_per_gpu:
         speed += f", {format_flops(predicted.model_flops_per_gpu)}/{rank}"
         if peak:
@@ -283,17 +286,20 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     time = _causes("step time", predicted.by_cause, "s", predicted.step_time_s)
     if not predicted.by_stage:
         return Group(lines, time)
-    worst = max(range(len(predicted.by_stage)), key=lambda index: predicted.by_stage[index].peak_memory_bytes)
+    parts = [plan.cluster.part_of(index, plan.pp) for index in range(len(predicted.by_stage))]
+    rooms = [limit.usable_of(part) if limit else 1 for part in parts]
+    worst = max(range(len(predicted.by_stage)), key=lambda index: predicted.by_stage[index].peak_memory_bytes / rooms[index])
     stage = predicted.by_stage[worst]
     memory_line = f"{format_bytes(stage.peak_memory_bytes)} at the peak of stage {worst}"
     if stage.peak_phase:
         memory_line += f" ({stage.peak_phase})"
     if limit:
-        memory_line += f", {_percent(stage.peak_memory_bytes / limit.usable)} of {format_bytes(limit.usable)} usable"
+        room, whole = rooms[worst], limit.parts[parts[worst]] if limit.parts else limit.limit
+        memory_line += f", {_percent(stage.peak_memory_bytes / room)} of {format_bytes(room)} usable"
         why = "" if limit.margin is None else f": 95% of measured peaks are at most {_percent(limit.margin)} above their prediction"
         if limit.risk is not None:
             why = f": at most {100 * limit.risk:g}% chance of running out (memory.risk)"
-        memory_line += f" ({format_bytes(limit.limit)} less {format_bytes(limit.limit - limit.usable)} reserve{why})"
+        memory_line += f" ({format_bytes(whole)} less {format_bytes(whole - room)} reserve{why})"
     lines.add_row(Text("memory", style="bold"), memory_line)
     lines.add_row(Text("prices", style="bold"), Text(f"{plan.calibration} calibration{_source(plan)}"))
     side_by_side = Table.grid(padding=(0, 6))

@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.mixed import cost_model
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
@@ -50,10 +50,14 @@ def check_plan(
     if capabilities.recompute_varies in ("never", "job"):
         _check_same_recompute(plan, model, capabilities.recompute_varies == "never")
     if limit is not None and calibration is not None:
-        price = CostModel(workload, traits, calibration).price(plan.candidate, plan.stages)
+        price = cost_model(workload, traits, calibration).price(plan.candidate, plan.stages)
         most = limit.of(calibration.memory_margin)
-        if price.peak_memory_bytes > most.usable:
-            need, have, kept = (format_bytes(nbytes) for nbytes in (price.peak_memory_bytes, most.usable, most.limit - most.usable))
+        rooms = [most.usable_of(plan.cluster.part_of(index, plan.pp)) for index in range(plan.pp)]
+        peaks = [stage.peak_memory_bytes for stage in price.by_stage]
+        worst = max(range(plan.pp), key=lambda index: peaks[index] - rooms[index])
+        if peaks[worst] > rooms[worst]:
+            need, have = format_bytes(peaks[worst]), format_bytes(rooms[worst])
+            kept = format_bytes((most.parts[plan.cluster.part_of(worst, plan.pp)] if most.parts else most.limit) - rooms[worst])
             raise InputError("plan", plan.candidate.label(), f"needs {need} of {have} ({kept} kept free)")
 
 

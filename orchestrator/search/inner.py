@@ -103,12 +103,18 @@ class Inner:
         self.costs, self.model, self.capabilities = costs, model, capabilities
         self.candidate, self.modes = candidate, modes = leaf
         self.usable = limit.usable
+        """Bytes; of a cluster of several types of GPU the largest's."""
         self.pp, self.vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
         self.layers = transformer_layers(model)
         self.spent = 0
         """What partitions took, in simulated passes."""
         self.left = INFINITE
         """Seconds that no partition which was left out undercuts; infinite where none was."""
+        parts = [costs.cluster.part_of(p, self.pp) for p in range(self.pp)]
+        self._by_stage = [costs.of_stage(candidate, p) for p in range(self.pp)]
+        """The prices of each stage: its own type's."""
+        self._rooms = [limit.usable_of(part) for part in parts]
+        """Bytes that each stage may use."""
         self._one_kind = len(model.runs) == 3
         self._by_layer = capabilities.each_layer_recomputes_alone(candidate.schedule)
         self._alone: list[Inner] = []
@@ -120,16 +126,17 @@ class Inner:
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
-        self._slower: dict[Recompute, set[Recompute]] = {}
+        self._slower: dict[tuple[int, Recompute], set[Recompute]] = {}
         self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
-        self._places = [(p == 0, p == self.pp - 1, memory.flights) for p, memory in enumerate(self._memories)]
+        self._parts = parts
+        self._places = [(p == 0, p == self.pp - 1, memory.flights, parts[p]) for p, memory in enumerate(self._memories)]
         """All by which a stage's place changes what it costs."""
         self.capacity: Capacity | None = None
         if self._fixed is None:
             partial = [mode for mode in modes if mode == "full" or self._by_layer]
-            self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self.usable, self._memories)
+            self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self._rooms, self._memories)
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
         shape = candidate.schedule, self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
         once_s = costs.once_seconds(candidate)
@@ -164,7 +171,7 @@ class Inner:
             if found is None:
                 found = self._ways[alike] = []
                 made = [self._way(p, sizes, chunks, recompute) for recompute in self._recomputes(p, sizes, chunks)]
-                for way in sorted((way for way in made if way.peak_bytes <= self.usable), key=lambda way: way.work_s):
+                for way in sorted((way for way in made if way.peak_bytes <= self._rooms[p]), key=lambda way: way.work_s):
                     if not any(beats(other, way) for other in found):
                         found.append(way)
             self._ways[here] = found
@@ -179,22 +186,22 @@ class Inner:
             if mode in slower:
                 continue
             if mode == "none" or not whole:
-                if self._peak(p, chunks, (mode, 0)) <= self.usable:
+                if self._peak(p, chunks, (mode, 0)) <= self._rooms[p]:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
-                if found and not self._by_layer and self._loses_less(found[-1][0], chunks):
+                if found and not self._by_layer and self._loses_less(p, found[-1][0], chunks):
                     continue
                 found += [(mode, n) for n in self._fewest(p, whole, chunks, mode)]
-            elif self._peak(p, chunks, (mode, self.layers)) <= self.usable:
+            elif self._peak(p, chunks, (mode, self.layers)) <= self._rooms[p]:
                 found.append((mode, self.layers))
-                slower |= self._slower_modes(mode)
+                slower |= self._slower_modes(p, mode)
         return found
 
-    def _loses_less(self, mode: Recompute, chunks: Chunks) -> bool:
+    def _loses_less(self, p: int, mode: Recompute, chunks: Chunks) -> bool:
         """Whether this mode in all layers of a stage loses less time than one layer in full does; chunks as in `_slower_modes`."""
         if self.vpp > 1:
             return False
-        layer = partial(self.costs.layer, self.candidate)
+        layer = partial(self._by_stage[p].layer, self.candidate)
         lost, one = 0.0, INFINITE
         for kind, count in chunks[0]:
             plain = layer(kind, "none")
@@ -202,37 +209,39 @@ class Inner:
             one = min(one, layer(kind, "full").backward_s - plain.backward_s)
         return lost <= one
 
-    def _slower_modes(self, mode: Recompute) -> set[Recompute]:
+    def _slower_modes(self, p: int, mode: Recompute) -> set[Recompute]:
         """Those that take longer than `mode` in both passes of every kind of layer. None where chunks leave more than one pass to hide
         the reduction beside."""
         if self.vpp > 1:
             return set()
-        if mode not in self._slower:
-            kinds, layer = {run.layer.kind for run in self.model.runs[1:-1]}, partial(self.costs.layer, self.candidate)
+        known = self._slower.get((self._parts[p], mode))
+        if known is None:
+            kinds, layer = {run.layer.kind for run in self.model.runs[1:-1]}, partial(self._by_stage[p].layer, self.candidate)
 
             def takes_longer(other: Recompute) -> bool:
                 pairs = [(layer(kind, mode), layer(kind, other)) for kind in kinds]
                 return all(a.forward_s <= b.forward_s and a.backward_s <= b.backward_s for a, b in pairs)
 
-            self._slower[mode] = {other for other in self.modes if other not in ("none", "full", mode) and takes_longer(other)}
-        return self._slower[mode]
+            others = (other for other in self.modes if other not in ("none", "full", mode))
+            known = self._slower[self._parts[p], mode] = {other for other in others if takes_longer(other)}
+        return known
 
     def _fewest(self, p: int, most: int, chunks: Chunks, mode: Recompute) -> list[int]:
         """The least number of layers recomputed in this mode with which the stage fits, if any has: each more costs time and saves bytes.
         Bytes are nearly linear in the number: the guess is that they are."""
         low, high = 1, most
         first, last = self._peak(p, chunks, (mode, low)), self._peak(p, chunks, (mode, high))
-        if first <= self.usable or last > self.usable:
-            return [low] if first <= self.usable else []
-        guess = low + int((first - self.usable) / (first - last) * (high - low))
+        if first <= self._rooms[p] or last > self._rooms[p]:
+            return [low] if first <= self._rooms[p] else []
+        guess = low + int((first - self._rooms[p]) / (first - last) * (high - low))
         while high - low > 1:  # `low` does not fit, `high` does
             guess = min(max(guess, low + 1), high - 1)
-            low, high = (low, guess) if self._peak(p, chunks, (mode, guess)) <= self.usable else (guess, high)
+            low, high = (low, guess) if self._peak(p, chunks, (mode, guess)) <= self._rooms[p] else (guess, high)
             guess = high - 1 if guess == high else low + 1
         return [high]
 
     def _way(self, p: int, sizes: tuple[int, ...], chunks: Chunks, recompute: tuple[Recompute, int]) -> Way:
-        cost = self.costs.stage_cost(self.candidate, self._sums(p, chunks, recompute), p)
+        cost = self._by_stage[p].stage_cost(self.candidate, self._sums(p, chunks, recompute), p)
         made = Made(sizes, chunks, recompute, cost)
         return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, made)
 
@@ -242,12 +251,12 @@ class Inner:
 
     def _sums(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> StageSums:
         """The layers of stage p added up, in the order in which the plan has them."""
-        key = (chunks, recompute, p == 0, p == self.pp - 1)
+        key = (chunks, recompute, p == 0, p == self.pp - 1, self._parts[p])
         known = self._added.get(key)
         if known is not None:
             return known
-        (mode, first_n), layer = recompute, partial(self.costs.layer, self.candidate)
-        sums = self.costs.sums(self.candidate)
+        (mode, first_n), layer = recompute, partial(self._by_stage[p].layer, self.candidate)
+        sums = self._by_stage[p].sums(self.candidate)
         if p == 0:
             sums.add(layer(self.model.runs[0].layer.kind, "none"), 1)
         for chunk, runs in enumerate(chunks):
@@ -292,14 +301,15 @@ class Inner:
         return tuple(by_stage[p][v] for v in range(vpp) for p in range(pp))
 
     def need(self, sizes: tuple[int, ...]) -> float:
-        """Bytes of the fullest stage of this split at its leanest, or where all fit bytes in which they do."""
+        """Bytes of the fullest stage of this split at its leanest, or where all fit bytes in which they do; on a GPU with less memory than
+        the largest as many more as it has less."""
         worst = 0.0
         tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in reversed(self.modes)]
         for p in range(self.pp):
             chunks = self._chunks(p, sum(sizes[:p]), sizes[p :: self.pp])
             least = INFINITE
             for recompute in tries:
-                least = min(least, self._peak(p, chunks, recompute))
+                least = min(least, self._peak(p, chunks, recompute) + self.usable - self._rooms[p])
                 if least <= self.usable:
                     break
             worst = max(worst, least)

@@ -31,19 +31,16 @@ __all__ = ["AnalyticPrices", "LayerwiseResult", "Outer", "Prices", "ProfilePrice
 MOST_BATCHES = 32
 CLOSE = 1e-3
 """Relative: a stage is solved again only where so much less is asked for."""
-MOST_ROUNDS = 12
+MOST_ROUNDS = 6
 """Times that the stages of the split with the least bound are solved and the bound is looked for anew."""
 MOST_SOLVED = 150
 """Stages that are solved for one outer choice; of more, only splits of those that were met are compared."""
-MOST_STEPS, FEW_STEPS = 400_000, 40_000
-"""That solving those may take (half a second), and where the outer choice's quick plan is not `NEAR` the best plan."""
-NEAR = 1.03
-"""How much slower a quick plan may be that is worth a long look: it became at most 1.2% faster in the 32 cells of the Galvatron paper."""
-MOST_PASSES = 100_000
+MOST_STEPS = 100_000
+"""That solving those may take: an eighth of a second."""
+MOST_PASSES = 40_000
 """Simulated for the splits of one outer choice, or what takes as long."""
-LATER = (1.0, 1.02, 1.04)
-"""An outer choice is estimated, then a good split is looked for, then the best: the later ones as if it were so much slower, so that what
-others have in quick plans is known first."""
+LATER, LAST_TURN = 1.02, 2
+"""An outer choice is estimated, looked at, and looked at again with what others have found: each turn as if it were so much slower."""
 
 
 class LayerwiseResult(NamedTuple):
@@ -116,8 +113,6 @@ class Splits:
         self._places: list[_Place] = []
         self._fronts: dict[tuple[object, ...], tuple[float, Front]] = {}
         """Of stages that were solved: the seconds that were asked for, and the ways."""
-        self.quick = INFINITE
-        """Seconds of the plan that `search` found."""
         self.steps = 0
         """Of the stages that were solved."""
 
@@ -198,27 +193,6 @@ class Splits:
         if self.pp > 1:
             self.least = max(self.least, self._table(upper)[0])
 
-    def search(self, upper: float) -> Found | None:
-        """A good split of less than `upper` seconds: the even one, and those with the least bound, whose stages are solved until that
-        changes nothing."""
-        if self.pp == 1:
-            front = self.front(0, 0, self.layers, upper)
-            self.least = max(self.least, min(upper, front.least_s + self.once))
-            return self._together([(0, 0, self.layers)], upper)
-        best = self._solved(self._even(), upper)
-        before: Split = []
-        for _ in range(MOST_ROUNDS):
-            near = upper if best is None else best.seconds
-            self.least, split = self._table(near)
-            if self.least >= near or split == before:
-                break
-            best, before = self._solved(split, near) or best, split
-        self.least = min(self.least, upper if best is None else best.seconds)
-        return best
-
-    def _solved(self, split: Split, upper: float) -> Found | None:
-        return self._together(split, upper) if all(self.front(*stage, upper).ways for stage in split) else None
-
     def _together(self, split: Split, upper: float) -> Found | None:
         """The best of a split's ways below `upper`."""
         steps: Steps = [{start: [(end, self._stage_ways(self.front(p, start, end, upper)))]} for p, start, end in split]
@@ -226,10 +200,17 @@ class Splits:
 
     def finish(self, upper: float) -> Found | None:
         """The best below `upper` over all splits whose stages are not too slow alone; raises the bound where nothing was left out."""
+        best, split, before = None, self._even(), list[tuple[int, int, int]]()
+        for _ in range(MOST_ROUNDS):  # a good split makes few stages worth solving
+            if split == before or not split:
+                break
+            ways = [self.front(*stage, upper).ways for stage in split]
+            best = (self._together(split, upper) if all(ways) else None) or best
+            upper = upper if best is None else best.seconds
+            before, (_, split) = split, self._table(upper)
         edges = sorted(self._edges(upper), key=lambda edge: self._lead(edge[0], edge[1]) + self.known(*edge))
         steps: Steps = [{} for _ in range(self.pp)]
-        most = self.steps + (MOST_STEPS if self.quick <= upper * NEAR else FEW_STEPS)
-        solved, complete = 0, True
+        most, solved, complete = self.steps + MOST_STEPS, 0, True
         for edge in edges:
             p, start, end = edge
             new = self._key(*edge) not in self._fronts
@@ -245,7 +226,7 @@ class Splits:
         if complete:
             self.least = max(self.least, left)
         self.least = min(self.least, upper if found is None else found.seconds)
-        return found
+        return found or best
 
     def _found(self, steps: Steps | None, upper: float) -> tuple[Found | None, float]:
         """(the best of less than `upper` seconds, seconds that nothing which was left out undercuts)."""
@@ -375,17 +356,12 @@ def layerwise(
         _, place, turn, batch, splits = heappop(queue)
         if splits.least / batch >= each:
             continue
-        found = None
         if turn == 0:
             splits.estimate(each * batch)
-        else:
-            found = splits.search(each * batch) if turn == 1 else splits.finish(each * batch)
-        if found is not None:
+        elif (found := splits.finish(each * batch)) is not None:
             best, each = (found, splits.outer, batch), found.seconds / batch
-            splits.quick = found.seconds
-        if turn + 1 < (len(LATER) if splits.pp > 1 else 2) and splits.least / batch < each:
-            when = splits.least if splits.quick == INFINITE else max(splits.least, splits.quick / LATER[-1])
-            heappush(queue, (when / batch * LATER[turn + 1], place, turn + 1, batch, splits))
+        if turn < LAST_TURN and splits.least / batch < each:
+            heappush(queue, (splits.least / batch * LATER ** (turn + 1), place, turn + 1, batch, splits))
         else:
             least = min(least, splits.least / batch)
     if best is None:

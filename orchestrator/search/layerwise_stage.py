@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from heapq import heappop, heappush
 from itertools import groupby
 from operator import add, itemgetter, le
 from typing import NamedTuple
@@ -25,14 +24,10 @@ from orchestrator.strategy.layerwise import LayerwiseStage
 INFINITE = float("inf")
 ROUNDING = 1e-9
 """Relative slack of a bound against a sum of the same terms in another order."""
-FEW_LAYERS = 12
-"""Up to so many, all ways below what is asked for are looked for at once."""
 MOST_LIMITS = 8
 """Values of the transient bytes that are solved; where more may be faster, the front is no longer complete."""
-MOST_POINTS = 240
-"""Of a stage that is alone (of others a quarter): of more, those with the least bounds are kept, and the front is no longer complete."""
-GAPS = (0.002, 0.01, 0.05, 0.25)
-"""How far above the bound ways are looked for, one after the other: points grow with the gap."""
+MOST_POINTS, MOST_OF_SEVERAL = 120, 20
+"""Of a stage that is alone, and of one among others: of more, those with the least bounds are kept, and the front is no longer complete."""
 MOST_SHARES = 6
 """Means of the two sums that are looked at."""
 MOST_PRICES = 30
@@ -89,7 +84,7 @@ class StageSolver:
         self.hides = (1 - prices.slowdown) * prices.hidden_share * whole
         overhead, _ = prices.overheads_s()
         self.m, self.alone = outer.num_microbatches, outer.pp == 1
-        self.most = MOST_POINTS if self.alone else MOST_POINTS // 4
+        self.most = MOST_POINTS if self.alone else MOST_OF_SEVERAL
         self.constant = self.m * overhead
         self.ahead = self.hides * overhead / 2
         """Seconds of reduction that hide behind the overhead of a backward pass."""
@@ -212,68 +207,42 @@ class StageSolver:
     # ---- the ways
 
     def front(self, upper: float) -> Front:
-        """The ways below `upper` seconds, or at least the fastest."""
+        """The ways below `upper` seconds, of a stage that is alone the best of them.
+
+        The transient bytes are a maximum: for each value that it can have, the ways that need no more are looked for in what that leaves.
+        """
         least = self.bound() if self.least == INFINITE else self.least
         if least >= upper:
             return Front([], least, True)
-        parts: dict[tuple[int, int], StageSolver] = {}
-        few = len(self.layers) <= FEW_LAYERS and upper < INFINITE
-        for gap in (INFINITE,) if few else (*GAPS, INFINITE):
-            top = min(upper, least * (1 + gap)) if gap < INFINITE else upper
-            ways, left = self._below(top, parts)
-            if ways or top == upper:
-                ways.sort(key=self.seconds)
-                known = min([left, upper, *map(self.seconds, ways)])
-                return Front(ways, max(least, known), left == INFINITE and (top == upper or self.alone))
-        raise AssertionError("the last gap is infinite")
-
-    def _below(self, top: float, parts: dict[tuple[int, int], StageSolver]) -> tuple[list[LayerwiseStage], float]:
-        """(the ways below `top`, of a stage that is alone the best; seconds that those which were left out don't undercut).
-
-        The transient bytes are a maximum. For a range of the values that it can have, the ways that need no more than the largest, in what
-        the least leaves, are bounded; the range with the least bound is halved, until it is one value.
-        """
-        limits = sorted({o.way.transient_bytes for by_tp in self.options.values() for some in by_tp.values() for o in some})
-        limits = [self.least_transient, *(limit for limit in limits if limit > self.least_transient)]
-        ranges = [(self.least, 0, len(limits) - 1)]
+        limits = {o.way.transient_bytes for by_tp in self.options.values() for some in by_tp.values() for o in some}
+        solvers = [self._limited(limit) for limit in sorted(limits) if limit >= self.least_transient]
+        solvers.sort(key=StageSolver.bound)
         ways: list[LayerwiseStage] = []
-        left, solved = INFINITE, 0
-        while ranges:
-            bound, low, high = heappop(ranges)
-            if bound >= top:
+        top, left = upper, INFINITE
+        for place, solver in enumerate(solvers):
+            if solver.least >= top:
                 break
-            if solved == MOST_LIMITS:
-                left = min(left, bound)
+            if place == MOST_LIMITS:
+                left = min(left, solver.least)
                 break
-            if low < high:
-                middle = (low + high) // 2
-                for part in ((low, middle), (middle + 1, high)):
-                    if part not in parts:
-                        parts[part] = self._limited(limits[part[0]], limits[part[1]])
-                        parts[part].bound()
-                    heappush(ranges, (parts[part].least, *part))
-                continue
-            solved += 1
-            solver = parts.get((low, high), self)
-            before = solver.steps
             found, whole = solver.fastest(top)
-            if solver is not self:
-                self.steps += solver.steps - before
+            self.steps += solver.steps
             if not whole:
                 left = min(left, solver.least)
             ways = uncovered([*ways, *found])
             if self.alone and ways:
                 top = min(top, *map(self.seconds, ways))
-        return ways, left
+        ways.sort(key=self.seconds)
+        return Front(ways, max(least, min([left, upper, *map(self.seconds, ways)])), left == INFINITE)
 
-    def _limited(self, low: float, high: float) -> StageSolver:
-        """With options that need at most `high` transient bytes, in what `low` of them leave."""
+    def _limited(self, transient: float) -> StageSolver:
+        """With options that need at most so many transient bytes, in what those leave."""
         part = copy(self)
         part.options = {
-            kind: {tp: kept for tp, some in by_tp.items() if (kept := [o for o in some if o.way.transient_bytes <= high])}
+            kind: {tp: kept for tp, some in by_tp.items() if (kept := [o for o in some if o.way.transient_bytes <= transient])}
             for kind, by_tp in self.options.items()
         }
-        part.least_transient, part.cap = low, self.room - self.slack * low
+        part.least_transient, part.cap, part.steps = transient, self.room - self.slack * transient, 0
         return part
 
     def seconds(self, cost: LayerwiseStage) -> float:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from orchestrator.cost.bounds import Floors
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.plan import Plan, Reason, chosen
 from orchestrator.search.check import check_plan, workload_of
@@ -368,5 +369,5 @@ def _rejected(plans: list[Plan], top: float, cut: list[tuple[int, Outcome]]) -> 
 
 def reprice(plan: Plan, traits: Traits, calibration: Calibration) -> Plan:
     """The same plan with a fresh prediction."""
-    costs = CostModel(workload_of(plan), traits, calibration)
+    costs = cost_model(workload_of(plan), traits, calibration)
     return replace(plan, predicted=costs.price(plan.candidate, plan.stages), calibration=calibration.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -35,7 +36,7 @@ class PlannedEngine:
     def costs(self, workload: Workload, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
         """Its prices. `modes`: the recompute modes that bounds reckon with."""
         if not self._latest or self._latest[0][0] is not workload:
-            self._latest[:] = [(workload, CostModel(workload, self.traits, self.calibration))]
+            self._latest[:] = [(workload, cost_model(workload, self.traits, self.calibration))]
         return self._latest[0][1].reckoning_with(modes)
 
 
@@ -56,7 +57,8 @@ class SearchSettings(Value, frozen=True, kw_only=True):
 
     def limit_for(self, engine: PlannedEngine, workload: Workload) -> MemoryLimit:
         """With what is kept free for this engine."""
-        limit = self.limit or MemoryLimit(limit=workload.cluster.gpu.memory, reserve=None)
+        parts = tuple(part.gpu.memory for part in workload.cluster.parts)
+        limit = self.limit or MemoryLimit(limit=max(parts, default=workload.cluster.gpu.memory), reserve=None, parts=parts)
         return limit.of(engine.calibration.memory_margin)
 
 

@@ -56,7 +56,7 @@ def no_plan(
 ) -> NoPlanError:
     """The error to raise. `outcomes` are the legal choices, none of which fits; `cuts` the branches that rules forbid."""
     cluster, pins = workload.cluster, settings.pins
-    who = f"{workload.model.architecture.name} on {cluster.num_gpus} x {cluster.gpu.name}"
+    who = f"{workload.model.architecture.name} on {cluster.types}"
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus)
         return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(workload, engines, settings, fitting=False)}")

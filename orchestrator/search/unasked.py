@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from orchestrator.cost.price import CostModel
+from orchestrator.cost.mixed import cost_model
 from orchestrator.errors import InputError
 from orchestrator.key import declared
 from orchestrator.model.training import Training
@@ -61,7 +61,7 @@ def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
             check_plan(other, [(engine.capabilities, engine.traits)])
         except InputError:
             continue
-        price = CostModel(workload_of(other), engine.traits, engine.calibration).price(other.candidate, other.stages)
+        price = cost_model(workload_of(other), engine.traits, engine.calibration).price(other.candidate, other.stages)
         faster = price.step_time_s < now.step_time_s * (1 - WORTH_S)
         smaller = price.peak_memory_bytes < now.peak_memory_bytes * (1 - WORTH_BYTES) and price.step_time_s <= now.step_time_s
         if faster or smaller:

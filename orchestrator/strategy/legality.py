@@ -92,6 +92,7 @@ def derived_rules(capabilities: Capabilities, workload: Workload) -> tuple[Rule,
     def rule(name: str, check: Check, *needs: str) -> Rule:
         return Rule(id=name, engine_rule=capabilities.sources.get(name, PLANNER), check=check, needs=needs)
 
+    parts = workload.cluster.parts
     return (
         rule("unsuited", lambda _, given: unsuited(capabilities, given), "model"),
         rule("precision_here", precision_here, "model"),
@@ -101,6 +102,7 @@ def derived_rules(capabilities: Capabilities, workload: Workload) -> tuple[Rule,
         *_arithmetic(rule, workload),
         *_pipeline(rule, capabilities, workload),
         rule("rank_order", _rank_order(capabilities), "rank_order"),
+        *((rule("types_of_gpu", types_of_gpu, "cluster", "pp"), rule("types_order", types_order, "rank_order")) if parts else ()),
         rule("megatron_fsdp", _fsdp(capabilities), "megatron_fsdp"),
         rule("options", _pinned_options(capabilities), *(choice.name for choice in PINNED_ONLY)),
         *(
@@ -200,6 +202,28 @@ def _rank_order(capabilities: Capabilities) -> Check:
         return None if order in capabilities.rank_orders else f"rank order {'-'.join(order)}: {capabilities.engine} has {known}"
 
     return check
+
+
+def types_of_gpu(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether each pipeline stage, and so each group of tp, cp, ep and dp, has GPUs of one type: all copies of a stage then take as long.
+
+    A cluster of 8 + 16 GPUs has 3, 6, 12 or 24 stages.
+    """
+    cluster, pp = workload.cluster, candidate.mesh.pp
+    size, begin = cluster.num_gpus / pp, 0
+    for part in cluster.parts[:-1]:
+        begin += part.num_gpus
+        if begin % size:
+            several = "all axes of parallelism but pp have" if pp == 1 else f"one of its stages of {size:g} GPUs has"
+            return f"pp={pp}: {several} GPUs of two types ({cluster.types}); a stage, with its tp, cp, ep and dp groups, has one"
+    return None
+
+
+def types_order(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether neighbouring ranks, which are of one type, are of one pipeline stage."""
+    order = candidate.mesh.order
+    name = "-".join(order)
+    return None if order[-1] == "pp" else f"rank order {name} spreads a stage over GPUs of several types ({workload.cluster.types})"
 
 
 def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, workload: Workload) -> tuple[Rule, ...]:

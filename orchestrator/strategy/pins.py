@@ -55,6 +55,8 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
     margin: float | None = None
     """The share that `reserve` is by an engine's measured peaks; None: the user's own figure."""
 
+    parts: tuple[int, ...] = ()
+    """`limit` of each type of a cluster of several; `limit` is then the largest of them."""
     risk: float | None = None
     """The chance of running out that a plan may have, where the user has said one; `margin` is then what that keeps free."""
 
@@ -66,9 +68,21 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
         """
         if self.reserve is not None:
             return self
-        return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin, risk=self.risk)
+        return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin, parts=self.parts, risk=self.risk)
 
     @property
     def usable(self) -> int:
         assert self.reserve is not None, "an engine decides what is kept free (of)"
         return self.limit - self.reserve
+
+    def usable_of(self, part: int) -> int:
+        """Of a GPU of this type (`Cluster.part_of`); of a cluster of one type `usable`.
+
+        >>> MemoryLimit(limit=80, reserve=None, parts=(80, 40)).of(0.1).usable_of(1)
+        36
+        """
+        assert self.reserve is not None, "an engine decides what is kept free (of)"
+        if not self.parts:
+            return self.usable
+        whole = self.parts[part]
+        return whole - (self.reserve if self.margin is None else round(whole * self.margin))

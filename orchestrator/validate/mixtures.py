@@ -26,6 +26,8 @@ class Mixture(NamedTuple):
     mtp: int = 0
     window: int = 0
     qk_norm: bool = False
+    limit: tuple[int | None, int | None] = (None, None)
+    """Groups of experts, and how many of them a token may go to."""
 
 
 DEEPSEEK_V2: Final = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
@@ -39,9 +41,9 @@ MIXTURES: Final = {
     "qwen3_235b_a22b": Mixture(1536, kv_channels=128, qk_norm=True),
     "qwen3_vl_235b_a22b": Mixture(1536, kv_channels=128, qk_norm=True),
     "qwen3_moe_235b": Mixture(1536, kv_channels=128, qk_norm=True),
-    "deepseek_v3": Mixture(2048, shared=2048, dense_layers=3, latent=DEEPSEEK_V2, mtp=1),
+    "deepseek_v3": Mixture(2048, shared=2048, dense_layers=3, latent=DEEPSEEK_V2, mtp=1, limit=(8, 4)),
     "deepseek_v2_lite": Mixture(1408, shared=2816, dense_layers=1, latent=MOONLIGHT),
-    "deepseek_v2": Mixture(1536, shared=3072, dense_layers=1, latent=DEEPSEEK_V2),
+    "deepseek_v2": Mixture(1536, shared=3072, dense_layers=1, latent=DEEPSEEK_V2, limit=(8, 3)),
     "moonlight_16b_a3b": Mixture(1408, shared=2816, dense_layers=1, latent=MOONLIGHT),
     "kimi_k2": Mixture(2048, shared=2048, dense_layers=1, latent=DEEPSEEK_V2),
     "gpt_oss_20b": Mixture(2880, kv_channels=64, window=128),
@@ -155,6 +157,8 @@ def mixture_of(row: dict[str, str]) -> Architecture:
         topk=whole(row, "moe_router_topk"),
         ffn_hidden_size=whole(row, "moe_ffn_hidden_size", facts.expert or None),
         shared_ffn_hidden_size=count(row, "shared_expert_ffn_hidden_size", facts.shared),
+        groups=facts.limit[0],
+        group_topk=facts.limit[1],
     )
     dense_layers = count(row, "num_dense_layers", facts.dense_layers)
     window = count(row, "window_every_other", facts.window)

@@ -44,6 +44,8 @@ def load(where: Path) -> list[Run]:
         plan = from_json((folder / PLAN).read_bytes(), str(folder / PLAN))
         if plan.engine not in ENGINES:
             raise InputError("runs", folder, f"engine {plan.engine} is not known", ENGINES)
+        if plan.cluster.parts:
+            raise InputError("runs", folder, f"ran on GPUs of several types ({plan.cluster.types}); constants are fitted for one")
         engine = MeasuredEngine(traits=ENGINES[plan.engine].traits(plan.cluster.software))
         first, first_folder = engines.setdefault(plan.engine, (engine, folder))
         if first.traits != engine.traits:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, hugging_face, loop
+from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, hugging_face, loop, lora
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
@@ -64,7 +64,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         whole = whole_shapes(model)
         if plan.ep > 1:
             auto_ep.prepare(model)
-        self._initialise_engine(model, self._ulysses(fields) if plan.cp > 1 else None)
+        with lora.seen_into() if plan.tp > 1 and plan.training.lora is not None else contextlib.nullcontext():
+            self._initialise_engine(model, self._ulysses(fields) if plan.cp > 1 else None)
         if plan.tp > 1:
             tag_sliced_parameters(model, whole)
         if plan.ep > 1:

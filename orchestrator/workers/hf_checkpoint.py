@@ -76,7 +76,8 @@ def export(model: torch.nn.Module, plan: Plan, groups: Groups, folder: Path, fie
     if adapted is None:
         named = whole_tensors(model, plan, groups, fields)
     else:
-        named = (lora.merged if adapted["merge"] else lora.adapters)(model, partial(_gathered, plan))
+        join = partial(_whole, _whole_shapes(fields), groups)
+        named = (lora.merged if adapted["merge"] else lora.adapters)(model, partial(_gathered, plan), join)
     if dist.get_rank() == 0 and adapted is not None and not adapted["merge"]:
         lora.write_adapters(named, adapted, plan.run.init_from, folder)
     elif dist.get_rank() == 0:
@@ -107,11 +108,16 @@ def whole_tensors(model: torch.nn.Module, plan: Plan, groups: Groups, fields: di
             tensor = parameter.detach().clone()
         if name in experts:
             yield from ((stored, part.cpu()) for stored, part in hf_experts.of_ranks(experts[name], tensor, mixtral))
-            continue
-        cut = [dim for dim, size in enumerate(shapes[name]) if tensor.shape[dim] != size]
-        yield from hf_experts.split(name, (_joined(tensor, cut[0], groups) if cut else tensor).cpu(), mixtral)
+        else:
+            yield from hf_experts.split(name, _whole(shapes, groups, name, tensor).cpu(), mixtral)
     for name, module in hf_experts.biases(model).items():
         yield name, getattr(module, hf_experts.BIAS).detach().float().cpu()
+
+
+def _whole(shapes: dict[str, tuple[int, ...]], groups: Groups, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A named tensor with the other tensor-parallel ranks' parts."""
+    cut = [dim for dim, size in enumerate(shapes[name]) if tensor.shape[dim] != size]
+    return _joined(tensor.contiguous(), cut[0], groups) if cut else tensor
 
 
 def _joined(tensor: torch.Tensor, dim: int, groups: Groups) -> torch.Tensor:

@@ -216,8 +216,13 @@ def _gpu(plan: Plan, facts: Facts, first: Facts, local_world: int) -> str | None
     if facts.mig:
         return f"GPU {facts.local_rank} is a MIG slice ({name}), not a whole GPU"
     known = by_driver_name(name)
-    planned = plan.cluster.gpu
-    if plan.cluster.mixed:
+    planned = plan.cluster.gpu_of_rank(facts.rank)
+    if plan.cluster.parts:
+        if known is None or known.name != planned.name:
+            order = ", then ".join(f"{part.num_gpus} x {part.gpu.name}" for part in plan.cluster.parts)
+            wanted = f"rank {facts.rank} was planned for {planned.name}; in the order of ranks: {order}"
+            return f"GPU {facts.local_rank} is a {name}, and {wanted}"
+    elif plan.cluster.mixed:
         if known is None:
             return f"GPU {facts.local_rank} is a {name}, which is not in the catalog: whether it is as fast as {planned.name} is not known"
         if not known.covers(planned):

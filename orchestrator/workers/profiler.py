@@ -10,8 +10,10 @@ cores slow each other; the first case once more on rank 0 while the others wait.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -96,10 +98,18 @@ class Meeting:
 
 def leave_groups() -> None:
     """Forget the engines' groups of a case, so that the next can make its own."""
-    from megatron.core import parallel_state
+    if "megatron.core" in sys.modules:
+        from megatron.core import parallel_state
 
-    parallel_state.destroy_model_parallel()
+        parallel_state.destroy_model_parallel()
+    if "deepspeed" in sys.modules:
+        import deepspeed.comm.comm as deepspeed_comm
+        from deepspeed.utils import groups
+
+        deepspeed_comm.cdb = None
+        groups._release_process_group_references()
     dist.destroy_process_group()
+    gc.collect()
 
 
 def case(folder: Path, rank: int, together: Callable[[], None]) -> dict[str, Any]:
@@ -126,7 +136,8 @@ def main() -> None:
     begin = time.perf_counter()
     with distributed.joined(plan, lambda store, rank, world: stores.append(store)) as device:
         rank, world = dist.get_rank(), dist.get_world_size()
-        importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
+        if plan.engine != "deepspeed":  # which makes its groups with torch
+            importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
         traffic = list(collectives(json.loads((out / "groups.json").read_text()), device))
     collectives_s = time.perf_counter() - begin
     together = Meeting(dist.PrefixStore("cases", stores[0]), world)

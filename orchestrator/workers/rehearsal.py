@@ -82,8 +82,11 @@ class LayerTimes:
 
 def know_what_comes(trainer: Any, plan: Plan) -> None:
     """DeepSpeed's pipeline asks the stage before for the shape of what it will send (runtime/pipe/engine.py, _recv_tensor_meta), and nobody
-    is there to say it: hidden states of a micro-batch, sequence first."""
+    is there to say it: hidden states of a micro-batch, sequence first. Under AutoTP it compares the first batch with another rank's
+    (runtime/engine.py, check_dataloader_inputs_same_across_ranks), and nobody is there to have one: that is left out."""
     pipeline: Any = getattr(trainer, "engine", None)
+    if getattr(pipeline, "first_dataloader_check", None) is not None:
+        pipeline.first_dataloader_check.remove()
     if not hasattr(pipeline, "_recv_tensor_meta"):
         return
     shape = [plan.training.seq_length // (plan.tp if plan.sequence_parallel else 1), plan.micro_batch_size, plan.model.hidden_size]

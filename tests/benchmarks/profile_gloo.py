@@ -1,10 +1,12 @@
 """A benchmark, not a test: are twelve gloo plans of a small GPT ranked right by a profile of this machine, without a training run?
 
-    python tests/benchmarks/profile_gloo.py [out=FOLDER] [steps=6]
+    python tests/benchmarks/profile_gloo.py [out=FOLDER] [steps=8] [rounds=1]
 
 The model and the twelve plans of calibrate_gloo.py, on 4 ranks that share this machine's cores. First python -m orchestrator.profile, then
-the plans. A folder that has some of it already is continued. Run it on an idle machine: load shows in the numbers, and what is predicted is
-the machine as it was while it was profiled.
+the plans, `rounds` times, there and back; a plan's time is the least of its rounds' medians, since other work only ever adds to it. A
+folder that has some of it already is continued. What is predicted is the machine as it was while it was profiled: load shows in the
+numbers, most of all as one factor common to all plans, so that what is left without it is told too; and, by the ranks' timers, predicted
+over measured of computing and of traffic, each in the median.
 
 On 2026-11-22, 2 cores of an AMD EPYC under a load of 20 from other work: the profile took 141 s; the plan ranked first was the fastest of
 the twelve (by datasheets 41% slower than that); Spearman .6, where the steps of a single plan spread by a factor of two; predictions were
@@ -18,43 +20,82 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import replace as replaced
 from pathlib import Path
+from statistics import median
 
 from calibrate_gloo import CONFIG, JUDGED, NO_DROPOUT, run
+from msgspec.structs import replace
 
 from orchestrator.commands import arguments, command, usage
-from orchestrator.cost.calibration import read_file
+from orchestrator.cost.calibration import CalibrationFile, datasheet, read_file
+from orchestrator.cost.price import CostModel
+from orchestrator.engines import ENGINES
+from orchestrator.hardware.spec import Cluster
+from orchestrator.pictures import timers
+from orchestrator.plan import from_json
 from orchestrator.recipe.clusters import load_cluster
+from orchestrator.report import after
+from orchestrator.search.check import workload_of
+from orchestrator.search.planner import reprice
 from orchestrator.validate import own
 from orchestrator.validate.metrics import spearman
 from orchestrator.validate.pricing import Pricer, zero_shot
 
 
+def factors(run_folder: Path, cluster: Cluster, file: CalibrationFile) -> dict[str, float]:
+    """Predicted over measured seconds by cause, of one run."""
+    plan = replace(from_json((run_folder / "plan.json").read_bytes()), cluster=cluster)
+    traits = ENGINES[plan.engine].traits(cluster.software)
+    cost = CostModel(workload_of(plan), traits, file.calibration(datasheet(cluster, traits)))
+    plan = reprice(plan, traits, cost.calibration)
+    found = after.after(plan, cost, timers(run_folder))
+    if found is None:
+        return {}
+    sums = {name: [found.causes.get(name, (0.0, 0.0))] for name in ("compute", "waiting", "optimizer")}
+    sums["traffic"] = [found.causes.get(axis, (0.0, 0.0)) for axis in after.AXES]
+    both = {name: tuple(map(sum, zip(*pairs, strict=True))) for name, pairs in sums.items()}
+    return {name: predicted / measured for name, (predicted, measured) in both.items() if predicted and measured}
+
+
 def main(words: Sequence[str]) -> int:
-    given = arguments(words, ("out", "steps"))
+    given = arguments(words, ("out", "steps", "rounds"))
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="profile_gloo_"))
-    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.json"
     config.write_text(json.dumps({**CONFIG, **NO_DROPOUT}))
     profile = folder / "profile"
     if not (profile / "profile.json").is_file():
         keys = ["recipe=gpt_tiny", "gpus=4", "engine=megatron", "train.seq_length=128", "train.global_batch_size=32"]
         subprocess.run([sys.executable, "-m", "orchestrator.profile", f"model.hf_config={config}", *keys, f"out={profile}"], check=True)
-    print(f"the profile took {json.loads((profile / 'profile.json').read_text())['seconds']:.0f} s of the ranks", flush=True)
+    written = json.loads((profile / "profile.json").read_text())
+    print(f"the profile took {written['seconds']:.0f} s of the ranks at load {written['load']:.1f}", flush=True)
     file, cluster = read_file(profile / "megatron-cpu.json"), load_cluster(str(profile / "cluster.yaml"), 4)
     pricer = Pricer(lambda measured: file.calibration(zero_shot(measured)))
-    rows = []
-    for plan in JUDGED:
-        (measured,) = own.load(run(folder / "runs", config, plan, int(given.get("steps", "6"))))
-        predicted = (pricer.score(replace(measured, cluster=cluster)) or (0.0, 0.0))[0]
-        rows.append((plan, measured.time_s or 0.0, predicted))
-        print(f"tp={plan[0]} pp={plan[1]} mbs={plan[2]}: {rows[-1][1]:.2f} s a step, predicted {predicted:.2f} s", flush=True)
+    seconds: dict[tuple[int, int, int], list[float]] = {plan: [] for plan in JUDGED}
+    predicted: dict[tuple[int, int, int], float] = {}
+    by_cause: dict[str, list[float]] = {}
+    for number in range(int(given.get("rounds", "1"))):
+        runs = folder / f"round-{number + 1}"
+        runs.mkdir(exist_ok=True)
+        for plan in JUDGED if number % 2 == 0 else reversed(JUDGED):
+            out = run(runs, config, plan, int(given.get("steps", "8")))
+            (measured,) = own.load(out)
+            seconds[plan].append(measured.time_s or 0.0)
+            predicted[plan] = (pricer.score(replaced(measured, cluster=cluster)) or (0.0, 0.0))[0]
+            for cause, factor in factors(out, cluster, file).items():
+                by_cause.setdefault(cause, []).append(factor)
+            name = f"tp={plan[0]} pp={plan[1]} mbs={plan[2]}"
+            print(f"{name}: {seconds[plan][-1]:.2f} s a step, predicted {predicted[plan]:.2f} s", flush=True)
+    rows = [(plan, min(seconds[plan]), predicted[plan]) for plan in JUDGED]
     best, fastest = min(rows, key=lambda row: row[2]), min(rows, key=lambda row: row[1])
-    errors = sorted(abs(predicted / seconds - 1) for _, seconds, predicted in rows)
+    common = median(said / found for _, found, said in rows)
     rank = spearman([row[2] for row in rows], [row[1] for row in rows])
     print(f"Spearman {rank:.2f}, ranked first takes {best[1] / fastest[1] - 1:.1%} longer than the fastest", end=", ")
-    print(f"median error {errors[len(errors) // 2]:.1%}")
+    print(f"median error {median(abs(said / found - 1) for _, found, said in rows):.1%}", end="; ")
+    print(f"predictions are {common:.2f} times as long in the median, without that factor the median error is", end=" ")
+    print(f"{median(abs(said / common / found - 1) for _, found, said in rows):.1%}")
+    print("predicted over measured, by cause:", ", ".join(f"{name} {median(values):.2f}" for name, values in by_cause.items()))
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import pytest
 from cost_cases import DEEPSPEED, cost_model
 from msgspec.structs import replace
@@ -129,6 +131,18 @@ def test_flex_sends_a_token_to_a_node_once_and_to_each_rank_there_once() -> None
     items = [item for item in ep.traffic(1000.0, 8, strategy, 1, 2, together=8) if item.when == "forward"]
     assert [(item.size, item.stride) for item in items] == [(8, 8), (8, 1)]
     assert [item.nbytes / 2000 for item in items] == [pytest.approx(8 * (1 - (7 / 8) ** 8)), pytest.approx(64 * (1 - (63 / 64) ** 8))]
+
+
+@pytest.mark.parametrize(("nodes", "limit"), [(8, (8, 4)), (4, (8, 4)), (2, (8, 4)), (16, (8, 4)), (8, (8, 3)), (8, (1, 1))])
+def test_a_token_whose_experts_are_in_few_groups_goes_to_few_nodes(nodes: int, limit: tuple[int, int]) -> None:
+    """Against counting: all sets of groups, and every expert of a token in any of its groups alike."""
+    groups, chosen = limit
+    parts, topk = max(nodes, groups), 3  # the finer division, in which both are whole
+    counts = []
+    for some in combinations(range(groups), chosen):
+        inside = [part for part in range(parts) if part * groups // parts in some]
+        counts += [len({part * nodes // parts for part in experts}) for experts in product(inside, repeat=topk)]
+    assert ep.visited(nodes, topk, *limit) == pytest.approx(sum(counts) / len(counts))
 
 
 @pytest.mark.parametrize(("stage", "passes"), [(1, 0), (3, 2)])

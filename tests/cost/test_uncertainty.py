@@ -37,6 +37,14 @@ def test_an_interval_widens_with_each_kind_of_extrapolation_that_the_published_r
     assert width(replace(H100, generation="8")) < width(replace(H100, generation="12", beyond=("engine", "gpu")))
 
 
+def test_a_generation_whose_published_runs_are_predicted_badly_is_said_to_be() -> None:
+    """V100's runs by constants that knew none: off by 20% in the median, most of them slower; Ampere's by 5%."""
+    said = uncertainty.poorly_predicted(replace(H100, generation="7"))
+    assert said.startswith("published runs on GPUs of this generation took 1.3 times as long as predicted and had peaks 1.2 times as high")
+    assert "tune=5" in said
+    assert [uncertainty.poorly_predicted(replace(H100, generation=other)) for other in ("8", "9", "10", "")] == [""] * 4
+
+
 def test_an_unseen_gpu_has_nearly_the_spread_of_whole_sources() -> None:
     """Where nothing is near, everything is as far."""
     cells = (

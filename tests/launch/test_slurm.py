@@ -67,6 +67,40 @@ def test_the_script_wins_over_the_submitters_variables(tmp_path: Path, monkeypat
     assert (tmp_path / "env").read_text() == "SBATCH_ACCOUNT=mine\n", "what the script leaves open stays the site's or user's"
 
 
+SCONTROL = """#!/bin/sh
+echo "   JobState=$(cat {folder}/state) Reason=None ExitCode=0:0"
+"""
+
+
+def test_a_finished_run_is_over_while_slurm_still_waits_for_a_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm keeps the job COMPLETING until SlurmdTimeout; the run has written that it finished. Before that, and where the run stopped or
+    is requeued, COMPLETING is no end."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "scontrol").write_text(SCONTROL.format(folder=tmp_path))
+    (tmp_path / "bin" / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "state").write_text("COMPLETING")
+    job = slurm.Submitted(job_id="4711", log="", watch="", cancel="", test="")
+    looks = []
+    endings = ("requeued", "stopped", "finished")
+
+    def row(_: Row) -> None: ...
+
+    def report() -> bool:
+        status = endings[min(len(looks), 2)]
+        looks.append(status)
+        fields = {"error": None, "failed_rank": None, "failed_host": None, "log": "", "restarts": 1, "exit_status": 0}
+        times = {"started": "2026-01-01T00:00:00+00:00", "ended": "9999-01-01T00:00:00+00:00"}
+        (tmp_path / "status.json").write_text(json.dumps({"status": status, **fields, **times}))
+        return True
+
+    monkeypatch.setattr(slurm.Metrics, "new_rows", lambda self: [{"step": len(looks)}] if report() else [])
+    outcome = slurm.follow(job, tmp_path, on_step=row, poll_s=0.01)
+    assert looks[:3] == list(endings)
+    assert outcome.status == "finished"
+    assert outcome.restarts == 1
+
+
 def test_without_slurm_there_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="no sbatch on the PATH"):

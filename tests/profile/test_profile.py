@@ -150,12 +150,14 @@ def test_nothing_is_measured_without_a_start(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.full
-def test_a_machine_is_measured_by_gloo_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "model"), [("megatron", "gpt_tiny"), ("megatron_deepspeed", "gpt_tiny"), ("deepspeed", "llama_tiny")])
+def test_a_machine_is_measured_by_gloo_ranks(engine: str, model: str, tmp_path: Path) -> None:
     out = tmp_path / "profile"
-    assert main(["recipe=gpt_tiny", "gpus=2", "cluster=cpu", "engine=megatron", "launch=local", f"out={out}"]) == 0
+    assert main([f"recipe={model}", "gpus=2", "cluster=cpu", f"engine={engine}", "launch=local", f"out={out}"]) == 0
     told = json.loads((out / "profile.json").read_text())
     assert told["seconds"] < 180
     assert {row["operation"] for row in told["collectives"]} == {"all_reduce", "all_gather", "reduce_scatter", "p2p"}
-    file = read_file(out / "megatron-cpu.json")
+    file = read_file(out / f"{engine}-cpu.json")
     assert 0 < file.constants["gemm_efficiency"].value <= 1
+    assert {case.partition("_")[0] for case in told["layers"]} == {"tp1", "tp2"}
     assert load_cluster(str(out / "cluster.yaml"), 2).levels[0].bandwidth > 1e6

@@ -12,7 +12,8 @@ from itertools import combinations, product
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.price import CostModel, StageCost
+from orchestrator.cost.mixed import cost_model
+from orchestrator.cost.price import StageCost
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.spec import ModelSpec
 from orchestrator.model.training import Training
@@ -145,7 +146,7 @@ def best(
     found: tuple[float, Candidate, tuple[Stage, ...]] | None = None
     workload = Workload(model=model, training=training, cluster=cluster)
     for capabilities, traits in engines:
-        costs = CostModel(workload, traits, calibration)
+        costs = cost_model(workload, traits, calibration)
         legal: dict[Candidate, list[Recompute]] = {}
         for candidate in outer_choices(capabilities, workload):
             key = replace(candidate, strategy=replace(candidate.strategy, recompute="none"))
@@ -162,7 +163,7 @@ def best(
                             stage = stages_of(model, sizes, pp, [choice] * pp)[p]
                             priced[p, choice] = costs.stage(candidate, stage, p)
                     parts = [priced[p, choice] for p, choice in enumerate(recompute)]
-                    if max(part.peak_bytes for part in parts) > limit.usable:
+                    if any(part.peak_bytes > limit.usable_of(cluster.part_of(p, pp)) for p, part in enumerate(parts)):
                         continue
                     seconds, _ = costs.score_stages(candidate, parts)
                     if found is None or seconds < found[0]:

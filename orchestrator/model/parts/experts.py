@@ -112,7 +112,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         ops: list[Op] = [
             Gemm(name="mlp.router", tokens=tokens, k=h, n=experts),
             Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=uneven),
-            Dispatch(elements=ceil(tokens * h * share), topk=self.topk, routing=uneven),
+            Dispatch(elements=ceil(tokens * h * share), topk=self.topk, routing=uneven, limit=(self.groups or 1, self.group_topk or 1)),
             Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, split="column", experts=experts, saves=(kept,), routing=uneven),
             Pointwise(name="mlp.experts.activation", elements=routed * f, moved=moved, shard="tp", saves=(act_input,), routing=uneven),
             Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, split="row", experts=experts, saves=(product,), routing=uneven),

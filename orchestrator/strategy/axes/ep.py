@@ -6,6 +6,7 @@ Experts fold over tp x cp x dp: their group is the ep inner part of it, and thei
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import comb
 
 from orchestrator.strategy.axes.traffic import Operation, Traffic, When
 from orchestrator.strategy.spec import Strategy
@@ -13,13 +14,26 @@ from orchestrator.strategy.spec import Strategy
 AXIS = "ep"
 
 
-def visited(domains: int, topk: int) -> float:
-    """Of `domains` equal parts of the experts, how many a token's `topk` experts lie in, where routing is even.
+def visited(domains: int, topk: int, groups: int = 1, group_topk: int = 1) -> float:
+    """Of `domains` equal parts of the experts, how many a token's `topk` experts lie in, where routing is even and all of them are in
+    `group_topk` of `groups` equal parts (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: so a token goes to few nodes).
 
-    >>> visited(1, 8), visited(2, 2)
-    (1.0, 1.5)
+    A domain has several groups, of which j are chosen with the chance of so many hits in `group_topk` draws without replacement; or it is a
+    part of one. Where neither divides the other the limit is left out.
+
+    >>> visited(1, 8), visited(2, 2), visited(8, 8, 8, 4) == visited(4, 8)
+    (1.0, 1.5, True)
+    >>> visited(2, 1000, 4, 1), round(visited(2, 1000, 4, 2), 4)  # of 6 pairs of groups 2 are both in one domain
+    (1.0, 1.6667)
     """
-    return domains * (1 - (1 - 1 / domains) ** topk)
+    if domains % groups == 0:
+        domains = domains // groups * group_topk
+        return domains * (1 - (1 - 1 / domains) ** topk)
+    if groups % domains:
+        return visited(domains, topk)
+    size = groups // domains
+    draws = ((j, comb(size, j) * comb(groups - size, group_topk - j)) for j in range(1, min(size, group_topk) + 1))
+    return domains * sum(ways * (1 - (1 - j / group_topk) ** topk) for j, ways in draws) / comb(groups, group_topk)
 
 
 def traffic(
@@ -31,14 +45,15 @@ def traffic(
     *,
     together: int | None = None,
     busiest: float = 1.0,
+    limit: tuple[int, int] = (1, 1),
 ) -> Iterator[Traffic]:
     """Per micro-batch, for one expert layer: `elements` (tokens x hidden_size per sample) go to `topk` experts each: an all-to-all out
     and one back in forward, the same in backward (token_dispatcher.py:666). A rank holds its tokens' share of tp and cp.
 
     "allgather": every rank gets all tokens of the group, and the sums are scattered back (token_dispatcher.py:196). "flex" (DeepEP,
     HybridEP): a token travels once to each network domain that has any of its experts, and there once to each rank that does (`visited`
-    of each). `together`: ranks of the ep group in one innermost domain; None: all. `busiest`: of an even share the multiple that the rank
-    gets which gets most: all wait for it.
+    of each, with the router's `limit`: groups of experts, and to how many of them a token may go). `together`: ranks of the ep group in
+    one innermost domain; None: all. `busiest`: of an even share the multiple that the rank gets which gets most: all wait for it.
 
     Ranks that share an expert (etp) gather each other's tokens before its first product and scatter the sums behind its second, in place
     of sending them where ep is 1 (token_dispatcher.py:700).
@@ -59,8 +74,8 @@ def traffic(
     if kind == "flex":
         inside = together or mesh.ep
         domains = mesh.ep // inside
-        between = (local * visited(domains, topk), domains, mesh.etp * inside)
-        within = (local * visited(mesh.ep, topk), inside, mesh.etp)
+        between = (local * visited(domains, topk, *limit), domains, mesh.etp * inside)
+        within = (local * visited(mesh.ep, topk, *limit), inside, mesh.etp)
         exchanges = [exchange for exchange in (between, within) if exchange[1] > 1]
     for nbytes, size, stride in exchanges:
         for when in ("forward", "backward"):
