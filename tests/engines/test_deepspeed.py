@@ -125,7 +125,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("sft_stack", workload(BERT, task="sft", packing=True), {}, "task=sft is for decoders: this model is an encoder"),
     ("packed_ulysses", workload(LLAMA, task="sft", packing=True), {"cp": 2, "dp": 4}, "cp=2 with data.packing: Ulysses drops the mask"),
     ("packed_flash", workload(LLAMA, task="sft", packing=True), {"micro_batch_size": 2}, "would let packed samples see each other"),
-    ("lora_tp", workload(LLAMA, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: AutoTP replaces"),
+    ("lora_tp", workload(GPT, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: adapters are divided with"),
     ("lora_hpz", workload(LLAMA, lora=Lora(rank=4)), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4 with lora.rank=4"),
     ("lora_offload", workload(LLAMA, lora=Lora(rank=4)), {"offload_optimizer": True, "zero_stage": 2}, "with lora.rank=4: never tried"),
     ("recompute", workload(), {"recompute": "selective"}, "deepspeed has recompute none, full"),

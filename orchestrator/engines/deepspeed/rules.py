@@ -144,12 +144,16 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+DIVIDED_WITH_ADAPTERS: Final = (LLAMA, QWEN2, QWEN3)
+"""Separate linears with rotary positions, and no norm over a divided width."""
+
+
 def lora_alone(candidate: Candidate, workload: Workload) -> str | None:
-    """AutoTP takes an adapted linear for a plain one and never looks inside it (module_inject/auto_tp.py:1079)."""
-    tp, lora = candidate.mesh.tp, workload.training.lora
-    if lora is None or tp == 1:
+    """AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name."""
+    tp, lora, model = candidate.mesh.tp, workload.training.lora, workload.model.architecture
+    if lora is None or tp == 1 or (model.traced is None and class_of(model) in DIVIDED_WITH_ADAPTERS):
         return None
-    return f"tp={tp} with lora.rank={lora.rank}: AutoTP replaces peft's adapted linears, and the adapters with them"
+    return f"tp={tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone"
 
 
 def lora_hpz(candidate: Candidate, workload: Workload) -> str | None:
@@ -189,7 +193,7 @@ def deepspeed_rules() -> tuple[Rule, ...]:
             "tp",
             "cp",
         ),
-        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp"),
+        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp", "model"),
         rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
         rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
         *expert_rules(),
