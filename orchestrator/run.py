@@ -182,6 +182,9 @@ def other_engine(checkpoint: resuming.Checkpoint, plan: Plan) -> str:
         raise InputError("engine", plan.engine, f"can't continue {route}: checkpoints go between other engines only", able)
     renamed = before.hugging_face_names != now.hugging_face_names
     why = [engine.why_no_exchange(plan.model, None) for engine in (before, now)] if renamed else []
+    if renamed and plan.model.experts:
+        stacked = "one engine's checkpoints have a layer's experts in one tensor, the other's one by one"
+        why.append(f"{stacked}: weights alone go over model.export_to= and model.init_from=")
     if checkpoint.plan is not None and not before.reshardable(checkpoint.plan):
         why.append("the checkpoint is of its own layout alone (stage 0 in 16 bits, fp16, sgd)")
     if not now.reshardable(plan):

@@ -212,11 +212,21 @@ def _precision(plan: Plan) -> dict[str, Any]:
     return section
 
 
+ADAPTED: Final = tuple(
+    {"patterns": [rf".*\.({linears})_proj(\.base_layer|\.lora_{letter}\.default)?\.weight$"], "partition_type": by}
+    for linears, letter, by in (("q|k|v|gate|up", "B", "column"), ("o|down", "A", "row"))
+)
+"""Of a model with adapters: linears divided by columns divide B with them, by rows A; the other half of each pair is whole on every rank,
+and so is its gradient. With or without an adapter on the linear. (DeepSpeed's autotp_config.py; the model's own plan names no adapter.)"""
+
+
 def tensor_parallel(plan: Plan) -> dict[str, Any]:
     """AutoTP. Divided logits need DeepSpeed's own loss, which would take the place of the model's (runtime/engine.py:1100-1120)."""
     section: dict[str, Any] = {"autotp_size": plan.tp, "vocab_parallel_lm_head": False}
     if plan.model.traced is not None:
         section["partition_config"] = partition_config(plan.model.traced.divided)
+    elif plan.training.lora is not None:
+        section["partition_config"] = {"use_default_specs": False, "layer_specs": list(ADAPTED)}
     return section
 
 

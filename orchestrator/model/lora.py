@@ -100,13 +100,18 @@ def megatron_names() -> dict[str, tuple[str, ...]]:
 
 def with_lora(model: ModelSpec, lora: Lora, linears: dict[str, tuple[str, ...]] | None = None) -> ModelSpec:
     """A model as transformers builds it (model/hugging_face.py), frozen, with adapters; or, with the names of its linears by product, as
-    another library builds it."""
+    another library builds it. transformers' head is whole on every rank: a partition by name of linears with adapters has no output that is
+    gathered (DeepSpeed's autotp_config.py)."""
+    whole_head = linears is None
     linears = linears or linear_names(model.architecture)
     runs = []
     for run in model.runs:
         ops = _Adapting(linears, lora)
         new = tuple(changed for op in run.layer.ops for changed in ops.of(op, run.layer))
         frozen = tuple(replace(weight, frozen=True) for weight in run.layer.weights)
+        if whole_head and run.layer.kind == "head":
+            new = tuple(replace(op, split=None) if isinstance(op, Gemm) else op for op in new if not isinstance(op, Enter | Exit))
+            frozen = tuple(replace(weight, split=None) for weight in frozen)
         runs.append(replace(run, layer=replace(run.layer, ops=new, weights=(*frozen, *ops.weights))))
     return replace(model, runs=tuple(runs))
 

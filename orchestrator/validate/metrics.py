@@ -192,11 +192,14 @@ def summary(rows: Sequence[Priced]) -> dict[str, object]:
     return result
 
 
+LONG = 16384
+"""Tokens from which a sequence is called long."""
 SPLITS: dict[str, Callable[[Priced], str]] = {
     "engine": lambda priced: priced.run.engine.name,
     "gpu": lambda priced: priced.run.gpu,
     "precision": lambda priced: priced.run.precision,
     "kind": lambda priced: priced.run.kind,
+    "length": lambda priced: "16k_and_longer" if priced.run.training.seq_length >= LONG else "shorter",
 }
 """`by.<name>.<value>` of the report."""
 

@@ -40,6 +40,22 @@ def put_in(model: torch.nn.Module, fields: dict[str, Any]) -> None:
             parameter.data = parameter.data.to(model.dtype)
 
 
+@contextlib.contextmanager
+def seen_into() -> Iterator[None]:
+    """Where AutoTP finds the linears inside of peft's: it takes every module with a two-dimensional `weight` for a linear
+    (module_inject/auto_tp.py:1079), and peft's has such a property, that of its base."""
+    from peft.tuners.lora.layer import Linear
+
+    def hidden(_: Any) -> Any:
+        raise AttributeError("weight")
+
+    Linear.weight = property(hidden)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del Linear.weight  # its base class' is found again
+
+
 def base_name(name: str) -> str:
     """A weight's name in the model without adapters.
 
@@ -84,9 +100,13 @@ def transposed(model: torch.nn.Module, name: str) -> bool:
     return bool(getattr(model.get_submodule(name.removesuffix(f"{BASE}.weight")), "fan_in_fan_out", False))
 
 
-def merged(model: torch.nn.Module, gathered: Callable[[list[torch.nn.Parameter]], Any]) -> Iterator[tuple[str, torch.Tensor]]:
+Gathered = Callable[[list[torch.nn.Parameter]], Any]
+Whole = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def merged(model: torch.nn.Module, gathered: Gathered, whole: Whole) -> Iterator[tuple[str, torch.Tensor]]:
     """(name in the model without adapters, W + scaling B A) one after the other; the sum is taken in fp32. `gathered`: a context in which
-    partitioned parameters are whole. All ranks go through it together."""
+    partitioned parameters are whole; `whole`: joins tensor-parallel ranks' parts of a named one. All ranks go through it together."""
     parameters, adapted = dict(model.named_parameters()), scalings(model)
     for name, parameter in parameters.items():
         if is_adapter(name):
@@ -94,19 +114,19 @@ def merged(model: torch.nn.Module, gathered: Callable[[list[torch.nn.Parameter]]
         a, b, scaling = adapted.get(name, ("", "", 0.0))
         pair = [parameters[a], parameters[b]] if a else []
         with torch.no_grad(), gathered([parameter, *pair]):
-            tensor = parameter.detach().clone()
+            tensor = whole(name, parameter.detach().clone())
             if pair:
-                delta = scaling * (pair[1].float() @ pair[0].float())
+                delta = scaling * (whole(b, pair[1].detach()).float() @ whole(a, pair[0].detach()).float())
                 tensor = (tensor.float() + (delta.T if transposed(model, name) else delta)).to(tensor.dtype)
         yield base_name(name), tensor.cpu()
 
 
-def adapters(model: torch.nn.Module, gathered: Callable[[list[torch.nn.Parameter]], Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def adapters(model: torch.nn.Module, gathered: Gathered, whole: Whole) -> Iterator[tuple[str, torch.Tensor]]:
     """(name in peft's files, whole tensor), as `merged`."""
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             with torch.no_grad(), gathered([parameter]):
-                tensor = parameter.detach().clone()
+                tensor = whole(name, parameter.detach().clone())
             yield peft_name(name), tensor.cpu()
 
 

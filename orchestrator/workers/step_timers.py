@@ -132,12 +132,18 @@ class Interceptor:
             held.seconds += end - begin
 
     def _of(self, group: Any, name: str, operation: str, arguments: tuple[Any, ...]) -> Held | None:
-        """None in a group of this rank alone."""
+        """None in a group of this rank alone, or of ranks that nobody knows."""
         if group.size() == 1:
             return None
         ranks = self._ranks.get(group.group_name)
         if ranks is None:
-            ranks = self._ranks[group.group_name] = tuple(dist.get_process_group_ranks(group))
+            try:
+                ranks = tuple(dist.get_process_group_ranks(group))
+            except (KeyError, ValueError):  # one that torch has forgotten while somebody uses it still
+                ranks = ()
+            self._ranks[group.group_name] = ranks
+        if not ranks:
+            return None
         key: tuple[Any, ...] = (ranks, group.group_name)
         if name in ("send", "recv"):
             mine, other = ranks[group.rank()], ranks[arguments[1]]
@@ -283,8 +289,9 @@ class StepTimers:
         least = self._least_of_messages(messages)
         for key in sorted(by_key.keys() - messages.keys()):
             several = by_key[key]
-            seconds = torch.tensor([held.seconds for held in several], dtype=torch.float32, device=self._device)
-            count = torch.tensor([len(several), -len(several)], dtype=torch.int64, device=self._device)
+            where = "cpu" if dist.get_backend(several[0].group) == "gloo" else self._device
+            seconds = torch.tensor([held.seconds for held in several], dtype=torch.float32, device=where)
+            count = torch.tensor([len(several), -len(several)], dtype=torch.int64, device=where)
             dist.all_reduce(count, op=dist.ReduceOp.MIN, group=several[0].group)
             if count[0] == -count[1]:
                 dist.all_reduce(seconds, op=dist.ReduceOp.MIN, group=several[0].group)

@@ -210,7 +210,7 @@ def test_the_report_has_the_promised_keys() -> None:
     keys |= {"top3_regret", "oom_precision", "oom_recall"}
     assert keys <= report["tables"]["t"].keys()
     assert keys <= report["all"].keys()
-    assert {"engine", "gpu", "precision", "kind"} == report["by"].keys()
+    assert {"engine", "gpu", "precision", "kind", "length"} == report["by"].keys()
     assert keys <= report["by"]["engine"]["nanotron"].keys()
     assert report["unused"] == {"t": {"because": 1}}
     assert report["all"]["time_median_ape"] == pytest.approx(0.1)

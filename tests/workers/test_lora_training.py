@@ -41,6 +41,9 @@ MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp4 zero3": (LLAMA, {"dp": 4, "zero_stage": 3}),
     "llama ulysses2 zero2": (LLAMA, {"cp": 2, "zero_stage": 2, "micro_batch_size": 2}),
     "llama ulysses2 dp2 zero3": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 3}),
+    "llama tp2 zero0": (LLAMA, {"tp": 2}),
+    "llama tp2 dp2 zero2": (LLAMA, {"tp": 2, "dp": 2, "zero_stage": 2}),
+    "qwen3 q and v tp2 zero1": (QWEN3, {"tp": 2, "zero_stage": 1, "lora": Lora(rank=3, targets=("q_proj", "v_proj"))}),
     "gpt dp2 zero3": (GPT, {"dp": 2, "zero_stage": 3}),
     "bert dp2 zero2": (BERT, {"dp": 2, "zero_stage": 2}),
     "qwen3 q and v dp2 zero2": (QWEN3, {"dp": 2, "zero_stage": 2, "lora": Lora(rank=3, alpha=3.0, targets=("q_proj", "v_proj"))}),
@@ -156,23 +159,34 @@ def test_a_rank_holds_the_bytes_that_the_plan_counts_state_by_state(stage: int, 
     )
 
 
-@pytest.mark.parametrize("model", [LLAMA, pytest.param(GPT, marks=pytest.mark.full)], ids=["llama", "gpt"])
+DATA_PARALLEL = ({"dp": 2, "zero_stage": 2}, {"dp": 2, "zero_stage": 3})
+TENSOR_PARALLEL = ({"tp": 2, "zero_stage": 1}, {"dp": 1, "tp": 2, "zero_stage": 0})
+
+
+@pytest.mark.parametrize(
+    ("model", "layouts"),
+    [
+        pytest.param(LLAMA, DATA_PARALLEL, id="llama"),
+        pytest.param(GPT, DATA_PARALLEL, id="gpt", marks=pytest.mark.full),
+        pytest.param(LLAMA, TENSOR_PARALLEL, id="llama tp2", marks=pytest.mark.full),
+    ],
+)
 def test_an_exported_adapter_and_merged_weights_give_the_same_logits_in_plain_transformers(
-    model: Architecture, pool: Pool, corpus: str, tmp_path: Path
+    model: Architecture, layouts: tuple[dict[str, Any], dict[str, Any]], pool: Pool, corpus: str, tmp_path: Path
 ) -> None:
-    """From a base in transformers' format: ZeRO-3 exports merged weights, ZeRO-2 peft's adapter. Both runs train the same."""
+    """From a base in transformers' format: one run exports peft's adapter, one in another layout merged weights. Both train the same."""
     import peft
     import torch
     import transformers
 
     lora = Lora(rank=4, targets=("q_proj", "down_proj") if model is LLAMA else ("all-linear",))
-    plan = hf_plan(model, dp=2, zero_stage=2, lora=lora, lr=3e-2)
+    plan = hf_plan(model, **layouts[0], lora=lora, lr=3e-2)
     torch.manual_seed(3)
     base_of(plan).save_pretrained(tmp_path / "base")
     run = RunSettings(init_from=str(tmp_path / "base"), export_to=str(tmp_path / "adapter"))
     pool.run("hf_cases.trained_and_exported", 2, to_json(replace(plan, run=run)), corpus)
     whole = replace(run, export_to=str(tmp_path / "merged"), merge_lora=True)
-    pool.run("hf_cases.trained_and_exported", 2, to_json(replace(plan, run=whole, zero_stage=3)), corpus)
+    pool.run("hf_cases.trained_and_exported", 2, to_json(replace(hf_plan(model, **layouts[1], lora=lora, lr=3e-2), run=whole)), corpus)
     ids = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(1))
     kind = transformers.AutoModelForCausalLM
     base = kind.from_pretrained(tmp_path / "base")
@@ -191,6 +205,7 @@ RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero2 to zero3": ({"dp": 2, "zero_stage": 2}, {"dp": 2, "zero_stage": 3}),
     "bf16 zero0 to the same": ({"dp": 2, "precision": "bf16"}, {"dp": 2, "precision": "bf16"}),
     "zero3 to zero0": ({"dp": 2, "zero_stage": 3}, {}),
+    "tp2 to zero2": ({"tp": 2, "zero_stage": 1}, {"dp": 2, "zero_stage": 2}),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from operator import sub
+from operator import add, sub
 
 from orchestrator.cost.schedule.order import Pass, Schedule
 from orchestrator.cost.schedule.periods import drift, shift
@@ -94,12 +94,10 @@ class Interleaved(Schedule):
             # The ranks that have a forward, and a backward, in this slot: both ranges are contiguous. The others stay where they are.
             low, high = max(0, slot - end + 1), min(pp, slot + 1)
             from_last = f_end[-1] if not late else around[0][-1 - waited] if slot > waited else 0.0
-            came = [time + hop for time, hop in zip([from_last, *f_end[:-1]], f_hop, strict=True)]
+            came = list(map(add, [from_last, *f_end[:-1]], f_hop))
             if watched:
                 margins.extend(map(sub, b_end, came))
-            passes = zip(b_end[low:high], came[low:high], f_cost[low:high], strict=True)
-            f_end = b_end[:]
-            f_end[low:high] = [(own if own > other else other) + cost for own, other, cost in passes]
+            f_end = _ended(b_end, came, f_cost, low, high)
             low, high = max(0, full - slot), min(pp, full - slot + end)
             if low < high:
                 b_cost, b_hop = rows.backward(slot - full)
@@ -110,12 +108,10 @@ class Interleaved(Schedule):
                     b_cost, b_hop = b_cost[:many] + costs[many:], b_hop[:many] + transfers[many:]
                     waited = last_rows.group - pp
                 from_first = b_end[0] if not late else around[1][-1 - waited]
-                came = [time + hop for time, hop in zip([*b_end[1:], from_first], b_hop, strict=True)]
+                came = list(map(add, [*b_end[1:], from_first], b_hop))
                 if watched:
                     margins.extend(map(sub, f_end, came))
-                passes = zip(f_end[low:high], came[low:high], b_cost[low:high], strict=True)
-                b_end = f_end[:]
-                b_end[low:high] = [(own if own > other else other) + cost for own, other, cost in passes]
+                b_end = _ended(f_end, came, b_cost, low, high)
             else:
                 b_end = f_end[:]
             if late:
@@ -150,6 +146,16 @@ class Interleaved(Schedule):
                         blocks.clear()
             slot += 1
         return [time + skipped for time in b_end]
+
+
+def _ended(own: list[float], came: list[float], costs: list[float], low: int, high: int) -> list[float]:
+    """When the ranks' passes end, of ranks `low` to `high`, that have one; the others stay where they are."""
+    if low == 0 and high == len(own):
+        return [(mine if mine > other else other) + cost for mine, other, cost in zip(own, came, costs, strict=True)]
+    found = own[:]
+    passes = zip(own[low:high], came[low:high], costs[low:high], strict=True)
+    found[low:high] = [(mine if mine > other else other) + cost for mine, other, cost in passes]
+    return found
 
 
 class _Rows:

@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
-from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible
+from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible, window_of
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
@@ -17,7 +17,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3))
+ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2))
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder, no window. t5's bias is not of a shard's
 length."""
@@ -102,6 +102,10 @@ def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     if a.traced is not None:
         return f"cp={cp}: {a.traced.model_class} can't be run under DeepSpeed's Ulysses here; {', '.join(ULYSSES_CLASSES)} can"
     model = class_of(a).model
+    length = workload.training.seq_length
+    short = next((window for window in map(window_of, a.each_layer()) if window is not None and window < length), None)
+    if model in ULYSSES_CLASSES and short is not None:
+        return f"cp={cp} with a window of {short} tokens: Ulysses drops the mask, and every token would see all before it"
     if model in ULYSSES_CLASSES:
         return None
     return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"
@@ -144,12 +148,16 @@ def hpz(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+DIVIDED_WITH_ADAPTERS: Final = (LLAMA, QWEN2, QWEN3)
+"""Separate linears with rotary positions, and no norm over a divided width."""
+
+
 def lora_alone(candidate: Candidate, workload: Workload) -> str | None:
-    """AutoTP takes an adapted linear for a plain one and never looks inside it (module_inject/auto_tp.py:1079)."""
-    tp, lora = candidate.mesh.tp, workload.training.lora
-    if lora is None or tp == 1:
+    """AutoTP takes peft's wrapper for a linear (it has a two-dimensional `weight`), so that linears with adapters are divided by name."""
+    tp, lora, model = candidate.mesh.tp, workload.training.lora, workload.model.architecture
+    if lora is None or tp == 1 or (model.traced is None and class_of(model) in DIVIDED_WITH_ADAPTERS):
         return None
-    return f"tp={tp} with lora.rank={lora.rank}: AutoTP replaces peft's adapted linears, and the adapters with them"
+    return f"tp={tp} with lora.rank={lora.rank}: adapters are divided with the linears of Llama, Qwen2 and Qwen3 alone"
 
 
 def lora_hpz(candidate: Candidate, workload: Workload) -> str | None:
@@ -189,7 +197,7 @@ def deepspeed_rules() -> tuple[Rule, ...]:
             "tp",
             "cp",
         ),
-        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp"),
+        rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp", "model"),
         rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
         rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
         *expert_rules(),
