@@ -177,22 +177,22 @@ def other_engine(checkpoint: resuming.Checkpoint, plan: Plan) -> str:
     """What this plan's engine takes from a checkpoint that another one wrote. Raises InputError where it can't."""
     before, now = ENGINES.get(checkpoint.engine), ENGINES[plan.engine]
     route = f"{resuming.SHORT}={checkpoint.folder}, which engine={checkpoint.engine} wrote"
-    if before is None or "nothing" in (before.takes_over, now.takes_over):
-        able = [engine.name for engine in ENGINES.values() if engine.takes_over != "nothing"]
+    if before is None or not (before.takes_over and now.takes_over):
+        able = [engine.name for engine in ENGINES.values() if engine.takes_over]
         raise InputError("engine", plan.engine, f"can't continue {route}: checkpoints go between other engines only", able)
     renamed = before.hugging_face_names != now.hugging_face_names
     why = [engine.why_no_exchange(plan.model, None) for engine in (before, now)] if renamed else []
+    if renamed and plan.model.experts:
+        stacked = "one engine's checkpoints have a layer's experts in one tensor, the other's one by one"
+        why.append(f"{stacked}: weights alone go over model.export_to= and model.init_from=")
     if checkpoint.plan is not None and not before.reshardable(checkpoint.plan):
         why.append("the checkpoint is of its own layout alone (stage 0 in 16 bits, fp16, sgd)")
-    if now.takes_over == "all" and not now.reshardable(plan):
+    if not now.reshardable(plan):
         why.append("this plan's optimizer can't be given states (stage 0 in 16 bits, fp16, sgd): pin.zero_stage=1")
     said = "; ".join(dict.fromkeys(filter(None, why)))
     if said:
         raise InputError("engine", plan.engine, f"can't continue {route}: {said}")
-    if now.takes_over == "all":
-        return f"engine {before.name} -> {now.name}: weights and the optimizer's states, both exact"
-    lost = "the optimizer's states are LOST: its moments begin at zero, while step, learning rate and data go on"
-    return f"engine {before.name} -> {now.name}: weights, exact; {lost}"
+    return f"engine {before.name} -> {now.name}: weights and the optimizer's states, both exact"
 
 
 def check_range(settings: Settings, plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -16,6 +17,8 @@ from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
 from orchestrator.recipe.read import check_key
+from orchestrator.report.sweep import Row, sweep_table
+from orchestrator.report.text import PIPE_WIDTH, as_text, choice
 from orchestrator.values import Value
 
 MOST_POINTS: Final = 2000
@@ -49,6 +52,29 @@ class Sweep(Value, frozen=True, kw_only=True):
         """The points that no other one beats in training time, GPU-hours, cost and headroom together."""
         planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
         return tuple(point for point, own in planned if not any(beats(other, own) for _, other in planned))
+
+    def rows(self) -> list[Row]:
+        """As a table has them."""
+        front = {id(point) for point in self.front}
+        rows = []
+        for point in self.points:
+            answer = point.answer
+            if answer is None:
+                rows.append(Row(keys=point.keys, why=point.why))
+                continue
+            said = f"{answer.plan.engine} {choice(answer.plan)}"
+            rows.append(
+                Row(keys=point.keys, plan=said, budget=answer.budget, step_time_s=answer.step_time_s, tokens_per_s=answer.tokens_per_s,
+                    headroom=answer.headroom, on_front=id(point) in front)
+            )  # fmt: skip
+        return rows
+
+    def __str__(self) -> str:
+        """The table that the command prints."""
+        return as_text(sweep_table(list(self.points[0].keys), self.rows()), PIPE_WIDTH)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def summary(self) -> list[dict[str, Any]]:
         """As JSON has it."""

@@ -271,6 +271,9 @@ def _deepspeed(given: Mapping[str, Any], script: Script) -> tuple[str, Callable[
         stage = int(zero.get("stage", given.get("zero_stage") or 0))
         offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
         pipeline = setup.pp > 1 and not given.get("no_pipeline_parallel")
+        if pipeline and stage == 0 and (given.get("bf16") or content.get("bf16", {}).get("enabled")):
+            stage = 1
+            fields.assumed.append("ZeRO stage 0 in bf16 is priced as 1: DeepSpeed's BF16_Optimizer shares the optimizer's states too")
         return replace(setup, zero_stage=stage, offload_optimizer=offload, by_deepspeed_pipeline=pipeline, overlap_grad_reduce=True,
                        overlap_param_gather=True, vpp=1)  # fmt: skip
 

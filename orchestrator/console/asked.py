@@ -19,7 +19,7 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
 from orchestrator.report.budget import format_amount
 from orchestrator.report.comparison import comparison_tables
-from orchestrator.report.sweep import Row, sweep_table
+from orchestrator.report.sweep import sweep_table
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, screen, show_found
 from orchestrator.units import format_seconds
@@ -151,26 +151,9 @@ def _sweep(words: Sequence[str]) -> None:
     if as_json:
         say_json(found.summary())
         return
-    screen().print(sweep_table(list(lists), rows_of(found)))
+    screen().print(sweep_table(list(lists), found.rows()))
     planned = sum(point.answer is not None for point in found.points)
     print(f"{planned} of {len(found.points)} have a plan; *: no other is better in training time, GPU-hours, cost and free memory together")
-
-
-def rows_of(found: Sweep) -> list[Row]:
-    """As a table has them."""
-    front = {id(point) for point in found.front}
-    rows = []
-    for point in found.points:
-        answer = point.answer
-        if answer is None:
-            rows.append(Row(keys=point.keys, why=point.why))
-            continue
-        said = f"{answer.plan.engine} {choice(answer.plan)}"
-        rows.append(
-            Row(keys=point.keys, plan=said, budget=answer.budget, step_time_s=answer.step_time_s, tokens_per_s=answer.tokens_per_s,
-                headroom=answer.headroom, on_front=id(point) in front)
-        )  # fmt: skip
-    return rows
 
 
 def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequence[str]]], None]) -> tuple[Sweep, dict[str, list[str]]]:

@@ -83,7 +83,7 @@ class Engine(Value, frozen=True, kw_only=True):
     """Whether its checkpoints call weights as transformers does; else as megatron-core."""
     saves_beside: Callable[[Plan], bool] = lambda plan: False
     """Whether the worker can write this plan's checkpoints beside the training."""
-    takes_over: Literal["nothing", "weights", "all"] = "nothing"
-    """What the worker reads of a checkpoint that another of our engines wrote; all: the optimizer's states too."""
+    takes_over: bool = False
+    """Whether the worker reads a checkpoint that another of our engines wrote: weights and the optimizer's states."""
     why_no_resume: Callable[[Plan, Plan], str | None] = lambda before, now: None
     """Why the worker can't read a checkpoint of the first plan, which this engine wrote, under the second; None: it can."""

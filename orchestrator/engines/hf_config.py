@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from orchestrator.engines.transformer_config import TORCH_DTYPE
 from orchestrator.hardware.spec import Cluster
+from orchestrator.model.architecture import Layer
 from orchestrator.model.lora import Lora, target_names
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
@@ -93,9 +94,14 @@ def _qwen3(a: Architecture) -> dict[str, Any]:
     return _rotary(a) | {"attention_bias": False}
 
 
+def window_of(layer: Layer) -> int | None:
+    """Tokens that a layer's attention sees; None: all."""
+    return layer.mixer.window if isinstance(layer.mixer, GroupedQueryAttention) else None
+
+
 def _windows(a: Architecture) -> list[int | None]:
     """Of each layer."""
-    return [layer.mixer.window if isinstance(layer.mixer, GroupedQueryAttention) else None for layer in a.each_layer()]
+    return [window_of(layer) for layer in a.each_layer()]
 
 
 def _mistral(a: Architecture) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from orchestrator.plan import Plan
 from orchestrator.report.budget import budget
-from orchestrator.report.text import NOISE, _table, cause_name, choice
+from orchestrator.report.text import NOISE, PIPE_WIDTH, _table, as_text, cause_name, choice
 from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
 
@@ -24,6 +25,13 @@ class Comparison(Value, frozen=True, kw_only=True):
     """Of the step, the largest difference first."""
     memory_bytes: dict[str, tuple[float, float]]
     """Of the fullest stage of each."""
+
+    def __str__(self) -> str:
+        """The tables that the command prints."""
+        return as_text(comparison_tables(self), PIPE_WIDTH)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -22,6 +22,8 @@ from orchestrator.units import TFLOPS, format_bytes, format_count, format_second
 
 WIDTH = 100
 """Columns that every terminal and log has."""
+PIPE_WIDTH = 120
+"""What commands print with where their output is no terminal (screen.FILE_WIDTH)."""
 SHOWN_SHARE = 0.005
 """Causes below half a percent of the total are added up in one line."""
 CAUSES_IN_A_DIFFERENCE = 3
@@ -34,10 +36,10 @@ MESH_AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 
 
 def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
-    """The plain text of a table, without colours, as a log or a test wants it."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, highlight=False)
-    console.print(renderable)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    """The plain text of a table, without colours and without blanks at the ends of lines, as a log or a test wants it."""
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None, force_terminal=False, highlight=False).print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def console() -> Console:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import auto_ep, hf_checkpoint, hugging_face, loop, lora
+from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, hugging_face, loop, lora
 from orchestrator.workers.batch import Batch, mean_loss
+from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
+from orchestrator.workers.saving import Snapshot
 from orchestrator.workers.traced import TracedTrainer
 
 
@@ -68,6 +71,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         if plan.ep > 1:
             auto_ep.require_layers(model, plan)
         hugging_face.restore_rotary_frequencies(model)
+        if source:
+            hf_experts.read_biases(model, source)
         self.places = hf_checkpoint.places(model, self.groups, fields)
 
     def _build(self, fields: dict[str, Any]) -> torch.nn.Module:
@@ -100,6 +105,27 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
 
     def export(self, folder: Path) -> None:
         hf_checkpoint.export(self.model, self.plan, self.groups, folder, self.engine_fields["model"])
+
+    def save(self, folder: Path, step: int) -> None:
+        super().save(folder, step)
+        self._save_biases(folder)
+
+    def snapshot(self, folder: Path, step: int) -> Snapshot:
+        found = super().snapshot(folder, step)
+        self._save_biases(folder)
+        return found
+
+    def _save_biases(self, folder: Path) -> None:
+        """They don't move, but a run that goes on may not begin with the checkpoint that they are from."""
+        routers = hf_experts.biases(self.model)
+        if routers and dist.get_rank() == 0:
+            torch.save({name: getattr(module, hf_experts.BIAS).cpu() for name, module in routers.items()}, folder / hf_experts.FILE)
+
+    def load(self, saved: Saved) -> None:
+        super().load(saved)
+        path = saved.folder / hf_experts.FILE
+        if path.is_file():
+            hf_experts.put(self.model, torch.load(path, weights_only=True))
 
     def _backward(self, loss: torch.Tensor) -> None:
         """The loss of balance goes into the gradients and not into what is reported, as Megatron's does."""

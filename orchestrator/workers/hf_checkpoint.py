@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.plan import Plan
-from orchestrator.workers import auto_ep, hugging_face, lora
+from orchestrator.workers import auto_ep, hf_experts, hugging_face, lora
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.hf_files import CONFIG, Checkpoint, Rows, copy_tokenizer, write_config, write_files
+from orchestrator.workers.hf_files import CONFIG, Checkpoint, copy_tokenizer, write_config, write_files
 from orchestrator.workers.parts import Place
 
 ACTIVATIONS = ("activation_function", "hidden_act", "feed_forward_proj")
@@ -40,13 +39,8 @@ def load(model: torch.nn.Module, folder: Path) -> None:
             name, shape = lora.base_name(full_name), tuple(getattr(parameter, "ds_shape", parameter.shape))
             if lora.is_adapter(name):
                 continue
-            width = prod(shape[1:])
             for values, start in hugging_face.local_ranges(parameter):
-                first, last = start // width, -(-(start + values.numel()) // width)
-                if first < last:
-                    rows = checkpoint.read(Rows(name, first, last), tuple(slice(0, size) for size in shape[1:]), shape[1:])
-                    begin = start - first * width
-                    values.copy_(rows.reshape(-1)[begin : begin + values.numel()])
+                hf_experts.read(checkpoint, name, shape, hf_experts.is_mixtral(model), values, start)
 
 
 def places(model: torch.nn.Module, groups: Groups, fields: dict[str, Any]) -> list[Place]:
@@ -108,11 +102,16 @@ def _gathered(plan: Plan, parameters: list[torch.nn.Parameter]) -> Any:
 def whole_tensors(model: torch.nn.Module, plan: Plan, groups: Groups, fields: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, whole tensor on the CPU) one after the other. Collectives over the data-parallel group at stage 3 and over tp: all ranks go
     through it together."""
-    shapes = _whole_shapes(fields)
+    shapes, experts, mixtral = _whole_shapes(fields), auto_ep.parameters(model), hf_experts.is_mixtral(model)
     for name, parameter in model.named_parameters():
         with torch.no_grad(), _gathered(plan, [parameter]):
             tensor = parameter.detach().clone()
-        yield name, _whole(shapes, groups, name, tensor).cpu()
+        if name in experts:
+            yield from ((stored, part.cpu()) for stored, part in hf_experts.of_ranks(experts[name], tensor, mixtral))
+        else:
+            yield from hf_experts.split(name, _whole(shapes, groups, name, tensor).cpu(), mixtral)
+    for name, module in hf_experts.biases(model).items():
+        yield name, getattr(module, hf_experts.BIAS).detach().float().cpu()
 
 
 def _whole(shapes: dict[str, tuple[int, ...]], groups: Groups, name: str, tensor: torch.Tensor) -> torch.Tensor:

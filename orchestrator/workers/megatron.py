@@ -213,18 +213,29 @@ class MegatronTrainer:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
 
-    def _load_weights(self, saved: Saved) -> None:
-        """Of a checkpoint that another engine wrote; the optimizer begins anew."""
+    def _load_other(self, saved: Saved) -> None:
+        """A checkpoint that another engine wrote: weights and the optimizer's states."""
         found = other_engine.reader(saved, self.plan.model, "megatron_core")
         with torch.no_grad():
             for place in weights.every_place([_bare(chunk) for chunk in self.chunks]):
                 place.parameter.copy_(found.of(parts.WEIGHT, place))
         self.optimizer.reload_model_params()
+        self._prepare_torch_adam()
+        state = optimizer_formats.taken(self._state(is_loading=True)["optimizer"], found)
+        self._put_back(optimizer_formats.read(state, self.optimizer, float(saved.step)))
+
+    def _put_back(self, state: dict[Any, Any]) -> None:
+        """The optimizer's states."""
+        self.optimizer.load_state_dict(state)
+        for wrapped in self._torch_adams():
+            # One tensor for all parameters (distrib_optimizer.py:813): it would count every parameter's step.
+            for values in wrapped.optimizer.state.values():
+                values["step"] = values["step"].clone()
 
     def load(self, saved: Saved) -> None:
-        """Any layout of this engine; the generators only in the same one. Of another engine's the weights."""
+        """Any layout of this engine; the generators only in the same one. Another engine's too."""
         if saved.layout["engine"] != self.plan.engine:
-            self._load_weights(saved)
+            self._load_other(saved)
             return
         self._prepare_torch_adam()
         state = self._state(is_loading=True)
@@ -237,11 +248,7 @@ class MegatronTrainer:
         state = dist_checkpointing.load(state, str(saved.folder))
         for index, chunk in enumerate(self.chunks):
             _bare(chunk).load_state_dict(state[f"model{index}"], strict=False)
-        self.optimizer.load_state_dict(optimizer_formats.read(state["optimizer"], self.optimizer))
-        for wrapped in self._torch_adams():
-            # One tensor for all parameters (distrib_optimizer.py:813): it would count every parameter's step.
-            for values in wrapped.optimizer.state.values():
-                values["step"] = values["step"].clone()
+        self._put_back(optimizer_formats.read(state["optimizer"], self.optimizer))
         if same:
             megatron_groups.set_generator_states(state["generators"], self.device)
 

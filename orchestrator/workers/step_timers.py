@@ -39,9 +39,6 @@ OPERATIONS: Final = {
 }  # fmt: skip
 """What a process group can be asked for (torch.distributed calls these by name), and what the cost model calls it."""
 
-_calls = itertools.count()
-"""Of `StepTimers` in this process: names of one must not be another's in the job's store."""
-
 
 def timed_steps(first_step: int, steps: int) -> range:
     """Steps done before each step that is looked at, of a run from `first_step` to `steps`.
@@ -135,12 +132,18 @@ class Interceptor:
             held.seconds += end - begin
 
     def _of(self, group: Any, name: str, operation: str, arguments: tuple[Any, ...]) -> Held | None:
-        """None in a group of this rank alone."""
+        """None in a group of this rank alone, or of ranks that nobody knows."""
         if group.size() == 1:
             return None
         ranks = self._ranks.get(group.group_name)
         if ranks is None:
-            ranks = self._ranks[group.group_name] = tuple(dist.get_process_group_ranks(group))
+            try:
+                ranks = tuple(dist.get_process_group_ranks(group))
+            except (KeyError, ValueError):  # one that torch has forgotten while somebody uses it still
+                ranks = ()
+            self._ranks[group.group_name] = ranks
+        if not ranks:
+            return None
         key: tuple[Any, ...] = (ranks, group.group_name)
         if name in ("send", "recv"):
             mine, other = ranks[group.rank()], ranks[arguments[1]]
@@ -222,7 +225,8 @@ class StepTimers:
         self._held: list[Held] = []
         self._phases: list[dict[str, float]] = []
         self._current, self._since = "", 0.0
-        self._call = next(_calls)
+        # Of this job: a process may have had others, of other numbers of ranks.
+        self._call = dist.distributed_c10d._get_default_store().add(f"step_timers/calls/{dist.get_rank()}", 1)
 
     def begin(self, step: int) -> None:
         """The step after `step` steps begins, with its data."""
@@ -285,8 +289,9 @@ class StepTimers:
         least = self._least_of_messages(messages)
         for key in sorted(by_key.keys() - messages.keys()):
             several = by_key[key]
-            seconds = torch.tensor([held.seconds for held in several], dtype=torch.float32, device=self._device)
-            count = torch.tensor([len(several), -len(several)], dtype=torch.int64, device=self._device)
+            where = "cpu" if dist.get_backend(several[0].group) == "gloo" else self._device
+            seconds = torch.tensor([held.seconds for held in several], dtype=torch.float32, device=where)
+            count = torch.tensor([len(several), -len(several)], dtype=torch.int64, device=where)
             dist.all_reduce(count, op=dist.ReduceOp.MIN, group=several[0].group)
             if count[0] == -count[1]:
                 dist.all_reduce(seconds, op=dist.ReduceOp.MIN, group=several[0].group)

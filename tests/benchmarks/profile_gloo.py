@@ -10,7 +10,9 @@ over measured of computing and of traffic, each in the median.
 
 On 2026-11-22, 2 cores of an AMD EPYC under a load of 20 from other work: the profile took 141 s; the plan ranked first was the fastest of
 the twelve (by datasheets 41% slower than that); Spearman .6, where the steps of a single plan spread by a factor of two; predictions were
-1.6 times too long in the median, within 11% of that factor. Not yet run on an idle machine.
+1.6 times too long in the median, within 11% of that factor. Three of the plans later that day at the same load: 1.26 times too long, within
+11% of that; by cause computing 2.2 times (all ranks are profiled computing at once, in a training some wait meanwhile), traffic .2 and
+waiting .5 times (collectives are profiled while nobody computes). Not yet run on an idle machine.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 import sys
@@ -279,3 +280,16 @@ def test_lists_are_not_made_of_values_with_commas_of_their_own() -> None:
         "pin.tp",
         "train.tokens",
     }
+
+
+def test_a_notebook_shows_what_the_commands_print(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = so.sweep(recipe="gpt_tiny", cluster="cpu", gpus=[2, 4])
+    assert said(capsys, "sweep", *TINY, "gpus=2,4").startswith(str(found))
+    one, other = (point.answer for point in found.points)
+    assert one is not None
+    assert other is not None
+    compared = so.compare(one, other)
+    for shown in (found, compared, one):
+        assert shown._repr_html_() == f"<pre>{html.escape(str(shown))}</pre>"
+        assert not [line for line in str(shown).splitlines() if line != line.rstrip()]
+    assert "step time" in str(compared)

@@ -67,7 +67,7 @@ TRACED = Traced(
 
 def plan_of(traced: Traced, *words: str) -> Plan:
     given = ("engine=deepspeed", "cluster=dgx_h100", "gpus=8", "train.grad_accum_dtype=bf16", "train.global_batch_size=8", *words)
-    given = ("cluster.host_memory=1TB", *given)
+    given = (*given, "cluster.host_memory=1TB")
     traced_words = (f"model.traced={msgspec.json.encode(traced).decode()}", f"train.seq_length={TOKENS}", "name=perceptron")
     return planning.fastest(recipe.load((*given, *traced_words), Machine(host_memory=16 * GIB), tuple(ENGINES))).plan
 

@@ -71,6 +71,7 @@ def with_experts(**fields: Any) -> Architecture:
     """A model of Mixtral's kind."""
     return replace(LLAMA, family="mixtral", feed_forward=replace(FOUR, **fields))
 
+WINDOWED = replace(LLAMA, family="phi3", mixer=GroupedQueryAttention(window=12))
 
 MIXTRAL = with_experts()
 SIGMOID = with_experts(score="sigmoid", expert_bias=True, shared_ffn_hidden_size=32, aux_loss_coeff=0.001)
@@ -109,6 +110,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("autotp_divides", workload(replace(LLAMA, vocab_size=501)), {"tp": 2, "dp": 4}, "vocab_size=501"),
     ("autotp_x", workload(LLAMA), {"tp": 2, "cp": 2, "dp": 2}, "place of the mpu"),
     ("ulysses_family", workload(BERT), {"cp": 2, "dp": 4}, "BertForMaskedLM can't be run under DeepSpeed's Ulysses"),
+    ("ulysses_family", workload(WINDOWED), {"cp": 2, "dp": 4}, "cp=2 with a window of 12 tokens: Ulysses drops the mask"),
     ("ulysses", workload(WIDE), {"cp": 4, "dp": 2}, "cp=4 does not divide num_attention_heads=6"),
     ("ulysses", workload(replace(LLAMA, num_query_groups=3, num_attention_heads=6)), {"cp": 2, "dp": 4}, "num_query_groups=3"),
     ("ulysses_seq", workload(LLAMA, seq_length=63), {"cp": 2, "dp": 4}, "cp=2 does not divide seq_length=63"),

@@ -142,7 +142,7 @@ def test_engines_say_why_they_exchange_no_weights() -> None:
     assert "tied" in str(ENGINES["deepspeed"].why_no_exchange(replace(t5, tie_embeddings=False), None))
     assert "another function" in str(ENGINES["megatron"].why_no_exchange(t5, None))
     experts = load("recipe=mixtral_tiny").architecture
-    assert "experts" in str(ENGINES["deepspeed"].why_no_exchange(experts, None))
+    assert ENGINES["deepspeed"].why_no_exchange(experts, None) is None
 
 
 def changed(model: Architecture, **experts: Any) -> Architecture:

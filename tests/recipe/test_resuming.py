@@ -188,7 +188,7 @@ def test_another_engine_goes_on_where_the_command_line_names_it(
     finish(folder / "new", 20)
     back, printed = planned(("resume=new", "engine=megatron", "pin.zero_stage=null", "launch=none", "out=back"), capsys)
     assert back.engine == "megatron"
-    assert "weights, exact; the optimizer's states are LOST" in printed
+    assert f"engine {engine} -> megatron: weights and the optimizer's states, both exact" in printed
 
 
 def test_a_checkpoint_of_its_own_layout_goes_to_no_other_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +196,12 @@ def test_a_checkpoint_of_its_own_layout_goes_to_no_other_engine(folder: Path, ca
     planned((*TINY, "engine=deepspeed", "pin.zero_stage=0", *types, "out=old"), capsys)
     finish(folder / "old", 20)
     assert "its own layout alone" in refused(capsys, folder, (*AGAIN, "engine=megatron"))
+
+
+def test_experts_go_to_an_engine_that_keeps_them_otherwise_by_their_weights_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned(("recipe=mixtral_tiny", "gpus=2", "launch=none", "engine=megatron", "out=old"), capsys)
+    finish(folder / "old", 20)
+    assert "a layer's experts in one tensor" in refused(capsys, folder, (*AGAIN, "engine=deepspeed", "pin.zero_stage=1"))
 
 
 def test_a_constant_rate_may_go_on_for_longer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

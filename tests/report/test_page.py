@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import orchestrator as so
 from orchestrator import pictures, planning
@@ -163,17 +164,28 @@ def test_bad_input_is_one_error(
     assert said.out == ""
 
 
+def page_that_does_not_fit() -> str:
+    answer = so.plan(recipe="llama3_8b", gpus=16)
+    limit = replace(answer.found.limit, limit=answer.found.limit.limit / 2)
+    return page_of(replace(answer, found=replace(answer.found, limit=limit, outcomes=())))[0]
+
+
+BENIGN = ("document idle", "ResizeObserver loop completed")
+"""bokeh says that all is drawn; Chromium says that a picture changed its size while it was laid out."""
+
+
 @pytest.mark.full
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.parametrize("width", [480, 1280])
-@pytest.mark.parametrize("keys", [CASES[0], CASES[4]], ids=["gpt_tiny", "gpt3_175b"])
-def test_chromium_draws_the_page_without_an_error(keys: dict[str, object], width: int, tmp_path: Path) -> None:
-    text, _ = page_of(so.plan(**keys))
+@pytest.mark.parametrize("keys", [CASES[0], CASES[4], None], ids=["gpt_tiny", "gpt3_175b", "does_not_fit"])
+def test_chromium_draws_the_page_without_an_error(keys: dict[str, object] | None, width: int, tmp_path: Path) -> None:
+    text = page_that_does_not_fit() if keys is None else page_of(so.plan(**keys))[0]
+    assert ("does not fit" in text) == (keys is None)
     (tmp_path / "report.html").write_text(text)
     words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},3000",
              "--virtual-time-budget=10000", "--dump-dom", f"file://{tmp_path}/report.html"]  # fmt: skip
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert [line for line in said if "document idle" not in line] == []
-    assert len(said) == 1, done.stderr  # bokeh says so when all is drawn
-    assert done.stdout.count('class="bk-Figure') >= 5
+    assert [line for line in said if not any(word in line for word in BENIGN)] == []
+    assert len([line for line in said if BENIGN[0] in line]) == 1, done.stderr
+    assert done.stdout.count('class="bk-Figure') >= (4 if keys is None else 5)

@@ -83,6 +83,8 @@ MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama ulysses2 zero0": (LLAMA, {"cp": 2}),
     "llama ulysses2 dp2 zero1": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 1}),
     "llama ulysses4 dp2 zero3 fewer groups than ranks": (LLAMA, {"cp": 4, "dp": 2, "zero_stage": 3}),
+    "olmo2 ulysses2 dp2 zero3": (OLMO2, {"cp": 2, "dp": 2, "zero_stage": 3}),
+    "phi3 ulysses2 zero2": (replace(PHI3, mixer=GroupedQueryAttention()), {"cp": 2, "zero_stage": 2, "micro_batch_size": 2}),
     "llama tied tp2": (replace(LLAMA, tie_embeddings=True), {"tp": 2, "zero_stage": 1}),
     "qwen2 dp2 zero1": (replace(LLAMA, add_qkv_bias=True), {"dp": 2, "zero_stage": 1}),
     "bert dp2 zero3": (BERT, {"dp": 2, "zero_stage": 3}),

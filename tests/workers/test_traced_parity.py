@@ -84,3 +84,24 @@ def test_tensor_parallelism_that_was_found_trains_to_the_losses_of_one_process(n
     together = pool.run("traced_cases.trained", 2, to_json(plan), str(tmp_path))[0]
     assert together["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
     assert together["norms"] == pytest.approx(alone["norms"], rel=1e-3)
+
+
+TWO, ONE = ("2", "pin.tp=2", "pin.zero_stage=1"), ("1",)
+WAYS_ON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ((TWO, ONE), (ONE, TWO), (("2", "pin.zero_stage=3"), TWO))
+
+
+@pytest.mark.parametrize(("before", "after"), [WAYS_ON[0], *(pytest.param(*way, marks=pytest.mark.full) for way in WAYS_ON[1:])])
+def test_a_described_model_continues_in_another_layout(
+    before: tuple[str, ...], after: tuple[str, ...], pool: Pool, tmp_path: Path
+) -> None:
+    """Fused projections are divided part by part: ModernBERT's."""
+    name, cache, constant = "modernbert", str(tmp_path / "cache"), "train.schedule=constant"
+    whole = pool.run("traced_cases.run", 1, to_json(plan_of(name, 1, constant)), cache, str(tmp_path / "whole"))[0]
+    first = plan_of(name, int(before[0]), constant, *before[1:], "train.save_every=2")
+    first = msgspec.structs.replace(first, training=msgspec.structs.replace(first.training, steps=2))
+    begun = pool.run("traced_cases.run", int(before[0]), to_json(first), cache, str(tmp_path / "begun"))[0]
+    then = plan_of(name, int(after[0]), constant, *after[1:])
+    then = msgspec.structs.replace(then, run=msgspec.structs.replace(then.run, resume=str(tmp_path / "begun")))
+    ended = pool.run("traced_cases.run", int(after[0]), to_json(then), cache, str(tmp_path / "ended"))[0]
+    assert [*begun, *ended] == pytest.approx(whole, rel=TOLERANCE)
+    assert len(ended) == 2

@@ -11,7 +11,7 @@ from hf_cases import forget
 from worker_cases import make_trainer
 
 from orchestrator.plan import from_json
-from orchestrator.workers import loop
+from orchestrator.workers import checkpoint, loop
 from orchestrator.workers.schedule import learning_rate
 
 
@@ -32,6 +32,23 @@ def trained(plan_json: str, cache: str) -> dict[str, Any]:
             loop.evaluate(trainer, valid)
             found |= trainer.scores()
         return found if dist.get_rank() == 0 else {}
+    finally:
+        forget(trainer)
+
+
+def run(plan_json: str, cache: str, out: str) -> list[float]:
+    """The real loop with its checkpoints, continued where the plan says so; losses."""
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    try:
+        batches, _ = trainer.open_batches(Path(cache))
+        first_step = 0
+        if plan.run.resume:
+            saved = checkpoint.find(plan.run.resume)
+            trainer.load(saved)
+            first_step = saved.step
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return loop.train(trainer, batches, Path(out), first_step)
     finally:
         forget(trainer)
 

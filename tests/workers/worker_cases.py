@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,18 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import cpu_shims, data, distributed, loop, megatron, megatron_deepspeed, megatron_groups, models, weights
+from orchestrator.workers import (
+    cpu_shims,
+    data,
+    distributed,
+    loop,
+    megatron,
+    megatron_deepspeed,
+    megatron_groups,
+    models,
+    step_timers,
+    weights,
+)
 from orchestrator.workers import deepspeed as hugging_face_worker
 from orchestrator.workers import groups as groups_room
 from orchestrator.workers.schedule import learning_rate
@@ -48,6 +60,8 @@ def group(rank: int, world_size: int, store: str) -> Iterator[None]:
     distributed.quiet()
     cpu_shims.apply()
     _shim_deepspeed()
+    # Timers are numbered on, loop after loop: ranks that had a case alone before would look for the others under another number.
+    vars(step_timers)["_calls"] = itertools.count()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=distributed.TIMEOUT)
     try:
         yield

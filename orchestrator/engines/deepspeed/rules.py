@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
-from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible
+from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible, window_of
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
@@ -17,7 +17,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3))
+ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2))
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder, no window. t5's bias is not of a shard's
 length."""
@@ -102,6 +102,10 @@ def ulysses_family(candidate: Candidate, workload: Workload) -> str | None:
     if a.traced is not None:
         return f"cp={cp}: {a.traced.model_class} can't be run under DeepSpeed's Ulysses here; {', '.join(ULYSSES_CLASSES)} can"
     model = class_of(a).model
+    length = workload.training.seq_length
+    short = next((window for window in map(window_of, a.each_layer()) if window is not None and window < length), None)
+    if model in ULYSSES_CLASSES and short is not None:
+        return f"cp={cp} with a window of {short} tokens: Ulysses drops the mask, and every token would see all before it"
     if model in ULYSSES_CLASSES:
         return None
     return f"cp={cp}: transformers' {model} can't be run under DeepSpeed's Ulysses; {', '.join(ULYSSES_CLASSES)} can"

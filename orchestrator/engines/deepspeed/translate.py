@@ -57,8 +57,6 @@ def why_no_exchange(architecture: Architecture, model_type: str | None) -> str |
         if architecture.traced.config:
             return None
         return f"weights of {architecture.traced.model_class}, which model.code= makes, are neither loaded nor exported here"
-    if architecture.experts:
-        return "engine=deepspeed neither loads nor exports weights of experts yet; engine=megatron does"
     if architecture.stack == "encoder_decoder" and not architecture.tie_embeddings:
         # configuration_t5.py:83: a head of its own would be left out, silently.
         return "tie_embeddings=false: transformers 5 builds every T5 with its head tied to the embedding"

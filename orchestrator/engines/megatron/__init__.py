@@ -23,5 +23,5 @@ ENGINE: Final = Engine(
     entry=start,
     why_no_exchange=why_no_exchange,
     saves_beside=lambda plan: True,
-    takes_over="weights",
+    takes_over=True,
 )

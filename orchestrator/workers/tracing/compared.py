@@ -43,10 +43,14 @@ HEADS: Final = (
     *("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
     "decoder_attention_heads",
 )
-WIDTHS: Final = (
-    *("hidden_size", "d_model", "n_embd", "dim", "intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "n_inner"),
-    *("hidden_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "word_embed_proj_dim", "embedding_size", "embed_dim"),
+WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "embedding_size", "embed_dim")
+"""Divided as the heads are: a head's width stays."""
+INNER: Final = (
+    *("intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "n_inner", "hidden_dim", "moe_intermediate_size"),
+    "shared_expert_intermediate_size",
 )
+"""Of feed-forward networks: as narrow as halving makes them."""
+NARROW: Final = 64
 VOCABULARIES: Final = ("vocab_size",)
 ATTRIBUTES: Final = (
     *("n_heads", "inner_dim", "num_heads", "num_kv", "num_attention_heads", "num_attn_heads", "all_head_size", "embed_dim", "hidden_size"),
@@ -107,8 +111,9 @@ def _even(source: build.Source, found: Partition) -> Partition:
 def _smaller(text: str) -> Iterator[str]:
     """Configurations of the same model: narrow and shallow, shallow, and as it is."""
     fields = json.loads(text)
-    for narrow in (True, False):
-        yield json.dumps(_shrunk(fields, narrow))
+    whole = build.config_of(text).to_dict() | {"architectures": fields.get("architectures")}  # with what it leaves to defaults
+    for each, narrow in ((whole, True), (fields, True), (whole, False)):
+        yield json.dumps(_shrunk(each, narrow), default=str)
     yield text
 
 
@@ -130,9 +135,21 @@ def _shrunk(fields: Mapping[str, Any], narrow: bool) -> dict[str, Any]:
             found[name] = min(value, VOCABULARY)
         elif name in (*HEADS, *WIDTHS) and isinstance(value, int):
             found[name] = value // divisor
+        elif name in INNER and isinstance(value, int) and narrow:
+            found[name] = _halved(value)
         else:
             found[name] = value
     return found
+
+
+def _halved(width: int) -> int:
+    """
+    >>> _halved(18944), _halved(11008)
+    (74, 86)
+    """
+    while width >= 2 * NARROW and width % 4 == 0:
+        width //= 2
+    return width
 
 
 def _special(fields: Mapping[str, Any], vocabulary: int) -> bool:

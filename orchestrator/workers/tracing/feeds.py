@@ -118,6 +118,8 @@ def fixed_arguments(model: torch.nn.Module) -> dict[str, Any]:
     return found
 
 
+READ: Final = ("mm_token_type_ids",)
+"""Fixed arguments that transformers' own code reads in Python: where an image's tokens are."""
 TORCH: Final = {"int64": torch.int64, "bool": torch.bool}
 
 
@@ -126,7 +128,7 @@ def on_meta(feeds: Sequence[Feed], dtype: torch.dtype) -> dict[str, torch.Tensor
     found = {}
     for feed in feeds:
         shape = feed.shape if feed.joined else (1, *feed.shape)
-        if feed.values and feed.joined:
+        if feed.values and (feed.joined or feed.name in READ):
             found[feed.name] = torch.tensor(feed.values).reshape(shape)
         else:
             found[feed.name] = torch.empty(shape, dtype=TORCH.get(feed.dtype, dtype), device="meta")

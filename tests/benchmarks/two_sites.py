@@ -1,6 +1,6 @@
 """Plans for two sites with a slow link between them: predicted and measured steps; the link is made here (tests/launch/slow_link.py).
 
-    nice python tests/benchmarks/slow_link.py [MBIT_PER_S [DELAY_MS]]       # root; a table
+    nice python tests/benchmarks/two_sites.py [MBIT_PER_S [DELAY_MS]]       # root; a table
 
 Four gloo ranks, two on each side. What a plan sends over the link takes most of its step, so that ranks which share cores don't matter.
 """

@@ -1,0 +1,31 @@
+"""The settings that the audit knows of the Trainer and of accelerate are those that they have, and what they take by themselves is so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from orchestrator.audit import accelerate, trainer
+
+pytestmark = [pytest.mark.full, pytest.mark.engines]
+
+
+def test_every_training_argument_is_known() -> None:
+    from transformers import TrainingArguments
+
+    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
+    assert fields <= trainer.NAMES | trainer.OLDER
+    assert next(field.default for field in dataclasses.fields(TrainingArguments) if field.name == trainer.MICRO) == 8
+
+
+def test_every_field_of_accelerate_s_configuration_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.utils import MegatronLMPlugin
+
+    sections = {"deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config"}
+    assert {field.name for field in dataclasses.fields(ClusterConfig)} - sections <= accelerate.NAMES
+    plugin = MegatronLMPlugin()
+    for name, value in accelerate.PLUGIN_DEFAULTS.items():
+        assert getattr(plugin, name) == value, name
+    assert {*accelerate.PLUGIN} <= {field.name for field in dataclasses.fields(MegatronLMPlugin)}
