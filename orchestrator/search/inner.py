@@ -28,7 +28,7 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
-MOST_SIMULATED, MOST_AT_ONCE = 20, 60
+MOST_SIMULATED, MOST_AT_ONCE = 60, 60
 """Partitions simulated for one outer choice, and where none is looked at further. Where stage times are nearly equal, far fewer lie between
 bound and optimum."""
 
