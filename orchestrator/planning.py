@@ -337,7 +337,7 @@ def with_routing(architecture: Architecture, change: Callable[[Routing], Routing
 def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
     """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none."""
     plan = best.plan
-    alone = msgspec.structs.replace(asked.asked, top_k=1)
+    alone = msgspec.structs.replace(asked.asked, top_k=1, most_further=0)
     for engine, planned in zip(asked.engines, asked.planned, strict=True):
         program = engine.program
         if program is None or (engine.name == plan.engine and program.why_not(plan) is None):

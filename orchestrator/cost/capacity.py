@@ -142,8 +142,8 @@ class Capacity:
             self.least_layers.append(known[key])
         everywhere = [known.get((id(here), inside)) or least(here, inside) for here in dict.fromkeys(prices)]
         self.layer_s = min(layer.seconds for layer in everywhere)
-        outer = [[_Layer.of([cost], [cost]) for cost in (here.layer(candidate, kind, "none") for kind in ends)] for here in prices]
-        first, last = outer[0][0], outer[-1][1]
+        outer = [here.layer(candidate, kind, "none") for here, kind in zip((prices[0], prices[-1]), ends, strict=True)]
+        first, last = (_Layer.of([cost], [cost]) for cost in outer)
         self.ends = [NOTHING.plus(p == 0, first).plus(p == self.pp - 1, last) for p in range(self.pp)]
         """Embedding and head, where they are."""
         overheads = [here.calibration.microbatch_overhead_s for here in prices]

@@ -28,8 +28,9 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
-MOST_SIMULATED = 60
-"""Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
+MOST_SIMULATED, MOST_AT_ONCE = 20, 60
+"""Partitions simulated for one outer choice, and where none is looked at further. Where stage times are nearly equal, far fewer lie between
+bound and optimum."""
 
 
 class Solution(NamedTuple):
@@ -98,14 +99,15 @@ class Inner:
     """The inner search of one outer choice."""
 
     def __init__(
-        self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None
-    ) -> None:
+        self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None,
+        simulated: int = MOST_AT_ONCE,
+    ) -> None:  # fmt: skip
         self.costs, self.model, self.capabilities = costs, model, capabilities
         self.candidate, self.modes = candidate, modes = leaf
         self.usable = limit.usable
         """Bytes; of a cluster of several types of GPU the largest's."""
         self.pp, self.vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
-        self.layers = transformer_layers(model)
+        self.layers, self._simulated = transformer_layers(model), simulated
         self.spent = 0
         """What partitions took, in simulated passes."""
         self.left = INFINITE
@@ -121,7 +123,7 @@ class Inner:
         """Of an engine that computes all layers in the same mode: a search for each."""
         together = alone_modes(modes, capabilities.recompute_varies)
         if len(together) > 1:
-            self._alone = [Inner(costs, model, capabilities, leaf._replace(recompute=some), limit, layout) for some in together]
+            self._alone = [Inner(costs, model, capabilities, leaf._replace(recompute=some), limit, layout, simulated) for some in together]
         self._one_count = capabilities.recompute_varies == "job" and len(together) == 1 < len(modes)
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
@@ -435,7 +437,7 @@ class Inner:
 
     def _walk(self, walk: Partitions, best: Best | None, upper: float, further: int = 0, near: Best | None = None) -> Best | None:
         walk.best = best
-        found = walk.search(upper, MOST_SIMULATED * self.pipeline.passes)
+        found = walk.search(upper, self._simulated * self.pipeline.passes)
         if further and walk.left < INFINITE:
             found = walk.search(upper, further, sharply=True, near=near)
         self.spent, self.left = self.spent + walk.spent, walk.left

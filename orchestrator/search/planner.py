@@ -27,7 +27,7 @@ from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.plan import Plan, Reason, chosen
 from orchestrator.search.check import check_plan, workload_of
-from orchestrator.search.inner import Inner, Solution
+from orchestrator.search.inner import MOST_AT_ONCE, MOST_SIMULATED, Inner, Solution
 from orchestrator.search.question import DEFAULTS, Engines, SearchSettings
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Traits
@@ -144,7 +144,7 @@ def search(
             most = trees[mesh.engine].micro_batch_sizes(shape)[-1]
             queue.append((here.shape(shape, most), mesh.order, SHAPE, [mesh], None))
     heapify(queue)
-    total, done = len(queue), 0
+    total, done, simulated = len(queue), 0, MOST_SIMULATED if settings.most_further else MOST_AT_ONCE
 
     def below(mesh: Choice) -> list[Choice]:
         """The mesh's choices."""
@@ -199,7 +199,7 @@ def search(
                 need, at_least = floor, "at least "
             else:
                 i = choice.engine
-                inner = Inner(costs[i], model, engines[i].capabilities, choice.leaf, limits[i], pins.layout)
+                inner = Inner(costs[i], model, engines[i].capabilities, choice.leaf, limits[i], pins.layout, simulated)
         if inner is not None and step == FLOOR:
             look = bound * LOOK_AHEAD
             answer = inner.bound(bound, look)
