@@ -42,12 +42,20 @@ def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: 
 
 
 def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBytes, parameters: int) -> float:
-    """Reduction buckets, and at stage 3 the weights that prefetching keeps beside the current layer; never more than there is."""
-    b = workload.traits
-    if candidate.mesh.dp * candidate.mesh.cp == 1 or not (b.bucket_elements or b.live_parameter_elements):
+    """Bytes of the reduction buckets, and at stage 3 of the weights that prefetching keeps beside the current layer; never more than
+    there is. Only DeepSpeed's engines have `bucket_elements` (Megatron's buckets are parts of its gradient buffer).
+
+    From stage 1 on DeepSpeed 0.19.8 makes its contiguous buckets and copies every gradient into them whatever the group's size, one rank
+    included: stages 1 and 2 in runtime/zero/stage_1_and_2.py:3256 (setup_buckets; under a pipeline :964), stage 3 in
+    runtime/zero/stage3.py:780. Stage 1 in bf16 with fp32 sums flattens as much instead (runtime/engine.py:3795, bf16_optimizer.py), and
+    so does stage 0, after the backward pass. A group of one gathers no weights (runtime/zero/partition_parameters.py:904).
+    """
+    b, stage = workload.traits, candidate.strategy.zero_stage
+    alone = candidate.mesh.dp * candidate.mesh.cp == 1
+    if (alone and stage == 0) or not (b.bucket_elements or b.live_parameter_elements):
         return 0.0
     nbytes = float(min(b.bucket_elements, parameters, workload.trainable) * b.bucket_copies * b.bucket_itemsize)
-    if candidate.strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
+    if stage >= SHARDED_FROM_STAGE["weight"] and not alone:
         nbytes += min(b.live_parameter_elements, parameters) * states.weight
     return nbytes
 

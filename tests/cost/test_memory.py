@@ -15,7 +15,7 @@ from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.model.families import describe
 from orchestrator.model.training import Training
-from orchestrator.strategy.capabilities import StateBytes
+from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
 from orchestrator.units import GIB, MIB
 
@@ -217,7 +217,20 @@ def test_buckets_and_prefetched_weights_are_counted_but_never_more_than_there_ar
     assert buffers(buckets) - buffers(DEEPSPEED) == 2 * 2 * 10**6 + 2 * 10**7
     parameters = describe(gpt(), S).parameters
     assert buffers(huge) - buffers(DEEPSPEED) == pytest.approx(2 * parameters, rel=0.01)
-    assert buffers(huge, candidate(zero_stage=1)) == buffers(DEEPSPEED, candidate(zero_stage=1))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_fills_its_bucket_on_one_data_parallel_rank_too_but_gathers_nothing_there(stage: int) -> None:
+    """DeepSpeed 0.19.8 has buckets under ZeRO whatever the group's size (runtime/zero/stage_1_and_2.py:3256, stage3.py:780), and a group of
+    one takes its weights as they are (partition_parameters.py:904). Measured on CPU ranks: tests/workers/test_traced_peaks.py."""
+    buckets = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, live_parameter_elements=10**7)
+
+    def buffers(traits: Traits) -> float:
+        model = cost_model(traits=traits)
+        cand = candidate(zero_stage=stage)
+        return model.price(cand, stages(model.model, [4])).by_stage[0].memory_by_cause["buffers"]
+
+    assert buffers(buckets) - buffers(DEEPSPEED) == (2 * 2 * 10**6 if stage else 0)
 
 
 def test_context_and_communicators_are_priced_not_reserved() -> None:

@@ -257,10 +257,10 @@ def test_what_can_only_help_is_never_slower_on_more_instances(seed: int) -> None
 
 
 def test_the_questions_reach_every_engine_and_axis() -> None:
-    plans = [plan for plan in (question(seed).plan() for seed in range(80)) if plan is not None]
+    plans = [plan for plan in (question(seed).plan() for seed in range(96)) if plan is not None]
     assert {plan.engine for plan in plans} == set(ENGINES)
     assert {plan.model.family for plan in plans} == {"gpt", "llama", "bert", "t5"}
-    assert len(plans) < 80, "some have no plan"
+    assert len(plans) < 96, "some have no plan"
     assert any(plan.pp > 1 for plan in plans)
     assert any(plan.tp > 1 for plan in plans)
     assert any(plan.rank_order != RANK_ORDER for plan in plans)
