@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib.util import find_spec
 
 import msgspec
 import numpy as np
@@ -196,6 +197,15 @@ def branching() -> object:
             return x.square().mean()
 
     return Model(), {"x": torch.zeros(1, 4, 8)}
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="timm is there")
+def test_a_class_whose_library_is_missing_is_refused_by_the_name_of_both() -> None:
+    """Whatever else its class doesn't take: DETR knows no attention by name and no experts."""
+    text = json.dumps({"model_type": "detr", "architectures": ["DetrForObjectDetection"]})
+    with pytest.raises(InputError, match=r"DetrForObjectDetection: .* built: ImportError: TimmBackbone requires the timm") as error:
+        described(build.Source(config=text), 1024, None, 2)
+    assert "\n" not in str(error.value)
 
 
 def test_what_depends_on_the_data_is_refused_by_the_name_of_the_module() -> None:

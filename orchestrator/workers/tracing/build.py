@@ -85,8 +85,8 @@ def from_config(text: str, dtype: torch.dtype, attentions: tuple[str, ...]) -> t
                 model.tie_weights()
                 return model.train(), attention
             except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, NotImplementedError) as error:
-                last = last or error
-    raise InputError("model.hf_config", cls.__name__, f"can't be built: {type(last).__name__}: {last}")
+                last = error if last is None or isinstance(error, ImportError) else last  # a missing library is why all of them fail
+    raise InputError("model.hf_config", cls.__name__, f"can't be built: {type(last).__name__}: {' '.join(str(last).split())}")
 
 
 def from_code(code: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[Feed, ...]]:
