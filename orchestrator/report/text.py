@@ -285,6 +285,8 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
             speed += f" (MFU {_percent(predicted.model_flops_per_gpu / peak)})"
     lines = Table.grid(padding=(0, 2))
     lines.add_row(Text("predicted", style="bold"), speed)
+    if predicted.interval and (shape := lopsided(*predicted.interval, predicted.step_time_s)):
+        lines.add_row(Text("interval", style="bold"), shape)
     time = _causes("step time", predicted.by_cause, "s", predicted.step_time_s)
     if not predicted.by_stage:
         return Group(lines, time)
@@ -307,6 +309,21 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
     side_by_side = Table.grid(padding=(0, 6))
     side_by_side.add_row(time, _causes(f"memory of stage {worst}", stage.memory_by_cause, "bytes", stage.peak_memory_bytes))
     return Group(lines, side_by_side)
+
+
+def lopsided(low: float, high: float, predicted: float) -> str:
+    """Why one side of the interval is over twice as long as the other; empty where it is not.
+
+    >>> lopsided(8, 16, 10)
+    '90% of measured runs like this one took 0.80 to 1.60 times their prediction: far off means slower'
+    >>> lopsided(8, 13, 10)
+    ''
+    """
+    slower, faster = high - predicted, predicted - low
+    if max(slower, faster) <= 2 * min(slower, faster):
+        return ""
+    taken = f"{low / predicted:.2f} to {high / predicted:.2f} times their prediction"
+    return f"90% of measured runs like this one took {taken}: far off means {'slower' if slower > faster else 'faster'}"
 
 
 def difference(best: Prediction, other: Prediction) -> str:

@@ -72,7 +72,7 @@ def _model(architecture: Architecture, seq_length: int, decoder_seq_length: int 
     model = describe(architecture, seq_length, decoder_seq_length)
     layers = ENGINES[engine].layers
     model = model if layers is None else layers(model)
-    return with_lora(model, lora, megatron_names()) if lora is not None and ENGINES[engine].adapts == "megatron" else model
+    return with_lora(model, lora, megatron_names()) if lora is not None and ENGINES[engine].adapts == "megatron-core" else model
 
 
 @cache

@@ -132,16 +132,18 @@ def main() -> None:
     orphans.end_with_launcher()
     plan = from_json(given.plan.read_bytes(), str(given.plan))
     out = given.out.resolve()
+    folders = sorted(path for path in (out / "cases").iterdir() if (path / "plan.json").is_file())
     stores: list[dist.Store] = []
     begin = time.perf_counter()
     with distributed.joined(plan, lambda store, rank, world: stores.append(store)) as device:
         rank, world = dist.get_rank(), dist.get_world_size()
-        if plan.engine != "deepspeed":  # which makes its groups with torch
+        for folder in folders[:1]:
+            importlib.import_module((folder / "module").read_text())
+        if "megatron.core" in sys.modules:
             importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
         traffic = list(collectives(json.loads((out / "groups.json").read_text()), device))
     collectives_s = time.perf_counter() - begin
     together = Meeting(dist.PrefixStore("cases", stores[0]), world)
-    folders = sorted(path for path in (out / "cases").iterdir() if (path / "plan.json").is_file())
     layers = {}
     for folder in folders:
         together()

@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.commands import command, usage
 from orchestrator.errors import InputError
 from orchestrator.workers.tracing.build import Source
 from orchestrator.workers.tracing.trace import described
@@ -140,11 +142,15 @@ def row(name: str) -> str:
     return f"| {name} | {kind} | {parameters:,} | {against} | {time.process_time() - started:.1f} | {blocks[:80]} | {tp} |"
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     import transformers
 
+    unknown = [name for name in words if name not in ROWS]
+    if unknown:
+        raise InputError("NAME", ", ".join(unknown), "is in no row", ROWS)
+
     print(HEADER.format(version=transformers.__version__))
-    for name in sys.argv[1:] or ROWS:
+    for name in words or ROWS:
         try:
             print(row(name), flush=True)
         except Exception as error:  # one model must not end the table
@@ -152,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

@@ -12,9 +12,13 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MIB, GIB = 2**20, 2**30
+from orchestrator.commands import command, usage
+from orchestrator.errors import InputError
+from orchestrator.units import GIB, MIB
+
 MEAN, DEVIATION, LEAST, LONGEST = 3234.4, 2547.5, 91, 19548
 CAPS = (512, 1024, 2048, 4096, 8192)
 MODELS = {
@@ -126,7 +130,10 @@ def reserved(cap: int, model: tuple[int, int, int, int], steps: int, seed: int) 
     return allocator.reserved / GIB, allocator.peak / GIB
 
 
-def main(steps: int) -> None:
+def main(words: Sequence[str]) -> None:
+    if len(words) > 1 or not "".join(words or "1").isdigit():
+        raise InputError("STEPS", " ".join(words), "must be one whole number")
+    steps = int(words[0]) if words else 300
     for name, (vocabulary, hidden, ffn, layers, held, printed) in MODELS.items():
         for cap, gib in zip(CAPS, printed, strict=True):
             found = [reserved(cap, (vocabulary, hidden, ffn, layers), steps, seed) for seed in range(3)]
@@ -135,4 +142,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 300)
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

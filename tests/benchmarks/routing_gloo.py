@@ -33,6 +33,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from orchestrator.commands import command, usage
+
 KINDS: Final = ("even", "own", "skewed")
 WARM: Final = 6
 """Steps that are not counted."""
@@ -230,4 +232,4 @@ if __name__ == "__main__":
         del sys.argv[1]
         rank_main()
     else:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
 
 from slow_link import SlowLink, train
+
+from orchestrator.commands import command, usage
+from orchestrator.errors import InputError
 
 RECIPE = ("recipe=gpt_tiny", "model.num_layers=2", "model.hidden_size=256", "model.ffn_hidden_size=1024", "train.warmup=1")
 STEPS = 4
@@ -75,8 +79,11 @@ def compare(rate: float, delay_s: float, folder: Path, names: list[str], steps: 
     return found
 
 
-def main() -> None:
-    mbit, delay_ms = (*map(float, sys.argv[1:]), *(16.0, 5.0)[len(sys.argv) - 1 :])
+def main(words: Sequence[str]) -> None:
+    try:
+        mbit, delay_ms = (*map(float, words), *(16.0, 5.0)[len(words) :])
+    except ValueError:
+        raise InputError("MBIT_PER_S DELAY_MS", " ".join(words), "must be at most two numbers") from None
     print(f"{mbit:g} Mbit/s, {delay_ms:g} ms one way; {' '.join(RECIPE)}")
     print(f"{'':30}{'plan':30}{'predicted':>10}{'measured':>10}{'ratio':>7}{'MB over the link':>18}")
     with tempfile.TemporaryDirectory() as folder:
@@ -86,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.argv[1:], lambda: usage(__doc__), main))

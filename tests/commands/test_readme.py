@@ -17,13 +17,13 @@ ANSWERS = {
     "how many days and dollars?": (r"training: .* days, .* GPU-hours, .* cost \d",),
     "16 or 32 GPUs? which cluster?": ("6 of 6 have a plan",),
     "the least GPUs for ten days, or so many tokens a second?": (r"gpus=\d+: the least that reaches the target",),
-    "the largest that fits?": (r"train\.seq_length=\d+: the most that fits",),
+    "the longest sequence, largest batch, most layers that fit?": (r"train\.seq_length=\d+: the most that fits",),
     "why not tp 1? one node less?": (r"Why not tp=1\?", "With gpus=56: "),
     "will it fit for sure?": (r"risk: 0\.\d+% chance of running out of memory",),
     "how often to save?": (r"failures: .* best is train\.save_every=\d+",),
 }
 """What the command of a question says."""
-LONG = ("the least GPUs for ten days, or so many tokens a second?", "the largest that fits?")
+LONG = ("the least GPUs for ten days, or so many tokens a second?", "the longest sequence, largest batch, most layers that fit?")
 """Left to .ci/full: 17 and 13 CPU seconds."""
 
 

@@ -15,7 +15,7 @@ from orchestrator.strategy.spec import Candidate, Dispatcher, Schedule, ZeroStag
 from orchestrator.values import Value
 
 MemoryOf = Literal["first", "last", "max"]
-Linears = Literal["transformers", "megatron"]
+Linears = Literal["transformers", "megatron-core"]
 Split = tuple[tuple[int, ...], int, bool]
 """Layers per stage, the head's stage, and whether every stage holds something."""
 

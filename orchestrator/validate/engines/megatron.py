@@ -50,7 +50,7 @@ NEMO: Final = MeasuredEngine(
     says_recompute=True,
     reduce_dtype="bf16",
     accumulate_dtype="bf16",
-    adapts="megatron",
+    adapts="megatron-core",
 )
 NEMO_FSDP: Final = MeasuredEngine(
     traits=_traits("nemo_megatron_fsdp", states=all_stages(NEMO_STATES, FP32_STATES), logits_bytes=IN_PLACE_LOGITS),
