@@ -93,6 +93,9 @@ def _forget_deepspeed() -> None:
     groups._release_process_group_references()
     # ZeRO-3 numbers parameters and modules on, engine after engine, and compares the numbers between ranks.
     Init.param_id = 0
+    # It leaves its own linear in place of torch's (partition_parameters.py:412), which gives weight and bias their gradients in the other
+    # order: a rank that had such a case among fewer ranks would fill its buckets in another order than the others do.
+    torch.nn.functional.linear = getattr(Init, "linear_bk", torch.nn.functional.linear)
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
 
 

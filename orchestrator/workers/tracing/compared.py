@@ -82,8 +82,15 @@ class _CantCompareError(Exception):
     """This model can't be built or run as small as it should."""
 
 
-def unfit(source: build.Source) -> str:
+def unfit(source: build.Source, model: nn.Module) -> str:
     """Why AutoTP takes no model of this class, however its linears are divided; "" where it does."""
+    asked = getattr(model, "get_input_embeddings", None)
+    if asked is not None:
+        try:
+            asked()
+        except NotImplementedError:
+            name = type(model).__name__
+            return f"AutoTP asks for the input embedding (deepspeed/module_inject/auto_tp.py:821), which {name} does not name"
     heads = _key_value_heads(build.config_of(source.config)) if source.config else None
     if heads is not None and not isinstance(heads, int):
         return "AutoTP needs one number of heads (deepspeed/module_inject/tp_shard.py), this model has one a stage"

@@ -85,7 +85,7 @@ def described(source: build.Source, seq_length: int, decoder_seq_length: int | N
         divided=found.divided,
         tp_divides=found.units,
         undivided=found.undivided,
-        no_autotp=compared.unfit(source),
+        no_autotp=compared.unfit(source, model),
         assumed=tuple(f"{name} ({count})" for name, count in sorted(recorder.assumed.items())),
     )
 
