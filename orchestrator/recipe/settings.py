@@ -283,6 +283,11 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         raise InputError("train.trace_routing", "true", "is of experts, and the model has none")
     if traces and value_of(merged, "entry", None) is not None:
         raise InputError("train.trace_routing", "true", OWN_WORKER)
+    step_timers = given.get("step_timers", base.step_timers)
+    if not step_timers and "train.step_timers" in merged and value_of(merged, "entry", None) is not None:
+        raise InputError("train.step_timers", "false", "is about our worker; entry= starts another program")
+    if not step_timers and value_of(merged, "tune", None) is not None:
+        raise InputError("train.step_timers", "false", "leaves tune= nothing to learn from: leave one of them out")
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
@@ -292,6 +297,7 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         **weight_settings(merged, base, architecture),
         **saving,
         trace_routing=traces,
+        step_timers=step_timers,
         merge_lora=given.get("merge_lora", base.merge_lora),
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder(RESUME, resume),
