@@ -313,7 +313,7 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
     return msgspec.structs.replace(
         base,
-        **data_settings(merged, base, holds_out=architecture.traced is not None),
+        **data_settings(merged, base, architecture.traced),
         **weight_settings(merged, base, architecture),
         **saving,
         trace_routing=traces,
