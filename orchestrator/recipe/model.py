@@ -26,12 +26,14 @@ from orchestrator.recipe.sources import data_settings, read_text
 
 
 def label_of(merged: Flat) -> str:
-    """A name for a run without a recipe: the folder of the Hugging Face config, or model.name."""
+    """A name for a run without a recipe: model.name, the Hugging Face config's file (its folder where that is called config.json), the
+    description's file, the factory's name or the family. Raises InputError."""
     if "model.name" in merged:
         return str(value_of(merged, "model.name", ""))
     config = value_of(merged, "model.hf_config", None)
     if config is not None:
-        return Path(config).resolve().parent.name or "model"
+        path = Path(config).resolve()
+        return path.parent.name or "model" if path.name == "config.json" else path.stem
     if "model.description" in merged:
         return Path(value_of(merged, "model.description", "")).stem
     if "model.code" in merged:

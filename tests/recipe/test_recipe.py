@@ -422,3 +422,13 @@ def test_a_base_that_is_not_there_or_is_built_on_itself_is_refused(tmp_path: Pat
 def test_a_key_is_a_value_or_has_keys_below_it(words: list[str]) -> None:
     with pytest.raises(InputError, match="given as a value"):
         read_arguments(words)
+
+
+@pytest.mark.parametrize(("path", "name"), [("qwen2-72b/config.json", "qwen2-72b"), ("folder/q72.json", "q72")])
+def test_a_run_is_named_after_its_models_file(path: str, name: str, tmp_path: Path) -> None:
+    config = tmp_path / path
+    config.parent.mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 128}
+    config.write_text(json.dumps({"model_type": "qwen2", "num_key_value_heads": 2, "max_position_embeddings": 64, **sizes}))
+    train = ("train.global_batch_size=4", "train.seq_length=16")
+    assert load(f"model.hf_config={config}", *train, "cluster=cpu", "gpus=2").recipe == name
