@@ -186,7 +186,11 @@ def search(
         if step == GROUP:
             for choice in group:
                 candidate = choice.leaf.candidate
-                floor = floors[choice.engine].leaf(candidate) if known is None or candidate not in known else known[candidate]
+                groups = choice.leaf.groups
+                if known is not None and candidate in known:
+                    floor = known[candidate]
+                else:
+                    floor = floors[choice.engine].leaf(candidate, groups[-1] if groups else None)
                 heappush(queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
             continue
         (choice,) = group
@@ -199,7 +203,7 @@ def search(
                 need, at_least = floor, "at least "
             else:
                 i = choice.engine
-                inner = Inner(costs[i], model, engines[i].capabilities, choice.leaf, limits[i], pins.layout, simulated)
+                inner = Inner(costs[i], model, engines[i].capabilities, choice.leaf, limits[i], pins.layout, simulated, floors[i].leaf)
         if inner is not None and step == FLOOR:
             look = bound * LOOK_AHEAD
             answer = inner.bound(bound, look)
@@ -213,7 +217,7 @@ def search(
                 unfinished.append((inner, choice))
             if answer.solution is not None:
                 seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
-                outcomes[order] = Outcome(candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
+                outcomes[order] = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
                 bounds[candidate] = min(seconds, inner.left)
                 best.add(answer.solution, choice)
                 done += 1
