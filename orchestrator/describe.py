@@ -5,7 +5,9 @@ usage: python -m orchestrator.describe model.hf_config=FOLDER_OR_JSON|model.code
   model.hf_config=PATH            a Hugging Face config.json, or the folder that it lies in: any architecture of transformers
   model.code=package.module:factory   in place of it: a function without arguments that gives (module, {argument of its forward: tensor of a
                                   batch of one}); the forward gives a loss, or an output that has one. It is called with the meta device as
-                                  torch's default: integers, whose largest says what to draw, are made with device="cpu"
+                                  torch's default: integers, whose largest says what to draw, are made with device="cpu". A language model
+                                  that takes input_ids and labels [1, tokens] is trained on text as its sample shows: labels that are the
+                                  ids (the forward shifts them), the next id at each place, or -100 where nothing is masked
   out=FILE                        what to write; plan with model.description=FILE
   train.seq_length=N[,N...]       tokens of a sample; default: the longest that the configuration knows, 4096 at most; not for images
   train.decoder_seq_length=N      the same of a decoder beside an encoder; default: as long
