@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
 from orchestrator.cost.recompute import dropped
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import cp
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Recompute, Strategy
@@ -21,6 +22,10 @@ class Activations(NamedTuple):
     saved: float
     transient_forward: float
     transient_backward: float
+
+
+NVFP4_SAVED: Final = 4.5 / 8
+"""Bytes an element that an NVFP4 product keeps of its input for backward: along columns, 4 bits and an 8-bit scale for each 16."""
 
 
 def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float, without: tuple[str, ...]) -> float:
@@ -93,9 +98,9 @@ class LayerActivations:
             flash_attention=self.traits.flash_attention,
             without=without,
         )
-        if self.precision == "fp8":
-            fp8 = self.calibration.fp8_saved_bytes
-            nbytes += _quantised(layer, strategy, fp8 - itemsize, fp8 % itemsize, without)
+        if self.precision in QUANTISED:
+            narrow = self.calibration.fp8_saved_bytes if self.precision == "fp8" else NVFP4_SAVED
+            nbytes += _quantised(layer, strategy, narrow - itemsize, narrow % itemsize, without)
         if mesh.etp > 1 and "mlp" not in without:  # the tokens of all ranks that share an expert (token_dispatcher.py:700)
             gathered_tokens = sum(op.tokens * op.k for op in layer.ops if isinstance(op, Gemm) and op.experts and op.split == "column")
             nbytes += (mesh.etp - 1) * gathered_tokens * itemsize / (mesh.tp * mesh.cp)

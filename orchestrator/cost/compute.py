@@ -9,6 +9,7 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import cp, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Strategy
@@ -27,8 +28,8 @@ FULL_PRECISION_MOVED = 2
 
 
 def activation_itemsize(precision: str) -> int:
-    """Bytes of an activation: fp8 is a format of GEMM inputs only, the tensors between them stay bf16."""
-    return 2 if precision == "fp8" else ITEMSIZE[precision]
+    """Bytes of an activation: fp8 and nvfp4 are formats of GEMM inputs only, the tensors between them stay bf16."""
+    return 2 if precision in QUANTISED else ITEMSIZE[precision]
 
 
 class Seconds(NamedTuple):
@@ -66,7 +67,7 @@ class Rates(NamedTuple):
 
     @classmethod
     def of(cls, gpu: Gpu, precision: str, calibration: Calibration) -> Rates:
-        peak = peak_flops(gpu, precision) * (calibration.fp8_efficiency if precision == "fp8" else 1.0)
+        peak = peak_flops(gpu, precision) * (calibration.fp8_efficiency if precision in QUANTISED else 1.0)
         return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, activation_itemsize(precision))
 
 
@@ -132,6 +133,13 @@ narrow, so that this takes as long as half of a product; of other linears it is 
 with the norm or activation before (pytorch/module/layernorm_linear.py)."""
 
 
+NVFP4_BYTES: Final = 2.0 + 2.0 + 2 * 4.5 / 8 - QUANTISED_BYTES / 2
+"""Moved for each element that an NVFP4 product takes, beyond the share of its peak that an FP8 product reaches: read for the tensor's
+maximum (two levels of scales), read again and written along rows and columns, 4 bits and a scale of 8 for each 16 elements (Transformer
+Engine, pytorch/csrc/quantizer.cpp, NVFP4Quantizer: nvte_hadamard_transform_amax, then the cast). Less what that share has of it already:
+FP8's own, at half of its seconds."""
+
+
 def layer_seconds(
     layer: LayerSpec,
     strategy: Strategy,
@@ -148,7 +156,7 @@ def layer_seconds(
     itemsize = activation_itemsize(precision)
     rates = Rates.of(gpu, precision, c)
     # fp8 is for the layers' linears: attention and the vocabulary's projection stay in bf16 (Megatron's output layer is none of TE's).
-    wide_rates = Rates.of(gpu, "bf16", c) if precision == "fp8" else rates
+    wide_rates = Rates.of(gpu, "bf16", c) if precision in QUANTISED else rates
     memory = gpu.memory_bandwidth * c.memory_efficiency
     f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
     one_by_one = 0.0  # products that the host launches expert by expert
@@ -171,9 +179,11 @@ def layer_seconds(
             if op.frozen:
                 b_gemm += forward
                 continue
-            if precision == "fp8" and op.experts:
-                f_memory += QUANTISED_BYTES * m * k / memory
-                b_memory += QUANTISED_BYTES * m * n / memory
+            moved = QUANTISED_BYTES if op.experts and precision in QUANTISED else 0.0
+            if precision == "nvfp4" and not op.pad_to:
+                moved += NVFP4_BYTES
+            f_memory += moved * m * k / memory
+            b_memory += moved * m * n / memory
             if traits.fp32_gradient_fusion:
                 b_gemm += forward + to_weight
             else:

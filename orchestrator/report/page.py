@@ -40,6 +40,7 @@ STAGE_COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "
 KIND_COLOURS: Final = {
     "forward": "#4e79a7", "backward": "#59a14f", "steady": "#9db8a5", "reduction": "#e15759", "optimizer": "#b07aa1", "once": "#9c755f",
     "send_activation": "#edc948", "receive_activation": "#edc948", "send_gradient": "#f28e2b", "receive_gradient": "#f28e2b",
+    "exchange_next": "#ff9da7", "exchange_previous": "#ff9da7",
 }  # fmt: skip
 KIND_WORDS: Final = {
     "steady": "passes like those beside them", "reduction": "gradient reduction that nothing hides", "once": "once a step",
@@ -231,8 +232,8 @@ def source(data: Mapping[str, Any]) -> Any:
 
 
 TIMELINE_WORDS: Final = (
-    "Forward (blue) and backward (green) passes of each stage; what is empty is the pipeline's bubble. The wheel zooms, and trace.json "
-    "has the same."
+    "Forward (blue) and backward (green) passes of each stage; what is empty is the pipeline's bubble; transfers "
+    "for which both sides wait are yellow, orange and pink. The wheel zooms, and trace.json has the same."
 )
 
 

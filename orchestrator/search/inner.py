@@ -29,8 +29,8 @@ from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
 MOST_SIMULATED, MOST_AT_ONCE = 20, 60
-"""Partitions simulated for one outer choice, and where none is looked at further at the end. Where stage times are nearly equal, far fewer lie between
-bound and optimum."""
+"""Partitions simulated for one outer choice, and where none is looked at further at the end. Where stage times are nearly equal, far fewer
+lie between bound and optimum."""
 
 
 class Solution(NamedTuple):

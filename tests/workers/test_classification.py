@@ -22,8 +22,9 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
-from orchestrator.workers.traced_text import IGNORED, Texts
+from orchestrator.workers.traced_text import Texts
 from orchestrator.workers.tracing import build
+from orchestrator.workers.tracing.feeds import IGNORED
 from orchestrator.workers.tracing.trace import described
 
 pytestmark = pytest.mark.engines

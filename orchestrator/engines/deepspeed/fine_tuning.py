@@ -11,6 +11,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 
 TASK: Final = "task=sft"
+PACKING: Final = "data.packing=true"
 
 
 def decoders_alone(_: Candidate, workload: Workload) -> str | None:
@@ -37,10 +38,15 @@ def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
 
 def recorded_models(_: Candidate, workload: Workload) -> str | None:
     training, traced = workload.training, workload.model.architecture.traced
-    if traced is None or (training.task == "pretrain" and training.lora is None):
+    if traced is None:
         return None
-    asked = TASK if training.lora is None else f"lora.rank={training.lora.rank}"
-    return f"{asked} of {traced.model_class}, whose layers were recorded: only models that a reader knows are fine-tuned here"
+    if training.lora is not None:
+        return f"lora.rank={training.lora.rank} of {traced.model_class}, whose layers were recorded: only a reader's models have it"
+    if training.task == "pretrain":
+        return None
+    if traced.text_stack != "decoder" or not traced.config:
+        return f"{TASK} of {traced.model_class}: of models whose layers were recorded transformers' decoders of text alone have it"
+    return f"{PACKING} of {traced.model_class}, whose layers may mix packed samples: data.packing=false" if training.packing else None
 
 
 def fine_tuning_rules() -> tuple[Rule, ...]:
