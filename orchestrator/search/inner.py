@@ -31,9 +31,9 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
-MOST_SIMULATED, MOST_AT_ONCE = 60, 60
-"""Partitions simulated for one outer choice, and where none is looked at further. Where stage times are nearly equal, far fewer lie between
-bound and optimum."""
+MOST_SIMULATED, MOST_AT_ONCE = 20, 60
+"""Partitions simulated for one outer choice, and where none is looked at further at the end. Where stage times are nearly equal, far fewer
+lie between bound and optimum."""
 
 
 class Solution(NamedTuple):
@@ -140,6 +140,7 @@ class Inner:
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
         self._slower: dict[tuple[int, Recompute], set[Recompute]] = {}
+        self._fastest_first: dict[int, list[Recompute]] = {}
         self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
@@ -195,20 +196,34 @@ class Inner:
         that are slower than a mode of all layers that fits: what of the reduction hides beside the time that they lose is no more."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
         slower: set[Recompute] = set()
-        for mode in self.modes:
+        for mode in self._in_turn(p):
             if mode in slower:
                 continue
             if mode == "none" or not whole:
                 if self._peak(p, chunks, (mode, 0)) <= self._rooms[p]:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
-                if found and not self._by_layer and self._loses_less(p, found[-1][0], chunks):
+                if found and not self._by_layer and self._loses_less(p, found[0][0], chunks):
                     continue
                 found += [(mode, n) for n in self._fewest(p, whole, chunks, mode)]
             elif self._peak(p, chunks, (mode, self.layers)) <= self._rooms[p]:
                 found.append((mode, self.layers))
                 slower |= self._slower_modes(p, mode)
         return found
+
+    def _in_turn(self, p: int) -> list[Recompute]:
+        """The modes: none, then those that a layer takes least longer with, and those that a part of a stage may have last: what is slower
+        than one that fits need not be tried. Those that take as long stay in their order."""
+        known = self._fastest_first.get(self._parts[p])
+        if known is None:
+            kinds, layer = {run.layer.kind for run in self.model.runs[1:-1]}, partial(self._by_stage[p].layer, self.candidate)
+
+            def place(mode: Recompute) -> tuple[int, float]:
+                rank = 0 if mode == "none" else 2 if mode == "full" else 1
+                return rank, sum(layer(kind, mode).seconds for kind in sorted(kinds)) if rank == 1 else 0.0
+
+            known = self._fastest_first[self._parts[p]] = sorted(self.modes, key=place)
+        return known
 
     def _loses_less(self, p: int, mode: Recompute, chunks: Chunks) -> bool:
         """Whether this mode in all layers of a stage loses less time than one layer in full does; chunks as in `_slower_modes`."""

@@ -280,11 +280,13 @@ class _Search:
             return float("inf")
         least, spent = float("inf"), 0
         for inner, choice in sorted(self.unfinished, key=lambda entry: entry[0].left):
-            if most and inner.left < best.score * (1 - ROUNDING) and not self._late():
+            tie = best.score * (1 + ROUNDING)  # goes to the first in declared order, whichever is looked at first
+            may_win = inner.left < best.score * (1 - ROUNDING) or (inner.left <= tie and choice.order < best.ranked[0][1].order)
+            if most and may_win and not self._late():
                 spent -= inner.spent
-                answer = inner.solve(best.score, max(1, (most - spent - inner.spent) // 3))
+                answer = inner.solve(tie, max(1, (most - spent - inner.spent) // 3))
                 spent += inner.spent
-                if answer.solution is not None and answer.solution.step_time_s < best.score:
+                if answer.solution is not None and answer.solution.step_time_s <= tie:
                     best.add(answer.solution, choice)
             least = min(least, inner.left)
         return best.score if least >= best.score * (1 - ROUNDING) else least
