@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Sequence
 
 from orchestrator import __version__
 from orchestrator.commands import command
-from orchestrator.console.listed import COMMANDS
+from orchestrator.console.listed import COMMANDS, by_name
 from orchestrator.errors import InputError, nearest
 
 
@@ -23,13 +22,10 @@ def help_text() -> str:
 
 def main(words: Sequence[str]) -> int:
     """Runs the command that the first word names; its exit status."""
-    if words and words[0] in COMMANDS:
-        chosen = COMMANDS[words[0]]
-        status: int = getattr(importlib.import_module(chosen.module), chosen.function)(words[1:])
-        return status
     if words and ("=" in words[0] or words[0] in ("--cfg", "--schema")):
-        return main(["run", *words])
-    return command(words, help_text, _listed)
+        words = ["run", *words]
+    status = by_name(words)
+    return command(words, help_text, _listed) if status is None else status
 
 
 def _listed(words: Sequence[str]) -> None:

@@ -5,7 +5,9 @@ usage: python -m orchestrator.describe model.hf_config=FOLDER_OR_JSON|model.code
   model.hf_config=PATH            a Hugging Face config.json, or the folder that it lies in: any architecture of transformers
   model.code=package.module:factory   in place of it: a function without arguments that gives (module, {argument of its forward: tensor of a
                                   batch of one}); the forward gives a loss, or an output that has one. It is called with the meta device as
-                                  torch's default: integers, whose largest says what to draw, are made with device="cpu"
+                                  torch's default: integers, whose largest says what to draw, are made with device="cpu". A language model
+                                  that takes input_ids and labels [1, tokens] is trained on text as its sample shows: labels that are the
+                                  ids (the forward shifts them), the next id at each place, or -100 where nothing is masked
   out=FILE                        what to write; plan with model.description=FILE
   train.seq_length=N[,N...]       tokens of a sample; default: the longest that the configuration knows, 4096 at most; not for images
   train.decoder_seq_length=N      the same of a decoder beside an encoder; default: as long
@@ -34,6 +36,7 @@ from orchestrator.commands import arguments, command, usage
 from orchestrator.errors import InputError
 from orchestrator.key import shown
 from orchestrator.model.traced import Descriptions, Traced
+from orchestrator.model.training import QUANTISED
 from orchestrator.units import ITEMSIZE
 
 PROGRAM: Final = "orchestrator.workers.tracing"
@@ -48,7 +51,7 @@ COMMAND: Final = "python -m orchestrator.describe"
 
 def recorded_itemsize(precision: str) -> int:
     """Bytes of an activation's element, by which descriptions are told apart: fp8 is a format of the inputs of products only."""
-    return 2 if precision == "fp8" else ITEMSIZE[precision]
+    return 2 if precision in QUANTISED else ITEMSIZE[precision]
 
 
 def config_text(path: str) -> str:

@@ -118,23 +118,24 @@ def prices(settings: Settings, all_traits: Sequence[Traits]) -> list[calibration
 def priced(settings: Settings, traits: Traits, file: calibration.Calibrated | None) -> calibration.Calibration:
     """The constants of this file, with as much memory kept free as memory.risk= asks for. Raises InputError for a risk that so many
     measured peaks can't tell."""
-    return with_risk(settings, calibration.priced(settings.cluster, traits, file))
+    return with_risk(settings, traits, calibration.priced(settings.cluster, traits, file))
 
 
-def with_risk(settings: Settings, constants: calibration.Calibration) -> calibration.Calibration:
+def with_risk(settings: Settings, traits: Traits, constants: calibration.Calibration) -> calibration.Calibration:
     """With as much memory kept free as memory.risk= asks for; as they are where it is not given. Raises InputError."""
     risk = settings.limit.risk
     if risk is None:
         return constants
     try:
-        return msgspec.structs.replace(constants, memory_margin=kept_free(risk, situation_of(settings, constants)))
+        return msgspec.structs.replace(constants, memory_margin=kept_free(risk, situation_of(settings, traits, constants)))
     except ValueError as error:
         raise InputError("memory.risk", f"{risk:g}", str(error)) from None
 
 
-def situation_of(settings: Settings, constants: calibration.Calibration) -> Situation:
-    """By which the error of a prediction for these settings is known."""
-    return situation(workload_of(settings).model, settings.training, settings.cluster, constants)
+def situation_of(settings: Settings, traits: Traits, constants: calibration.Calibration) -> Situation:
+    """By which the error of a prediction for these settings and this engine is known."""
+    transformers = traits.layers == "hugging_face"
+    return situation(workload_of(settings).model, settings.training, settings.cluster, constants, transformers=transformers)
 
 
 def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
@@ -142,7 +143,7 @@ def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
     assert plan.predicted is not None  # every plan that is found is priced
     traits = ENGINES[plan.engine].traits(plan.cluster.software)
     constants, _ = constants_of(settings, plan, traits)
-    now = situation_of(settings, constants)
+    now = situation_of(settings, traits, constants)
     if not plan.cluster.parts:
         return chance(plan.predicted.peak_memory_bytes, settings.limit.limit, now)
     parts = [plan.cluster.part_of(index, plan.pp) for index in range(plan.pp)]
@@ -445,9 +446,8 @@ def costs_of(settings: Settings, plan: Plan) -> CostModel:
     return cost_model(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
 
 
-def memory_floors(settings: Settings) -> Callable[[Candidate], float]:
-    """Bytes that the fullest rank of a choice can't go below. Raises InputError."""
-    asked = question(settings)
+def memory_floors(asked: Question) -> Callable[[Candidate], float]:
+    """Bytes that the fullest rank of a choice can't go below; what the search has priced is not priced again."""
     by_engine = {engine.name: engine.costs(asked.workload) for engine in asked.planned}
     return lambda candidate: by_engine[candidate.engine].memory_floor(candidate)
 
@@ -458,7 +458,7 @@ def constants_of(settings: Settings, plan: Plan, traits: Traits) -> tuple[calibr
     if saved is not None and settings.calibration is None:
         base = calibration.datasheet(settings.cluster, traits)
         kept = calibration.kept(base, plan.calibration, saved.fitted_on, saved.constants, saved.interval, saved.measured)
-        return with_risk(settings, kept), saved
+        return with_risk(settings, traits, kept), saved
     (file,) = prices(settings, [traits])
     return priced(settings, traits, file), kept_prices(file)
 

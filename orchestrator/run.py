@@ -21,6 +21,7 @@ import orchestrator
 from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, command
+from orchestrator.console.listed import by_name
 from orchestrator.cost import calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.engines import ENGINES, Engine
@@ -444,4 +445,6 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    typed = sys.argv[2:] if sys.argv[1:2] == ["run"] else sys.argv[1:]
+    other = by_name(typed)  # python -m orchestrator.run plan ... is what python -m orchestrator plan ... is
+    sys.exit(main(typed) if other is None else other)

@@ -75,7 +75,7 @@ def predicted(runs: Sequence[Run], choose: Choose, gpus: set[str]) -> Iterator[L
         if prediction is not None:
             yield LeftOut(
                 run=run,
-                situation=situation(run.model, run.training, run.cluster, choose(run), gpus),
+                situation=situation(run.model, run.training, run.cluster, choose(run), gpus, transformers=run.engine.transformers),
                 seconds=None if run.time_s is None else run.time_s / prediction.step_time_s,
                 bytes=None if run.memory_bytes is None else run.memory_bytes / seen_peak(run, prediction),
                 needed_bytes=prediction.peak_memory_bytes,

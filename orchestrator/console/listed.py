@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 
@@ -27,3 +29,12 @@ COMMANDS: Final = {
     "profile": Command("orchestrator.profile.__main__", "main", "measure this cluster, for a cluster= and a calibration= of its own"),
     "validate": Command("orchestrator.validate.__main__", "main", "predictions against measured runs"),
 }
+
+
+def by_name(words: Sequence[str]) -> int | None:
+    """Runs the command that the first word names, on the others; its exit status. None where it names none."""
+    if not words or words[0] not in COMMANDS:
+        return None
+    chosen = COMMANDS[words[0]]
+    status: int = getattr(importlib.import_module(chosen.module), chosen.function)(words[1:])
+    return status

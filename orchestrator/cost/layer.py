@@ -10,6 +10,7 @@ from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
+from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
 from orchestrator.values import Value
@@ -182,7 +183,7 @@ class LayerPrices:
         if not c.expert_sync_s or not any(isinstance(op, Dispatch) for op in layer.ops):
             return 0.0
         tensors = 0.0
-        if self._workload.training.precision == "fp8":
+        if self._workload.training.precision in QUANTISED:
             tensors = sum(op.experts / strategy.mesh.ep for op in layer.ops if isinstance(op, Gemm) and op.experts)
         return c.expert_sync_s + tensors * c.expert_quantise_s
 

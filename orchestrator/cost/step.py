@@ -128,7 +128,7 @@ def prediction(
         )
     mesh = candidate.mesh
     samples = candidate.num_microbatches * candidate.micro_batch_size * mesh.dp
-    now = uncertainty.situation(w.model, w.training, w.cluster, w.calibration)
+    now = uncertainty.situation(w.model, w.training, w.cluster, w.calibration, transformers=w.traits.layers == "hugging_face")
     interval, poor = uncertainty.interval(now, w.calibration), uncertainty.poorly_predicted(now)
     return Prediction(
         step_time_s=total,

@@ -3,7 +3,8 @@ lengths in this precision (workers/tracing makes it, `python -m orchestrator.des
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from typing import Final, Literal
 
 from orchestrator.errors import InputError
 from orchestrator.model.layer import Edge, LayerRun
@@ -11,6 +12,10 @@ from orchestrator.values import Value
 
 FAMILY = "traced"
 """Of architectures that no reader made."""
+Reads = Literal["text", "interactions", "images", "labelled_texts"]
+"""What `data=` is: text or token files, a CSV of what users took, images with a label each, texts with labels."""
+LANGUAGE_MODELS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+"""How transformers' classes end whose labels are the ids of their text."""
 
 
 class Feed(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,6 +33,8 @@ class Feed(Value, frozen=True, kw_only=True, omit_defaults=True):
     """The feed whose numbers it has: labels of a language model are its tokens."""
     every: int = 0
     """Above 0: of what it copies it has only every so-manieth, the others are -100, which losses leave out."""
+    ahead: int = 0
+    """1: of what it copies it has the next one at each place, and -100 at the last."""
     joined: bool = False
     """The samples' first dimensions follow each other in place of a batch dimension (patches of Qwen-VL)."""
 
@@ -88,6 +95,45 @@ class Traced(Value, frozen=True, kw_only=True, omit_defaults=True):
     def blocks(self) -> tuple[str, ...]:
         """Kinds of its repeated blocks."""
         return tuple(dict.fromkeys(run.layer.kind for run in self.runs if run.layer.recomputable))
+
+    @property
+    def token_ids(self) -> int:
+        """How many ids its tokens may have; 0 where it takes none."""
+        return next((feed.high for feed in self.feeds if feed.name == "input_ids" and not feed.values), 0)
+
+    @property
+    def reads(self) -> Reads | None:
+        """Which data it can be trained on beside batches that are drawn; None: no others."""
+        fed = {feed.name: feed for feed in self.feeds}
+        labels = fed.get("labels")
+        if self.config and json.loads(self.config).get("interactions"):
+            return "interactions"
+        if labels is not None and "pixel_values" in fed and labels.shape == ():
+            return "images"
+        if labels is not None and self.config and "input_ids" in fed and "Classification" in self.model_class:
+            return "labelled_texts"
+        return "text" if self.text_stack is not None else None
+
+    @property
+    def text_stack(self) -> Literal["decoder", "encoder", "encoder_decoder"] | None:
+        """As which stack of layers it learns from text: each token from those before it, masked ones, or spans that its encoder lacks.
+        None where its arguments aren't those of a language model."""
+        fed = {feed.name: feed for feed in self.feeds}
+        labels = fed.get("labels")
+        known = not self.config or self.model_class.endswith(LANGUAGE_MODELS)
+        if labels is None or not known or any(feed.values or feed.joined for feed in self.feeds):
+            return None
+        if fed.keys() == {"input_ids", "labels"} and labels.copies == "input_ids" and not fed["input_ids"].values:
+            return "encoder" if labels.every else "decoder"
+        if fed.keys() == {"input_ids", "decoder_input_ids", "labels"} and labels.copies == "decoder_input_ids":
+            return "encoder_decoder"
+        return None
+
+    @property
+    def why_drawn(self) -> str:
+        """Why no data can be given where it `reads` none."""
+        fed = ", ".join(feed.name for feed in self.feeds)
+        return f"{self.model_class} takes {fed}, which no data here have together; leave data out, and its batches are drawn"
 
     def features(self) -> tuple[str, ...]:
         """Words of capabilities."""

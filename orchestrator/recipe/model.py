@@ -20,7 +20,7 @@ from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
 from orchestrator.recipe import supervised
 from orchestrator.recipe.clusters import stored
-from orchestrator.recipe.described import check_untouched
+from orchestrator.recipe.described import TRACED, check_untouched
 from orchestrator.recipe.layers import Flat, Given, fields_of, value_of
 from orchestrator.recipe.sources import data_settings, read_text
 
@@ -138,14 +138,16 @@ def with_sequence_length(merged: Flat) -> Flat:
 
 
 def with_samples(training: Training, merged: Flat) -> Training:
-    """With the lengths of its supervised samples, and whether they are packed: wherever sequences are not divided. Raises InputError."""
+    """With the lengths of its supervised samples, and whether they are packed: wherever sequences are not divided and a reader knows the
+    layers. Raises InputError."""
     if training.task == "pretrain":
         if training.packing is not None:
             raise InputError("data.packing", str(training.packing).lower(), "is of samples: task=sft")
         return training
     data = data_settings(merged, RunSettings())
     path = supervised.check_data(data)
-    packing = (value_of(merged, "pin.cp", None) or 1) == 1 if training.packing is None else training.packing
+    whole = (value_of(merged, "pin.cp", None) or 1) == 1 and value_of(merged, TRACED, None) is None
+    packing = whole if training.packing is None else training.packing
     lengths = supervised.lengths(supervised.token_counts(path, data["tokenizer"]), training.seq_length) if path else None
     return msgspec.structs.replace(training, packing=packing, lengths=lengths)
 

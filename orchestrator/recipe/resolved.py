@@ -24,7 +24,8 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     lora, task, packing, _ = (training.pop(name) for name in ("lora", "task", "packing", "lengths"))
     training["betas"] = list(training["betas"])
     reserve = settings.limit.reserve
-    names = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "eval_every", "eval_steps", "step_timeout_s", "resume")
+    names = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "step_timers", "eval_every", "eval_steps",
+             "step_timeout_s", "resume")  # fmt: skip
     run = {name: getattr(settings.run, name) for name in names} | {"change": ",".join(settings.run.change) or None}
     tree: dict[str, Any] = {
         "name": settings.recipe,

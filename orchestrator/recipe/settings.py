@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -101,8 +101,53 @@ def load(words: Sequence[str], machine: Machine, engines: Sequence[str]) -> Sett
 
 def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     """The same for keys that are a tree of texts already. Raises InputError."""
-    given = flatten(tree, "")
-    given = with_long_form(given)
+    given = with_long_form(flatten(tree, ""))
+    merged, site, label = _layered(given)
+    actions = filled(merged, Actions)
+    if actions.engine not in ("auto", *engines):
+        raise InputError("engine", shown(actions.engine), "is not known", ["auto", *engines])
+    plan = saved_plan(merged)
+    resume = value_of(merged, RESUME, None if plan is None else plan.run.resume)
+    continued = checkpoint_of(resume)
+    engine = actions.engine
+    if continued is not None:
+        if engine == LAYERWISE:
+            raise InputError("engine", engine, f"trains nothing: it can't continue {RESUME}={resume}")
+        # Another engine only where the command line says so: the recipe's may be that of before.
+        engine = given["engine"].value if "engine" in given and engine != "auto" else continued.engine
+    chosen_here = {**site, **given}
+    trained = _searched(merged, label, engine, chosen_here, machine) if plan is None else _saved(merged, label, engine, plan)
+    plan = trained.plan
+    if continued is not None:
+        check_changes(continued, trained.architecture, trained.training, trained.run)
+    asked_cluster = None
+    if actions.explain_gpus is not None:
+        asked_cluster = _asked_cluster(actions.explain_gpus, trained.cluster, merged, chosen_here, machine, has_plan=plan is not None)
+    _check_failures(actions)
+    _check_tune(actions, trained.engine, merged, has_plan=plan is not None)
+    _check_entry(merged)
+    entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone
+    done = {**msgspec.structs.asdict(actions), "entry": entry, "calibration": _whole_path(actions.calibration)}
+    return Settings(
+        **{**done, **trained._asdict()},
+        pins=Pins(**group_of(merged, "pin")),
+        explain=Pins(**{name: value for name, value in group_of(merged, "explain").items() if name != "gpus"}),
+        limit=limit_of(merged, trained.cluster),
+        targets=_targets(merged),
+        largest=value_of(merged, "largest", None),
+        continues=continued,
+        extra=_extra(merged, {}) if plan is None else plan.extra,
+        open_batch=_open_batch(merged, trained.engine),
+        asked_cluster=asked_cluster,
+        slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
+        container=container_options(merged),
+        env=group_of(merged, "env"),
+    )
+
+
+def _layered(given: Flat) -> tuple[Flat, Flat, str | None]:
+    """All layers in one, the site's alone, and the run's name where one is said: what is given over the site over the recipe that it
+    names, which may be that of a run to continue. Raises InputError."""
     from_run = value_of(given, RESUME, None)
     continued = checkpoint_of(from_run)
     if from_run is not None and continued is None and not names_a_model(given):
@@ -117,84 +162,59 @@ def load_tree(tree: Tree, machine: Machine, engines: Sequence[str]) -> Settings:
     label = value_of(merged, "name", label)
     if label is None and any(name in merged for name in SOURCES):
         label = label_of(merged)
-    merged = with_description(merged)
-    actions = filled(merged, Actions)
-    engine = actions.engine
-    if engine not in ("auto", *engines):
-        raise InputError("engine", shown(engine), "is not known", ["auto", *engines])
-    plan = saved_plan(merged)
-    resume = value_of(merged, RESUME, None if plan is None else plan.run.resume)
-    continued = checkpoint_of(resume)
-    if continued is not None:
-        if engine == LAYERWISE:
-            raise InputError("engine", engine, f"trains nothing: it can't continue {RESUME}={resume}")
-        # Another engine only where the command line says so: the recipe's may be that of before.
-        engine = given["engine"].value if "engine" in given and engine != "auto" else continued.engine
-    profile: Profile | None = None
-    if plan is None:
-        label = label or label_of(merged)
-        merged = with_sequence_length(merged)
-        training = with_samples(training_of(merged), merged)
-        profile = value_of(merged, "profile", None)
-        profile = profile and msgspec.structs.replace(profile, name=label)
-        if profile is not None and engine != LAYERWISE:
-            raise InputError("profile", None, f"is for engine={LAYERWISE}: no other prices measured layers")
-        if profile is not None and "model.family" not in merged:
-            architecture = stand_in(profile)
-        else:
-            architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
-            families.describe(architecture, training.seq_length, training.decoder_seq_length)
-            check_positions(architecture, training)
-            if training.lora is not None and architecture.traced is None:
-                check_targets(architecture, training.lora)
-        cluster, why = cluster_of(merged, {**site, **given}, machine)
-        if architecture.family != FAMILY and architecture.traced is None:
-            architecture = padded_for_every_layout(architecture, cluster)
-        check_precision(training, cluster)
-        training = with_fp8_recipe(training, cluster)
-        run = _run(merged, RunSettings(), architecture)
+    return with_description(merged), site, label
+
+
+class _Trained(NamedTuple):
+    """What is trained, where and how: Settings' fields of these names."""
+
+    recipe: str
+    architecture: Architecture
+    profile: Profile | None
+    training: Training
+    cluster: Cluster
+    why_cluster: str
+    run: RunSettings
+    plan: Plan | None
+    engine: str
+
+
+def _searched(merged: Flat, label: str | None, engine: str, chosen_here: Flat, machine: Machine) -> _Trained:
+    """By the keys, for a search. `chosen_here`: those of the command line and the site, which go before what the machine has. Raises
+    InputError."""
+    label = label or label_of(merged)
+    merged = with_sequence_length(merged)
+    training = with_samples(training_of(merged), merged)
+    profile: Profile | None = value_of(merged, "profile", None)
+    profile = profile and msgspec.structs.replace(profile, name=label)
+    if profile is not None and engine != LAYERWISE:
+        raise InputError("profile", None, f"is for engine={LAYERWISE}: no other prices measured layers")
+    if profile is not None and "model.family" not in merged:
+        architecture = stand_in(profile)
     else:
-        check_agreement(merged, plan)
-        if engine not in ("auto", plan.engine):
-            raise InputError("engine", engine, f"the plan is for engine={plan.engine}; leave engine out, or search anew without plan=")
-        label = label or plan.model.name
-        architecture, training, cluster, engine = plan.model, plan.training, plan.cluster, plan.engine
-        why = f"cluster {cluster.name}, {counted(cluster)}: the plan's"
-        run = _run(merged, plan.run, architecture)
-        plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
-    if continued is not None:
-        check_changes(continued, architecture, training, run)
-    asked_cluster = None
-    if actions.explain_gpus is not None:
-        asked_cluster = _asked_cluster(actions.explain_gpus, cluster, merged, {**site, **given}, machine, has_plan=plan is not None)
-    _check_failures(actions)
-    _check_tune(actions, engine, merged, has_plan=plan is not None)
-    _check_entry(merged)
-    entry = None if actions.entry is None else str(Path(actions.entry).absolute())  # it may lie in a container, or on the nodes alone
-    chosen = msgspec.structs.asdict(actions) | {"engine": engine, "entry": entry, "calibration": _whole_path(actions.calibration)}
-    return Settings(
-        **chosen,
-        recipe=label,
-        architecture=architecture,
-        profile=profile,
-        training=training,
-        cluster=cluster,
-        why_cluster=why,
-        plan=plan,
-        pins=Pins(**group_of(merged, "pin")),
-        explain=Pins(**{name: value for name, value in group_of(merged, "explain").items() if name != "gpus"}),
-        limit=limit_of(merged, cluster),
-        targets=_targets(merged),
-        largest=value_of(merged, "largest", None),
-        run=run,
-        continues=continued,
-        extra=_extra(merged, {}) if plan is None else plan.extra,
-        open_batch=_open_batch(merged, engine),
-        asked_cluster=asked_cluster,
-        slurm=SlurmOptions(**{name: value for name, value in fields_of(merged, SlurmOptions).items() if value is not None}),
-        container=container_options(merged),
-        env=group_of(merged, "env"),
-    )
+        architecture = with_routing(architecture_of(merged, label), value_of(merged, "model.routing", None))
+        families.describe(architecture, training.seq_length, training.decoder_seq_length)
+        check_positions(architecture, training)
+        if training.lora is not None and architecture.traced is None:
+            check_targets(architecture, training.lora)
+    cluster, why = cluster_of(merged, chosen_here, machine)
+    if architecture.family != FAMILY and architecture.traced is None:
+        architecture = padded_for_every_layout(architecture, cluster)
+    check_precision(training, cluster)
+    training = with_fp8_recipe(training, cluster)
+    run = _run(merged, RunSettings(), architecture)
+    return _Trained(label, architecture, profile, training, cluster, why, run, None, engine)
+
+
+def _saved(merged: Flat, label: str | None, engine: str, plan: Plan) -> _Trained:
+    """By a saved plan, with which the keys must agree. Raises InputError."""
+    check_agreement(merged, plan)
+    if engine not in ("auto", plan.engine):
+        raise InputError("engine", engine, f"the plan is for engine={plan.engine}; leave engine out, or search anew without plan=")
+    why = f"cluster {plan.cluster.name}, {counted(plan.cluster)}: the plan's"
+    run = _run(merged, plan.run, plan.model)
+    plan = msgspec.structs.replace(plan, run=run, extra=_extra(merged, plan.extra))
+    return _Trained(label or plan.model.name, plan.model, None, plan.training, plan.cluster, why, run, plan, plan.engine)
 
 
 def check_no_question(settings: Settings) -> None:
@@ -283,15 +303,21 @@ def _run(merged: Flat, base: RunSettings, architecture: Architecture) -> RunSett
         raise InputError("train.trace_routing", "true", "is of experts, and the model has none")
     if traces and value_of(merged, "entry", None) is not None:
         raise InputError("train.trace_routing", "true", OWN_WORKER)
+    step_timers = given.get("step_timers", base.step_timers)
+    if not step_timers and "train.step_timers" in merged and value_of(merged, "entry", None) is not None:
+        raise InputError("train.step_timers", "false", "is about our worker; entry= starts another program")
+    if not step_timers and value_of(merged, "tune", None) is not None:
+        raise InputError("train.step_timers", "false", "leaves tune= nothing to learn from: leave one of them out")
     wandb = base.wandb | group_of(merged, "wandb")
     if wandb and "project" not in wandb:
         raise InputError("wandb.project", None, "is missing: Weights & Biases is used where a project is named")
     return msgspec.structs.replace(
         base,
-        **data_settings(merged, base, holds_out=architecture.traced is not None),
+        **data_settings(merged, base, architecture.traced),
         **weight_settings(merged, base, architecture),
         **saving,
         trace_routing=traces,
+        step_timers=step_timers,
         merge_lora=given.get("merge_lora", base.merge_lora),
         step_timeout_s=given.get("step_timeout_s", base.step_timeout_s),
         resume=None if resume is None else existing_folder(RESUME, resume),

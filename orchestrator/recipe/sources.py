@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from orchestrator.errors import InputError
 from orchestrator.key import shown
+from orchestrator.model.traced import Traced
 from orchestrator.plan import RunSettings, Source
 
 SHORT: Final = {"data": "data.train", "tokenizer": "data.tokenizer"}
@@ -39,9 +40,9 @@ def without_replaced(merged: Mapping[str, Any], layer: Mapping[str, Any]) -> dic
     return {name: value for name, value in merged.items() if name not in gone}
 
 
-def data_settings(merged: Mapping[str, Any], base: RunSettings, *, holds_out: bool = False) -> dict[str, Any]:
-    """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError for what is not there. `holds_out`: the
-    model's batches leave out by themselves what is evaluated on, and images are a folder."""
+def data_settings(merged: Mapping[str, Any], base: RunSettings, traced: Traced | None = None) -> dict[str, Any]:
+    """RunSettings' fields of the data; what is not given stays as in `base`. Raises InputError for what is not there, and for what a model
+    that is described by its own code (`traced`) does not take."""
     found: dict[str, Any] = {
         name: getattr(base, name) for name in ("data", "blend", "valid", "split", "tokenizer", "eval_every", "eval_steps")
     }
@@ -50,7 +51,8 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings, *, holds_out: bo
         if key in given:
             path = given[key]
             if path is not None:
-                path = str(Path(path).resolve()) if holds_out and Path(path).is_dir() else existing(key, path)
+                images = traced is not None and traced.reads == "images" and Path(path).is_dir()
+                path = str(Path(path).resolve()) if images else existing(key, path)
             found |= {"data": path, "blend": ()}
     if "data.blend" in given:
         blend = (Source(weight=source.weight, path=existing("data.blend", source.path)) for source in given["data.blend"])
@@ -63,10 +65,32 @@ def data_settings(merged: Mapping[str, Any], base: RunSettings, *, holds_out: bo
         if key in given:
             found["tokenizer"] = existing_folder(key, given[key]) if given[key] is not None else None
     found |= {name: given[f"train.{name}"] for name in ("eval_every", "eval_steps") if f"train.{name}" in given}
+    supervised = "task" in given and given["task"] == "sft"
+    if traced is not None and not supervised:
+        _check_read(found, traced)
+    drawn = found["data"] is None and not found["blend"]
+    holds_out = traced is not None and not supervised and (drawn or traced.reads != "text")
     if found["eval_every"] and not holds_out and not found["valid"] and not (found["split"] and found["split"][1] > 0):
         choices = ["data.valid=PATH", "data.split=99,1,0"]
         raise InputError("train.eval_every", found["eval_every"], "has nothing to evaluate on", choices)
     return found
+
+
+OF_TEXT: Final = {"blend": "data.blend", "valid": "data.valid", "split": "data.split", "tokenizer": "tokenizer"}
+
+
+def _check_read(found: Mapping[str, Any], traced: Traced) -> None:
+    """Raises InputError for data that a described model does not take: its batches leave out by themselves what is evaluated on, unless
+    they are text."""
+    text = found["data"] is not None or bool(found["blend"])
+    if traced.reads is None and found["data"] is not None:
+        raise InputError("data", shown(found["data"]), traced.why_drawn)
+    if traced.reads == "text" and text:
+        return
+    for name, key in OF_TEXT.items():
+        if found[name] and not (name == "tokenizer" and traced.reads in ("text", "labelled_texts")):
+            why = "is of text that data= names" if traced.reads == "text" else f"is of text, and {traced.model_class} is trained on none"
+            raise InputError(key, shown(str(found[name])), why)
 
 
 def blend_of(key: str, value: Any) -> tuple[Source, ...]:

@@ -108,158 +108,217 @@ def search(
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
-    model, pins = workload.model, settings.pins
-    limits = [settings.limit_for(engine, workload) for engine in engines]
-    outcomes: dict[int, Outcome] = {}
-    cut: list[tuple[int, Outcome]] = []
-    meshes: list[Choice] = []
-    trees = [Tree(engine.capabilities, workload, pins, settings.prunings) for engine in engines]
-    costs = []
-    for index, (engine, tree) in enumerate(zip(engines, trees, strict=True)):
-        cuts: list[Outcome] = []
-        for shape in tree.shapes(cuts.append):
-            meshes.append(Choice((len(meshes) + 1) * WIDE, index, Leaf(shape, ())))
-            cut += [(meshes[-1].order, outcome) for outcome in cuts]
-            cuts.clear()
-        cut += [(len(meshes) * WIDE + WIDE - 1, outcome) for outcome in cuts]
-        offered = {"none", *tree.modes}
-        costs.append(engine.costs(workload, tuple(mode for mode in RECOMPUTE_ORDER if mode in offered)))
-    best = _Best(settings.top_k)
-    bounds: dict[Candidate, float] = {}
-    complete = True
-    slower: list[tuple[Choice, float]] = []
-    unfinished: list[tuple[Inner, Choice]] = []
-    floors = {
-        i: Floors(costs[i], engines[i].capabilities, limits[i].usable, pinned_layout=pins.layout is not None)
-        for i in sorted({mesh.engine for mesh in meshes})  # an engine without a choice may have no such precision
-    }
-    queue: list[Entry] = []
-    crowded: list[tuple[float, Choice]] = []
-    for mesh in meshes:
-        shape, here = mesh.leaf.candidate, floors[mesh.engine]
-        states = here.shape_bytes(shape)
-        if states > limits[mesh.engine].usable:
-            crowded.append((states, mesh))
-        else:
-            most = trees[mesh.engine].micro_batch_sizes(shape)[-1]
-            queue.append((here.shape(shape, most), mesh.order, SHAPE, [mesh], None))
-    heapify(queue)
-    total, done, simulated = len(queue), 0, MOST_SIMULATED if settings.most_further else MOST_AT_ONCE
+    running = _Search(workload, engines, settings, known or {}, stop or (lambda: False))
+    running.look(progress)
+    return running.result(running.finish())
 
-    def below(mesh: Choice) -> list[Choice]:
+
+class _Search:
+    """One search: its queue, the best so far, and what became of every other choice."""
+
+    def __init__(
+        self, workload: Workload, engines: Engines, settings: SearchSettings, known: Mapping[Candidate, float], stop: Callable[[], bool]
+    ) -> None:
+        self.workload, self.engines, self.settings, self.known, self.stop = workload, engines, settings, known, stop
+        self.limits = [settings.limit_for(engine, workload) for engine in engines]
+        self.trees = [Tree(engine.capabilities, workload, settings.pins, settings.prunings) for engine in engines]
+        self.costs: list[CostModel] = []
+        self.best = _Best(settings.top_k)
+        self.simulated = MOST_SIMULATED if settings.most_further else MOST_AT_ONCE
+        self.complete = True
+        self.cut: list[tuple[int, Outcome]] = []
+        """Branches that the trees cut, each with the place of the mesh before it."""
+        self.outcomes: dict[int, Outcome] = {}
+        """By place in declared order: of choices that were priced, don't fit or were not looked at."""
+        self.slower: list[tuple[Choice, float]] = []
+        """Choices that can't be among the k best, each with its bound in seconds."""
+        self.crowded: list[tuple[float, Choice]] = []
+        """Meshes whose states alone don't fit, each with their bytes."""
+        self.unfinished: list[tuple[Inner, Choice]] = []
+        self.bounds: dict[Candidate, float] = {}
+        meshes = self._meshes()
+        self.floors = {
+            i: Floors(self.costs[i], engines[i].capabilities, self.limits[i].usable, pinned_layout=settings.pins.layout is not None)
+            for i in sorted({mesh.engine for mesh in meshes})  # an engine without a choice may have no such precision
+        }
+        self.queue: list[Entry] = []
+        for mesh in meshes:
+            shape, here = mesh.leaf.candidate, self.floors[mesh.engine]
+            states = here.shape_bytes(shape)
+            if states > self._usable(mesh):
+                self.crowded.append((states, mesh))
+            else:
+                most = self.trees[mesh.engine].micro_batch_sizes(shape)[-1]
+                self.queue.append((here.shape(shape, most), mesh.order, SHAPE, [mesh], None))
+        heapify(self.queue)
+        self.total, self.done = len(self.queue), 0
+
+    def _meshes(self) -> list[Choice]:
+        """The legal meshes of all engines, in declared order."""
+        meshes: list[Choice] = []
+        for index, (engine, tree) in enumerate(zip(self.engines, self.trees, strict=True)):
+            cuts: list[Outcome] = []
+            for shape in tree.shapes(cuts.append):
+                meshes.append(Choice((len(meshes) + 1) * WIDE, index, Leaf(shape, ())))
+                self.cut += [(meshes[-1].order, outcome) for outcome in cuts]
+                cuts.clear()
+            self.cut += [(len(meshes) * WIDE + WIDE - 1, outcome) for outcome in cuts]
+            offered = {"none", *tree.modes}
+            self.costs.append(engine.costs(self.workload, tuple(mode for mode in RECOMPUTE_ORDER if mode in offered)))
+        return meshes
+
+    def _below(self, mesh: Choice) -> list[Choice]:
         """The mesh's choices."""
+        layout = self.settings.pins.layout
         cuts: list[Outcome] = []
         found: list[Choice] = []
-        for leaf in trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
-            if pins.layout is not None:
-                chunk_sizes(pins.layout, model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
+        for leaf in self.trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
+            if layout is not None:
+                chunk_sizes(layout, self.workload.model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
             found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
-        cut.extend((mesh.order, outcome) for outcome in cuts)
+        self.cut.extend((mesh.order, outcome) for outcome in cuts)
         return found
 
-    def outcome(choice: Choice, *, reason: str, need: float | None = None, at_least_s: float | None = None) -> Outcome:
-        decided = LEVELS if choice.whole else trees[choice.engine].decided(choice.leaf.candidate)
+    def _usable(self, choice: Choice) -> float:
+        """Bytes of a GPU that a plan of the choice's engine may take."""
+        return self.limits[choice.engine].usable
+
+    def _late(self) -> bool:
+        return self.best.score is not None and self.stop()
+
+    def look(self, progress: Progress | None) -> None:
+        """Take the queue's heads until none of them can be among the k best, or it is late."""
+        while self.queue:
+            bound, order, step, group, inner = heappop(self.queue)
+            if progress is not None:
+                progress(self.done, self.total, self.best.score)
+            if self._late():
+                self.complete = False
+                for choice in (choice for left in (group, *(item[3] for item in self.queue)) for choice in left):
+                    self.outcomes[choice.order] = self._outcome(choice, reason=STOPPED)
+                break
+            if self.best.excludes(bound, order):
+                self.slower += [(choice, bound) for choice in group]
+                self.done += len(group)
+            elif step == SHAPE:
+                found = self._below(group[0])
+                self.total, self.done = self.total + len(found), self.done + 1
+                for entry in _groups(found, self.floors, bound):
+                    heappush(self.queue, entry)
+            elif step == GROUP:
+                for choice in group:
+                    candidate, groups = choice.leaf.candidate, choice.leaf.groups
+                    if candidate in self.known:
+                        floor = self.known[candidate]
+                    else:
+                        floor = self.floors[choice.engine].leaf(candidate, groups[-1] if groups else None)
+                    heappush(self.queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
+            elif step == FLOOR:
+                self._bounded(bound, group[0], inner)
+            else:
+                assert inner is not None
+                self._solved(bound, group[0], inner)
+        if progress is not None:
+            progress(self.total, self.total, self.best.score)
+
+    def _bounded(self, bound: float, choice: Choice, inner: Inner | None) -> None:
+        """Put the choice back into the queue with its inner bound, or out where it doesn't fit."""
+        i, usable = choice.engine, self._usable(choice)
+        if inner is None:
+            floor = self.costs[i].memory_floor(choice.leaf.candidate)
+            if floor > usable:
+                self._too_large(choice, floor, "at least ")
+                return
+            model, capabilities = self.workload.model, self.engines[i].capabilities
+            given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout, self.simulated
+            inner = Inner(*given, self.floors[i].leaf)
+        look = bound * LOOK_AHEAD
+        answer = inner.bound(bound, look)
+        if answer.need is None:
+            step = FLOOR if answer.bound_s == look else SOLVE
+            heappush(self.queue, (max(bound, answer.bound_s), choice.order, step, [choice], inner))
+        else:
+            self._too_large(choice, answer.need)
+
+    def _solved(self, bound: float, choice: Choice, inner: Inner) -> None:
+        """The choice's fastest plan, if it can be among the k best."""
+        answer = inner.solve(self.best.threshold)
+        if inner.left < float("inf"):
+            self.unfinished.append((inner, choice))
+        if answer.solution is not None:
+            seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
+            priced = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
+            self._settle(choice, priced, min(seconds, inner.left))
+            self.best.add(answer.solution, choice)
+        elif answer.need is not None:
+            self._too_large(choice, answer.need)
+        else:
+            self.slower.append((choice, max(bound, answer.bound_s, min(self.best.threshold, inner.left) * (1 - ROUNDING))))
+            self.done += 1
+
+    def _too_large(self, choice: Choice, need: float, at_least: str = "") -> None:
+        """The choice is out: its heaviest stage takes `need` bytes."""
+        why = f"needs {at_least}{format_bytes(need)} of {format_bytes(self._usable(choice))}"
+        self._settle(choice, Outcome(candidate=choice.leaf.candidate, peak_memory_bytes=need, reason=why), float("inf"))
+
+    def _settle(self, choice: Choice, outcome: Outcome, bound: float) -> None:
+        """What became of a choice of which no plan is faster than `bound` seconds."""
+        self.outcomes[choice.order] = outcome
+        self.bounds[choice.leaf.candidate] = bound
+        self.done += 1
+
+    def _outcome(self, choice: Choice, *, reason: str, need: float | None = None, at_least_s: float | None = None) -> Outcome:
+        decided = LEVELS if choice.whole else self.trees[choice.engine].decided(choice.leaf.candidate)
         return Outcome(candidate=choice.leaf.candidate, decided=decided, peak_memory_bytes=need, reason=reason, at_least_s=at_least_s)
 
-    def late() -> bool:
-        return stop is not None and best.score is not None and stop()
+    def finish(self) -> float:
+        """Look on in the choices whose inner search stopped for number, where a partition that it left out could be the fastest of all,
+        until it is late or `most_further` passes were simulated. The seconds that no plan undercuts: the best's own where nothing is left
+        that could."""
+        best, most = self.best, self.settings.most_further
+        if best.score is None:
+            return float("inf")
+        least, spent = float("inf"), 0
+        for inner, choice in sorted(self.unfinished, key=lambda entry: entry[0].left):
+            tie = best.score * (1 + ROUNDING)  # goes to the first in declared order, whichever is looked at first
+            may_win = inner.left < best.score * (1 - ROUNDING) or (inner.left <= tie and choice.order < best.ranked[0][1].order)
+            if most and may_win and not self._late():
+                spent -= inner.spent
+                answer = inner.solve(tie, max(1, (most - spent - inner.spent) // 3))
+                spent += inner.spent
+                if answer.solution is not None and answer.solution.step_time_s <= tie:
+                    best.add(answer.solution, choice)
+            least = min(least, inner.left)
+        return best.score if least >= best.score * (1 - ROUNDING) else least
 
-    while queue:
-        bound, order, step, group, inner = heappop(queue)
-        if progress is not None:
-            progress(done, total, best.score)
-        if late():
-            complete = False
-            for choice in (choice for left in (group, *(item[3] for item in queue)) for choice in left):
-                outcomes[choice.order] = outcome(choice, reason=STOPPED)
-            break
-        if best.excludes(bound, order):
-            slower += [(choice, bound) for choice in group]
-            done += len(group)
-            continue
-        if step == SHAPE:
-            found = below(group[0])
-            total, done = total + len(found), done + 1
-            for entry in _groups(found, floors, bound):
-                heappush(queue, entry)
-            continue
-        if step == GROUP:
-            for choice in group:
-                candidate = choice.leaf.candidate
-                floor = floors[choice.engine].leaf(candidate) if known is None or candidate not in known else known[candidate]
-                heappush(queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
-            continue
-        (choice,) = group
-        candidate = choice.leaf.candidate
-        need: float | None = None
-        at_least = ""
-        if inner is None:
-            floor = costs[choice.engine].memory_floor(candidate)
-            if floor > limits[choice.engine].usable:
-                need, at_least = floor, "at least "
-            else:
-                i = choice.engine
-                inner = Inner(costs[i], model, engines[i].capabilities, choice.leaf, limits[i], pins.layout, simulated)
-        if inner is not None and step == FLOOR:
-            look = bound * LOOK_AHEAD
-            answer = inner.bound(bound, look)
-            need = answer.need
-            if need is None:
-                heappush(queue, (max(bound, answer.bound_s), order, FLOOR if answer.bound_s == look else SOLVE, group, inner))
-                continue
-        elif inner is not None:
-            answer = inner.solve(best.threshold)
-            if inner.left < float("inf"):
-                unfinished.append((inner, choice))
-            if answer.solution is not None:
-                seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
-                outcomes[order] = Outcome(candidate=candidate, step_time_s=seconds, peak_memory_bytes=peak)
-                bounds[candidate] = min(seconds, inner.left)
-                best.add(answer.solution, choice)
-                done += 1
-                continue
-            need = answer.need
-            bound = max(bound, answer.bound_s, min(best.threshold, inner.left) * (1 - ROUNDING))
-        done += 1
-        if need is not None:
-            why = f"needs {at_least}{format_bytes(need)} of {format_bytes(limits[choice.engine].usable)}"
-            outcomes[order] = Outcome(candidate=candidate, peak_memory_bytes=need, reason=why)
-            bounds[candidate] = float("inf")
-        else:
-            slower.append((choice, bound))
-    if progress is not None:
-        progress(total, total, best.score)
-    least = _finish(best, unfinished, settings.most_further, late)
-    if not best.ranked:
-        missing = [each for _, each in sorted(outcomes.items())]
-        missing += [outcome(choice, reason="", need=states) for states, mesh in crowded for choice in below(mesh)]
-        raise no_plan(workload, engines, settings, [each for _, each in cut], missing)
-    plans: list[Plan] = []
-    for solution, choice in best.ranked:
-        plans.append(_plan(solution, workload, costs[choice.engine]))
-    winner = plans[0]
-    assert winner.predicted is not None
-    top = winner.predicted.step_time_s
-    named = winner.candidate.label()
-    for choice, bound in slower:
-        if choice.whole:
-            bounds[choice.leaf.candidate] = bound
-        why = f"slower than {named} by at least {_percent(bound, top)}"
-        outcomes[choice.order] = outcome(choice, reason=why, at_least_s=bound)
-    for states, mesh in crowded:
-        why = f"needs at least {format_bytes(states)} of {format_bytes(limits[mesh.engine].usable)}"
-        outcomes[mesh.order] = outcome(mesh, reason=why, need=states)
-    everything = _in_order(cut, outcomes)
-    rejected = _rejected(plans, top, cut)
-    return SearchResult(
-        plan=replace(winner, rejected=rejected),
-        alternatives=tuple(plans[1:]),
-        outcomes=everything,
-        complete=complete,
-        proven=complete and least >= top,
-        at_least_s=least if complete else None,
-        bounds=bounds,
-    )
+    def result(self, least: float) -> SearchResult:
+        """The plans, and every other choice with its reason. `least`: seconds that no plan undercuts. Raises NoPlanError."""
+        if not self.best.ranked:
+            missing = [each for _, each in sorted(self.outcomes.items())]
+            missing += [self._outcome(choice, reason="", need=states) for states, mesh in self.crowded for choice in self._below(mesh)]
+            raise no_plan(self.workload, self.engines, self.settings, [each for _, each in self.cut], missing)
+        plans = [_plan(solution, self.workload, self.costs[choice.engine]) for solution, choice in self.best.ranked]
+        winner = plans[0]
+        assert winner.predicted is not None
+        top = winner.predicted.step_time_s
+        named = winner.candidate.label()
+        for choice, bound in self.slower:
+            if choice.whole:
+                self.bounds[choice.leaf.candidate] = bound
+            why = f"slower than {named} by at least {_percent(bound, top)}"
+            self.outcomes[choice.order] = self._outcome(choice, reason=why, at_least_s=bound)
+        for states, mesh in self.crowded:
+            why = f"needs at least {format_bytes(states)} of {format_bytes(self._usable(mesh))}"
+            self.outcomes[mesh.order] = self._outcome(mesh, reason=why, need=states)
+        return SearchResult(
+            plan=replace(winner, rejected=_rejected(plans, top, self.cut)),
+            alternatives=tuple(plans[1:]),
+            outcomes=_in_order(self.cut, self.outcomes),
+            complete=self.complete,
+            proven=self.complete and least >= top,
+            at_least_s=least if self.complete else None,
+            bounds=self.bounds,
+        )
 
 
 def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors], least: float) -> list[Entry]:
@@ -275,23 +334,6 @@ def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors], least: floa
         bound = floors[group[0].engine].group(group[0].leaf.candidate, most_vpp)
         queue.append((max(least, bound), group[0].order, GROUP, group, None))
     return queue
-
-
-def _finish(best: _Best, unfinished: list[tuple[Inner, Choice]], most: int, late: Callable[[], bool]) -> float:
-    """Look on in the choices whose inner search stopped for number, where a partition that it left out could be the fastest of all, until
-    it is `late` or `most` passes were simulated. The seconds that no plan undercuts: the best's own where nothing is left that could."""
-    if best.score is None:
-        return float("inf")
-    least, spent = float("inf"), 0
-    for inner, choice in sorted(unfinished, key=lambda entry: entry[0].left):
-        if most and inner.left < best.score * (1 - ROUNDING) and not late():
-            spent -= inner.spent
-            answer = inner.solve(best.score, max(1, (most - spent - inner.spent) // 3))
-            spent += inner.spent
-            if answer.solution is not None and answer.solution.step_time_s < best.score:
-                best.add(answer.solution, choice)
-        least = min(least, inner.left)
-    return best.score if least >= best.score * (1 - ROUNDING) else least
 
 
 class _Best:

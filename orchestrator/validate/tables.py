@@ -18,7 +18,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import Architecture, ModelSpec
-from orchestrator.model.training import Dtype, Precision, Training
+from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
 from orchestrator.strategy.spec import Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.validate import layout, networks
 from orchestrator.validate.engines import ENGINES, printed_as
@@ -27,7 +27,7 @@ from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
 from orchestrator.validate.mixtures import with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from orchestrator.validate.rows import SkipError, number, whole
-from orchestrator.validate.runs import ExpertsRun, MemoryKind, Run, Unusable
+from orchestrator.validate.runs import NVFP4, ExpertsRun, MemoryKind, Run, Unusable
 
 COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
 """A CSV without these is no table of runs (the folder also holds other measurements)."""
@@ -258,7 +258,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         memory = fits = None  # what is kept is not known
     if row.get("offload") == ACTIVATIONS or (row.get("num_experts") and not row.get("recompute") and table.startswith("nvidia")):
         memory = fits = None  # nor here: its recipe is not known, or moves activations to the host
-    if lora is not None and precision == "fp8":
+    if lora is not None and precision in QUANTISED:
         memory = fits = None  # whether frozen weights are kept in 8 bits alone is not said
     if lora is not None and mixed_lengths(row):
         raise SkipError("what the allocator reserved over samples of many lengths, in their order")
@@ -345,9 +345,11 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
     """Compute precision and the label it is reported under ("not stated" where the source is silent)."""
     text = row.get("precision", "").lower()
     if "fp4" in text:
-        raise SkipError("NVFP4 is not priced")
+        if "bf16 tail" in text:
+            raise SkipError("some layers are NVFP4, some bf16, and the source does not say how many")
+        return "nvfp4", NVFP4
     if "_fp4.sh" in row.get("notes", ""):
-        raise SkipError("the table says FP8, the run's own configuration NVFP4")
+        return "nvfp4", NVFP4  # the table says FP8, the run's own configuration NVFP4
     if "fp8" in text or "float8" in text:
         return "fp8", "fp8"
     if "bf16" in text or "bfloat16" in text:

@@ -310,6 +310,11 @@ def permuted(index: int, size: int, seed: int) -> int:
             return index
 
 
+def vocabulary(plan: Plan) -> int:
+    """Ids that the model takes."""
+    return plan.model.vocab_size if plan.model.traced is None else plan.model.traced.token_ids
+
+
 class Sampler(Protocol):
     """How a stack of layers reads the corpus."""
 
@@ -343,7 +348,7 @@ class Masking:
         if specials.mask is None or specials.cls is None or specials.sep is None:
             raise InputError("tokenizer", plan.run.tokenizer, "has no mask, cls and sep tokens, which bert needs")
         self.specials = specials
-        self.vocab = BYTES if plan.run.tokenizer is None else plan.model.vocab_size
+        self.vocab = BYTES if plan.run.tokenizer is None else vocabulary(plan)
         self.window = self.stride = plan.training.seq_length - 2
         self.count = max(1, round(self.SHARE * self.window))
 
@@ -442,7 +447,8 @@ class Batches:
 
     def __init__(self, plan: Plan, parts: Sequence[Part], specials: Specials, dp_rank: int) -> None:
         self.plan, self.dp_rank = plan, dp_rank
-        self.sampler = SAMPLERS[plan.model.stack](plan, specials)
+        traced = plan.model.traced
+        self.sampler = SAMPLERS[(traced and traced.text_stack) or plan.model.stack](plan, specials)
         self.parts = tuple(parts)
         self.sizes = [self._samples(part) for part in self.parts]
         self.blending = Blending([part.weight for part in self.parts]) if len(self.parts) > 1 else None
@@ -488,8 +494,8 @@ class Batches:
         start = permuted(index, size, seed=seed + epoch) * self.sampler.stride
         sample = self.sampler.sample(part.tokens.window(start, self.sampler.window), np.random.default_rng((seed, ordinal)))
         for name in ("tokens", "decoder_tokens", "labels"):
-            if name in sample and (largest := int(sample[name].max())) >= self.plan.model.vocab_size:
+            if name in sample and (largest := int(sample[name].max())) >= vocabulary(self.plan):
                 tokenizer = f"tokenizer {self.plan.run.tokenizer}" if self.plan.run.tokenizer else "the byte tokenizer"
                 why = f"is too small: data {part.name} by {tokenizer} has token id {largest}"
-                raise InputError("model.vocab_size", self.plan.model.vocab_size, why)
+                raise InputError("model.vocab_size", vocabulary(self.plan), why)
         return sample

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -29,11 +28,6 @@ USERS, ITEMS, TAKEN = 512, 100, 40
 """Of the generated interactions."""
 FOLLOWED: Final = 0.9
 """Share of generated steps that go to what follows the item before; the others go anywhere, popular items first."""
-
-
-def is_recommender(traced: Traced) -> bool:
-    """Whether its tokens are items: its configuration has `interactions`."""
-    return bool(traced.config) and bool(json.loads(traced.config).get("interactions"))
 
 
 def generated(seed: int) -> list[list[int]]:

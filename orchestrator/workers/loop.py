@@ -28,7 +28,7 @@ from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
 from orchestrator.workers.saving import CheckpointError, SaveBeside, Snapshot, save
 from orchestrator.workers.schedule import learning_rate
-from orchestrator.workers.step_timers import StepTimers
+from orchestrator.workers.step_timers import NoTimers, StepTimers
 from orchestrator.workers.watchdog import NoWatchdog, Watchdog
 
 METRICS = "metrics.jsonl"
@@ -215,7 +215,7 @@ def train(
     beside: SaveBeside | None = None
     now = (watchdog or NoWatchdog()).phase
     stop = False
-    timers = StepTimers(plan, device, out, first_step, peak_memory)
+    timers = StepTimers(plan, device, out, first_step, peak_memory) if plan.run.step_timers else NoTimers()
     for step in range(first_step, training.steps):
         timers.begin(step)
         begin = time.perf_counter()

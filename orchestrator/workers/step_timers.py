@@ -313,6 +313,16 @@ class StepTimers:
         return least
 
 
+class NoTimers:
+    """In the place of StepTimers under train.step_timers=false: no step is looked at, nothing is written."""
+
+    def begin(self, step: int) -> None: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def end(self, step: int) -> None: ...
+
+
 def rows_of(held: Iterable[Held], least: dict[tuple[Any, ...], list[float]]) -> list[dict[str, Any]]:
     """By step, phase, group (or pair) and operation: how many, bytes together, seconds of transfer and of waiting."""
     found: dict[tuple[Any, ...], list[float]] = {}

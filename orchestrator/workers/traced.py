@@ -19,14 +19,15 @@ from orchestrator.errors import InputError
 from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
 from orchestrator.workers import hugging_face, traced_data, traced_weights
-from orchestrator.workers.batch import Batch
+from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.blocks import block_seed
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.parts import Place
-from orchestrator.workers.traced_text import IGNORED
+from orchestrator.workers.sft import SupervisedBatches
 from orchestrator.workers.tracing import build, feeds
 from orchestrator.workers.tracing.blocks import find_blocks
+from orchestrator.workers.tracing.feeds import IGNORED
 
 PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Modules whose weights have the usual distribution; of others the model's own `_init_weights` knows better."""
@@ -171,9 +172,12 @@ class TracedTrainer(DeepSpeedTrainer):
         lengthen_scalars(model)
         return model
 
-    def open_batches(self, cache: Path) -> tuple[traced_data.Batches, traced_data.Batches | None]:
+    def open_batches(self, cache: Path) -> tuple[traced_data.AnyBatches, traced_data.AnyBatches | None]:
         """What is trained on, and what is evaluated on."""
-        return traced_data.opened(self.plan, self.groups.rank("dp"), cache)
+        found, valid = traced_data.opened(self.plan, self.groups.rank("dp"), cache)
+        if isinstance(found, SupervisedBatches) and dist.get_rank() == 0:
+            print(found.said(), flush=True)
+        return found, valid
 
     def _output(self, batch: Batch) -> Any:
         dtype = next(self.model.parameters()).dtype
@@ -181,6 +185,10 @@ class TracedTrainer(DeepSpeedTrainer):
         return self.engine(**given, **self.more)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
+        if "loss_mask" in batch:
+            logits = self.engine(input_ids=batch["tokens"], **self.more).logits.float().flatten(0, 1)
+            by_token = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="none")
+            return mean_loss(batch, by_token.view_as(batch["labels"]))
         output = self._output(batch)
         if not self.model.training:
             self._score(batch, output)

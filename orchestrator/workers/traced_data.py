@@ -1,21 +1,23 @@
-"""Batches of models that are described by their own code: drawn from the arguments of their forward, or labelled images."""
+"""Batches of models that are described by their own code, by the names of their forward's arguments: drawn, labelled images or texts, what
+users took, or text as the readers' models read it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
-from orchestrator.workers import interactions, traced_text
+from orchestrator.workers import data, distributed, interactions, sft, traced_text
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.data import permuted
-from orchestrator.workers.tracing.feeds import sample, stacked
+from orchestrator.workers.tracing.feeds import IGNORED, sample, stacked
 
 Sample = dict[str, np.ndarray]
 Take = Callable[[int, int], Sample]
@@ -35,7 +37,7 @@ class Batches:
     def __init__(self, plan: Plan, feeds: tuple[Feed, ...], num_samples: int, take: Take, dp_rank: int) -> None:
         self.plan, self.feeds, self.num_samples, self.take, self.dp_rank = plan, feeds, num_samples, take, dp_rank
         traced = plan.model.traced
-        texts = plan.run.data is not None and traced is not None and traced_text.takes_texts(traced)
+        texts = plan.run.data is not None and traced is not None and traced.reads == "labelled_texts"
         self.weighted = texts and traced is not None and traced_text.labels_tokens(traced)
         """Whether samples have labels in different numbers: "loss_scale" [1] then makes sums over a micro-batch's labels such that their
         mean over micro-batches and ranks is the mean over the global batch's."""
@@ -48,7 +50,7 @@ class Batches:
         found = [self._stack(range(start, start + plan.micro_batch_size)) for start in starts]
         if self.weighted:
             labels = [self._sample(first + i)["labels"] for i in range(plan.global_batch_size)]
-            total = sum(int((each != traced_text.IGNORED).sum()) for each in labels)
+            total = sum(int((each != IGNORED).sum()) for each in labels)
             scale = np.asarray([plan.dp * plan.num_microbatches / max(1, total)], dtype=np.float32)
             found = [batch | {"loss_scale": scale} for batch in found]
         return found
@@ -64,23 +66,54 @@ class Batches:
         return self.take(permuted(index, self.num_samples, self.plan.training.seed + epoch), epoch)
 
 
-def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | None]:
-    """What is trained on and, with train.eval_every, what is evaluated on: every tenth sample. Raises InputError."""
+class TextBatches(data.Batches):
+    """Text for a language model: the samples of our own models of this kind, as its forward takes them."""
+
+    def __init__(self, plan: Plan, tokens: Sequence[data.Part], specials: data.Specials, dp_rank: int) -> None:
+        super().__init__(plan, tokens, specials, dp_rank)
+        traced = plan.model.traced
+        self.shifts = traced is not None and not any(feed.ahead for feed in traced.feeds)
+        """Whether its forward predicts each label from the place before it."""
+
+    def sample(self, ordinal: int) -> Sample:
+        """Arrays [seq_length] by argument; labels outside the loss are -100."""
+        found = super().sample(ordinal)
+        named = {"input_ids": found["tokens"]}
+        if "decoder_tokens" in found:
+            named["decoder_input_ids"] = found["decoder_tokens"]
+        if "loss_mask" in found:
+            return named | {"labels": np.where(found["loss_mask"] > 0, found["labels"], IGNORED)}
+        return named | {"labels": found["tokens"] if self.shifts else found["labels"]}
+
+
+AnyBatches = Batches | TextBatches | sft.SupervisedBatches
+
+
+def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[AnyBatches, AnyBatches | None]:
+    """What is trained on, and with train.eval_every what is evaluated on: of text and supervised samples data.valid or a share of
+    data.split, else every tenth sample. Every rank calls this. Raises InputError."""
     traced = plan.model.traced
     assert traced is not None
-    if interactions.is_recommender(traced):
+    reads, here = traced.reads, {"build": distributed.local_rank_is_first(), "wait": dist.barrier}
+    if plan.training.task == "sft":
+        return sft.open_batches(plan, cache, dp_rank, **here)
+    if reads == "interactions":
         found = interactions.opened(plan, traced)
         users = Batches(plan, traced.feeds, len(found), found.masked, dp_rank)
         return users, Batches(plan, traced.feeds, len(found), found.left_out, dp_rank) if plan.run.eval_every else None
+    if reads == "text" and (plan.run.data is not None or plan.run.blend):
+        corpus = data.open_corpus(plan, cache, **here)
+        valid = TextBatches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
+        return TextBatches(plan, corpus.train, corpus.specials, dp_rank), valid
     if plan.run.data is None:
         take, count = drawn(traced, plan.training.seed), DRAWN
-    elif is_classification(traced):
+    elif reads == "images":
         take, count = images(traced, Path(plan.run.data))
-    elif traced_text.takes_texts(traced):
+    elif reads == "labelled_texts":
         texts = traced_text.Texts(traced, Path(plan.run.data), plan.run.tokenizer)
         take, count = (lambda index, epoch: texts.samples[index]), len(texts.samples)
     else:
-        raise InputError("data", plan.run.data, f"{traced.model_class} is trained on drawn batches here; leave data out")
+        raise InputError("data", plan.run.data, traced.why_drawn)
     if not plan.run.eval_every:
         return Batches(plan, traced.feeds, count, take, dp_rank), None
     kept = [index for index in range(count) if index % HELD_OUT]
@@ -91,18 +124,12 @@ def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[Batches, Batches | No
     )
 
 
-def is_classification(traced: Traced) -> bool:
-    """Whether it takes images and one label each."""
-    shapes = {feed.name: feed.shape for feed in traced.feeds}
-    return "pixel_values" in shapes and shapes.get("labels") == ()
-
-
 def drawn(traced: Traced, seed: int) -> Take:
     """Samples that depend on the seed and their number. Of labelled images each class has a picture of its own, under noise and shifted:
     something that can be learnt."""
     def take(index: int, epoch: int) -> Sample:
         found = sample(traced.feeds, np.random.default_rng((seed, index)))
-        if is_classification(traced):
+        if traced.reads == "images":
             found["pixel_values"] = _picture(int(found["labels"]), found["pixel_values"], index)
         return found
 

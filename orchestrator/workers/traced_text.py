@@ -16,17 +16,10 @@ from orchestrator.errors import InputError
 from orchestrator.model.traced import Traced
 from orchestrator.workers.data import load_tokenizer
 from orchestrator.workers.tracing import build
+from orchestrator.workers.tracing.feeds import IGNORED
 
 Sample = dict[str, np.ndarray]
-IGNORED: Final = -100
-"""A label that transformers' losses leave out."""
 KINDS: Final = {False: '{"text": "...", "label": 0}', True: '{"tokens": ["..."], "labels": [0]}'}
-
-
-def takes_texts(traced: Traced) -> bool:
-    """Whether it takes token ids and a label for each sequence or token."""
-    fed = {feed.name for feed in traced.feeds}
-    return bool(traced.config) and {"input_ids", "labels"} <= fed and "Classification" in traced.model_class
 
 
 def labels_tokens(traced: Traced) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,13 @@ def test_the_configuration_is_json_too(folder: Path, capsys: pytest.CaptureFixtu
     answer, _ = told(capsys, "run", *TINY, "train.lr=0.5", "--cfg", "--json")
     assert answer["config"]["train"]["lr"] == 0.5
     assert "$defs" in told(capsys, "run", "--schema", "--json")[0]
+
+
+def test_a_command_behind_the_module_of_run_is_that_command() -> None:
+    """README: `orchestrator` is short for `python -m orchestrator.run`."""
+    words = [sys.executable, "-m", "orchestrator.run", "compare", "--help"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "python -m orchestrator compare" in said
 
 
 def test_an_error_leaves_standard_output_empty(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

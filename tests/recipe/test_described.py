@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchestrator import planning, recipe
+from orchestrator.describe import SHIPPED, read_descriptions
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
+from orchestrator.model.traced import Feed
 from orchestrator.recipe.resolved import resolved_yaml
 from orchestrator.units import GIB
 
@@ -34,6 +37,18 @@ def test_the_papers_vision_models_plan_for_deepspeed(name: str) -> None:
     plan = planning.fastest(recipe.load([f"recipe={name}"], NO_GPU, NAMES)).plan
     assert plan.engine == "deepspeed"
     assert plan.predicted is not None
+
+
+def test_tensor_parallelism_is_considered_for_what_is_shipped() -> None:
+    """Each description says what can be divided and what not; ViT-Huge's plan with tp=2 is slower than the one that is chosen."""
+    shipped = {path.stem: read_descriptions(path.stem).traced for path in SHIPPED.glob("*.json")}
+    assert all(traced.divided or traced.no_autotp for found in shipped.values() for traced in found)
+    words = ["recipe=vit_huge_32_analytic", "engine=deepspeed"]
+    chosen, pinned = (planning.fastest(recipe.load([*words, *more], NO_GPU, NAMES)).plan for more in ([], ["pin.tp=2"]))
+    assert (chosen.tp, pinned.tp) == (1, 2)
+    assert chosen.predicted is not None
+    assert pinned.predicted is not None
+    assert pinned.predicted.step_time_s > chosen.predicted.step_time_s
 
 
 def test_stages_of_different_width_have_widths_of_their_own() -> None:
@@ -65,3 +80,55 @@ def test_what_contradicts_a_description_is_refused(words: list[str], message: st
     with pytest.raises(InputError) as caught:
         recipe.load(["recipe=vit_tiny", *words], NO_GPU, NAMES)
     assert message in str(caught.value)
+
+
+TOKENS = Feed(name="input_ids", shape=(16,), dtype="int64", high=512)
+DECODED = Feed(name="decoder_input_ids", shape=(16,), dtype="int64", high=512)
+LABELS = Feed(name="labels", shape=(16,), dtype="int64", copies="input_ids")
+
+
+def recorded(model_class: str, *feeds: Feed) -> str:
+    """The layers of a model that is shipped, under another class with these arguments."""
+    found = msgspec.structs.replace(read_descriptions("bert_tiny_classify").traced[0], model_class=model_class, feeds=feeds, config="{}")
+    return f"model.traced={msgspec.json.encode(found).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("model_class", "feeds", "stack"),
+    [
+        ("NewForCausalLM", (TOKENS, LABELS), "decoder"),
+        ("NewForMaskedLM", (TOKENS, msgspec.structs.replace(LABELS, every=7)), "encoder"),
+        ("NewForConditionalGeneration", (TOKENS, DECODED, msgspec.structs.replace(LABELS, copies=DECODED.name)), "encoder_decoder"),
+        ("NewForPreTraining", (TOKENS, LABELS), None),
+        ("NewForCausalLM", (TOKENS, Feed(name="labels", shape=(16,), dtype="int64", high=512)), None),
+        ("NewForCausalLM", (TOKENS, Feed(name="pixel_values", shape=(3, 8, 8)), LABELS), None),
+        ("NewModel", (TOKENS,), None),
+    ],
+)
+def test_text_is_taken_by_what_the_forward_of_a_language_model_takes(model_class: str, feeds: tuple[Feed, ...], stack: str | None) -> None:
+    words = [recorded(model_class, *feeds), "name=new", "cluster=cpu", "gpus=1", "train.precision=fp32", f"data={Path(__file__)}"]
+    length = read_descriptions("bert_tiny_classify").traced[0].seq_length
+    words += [f"train.seq_length={length}", "train.global_batch_size=8"]
+    if stack is None:
+        with pytest.raises(InputError, match=f"data=.*: {model_class} takes .* leave data out, and its batches are drawn"):
+            recipe.load(words, NO_GPU, NAMES)
+        return
+    settings = recipe.load([*words, "data.split=9,1", "train.eval_every=1"], NO_GPU, NAMES)
+    assert settings.architecture.traced is not None
+    assert settings.architecture.traced.text_stack == stack
+    with pytest.raises(InputError, match=r"train.eval_every=1: has nothing to evaluate on"):
+        recipe.load([*words, "train.eval_every=1"], NO_GPU, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipe=vit_tiny", "data.split=9,1"], "data.split=(9.0, 1.0): is of text, and ViTForImageClassification is trained on none"),
+        (["recipe=vit_tiny", f"data.blend=1 {__file__}"], f"data.blend=.*{Path(__file__).name}.*: is of text, and ViTFor"),
+        (["recipe=bert4rec_tiny", f"data.valid={__file__}"], "data.valid=.*: is of text, and BertForMaskedLM is trained on none"),
+        (["recipe=bert_tiny_classify", f"data.valid={__file__}"], "data.valid=.*: is of text, and BertFor"),
+    ],
+)
+def test_text_beside_a_model_that_is_not_trained_on_it_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(9.0, 1.0)", r"\(9.0, 1.0\)")):
+        recipe.load(words, NO_GPU, NAMES)

@@ -13,7 +13,7 @@ from worker_pool import Pool
 from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
-from orchestrator.plan import Plan, to_json
+from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.report import after
 from orchestrator.search.check import workload_of
 from orchestrator.search.planner import reprice
@@ -81,3 +81,11 @@ def test_computing_transfers_and_waiting_are_the_step(pool: Pool, corpus: str, t
     assert {"all_gather", "reduce_scatter"} <= by_operation or "all_reduce" in by_operation
     assert all(one.transfer_s == pytest.approx(other.transfer_s, abs=1e-6)
                for one, other in zip(rows[0].traffic, rows[1].traffic, strict=True))  # fmt: skip
+
+
+def test_without_step_timers_nothing_is_looked_at_and_the_losses_are_the_same(pool: Pool, corpus: str, tmp_path: Path) -> None:
+    plans = [make_plan(model=GPT, steps=2, dp=2, zero_stage=1, run=RunSettings(step_timers=timers)) for timers in (True, False)]
+    arguments = [(to_json(plan), corpus, str(tmp_path / str(i)), None, (), 0.0) for i, plan in enumerate(plans)]
+    timed, untimed = (pool.run("timed_cases.train", 2, *given) for given in arguments)
+    assert timed == untimed
+    assert [(tmp_path / str(i) / "timers.jsonl").exists() for i in range(2)] == [True, False]

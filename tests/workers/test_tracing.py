@@ -242,6 +242,63 @@ def test_a_module_of_ones_own_is_described() -> None:
     assert [feed.high for feed in traced.feeds if feed.name == "y"] == [8]
 
 
+def speaker(labels: list[int]) -> object:
+    """A user's language model with these labels for the ids 1 to 8."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(300, 8)
+            self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8)) for _ in range(3))
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            x = self.words(input_ids)
+            for block in self.blocks:
+                x = block(x)
+            return torch.nn.functional.cross_entropy((x @ self.words.weight.T).flatten(0, 1), labels.flatten())
+
+    return Model(), {name: torch.tensor([ids], device="cpu") for name, ids in (("input_ids", list(range(1, 9))), ("labels", labels))}
+
+
+def shifting() -> object:
+    return speaker(list(range(1, 9)))
+
+
+def shifted() -> object:
+    return speaker([*range(2, 9), 0])
+
+
+def masked() -> object:
+    return speaker([-100, 2, *[-100] * 6])
+
+
+def other() -> object:
+    return speaker([5] * 8)
+
+
+def test_a_users_sample_says_what_the_labels_of_its_text_are() -> None:
+    found = {name: described(build.Source(code=f"{__name__}:{name}"), 1, None, 4) for name in ("shifting", "shifted", "masked", "other")}
+    assert {name: traced.text_stack for name, traced in found.items()} == {
+        "shifting": "decoder",
+        "shifted": "decoder",
+        "masked": "encoder",
+        "other": None,
+    }
+    drawn = feeds.sample(found["shifted"].feeds, np.random.default_rng(0))
+    assert drawn["labels"].tolist() == [*drawn["input_ids"][1:], -100]
+
+
+@pytest.mark.parametrize(("more", "stack"), [({}, None), ({"is_decoder": True}, "decoder")])
+def test_an_encoder_is_no_model_of_next_tokens_unless_it_is_made_one(more: dict[str, bool], stack: str | None) -> None:
+    fields = CASES["roberta"].fields | {"architectures": ["RobertaForCausalLM"], **more}
+    traced = described(build.Source(config=json.dumps(fields)), 64, None, 4)
+    assert traced.text_stack == stack
+
+
+def test_images_need_no_sequence_length_to_be_divided() -> None:
+    assert described(build.Source(config=CASES["vit"].config), None, None, 4) == trace("vit")
+
+
 def test_a_description_survives_its_file() -> None:
     traced = trace("t5")
     assert msgspec.json.decode(msgspec.json.encode(traced), type=Traced) == traced

@@ -27,7 +27,7 @@ def trained(plan_json: str, cache: str) -> dict[str, Any]:
         loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
         found["losses"].append(loss)
     if valid is not None:
-        loop.evaluate(trainer, valid)
+        found["valid"] = loop.evaluate(trainer, valid)
         found |= trainer.scores()
     return found if dist.get_rank() == 0 else {}
 

@@ -25,6 +25,8 @@ PEERS: dict[Action, tuple[int, Action]] = {
     "receive_activation": (-1, "send_activation"),
     "send_gradient": (-1, "receive_gradient"),
     "receive_gradient": (1, "send_gradient"),
+    "exchange_next": (1, "exchange_previous"),
+    "exchange_previous": (-1, "exchange_next"),
 }
 """A transfer's other side: how many stages further on it is, and what it does."""
 
@@ -44,7 +46,7 @@ def timeline(
     transfer starts once both sides are there, and holds both.
 
     >>> [(slot.action, slot.begin_s, slot.end_s) for slot in timeline("1f1b", [1, 1], [2, 2], [0.5, 0.5], 1)[0]]
-    [('forward', 0.0, 1.0), ('backward', 5.0, 7.0)]
+    [('forward', 0.0, 1.0), ('send_activation', 1.0, 1.5), ('receive_gradient', 4.5, 5.0), ('backward', 5.0, 7.0)]
     """
     kind = of_chunks(schedule, vpp, group)
     pp = len(forward_s) // vpp

@@ -66,6 +66,7 @@ PEFT: Final = MeasuredEngine(
     traits=_traits("peft"),
     printed=("transformers + peft", "ms-swift on transformers"),
     resembles="deepspeed",
+    transformers=True,
     zero_stage=0,
     reduce_dtype="bf16",
     accumulate_dtype="bf16",

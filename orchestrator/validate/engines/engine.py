@@ -36,6 +36,8 @@ class MeasuredEngine(Value, frozen=True, kw_only=True):
     """The planned engine that its runs say most of; empty: none."""
     dispatcher: Dispatcher = "alltoall"
     """What a blank dispatcher stands for."""
+    transformers: bool = False
+    """Whether its layers are Hugging Face transformers' own modules, in whichever way they are priced."""
     zero_stage: ZeroStage | None = None
     """What a blank zero_stage stands for; None: a row must say it."""
     sequence_parallel: bool = False

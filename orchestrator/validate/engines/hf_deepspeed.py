@@ -39,6 +39,7 @@ HF_DEEPSPEED: Final = MeasuredEngine(
     ),
     printed=("hf trainer + deepspeed", "deepspeed zero-3"),
     resembles="deepspeed",
+    transformers=True,
     zero_stage=3,
     variant=_by_kernels,
 )

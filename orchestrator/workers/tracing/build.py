@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import torch
 import transformers
 from transformers.initialization import no_init_weights
@@ -15,6 +16,7 @@ from transformers.models.auto import modeling_auto
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Feed
 from orchestrator.workers.dtype import default_dtype
+from orchestrator.workers.tracing.feeds import IGNORED, MASKED_EVERY
 
 DESCRIBED: Final = "described"
 """The name under which transformers gets our recording attention."""
@@ -98,7 +100,24 @@ def from_code(code: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[Fee
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module) and isinstance(made[1], dict)):
         raise InputError("model.code", code, "must give (module, {argument of its forward: tensor of a batch of one})")
     model, sample = made
-    return model.to(dtype).train(), tuple(_feed(code, name, tensor) for name, tensor in sample.items())
+    return model.to(dtype).train(), tuple(_of_tokens(_feed(code, name, tensor), tensor, sample) for name, tensor in sample.items())
+
+
+def _of_tokens(feed: Feed, labels: torch.Tensor, sample: dict[str, torch.Tensor]) -> Feed:
+    """Labels of a language model, as the sample has them: the ids themselves, which the forward shifts; the next one at each place; or the
+    ids at some places and -100 at the others."""
+    ids = sample.get("input_ids")
+    if feed.name != "labels" or ids is None or ids.shape != labels.shape or labels.dim() != 2 or labels.device != ids.device:
+        return feed
+    said, tokens = labels[0].tolist(), ids[0].tolist()
+    copied = msgspec.structs.replace(feed, copies="input_ids", low=0, high=1)
+    if said == tokens:
+        return copied
+    if said[:-1] == tokens[1:]:
+        return msgspec.structs.replace(copied, ahead=1)
+    if said.count(IGNORED) not in (0, len(said)):
+        return msgspec.structs.replace(copied, every=MASKED_EVERY)
+    return feed
 
 
 def _factory(code: str) -> Callable[[], Any]:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from transformers.models.auto import modeling_auto
 
 from orchestrator.errors import InputError
-from orchestrator.model.traced import Feed
+from orchestrator.model.traced import LANGUAGE_MODELS, Feed
 
 MASKED_EVERY: Final = 7
 """Of a masked language model every seventh token is predicted: 14%, as BERT's 15% (arXiv 1810.04805)."""
@@ -27,13 +28,18 @@ def takes_tokens(model: torch.nn.Module) -> bool:
     return "input_ids" in inspect.signature(model.forward).parameters
 
 
-def feeds_of(model: Any, config: Any, seq_length: int, decoder_seq_length: int | None) -> tuple[Feed, ...]:
-    """Arguments of the forward for one sample. Raises InputError where it needs one that we don't know."""
+def feeds_of(model: Any, config: Any, seq_length: int | None, decoder_seq_length: int | None) -> tuple[Feed, ...]:
+    """Arguments of the forward for one sample; `seq_length` None: of a model without tokens. Raises InputError where it needs one that we
+    don't know."""
     names = inspect.signature(model.forward).parameters
     text = config.get_text_config()
     vision = getattr(config, "vision_config", None) or config
     vocab = int(getattr(text, "vocab_size", 0) or getattr(config, "vocab_size", 0) or 2)
     kind = type(model).__name__
+    if seq_length is None:
+        if "input_ids" in names:
+            raise InputError("train.seq_length", None, f"is missing: {kind} takes tokens")
+        seq_length = 0
     found: list[Feed] = []
     image_tokens: tuple[int, int] | None = None  # (id, how many)
     if "pixel_values" in names and "image_grid_thw" in names:
@@ -86,7 +92,16 @@ def _labels(kind: str, config: Any, found: Sequence[Feed], tokens: Feed | None, 
         return Feed(name="labels", shape=(), dtype="int64", high=max(1, int(getattr(config, "num_labels", 2))))
     if "MaskedLM" in kind:
         return Feed(name="labels", shape=like.shape, dtype="int64", copies=like.name, every=MASKED_EVERY)
+    if not kind.endswith(LANGUAGE_MODELS) or _sees_ahead(kind, config):
+        return Feed(name="labels", shape=like.shape, dtype="int64", high=vocab)
     return Feed(name="labels", shape=like.shape, dtype="int64", copies=like.name)
+
+
+def _sees_ahead(kind: str, config: Any) -> bool:
+    """Whether tokens attend to those after them though the class is one of next tokens: an encoder that nobody made a decoder, and XLNet,
+    which also takes labels as they are (modeling_xlnet.py)."""
+    both = type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
+    return kind == "XLNetLMHeadModel" or (both and not getattr(config, "is_decoder", False))
 
 
 def _check_known(names: Any, found: Sequence[Feed], kind: str) -> None:
@@ -120,6 +135,8 @@ def fixed_arguments(model: torch.nn.Module) -> dict[str, Any]:
 
 READ: Final = ("mm_token_type_ids",)
 """Fixed arguments that transformers' own code reads in Python: where an image's tokens are."""
+IGNORED: Final = -100
+"""A label that transformers' losses leave out."""
 TORCH: Final = {"int64": torch.int64, "bool": torch.bool}
 
 
@@ -144,7 +161,9 @@ def sample(feeds: Sequence[Feed], rng: np.random.Generator) -> dict[str, np.ndar
         elif feed.copies:
             source = found[feed.copies].copy()
             if feed.every:
-                source[np.arange(source.shape[-1]) % feed.every != 1 % feed.every] = -100
+                source[np.arange(source.shape[-1]) % feed.every != 1 % feed.every] = IGNORED
+            if feed.ahead:
+                source = np.concatenate([source[1:], [IGNORED]])
             found[feed.name] = source
         elif feed.dtype == "float":
             found[feed.name] = rng.standard_normal(feed.shape, dtype=np.float32)
