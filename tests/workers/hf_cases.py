@@ -47,7 +47,7 @@ def supervised(plan_json: str, cache: str) -> dict[str, Any]:
     try:
         ranks = {"build": dist.get_rank() == 0, "wait": dist.barrier}
         batches, _ = sft.open_batches(plan, Path(cache), trainer.groups.rank("dp"), **ranks)
-        found: dict[str, Any] = {"losses": [], "norms": []}
+        found: dict[str, Any] = {"losses": [], "norms": [], "weights": _whole(trainer, _weights(trainer))}
         for step in range(plan.training.steps):
             local = trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
             if step == 0:
