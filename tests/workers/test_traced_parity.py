@@ -140,12 +140,12 @@ def test_supervised_samples_and_text_that_is_held_out_train_alike_on_two_ranks(p
     samples = tmp_path / "samples.jsonl"
     pairs = [(" ".join("abcdefg"[: 1 + i % 7]), "." * (1 + i % 5)) for i in range(60)]
     samples.write_text("".join(json.dumps({"prompt": before, "completion": after}) + "\n" for before, after in pairs))
-    supervised = ("task=sft", f"data={samples}")
-    held_out = (f"data={ROOT / 'README.md'}", "data.split=9,1", "train.eval_every=2", "train.eval_steps=1")
-    for said in (supervised, held_out):
+    evaluated = ("train.eval_every=2", "train.eval_steps=1")
+    for said in (("task=sft", f"data={samples}", f"data.valid={samples}"), (f"data={ROOT / 'README.md'}", "data.split=9,1")):
+        said = (*said, *evaluated)
         alone = pool.run("traced_cases.trained", 1, to_json(plan_of("smollm3", 1, *said)), str(tmp_path / "cache"))[0]
         plan = plan_of("smollm3", 2, *said, "pin.zero_stage=2")
         together = pool.run("traced_cases.trained", 2, to_json(plan), str(tmp_path / "cache"))[0]
         assert together["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
-        assert together.get("valid") == pytest.approx(alone.get("valid"), rel=TOLERANCE)
+        assert together["valid"] == pytest.approx(alone["valid"], rel=TOLERANCE)
         assert alone["losses"][-1] < alone["losses"][0]
