@@ -13,9 +13,12 @@ for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from operator import le
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from orchestrator.cost.capacity import Capacity
 from orchestrator.cost.price import CostModel, StageCost, StageSums
@@ -49,6 +52,9 @@ class Answer(NamedTuple):
     need: float | None
     bound_s: float
 
+
+TIE = 1e-9
+"""Relative: what is not faster by more than this is not worth larger groups."""
 
 Chunks = tuple[tuple[tuple[str, int], ...], ...]
 """What each chunk of a stage holds: runs of (kind of layer, count)."""
@@ -100,10 +106,15 @@ class Inner:
 
     def __init__(
         self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None,
-        simulated: int = MOST_AT_ONCE,
+        simulated: int = MOST_AT_ONCE, floor: Callable[[Candidate], float] = lambda _: 0.0,
     ) -> None:  # fmt: skip
+        """`floor`: seconds that no plan of a candidate undercuts, for groups of micro-batches that the leaf offers beside its own."""
         self.costs, self.model, self.capabilities = costs, model, capabilities
-        self.candidate, self.modes = candidate, modes = leaf
+        self.candidate, self.modes, groups = candidate, modes, _ = leaf
+        self._floor = floor
+        self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout, simulated=simulated)
+        self._sizes = {candidate: self} | dict.fromkeys(replace(candidate, microbatch_group_size_per_vp_stage=size) for size in groups)
+        """By size of the groups of micro-batches: the search with it, where it was looked at."""
         self.usable = limit.usable
         """Bytes; of a cluster of several types of GPU the largest's."""
         self.pp, self.vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
@@ -123,7 +134,7 @@ class Inner:
         """Of an engine that computes all layers in the same mode: a search for each."""
         together = alone_modes(modes, capabilities.recompute_varies)
         if len(together) > 1:
-            self._alone = [Inner(costs, model, capabilities, leaf._replace(recompute=some), limit, layout, simulated) for some in together]
+            self._alone = [self._alike(leaf=leaf._replace(recompute=some, groups=())) for some in together]
         self._one_count = capabilities.recompute_varies == "job" and len(together) == 1 < len(modes)
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
@@ -138,8 +149,8 @@ class Inner:
         """All by which a stage's place changes what it costs."""
         self.capacity: Capacity | None = None
         if self._fixed is None:
-            partial = [mode for mode in modes if mode == "full" or self._by_layer]
-            self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self._rooms, self._memories)
+            by_layer = [mode for mode in modes if mode == "full" or self._by_layer]
+            self.capacity = Capacity(costs, candidate, modes, by_layer, self.layers, self._rooms, self._memories)
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
         shape = candidate.schedule, self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
         once_s = costs.once_seconds(candidate)
@@ -375,6 +386,26 @@ class Inner:
     def solve(self, threshold: float = INFINITE, further: int = 0) -> Answer:
         """The best partition of at most `threshold` seconds; else why there is none. `further`: once more where some were left out, with a
         sharper bound and for so many simulated passes."""
+        if len(self._sizes) == 1:
+            return self._solve(threshold, further)
+        spent, left, found, bound = 0, INFINITE, None, INFINITE
+        for candidate, inner in self._sizes.items():
+            floor = self._floor(candidate)
+            if floor > threshold * (1 + ROUNDING):
+                bound = min(bound, floor)
+                continue
+            inner = self._sizes[candidate] = inner or self._alike(leaf=Leaf(candidate, self.modes))
+            answer = inner._solve(threshold, further)
+            if inner is self and answer.need is not None:
+                return answer  # larger groups hold no less
+            spent, left, bound = spent + inner.spent, min(left, inner.left), min(bound, answer.bound_s)
+            if answer.solution is not None:
+                found, threshold = answer, answer.bound_s * (1 - TIE)
+        self.spent, self.left = spent, left
+        return found or Answer(None, None, bound)
+
+    def _solve(self, threshold: float, further: int) -> Answer:
+        """`solve` with the candidate's own groups."""
         self.left = INFINITE
         if self._alone:
             return self._solve_alone(threshold, further)
