@@ -178,7 +178,7 @@ class Floors:
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         floor = costs.time_floor(candidate)
         if vpp > 1:
-            floor = max(floor, rounds(costs, candidate) + costs.once_seconds(candidate))
+            floor = max(floor, max(rounds(costs, candidate), costs.busy_seconds(candidate)) + costs.once_seconds(candidate))
         if pp == 1 or not (vpp == 1 or self.even_chunks):
             return floor
         work = pp * vpp * costs.calibration.microbatch_overhead_s
