@@ -8,7 +8,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
 from orchestrator.model.routing import times
-from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, Scan, padded
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import cp, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
@@ -193,6 +193,10 @@ def layer_seconds(
             seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
             f_attention += seconds[0]
             b_attention += seconds[1]
+        elif isinstance(op, Scan):
+            seconds = _scan(op, strategy, micro_batch_size, wide_rates, c)
+            f_attention += seconds[0]
+            b_attention += seconds[1]
         elif isinstance(op, Pointwise):
             elements = op.elements * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
             if op.routing is not None:
@@ -205,6 +209,17 @@ def layer_seconds(
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
     )
+
+
+def _scan(op: Scan, strategy: Strategy, micro_batch_size: int, rates: Rates, c: Calibration) -> tuple[float, float]:
+    """(forward, backward) of a state space: its products at the efficiency of flash attention's, whose kernels they are like (small
+    products of tiles that stay on the chip; nothing that was measured tells them apart), or the time of its bytes, twice them in backward,
+    as long as that is more."""
+    share = micro_batch_size / (strategy.mesh.tp * strategy.mesh.cp)
+    moved = op.elements * rates.itemsize * share / (rates.bandwidth * c.memory_efficiency)
+    forward = sum(op.products) * share / (rates.peak * c.attention_efficiency)
+    backward = op.backward_flops * share / (rates.peak * c.attention_backward_efficiency)
+    return max(forward, moved), max(backward, 2 * moved)
 
 
 def _attention(

@@ -34,7 +34,7 @@ __all__ = ["CostModel", "LayerCost", "Played", "StageCost", "StageMemory", "Stag
 class _Setting:
     """What a strategy at a micro-batch size has been priced at."""
 
-    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers", "without_experts")
+    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers", "occupied", "without_experts")
 
     def __init__(self, strategy: Strategy) -> None:
         mesh = strategy.mesh
@@ -42,6 +42,8 @@ class _Setting:
         """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.hops: tuple[float, ...] | None = None
+        self.occupied: tuple[float, float] | None = None
+        """Seconds for which a transfer occupies the slowest border between two stages, and the way back from the last to the first."""
         self.boundary_bytes: float | None = None
         self.fixed_bytes: dict[str, float] | None = None
 
@@ -200,9 +202,13 @@ class CostModel:
         pp, vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
         if pp == 1 or vpp == 1:
             return 0.0
-        stride, counts = candidate.mesh.stride("pp"), [2 * vpp - 1] if pp == 2 else [vpp] * (pp - 1) + [vpp - 1]
-        rates = [self.pair_link(stage * stride, (stage + 1) % pp * stride, stride).bandwidth for stage in range(len(counts))]
-        return m * self.boundary_bytes(candidate) * max(count / rate for count, rate in zip(counts, rates, strict=True))
+        setting = self._setting_of(candidate)
+        if setting.occupied is None:
+            nbytes, stride = self.boundary_bytes(candidate), candidate.mesh.stride("pp")
+            links = [self.pair_link(stage * stride, (stage + 1) % pp * stride, stride) for stage in range(pp)]
+            setting.occupied = max(nbytes / link.bandwidth for link in links[:-1]), nbytes / links[-1].bandwidth
+        inside, around = setting.occupied
+        return m * (2 * vpp - 1) * inside if pp == 2 else m * max(vpp * inside, (vpp - 1) * around)
 
     # ---- the whole
 

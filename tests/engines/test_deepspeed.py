@@ -27,6 +27,8 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.mamba2 import Mamba2
+from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.spec import Architecture, Pointwise
 from orchestrator.model.traced import Traced
 from orchestrator.model.training import Training
@@ -74,6 +76,17 @@ def with_experts(**fields: Any) -> Architecture:
 WINDOWED = replace(LLAMA, family="phi3", mixer=GroupedQueryAttention(window=12))
 
 MIXTRAL = with_experts()
+ROTARY = GroupedQueryAttention(chunk=8, qk_norm="l2")
+LLAMA4 = replace(
+    with_experts(topk=1, shared_ffn_hidden_size=32, score="sigmoid", normalized=False, scores_on_input=True), family="llama4", mixer=ROTARY
+)
+STATES = replace(
+    LLAMA,
+    family="mamba2",
+    position_embedding="none",
+    mixer=Mamba2(num_heads=4, head_dim=32, state_size=8, num_groups=2),
+    feed_forward=Nothing(),
+)
 SIGMOID = with_experts(score="sigmoid", expert_bias=True, shared_ffn_hidden_size=32, aux_loss_coeff=0.001)
 CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("unsuited", workload(precision="fp8"), {}, "has no precision fp8"),
@@ -127,6 +140,10 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("sft_stack", workload(BERT, task="sft", packing=True), {}, "task=sft is for decoders: this model is an encoder"),
     ("packed_ulysses", workload(LLAMA, task="sft", packing=True), {"cp": 2, "dp": 4}, "cp=2 with data.packing: Ulysses drops the mask"),
     ("packed_flash", workload(LLAMA, task="sft", packing=True), {"micro_batch_size": 2}, "would let packed samples see each other"),
+    ("packed_states", workload(STATES, task="sft", packing=True), {}, "would carry one sample's state to the next"),
+    ("lora_states", workload(STATES, lora=Lora(rank=4)), {}, "beside the linears of Mamba-2 layers"),
+    ("autotp_family", workload(STATES), {"tp": 2, "dp": 4}, "transformers' Mamba2ForCausalLM, whose projection to gate"),
+    ("autoep_class", workload(LLAMA4), {"ep": 2, "zero_stage": 1}, "the experts of transformers' Llama4ForCausalLM; of Mixtral"),
     ("lora_tp", workload(GPT, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: adapters are divided with"),
     ("lora_hpz", workload(LLAMA, lora=Lora(rank=4)), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4 with lora.rank=4"),
     ("lora_offload", workload(LLAMA, lora=Lora(rank=4)), {"offload_optimizer": True, "zero_stage": 2}, "with lora.rank=4: never tried"),

@@ -295,6 +295,10 @@ def test_an_encoder_is_no_model_of_next_tokens_unless_it_is_made_one(more: dict[
     assert traced.text_stack == stack
 
 
+def test_images_need_no_sequence_length_to_be_divided() -> None:
+    assert described(build.Source(config=CASES["vit"].config), None, None, 4) == trace("vit")
+
+
 def test_a_description_survives_its_file() -> None:
     traced = trace("t5")
     assert msgspec.json.decode(msgspec.json.encode(traced), type=Traced) == traced

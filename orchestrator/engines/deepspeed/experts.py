@@ -86,6 +86,13 @@ def adapters(_: Candidate, workload: Workload) -> str | None:
     return f"lora.rank={lora.rank}: the weights of transformers' experts are no linears, which peft's adapters are for"
 
 
+def known_to_autoep(candidate: Candidate, workload: Workload) -> str | None:
+    ep, a = candidate.mesh.ep, workload.model.architecture
+    if ep == 1 or not a.experts or class_of(a).model in PRESETS:
+        return None
+    return f"ep={ep}: AutoEP is not told here how to divide the experts of transformers' {class_of(a).model}; of {', '.join(PRESETS)} it is"
+
+
 def whole_in_host(candidate: Candidate, workload: Workload) -> str | None:
     """AutoEP cuts a model that each rank has built whole; zero.Init at stage 3 builds partitions at once."""
     ep, cluster = candidate.mesh.ep, workload.cluster
@@ -110,6 +117,7 @@ def expert_rules() -> tuple[Rule, ...]:
         rule("capacity", "transformers/models/*/modeling_*.py: no capacity", capacity, "model"),
         rule("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", sigmoid_balance, "model"),
         rule("experts_autotp", plans, one_tensor_rank, "tp"),
+        rule("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", known_to_autoep, "ep"),
         rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2223", alone, *states),
         rule("autoep_fp16", "ours: nobody has tried it", autoep_training, "ep"),
         rule("lora_experts", "peft: target_modules are linears", adapters, "model"),

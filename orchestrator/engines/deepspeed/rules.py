@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
-from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible, window_of
+from orchestrator.engines.hf_config import GPT2, LLAMA, MAMBA2, NEMOTRON_H, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible, window_of
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
@@ -25,6 +25,8 @@ AUTOTP_REFUSED: Final = {
     GPT2.model: "whose linears are Conv1D",
     PHI3.model: "whose projections are fused to one weight",
     OLMO2.model: "whose norm is of all heads' queries together",
+    MAMBA2.model: "whose projection to gate, inputs and steps is one weight",
+    NEMOTRON_H.model: "whose projection to gate, inputs and steps is one weight",
 }
 """What AutoTP can't divide."""
 

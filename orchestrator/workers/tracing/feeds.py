@@ -28,13 +28,18 @@ def takes_tokens(model: torch.nn.Module) -> bool:
     return "input_ids" in inspect.signature(model.forward).parameters
 
 
-def feeds_of(model: Any, config: Any, seq_length: int, decoder_seq_length: int | None) -> tuple[Feed, ...]:
-    """Arguments of the forward for one sample. Raises InputError where it needs one that we don't know."""
+def feeds_of(model: Any, config: Any, seq_length: int | None, decoder_seq_length: int | None) -> tuple[Feed, ...]:
+    """Arguments of the forward for one sample; `seq_length` None: of a model without tokens. Raises InputError where it needs one that we
+    don't know."""
     names = inspect.signature(model.forward).parameters
     text = config.get_text_config()
     vision = getattr(config, "vision_config", None) or config
     vocab = int(getattr(text, "vocab_size", 0) or getattr(config, "vocab_size", 0) or 2)
     kind = type(model).__name__
+    if seq_length is None:
+        if "input_ids" in names:
+            raise InputError("train.seq_length", None, f"is missing: {kind} takes tokens")
+        seq_length = 0
     found: list[Feed] = []
     image_tokens: tuple[int, int] | None = None  # (id, how many)
     if "pixel_values" in names and "image_grid_thw" in names:
