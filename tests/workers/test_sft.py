@@ -151,7 +151,7 @@ def test_a_cut_that_leaves_no_answer_drops_the_sample_and_says_so(tokenizer: str
 
 
 def measured(pool: Pool, plan: Plan, cache: Path) -> dict[str, Any]:
-    found: dict[str, Any] = pool.run("hf_cases.supervised", plan.world_size, to_json(plan), str(cache))[0]
+    found: dict[str, Any] = pool.run("hf_cases.hf_parity", plan.world_size, to_json(plan), str(cache))[0]
     return found
 
 
