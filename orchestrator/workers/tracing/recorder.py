@@ -263,8 +263,8 @@ class Recorder(TorchDispatchMode):
         ]
         if call.dropout:
             saves += [
-                Saved(name="dropout_mask", elements=scores, shard="none", itemsize=MASK_BYTES, quadratic=True, dropout_only=True),
-                Saved(name="dropout", elements=scores, shard="none", quadratic=True, dropout_only=True),
+                Saved(name="dropout_mask", elements=scores, shard="none", itemsize=MASK_BYTES, quadratic=True),
+                Saved(name="dropout", elements=scores, shard="none", quadratic=True),
             ]
         self.biased |= call.biased
         self._add(
