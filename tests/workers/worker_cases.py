@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from orchestrator.engines import ENGINES
@@ -107,7 +108,8 @@ def _forget_hugging_face(trainer: Any) -> None:
 def _forget_megatron() -> None:
     """Sums of auxiliary losses by layer, which are as long as the first model of a process needs them."""
     MTPLossLoggingHelper.tracker.clear()
-    with contextlib.suppress(ImportError):  # 0.19; 0.16 keeps them with the groups
+    vars(moe_utils).get("_MOE_LAYER_WISE_LOGGING_TRACKER", {}).clear()  # 0.16
+    with contextlib.suppress(ImportError):  # 0.19
         from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
         destroy_moe_metrics_tracker()
