@@ -36,6 +36,7 @@ from orchestrator.commands import arguments, command, usage
 from orchestrator.errors import InputError
 from orchestrator.key import shown
 from orchestrator.model.traced import Descriptions, Traced
+from orchestrator.model.training import QUANTISED
 from orchestrator.units import ITEMSIZE
 
 PROGRAM: Final = "orchestrator.workers.tracing"
@@ -50,7 +51,7 @@ COMMAND: Final = "python -m orchestrator.describe"
 
 def recorded_itemsize(precision: str) -> int:
     """Bytes of an activation's element, by which descriptions are told apart: fp8 is a format of the inputs of products only."""
-    return 2 if precision == "fp8" else ITEMSIZE[precision]
+    return 2 if precision in QUANTISED else ITEMSIZE[precision]
 
 
 def config_text(path: str) -> str:

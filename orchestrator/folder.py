@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,11 +18,8 @@ from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.plan import json_schema, to_json
-from orchestrator.planning import Found
+from orchestrator.planning import Found, without_gc
 from orchestrator.recipe import Settings
-
-if TYPE_CHECKING:
-    pass
 
 
 def new_folder(settings: Settings, out_key: str | None = None) -> Path:
@@ -77,7 +73,8 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     if pictures.wanted():
-        files += pictures.report_files(settings, found)
+        with without_gc():
+            files += pictures.report_files(settings, found)
     files += render.files(job, slurm=options, container=settings.container)
     return files
 

@@ -68,7 +68,7 @@ def report_files(
             costs=costs,
             outcomes=found.outcomes,
             drawn=drawn,
-            floor=planning.memory_floors(settings) if found.outcomes else None,
+            floor=planning.memory_floors(found.asked or planning.question(settings)) if found.outcomes else None,
             rows=rows,
             after=after,
             price_per_gpu_hour=settings.price_per_gpu_hour,

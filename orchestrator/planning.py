@@ -446,9 +446,8 @@ def costs_of(settings: Settings, plan: Plan) -> CostModel:
     return cost_model(planned_workload(plan), traits, constants_of(settings, plan, traits)[0])
 
 
-def memory_floors(settings: Settings) -> Callable[[Candidate], float]:
-    """Bytes that the fullest rank of a choice can't go below. Raises InputError."""
-    asked = question(settings)
+def memory_floors(asked: Question) -> Callable[[Candidate], float]:
+    """Bytes that the fullest rank of a choice can't go below; what the search has priced is not priced again."""
     by_engine = {engine.name: engine.costs(asked.workload) for engine in asked.planned}
     return lambda candidate: by_engine[candidate.engine].memory_floor(candidate)
 

@@ -112,7 +112,7 @@ def files_of(group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequen
 def measured_of(runs: Sequence[Run]) -> FittedOn:
     """What of their situations these runs are an example of."""
     return FittedOn(
-        kinds=tuple(sorted({trained_as(run.kind == "moe", run.training.precision == "fp8") for run in runs})),
+        kinds=tuple(sorted({trained_as(run.kind == "moe", run.training.precision) for run in runs})),
         num_gpus=max(run.num_gpus for run in runs),
         seq_length=max(run.training.seq_length for run in runs),
     )

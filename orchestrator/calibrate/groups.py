@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from orchestrator.cost.calibration import ANY_ENGINE, CARRIES_OVER, PRODUCTS
 from orchestrator.units import GIB, MIB
-from orchestrator.validate.runs import Run
+from orchestrator.validate.runs import NVFP4, Run
 
 UNITS: Final[Mapping[str, str]] = {"_s": "s", "_bytes": "bytes", "_efficiency": "share", "_factor": "ratio", "_overlap": "share"}
 """By the end of a constant's name."""
@@ -56,6 +56,8 @@ class FitGroup:
     """The runs that it is fitted on. A group of experts comes after the dense one of the same GPUs and adds to its constants."""
 
     def has(self, run: Run) -> bool:
+        if run.precision == NVFP4:
+            return False  # priced by what FP8's runs say, and judged as kept out
         ran = (run.experts.graph, run.experts.overlaps)
         known = run.kind == "dense" or ran != (None, None)  # without that nobody can say what its host waited for
         return run.engine.name in self.engines and run.gpu in self.gpus and run.kind == self.kind and known

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cached_property
+from typing import Final, NamedTuple
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
-from orchestrator.cost.recompute import dropped
+from orchestrator.cost.recompute import DROPPED, dropped
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import cp
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Recompute, Strategy
@@ -20,6 +22,10 @@ class Activations(NamedTuple):
     saved: float
     transient_forward: float
     transient_backward: float
+
+
+NVFP4_SAVED: Final = 4.5 / 8
+"""Bytes an element that an NVFP4 product keeps of its input for backward: along columns, 4 bits and an 8-bit scale for each 16."""
 
 
 def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float, without: tuple[str, ...]) -> float:
@@ -50,70 +56,100 @@ def _uneven(layer: LayerSpec, strategy: Strategy, itemsize: int, without: tuple[
     return more
 
 
-def activations(
-    layer: LayerSpec,
-    recompute: Recompute,
-    strategy: Strategy,
-    micro_batch_size: int,
-    precision: str,
-    traits: Traits,
-    calibration: Calibration,
-    domain: int = 1,
-) -> Activations:
-    """Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps the input. `domain`: GPUs
-    of the innermost network level."""
-    mesh, sp = strategy.mesh, strategy.sequence_parallel
-    itemsize = activation_itemsize(precision)
+class LayerActivations:
+    """Of one layer on one rank. Saved tensors as the layer names them, divided by tp, sequence parallelism and cp; a full recompute keeps
+    the input. `domain`: GPUs of the innermost network level."""
 
-    def saved(*without: str) -> float:
+    def __init__(
+        self,
+        layer: LayerSpec,
+        strategy: Strategy,
+        micro_batch_size: int,
+        precision: str,
+        traits: Traits,
+        calibration: Calibration,
+        domain: int = 1,
+    ) -> None:
+        self.layer, self.strategy, self.micro_batch_size, self.precision = layer, strategy, micro_batch_size, precision
+        self.traits, self.calibration, self.domain = traits, calibration, domain
+        self.itemsize = activation_itemsize(precision)
+
+    def with_recompute(self, recompute: Recompute) -> Activations:
+        """What this recompute leaves."""
+        layer, strategy = self.layer, self.strategy
+        everything, working = self._everything, self._working
+        if recompute == "none" or not layer.recomputable:
+            kept = self._saved(*self._in_pieces) if self._in_pieces else everything
+        elif recompute == "full":
+            shard = strategy.mesh.cp * (strategy.mesh.tp if strategy.sequence_parallel else 1)
+            kept = min(layer.input_elements * self.itemsize * self.micro_batch_size / shard, everything)
+        else:
+            kept = self._saved(*self._in_pieces, *dropped(recompute, fused_norms=self.traits.fused_norms))
+        return Activations(kept, working, working + everything - kept)
+
+    def _saved(self, *without: str) -> float:
+        """Bytes that forward keeps, but for those of the groups `without`."""
+        layer, strategy, mesh, itemsize = self.layer, self.strategy, self.strategy.mesh, self.itemsize
         nbytes = layer.saved_bytes(
             mesh.tp,
-            sequence_parallel=sp,
+            sequence_parallel=strategy.sequence_parallel,
             cp=mesh.cp,
             itemsize=itemsize,
-            flash_attention=traits.flash_attention,
+            flash_attention=self.traits.flash_attention,
             without=without,
         )
-        if precision == "fp8":
-            nbytes += _quantised(layer, strategy, calibration.fp8_saved_bytes - itemsize, calibration.fp8_saved_bytes % itemsize, without)
+        if self.precision in QUANTISED:
+            narrow = self.calibration.fp8_saved_bytes if self.precision == "fp8" else NVFP4_SAVED
+            nbytes += _quantised(layer, strategy, narrow - itemsize, narrow % itemsize, without)
         if mesh.etp > 1 and "mlp" not in without:  # the tokens of all ranks that share an expert (token_dispatcher.py:700)
             gathered_tokens = sum(op.tokens * op.k for op in layer.ops if isinstance(op, Gemm) and op.experts and op.split == "column")
             nbytes += (mesh.etp - 1) * gathered_tokens * itemsize / (mesh.tp * mesh.cp)
         nbytes += _uneven(layer, strategy, itemsize, without)
-        return micro_batch_size * nbytes
+        return self.micro_batch_size * nbytes
 
-    everything = saved()
-    if recompute == "full" and layer.recomputable:
-        kept = layer.input_elements * itemsize * micro_batch_size / (mesh.cp * (mesh.tp if sp else 1))
-        kept = min(kept, everything)
-    else:
-        kept = saved(*dropped(recompute, fused_norms=traits.fused_norms)) if layer.recomputable else everything
-    largest = micro_batch_size * max(
-        (
-            tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp) * (tensor.itemsize or itemsize)
-            for tensor in layer.saved(flash_attention=traits.flash_attention)
-        ),
-        default=0.0,
-    )
-    gathered = 0.0
-    if sp:  # the input of a tensor-parallel region, gathered over tp (layers.py:478)
-        entering = max((op.elements for op in layer.ops if isinstance(op, Enter)), default=0)
-        gathered = entering * itemsize * micro_batch_size / mesh.cp
-    if traits.gathers_few_query_groups:  # as they come and in order: mappings.py, _gather_along_last_dim
-        few = max((op.elements for op in layer.ops if isinstance(op, Attention) and op.kv_heads < mesh.tp), default=0)
-        gathered = max(gathered, 2 * few * itemsize * micro_batch_size / mesh.cp)
-    working = calibration.transient_activations * largest + gathered
-    if mesh.cp > 1:
-        inner, steps = cp.cut(strategy, traits.context_parallel, domain)
-        attention = (op for op in layer.ops if isinstance(op, Attention))
-        working += max((cp.working_bytes(op, strategy, micro_batch_size, itemsize, inner, steps) for op in attention), default=0.0)
-    logits = logits_bytes(layer, strategy, micro_batch_size, traits)
-    return Activations(kept, working + logits, working + logits + everything - kept)
+    @cached_property
+    def _in_pieces(self) -> tuple[str, ...]:
+        """Groups of saved tensors that are made for a piece of a sequence at a time, and again in backward."""
+        return DROPPED["mlp"] if self.strategy.tiled_mlp > 1 and self.layer.recomputable else ()
+
+    @cached_property
+    def _everything(self) -> float:
+        """Bytes of all that forward makes for backward and that is there at once."""
+        whole = self._saved()
+        return whole - (1 - 1 / self.strategy.tiled_mlp) * (whole - self._saved(*self._in_pieces)) if self._in_pieces else whole
+
+    @cached_property
+    def _working(self) -> float:
+        """Bytes that either pass needs besides."""
+        layer, strategy, mesh, itemsize, traits = self.layer, self.strategy, self.strategy.mesh, self.itemsize, self.traits
+        micro_batch_size, sp = self.micro_batch_size, strategy.sequence_parallel
+        largest = micro_batch_size * max(
+            (
+                tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp)
+                * (tensor.itemsize or itemsize)
+                / (strategy.tiled_mlp if tensor.group in self._in_pieces else 1)
+                for tensor in layer.saved(flash_attention=traits.flash_attention)
+            ),
+            default=0.0,
+        )
+        gathered = 0.0
+        if sp:  # the input of a tensor-parallel region, gathered over tp (layers.py:478)
+            entering = max((op.elements for op in layer.ops if isinstance(op, Enter)), default=0)
+            gathered = entering * itemsize * micro_batch_size / mesh.cp
+        if traits.gathers_few_query_groups:  # as they come and in order: mappings.py, _gather_along_last_dim
+            few = max((op.elements for op in layer.ops if isinstance(op, Attention) and op.kv_heads < mesh.tp), default=0)
+            gathered = max(gathered, 2 * few * itemsize * micro_batch_size / mesh.cp)
+        working = self.calibration.transient_activations * largest + gathered
+        if mesh.cp > 1:
+            inner, steps = cp.cut(strategy, traits.context_parallel, self.domain)
+            attention = (op for op in layer.ops if isinstance(op, Attention))
+            working += max((cp.working_bytes(op, strategy, micro_batch_size, itemsize, inner, steps) for op in attention), default=0.0)
+        return working + logits_bytes(layer, strategy, micro_batch_size, traits)
 
 
 def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, traits: Traits) -> float:
     """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28); over
-    the whole one where the engine gathers them."""
+    the whole one where the engine gathers them; of a piece of the sequence where they are computed so."""
     mesh = strategy.mesh
     total = 0.0
     for op in layer.ops:
@@ -121,4 +157,4 @@ def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, tr
             whole = op.split is None or traits.layers == "hugging_face"
             local = op.n if whole else padded(op.n, op.pad_to, mesh.tp) // mesh.tp
             total += op.tokens * micro_batch_size / mesh.cp * local * traits.logits_bytes
-    return total
+    return total / strategy.tiled_logits

@@ -96,8 +96,9 @@ def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) ->
     return (work / vpp + 2 * hop * (pp - turns * share)) / share
 
 
-def rounds(costs: CostModel, candidate: Candidate) -> float:
-    """Seconds of an interleaved schedule that its transfers take at least, whatever the split.
+def rounds(costs: CostModel, candidate: Candidate, group: int | None = None) -> float:
+    """Seconds of an interleaved schedule that its transfers take at least, whatever the split. `group`: micro-batches of a group in place
+    of the candidate's.
 
     A group of micro-batches goes through one chunk after the other, and the next group begins behind it: before a micro-batch can enter the
     first stage's next chunk it has been through all stages, over all of their borders and the way back to the first. So each group but the
@@ -105,7 +106,7 @@ def rounds(costs: CostModel, candidate: Candidate) -> float:
     """
     vpp, pp = candidate.vpp, candidate.mesh.pp
     hops = costs.hop_seconds(candidate)[:pp]
-    groups = ceil(candidate.num_microbatches / (candidate.microbatch_group_size_per_vp_stage or pp))
+    groups = ceil(candidate.num_microbatches / (group or candidate.microbatch_group_size_per_vp_stage or pp))
     through = vpp * pp * costs.calibration.microbatch_overhead_s
     for kind, count in costs.workload.counts.items():
         through += count * costs.layer(candidate, kind, "none").seconds
@@ -170,15 +171,16 @@ class Floors:
         work = busy + pp * overhead
         return max(work / pp, slowest + overhead), work, largest
 
-    def leaf(self, candidate: Candidate) -> float:
-        """For one choice, whatever its split and recompute.
+    def leaf(self, candidate: Candidate, group: int | None = None) -> float:
+        """For one choice, whatever its split and recompute, and whatever its groups of micro-batches up to `group` (None: its own).
 
         The first chunk of stage 0 may be a layer short of its share: a stage's layers are spread over its chunks as evenly as they go.
         """
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         floor = costs.time_floor(candidate)
         if vpp > 1:
-            floor = max(floor, rounds(costs, candidate) + costs.once_seconds(candidate))
+            least = max(rounds(costs, candidate, group), costs.busy_seconds(candidate))
+            floor = max(floor, least + costs.once_seconds(candidate))
         if pp == 1 or not (vpp == 1 or self.even_chunks):
             return floor
         work = pp * vpp * costs.calibration.microbatch_overhead_s

@@ -163,11 +163,12 @@ class Capacity:
 
     def peak(self, p: int, n: int) -> float:
         """Bytes of stage p with n layers that are not recomputed, at least."""
-        memory, layer = self.memories[p], self.least_layers[p]
-        held = self.ends[p].plus(n, layer)
-        kept = memory.even_activations(n // self.vpp * layer.saved, self.ends[p].saved, first=p == 0)  # as in the smallest chunk
-        stiff = memory.stiff_bytes(held.static, held.parameters)
-        return peak(stiff, memory.slack, memory.phases(kept, held.forward, held.backward, held.in_backward, held.in_step))
+        memory, end, layer = self.memories[p], self.ends[p], self.least_layers[p] if n else NOTHING
+        kept = memory.even_activations(n // self.vpp * layer.saved, end.saved, first=p == 0)  # as in the smallest chunk
+        stiff = memory.stiff_bytes(end.static + n * layer.static, end.parameters + n * layer.parameters)
+        transient = max(end.forward, layer.forward), max(end.backward, layer.backward)
+        moving = memory.moving(kept, *transient, end.in_backward + n * layer.in_backward, end.in_step + n * layer.in_step)
+        return peak(stiff, memory.slack, *moving)
 
     def seconds(self, p: int, n: int) -> float:
         """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""

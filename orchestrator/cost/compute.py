@@ -8,7 +8,8 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
 from orchestrator.model.routing import times
-from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, padded
+from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, Scan, padded
+from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import cp, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Strategy
@@ -27,8 +28,8 @@ FULL_PRECISION_MOVED = 2
 
 
 def activation_itemsize(precision: str) -> int:
-    """Bytes of an activation: fp8 is a format of GEMM inputs only, the tensors between them stay bf16."""
-    return 2 if precision == "fp8" else ITEMSIZE[precision]
+    """Bytes of an activation: fp8 and nvfp4 are formats of GEMM inputs only, the tensors between them stay bf16."""
+    return 2 if precision in QUANTISED else ITEMSIZE[precision]
 
 
 class Seconds(NamedTuple):
@@ -66,7 +67,7 @@ class Rates(NamedTuple):
 
     @classmethod
     def of(cls, gpu: Gpu, precision: str, calibration: Calibration) -> Rates:
-        peak = peak_flops(gpu, precision) * (calibration.fp8_efficiency if precision == "fp8" else 1.0)
+        peak = peak_flops(gpu, precision) * (calibration.fp8_efficiency if precision in QUANTISED else 1.0)
         return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, activation_itemsize(precision))
 
 
@@ -132,6 +133,13 @@ narrow, so that this takes as long as half of a product; of other linears it is 
 with the norm or activation before (pytorch/module/layernorm_linear.py)."""
 
 
+NVFP4_BYTES: Final = 2.0 + 2.0 + 2 * 4.5 / 8 - QUANTISED_BYTES / 2
+"""Moved for each element that an NVFP4 product takes, beyond the share of its peak that an FP8 product reaches: read for the tensor's
+maximum (two levels of scales), read again and written along rows and columns, 4 bits and a scale of 8 for each 16 elements (Transformer
+Engine, pytorch/csrc/quantizer.cpp, NVFP4Quantizer: nvte_hadamard_transform_amax, then the cast). Less what that share has of it already:
+FP8's own, at half of its seconds."""
+
+
 def layer_seconds(
     layer: LayerSpec,
     strategy: Strategy,
@@ -148,7 +156,7 @@ def layer_seconds(
     itemsize = activation_itemsize(precision)
     rates = Rates.of(gpu, precision, c)
     # fp8 is for the layers' linears: attention and the vocabulary's projection stay in bf16 (Megatron's output layer is none of TE's).
-    wide_rates = Rates.of(gpu, "bf16", c) if precision == "fp8" else rates
+    wide_rates = Rates.of(gpu, "bf16", c) if precision in QUANTISED else rates
     memory = gpu.memory_bandwidth * c.memory_efficiency
     f_gemm = f_attention = f_memory = b_gemm = b_attention = b_memory = 0.0
     one_by_one = 0.0  # products that the host launches expert by expert
@@ -171,9 +179,11 @@ def layer_seconds(
             if op.frozen:
                 b_gemm += forward
                 continue
-            if precision == "fp8" and op.experts:
-                f_memory += QUANTISED_BYTES * m * k / memory
-                b_memory += QUANTISED_BYTES * m * n / memory
+            moved = QUANTISED_BYTES if op.experts and precision in QUANTISED else 0.0
+            if precision == "nvfp4" and not op.pad_to:
+                moved += NVFP4_BYTES
+            f_memory += moved * m * k / memory
+            b_memory += moved * m * n / memory
             if traits.fp32_gradient_fusion:
                 b_gemm += forward + to_weight
             else:
@@ -181,6 +191,10 @@ def layer_seconds(
                 b_memory += groups * (accumulate + 2 * states.weight * k * n) / memory
         elif isinstance(op, Attention):
             seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
+            f_attention += seconds[0]
+            b_attention += seconds[1]
+        elif isinstance(op, Scan):
+            seconds = _scan(op, strategy, micro_batch_size, wide_rates, c)
             f_attention += seconds[0]
             b_attention += seconds[1]
         elif isinstance(op, Pointwise):
@@ -195,6 +209,17 @@ def layer_seconds(
     return LayerSeconds(
         Seconds(f_gemm, f_attention, f_memory, launches), Seconds(b_gemm, b_attention, b_memory, BACKWARD_LAUNCHES * launches)
     )
+
+
+def _scan(op: Scan, strategy: Strategy, micro_batch_size: int, rates: Rates, c: Calibration) -> tuple[float, float]:
+    """(forward, backward) of a state space: its products at the efficiency of flash attention's, whose kernels they are like (small
+    products of tiles that stay on the chip; nothing that was measured tells them apart), or the time of its bytes, twice them in backward,
+    as long as that is more."""
+    share = micro_batch_size / (strategy.mesh.tp * strategy.mesh.cp)
+    moved = op.elements * rates.itemsize * share / (rates.bandwidth * c.memory_efficiency)
+    forward = sum(op.products) * share / (rates.peak * c.attention_efficiency)
+    backward = op.backward_flops * share / (rates.peak * c.attention_backward_efficiency)
+    return max(forward, moved), max(backward, 2 * moved)
 
 
 def _attention(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from orchestrator.cost.memory import Phase, peak
+from orchestrator.cost.memory import peak
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.cost.schedule import finish_times, in_flight
@@ -264,7 +264,7 @@ def stage_price(prices: Prices, outer: Outer, stage: int, blocks: Sequence[tuple
         backward_s=backward,
         exposed_s=sync - hidden + prices.slowdown * hidden,
         optimizer_s=optimizer,
-        peak_bytes=peak(prices.fixed_bytes(outer, stage, flight) + static, prices.slack, [Phase("pass", flight * saved, transient)]),
+        peak_bytes=peak(prices.fixed_bytes(outer, stage, flight) + static, prices.slack, flight * saved + transient),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import mul
 from typing import NamedTuple
 
@@ -60,13 +60,13 @@ def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBy
     return nbytes
 
 
-def peak(stiff: float, slack: float, phases: Iterable[Phase]) -> float:
+def peak(stiff: float, slack: float, *moving: float) -> float:
     """The most bytes at any time: what is there in all phases (`stiff`), and what comes and goes in the fullest, fragmentation included.
 
-    >>> peak(100.0, 0.5, [Phase("forward", 10.0, 2.0), Phase("backward", 6.0, 8.0)])
+    >>> peak(100.0, 0.5, 10.0 + 2.0, 6.0 + 8.0)
     121.0
     """
-    return stiff + (1 + slack) * max([phase.kept + phase.transient for phase in phases])
+    return stiff + (1 + slack) * max(moving)
 
 
 def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: float) -> float:
@@ -87,7 +87,7 @@ def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: 
 class StageMemory:
     """One stage's place in a candidate's pipeline, whatever its layers. The one place where a peak is computed."""
 
-    __slots__ = ("_flown", "_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack")
+    __slots__ = ("_buckets", "_flown", "_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack")
 
     def __init__(
         self, workload: EngineWorkload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
@@ -105,6 +105,8 @@ class StageMemory:
         self.slack = workload.calibration.allocator_slack
         """Share of activations and transients that fragmentation adds."""
         self._flown: list[tuple[int, int, int]] | None = None
+        self._buckets = bucket_bytes(workload, candidate, states, 1) > 0
+        """Whether there are any."""
 
     def activations(self, saved: Sequence[float]) -> float:
         """Bytes kept for backward at the worst time, where a micro-batch saves so many in each chunk."""
@@ -121,20 +123,27 @@ class StageMemory:
 
     def stiff_bytes(self, static: float, parameters: int) -> float:
         """What is there in all phases: states, what every rank has, buckets for so many parameters."""
-        return static + self.fixed_bytes + bucket_bytes(self._workload, self.candidate, self._states, parameters)
+        buckets = bucket_bytes(self._workload, self.candidate, self._states, parameters) if self._buckets else 0.0
+        return static + self.fixed_bytes + buckets
 
     def phases(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> tuple[Phase, Phase, Phase]:
         """`kept`: activations; `forward`, `backward`: transient in a layer; `in_backward`, `in_step`: of all layers together."""
-        besides = backward + in_backward
         if self.candidate.num_microbatches == 1:  # gradients come as the activations go
-            besides = backward + max(0.0, in_backward - kept)
+            in_backward = max(0.0, in_backward - kept)
+        besides = backward + in_backward
         return Phase("forward", kept, forward), Phase("backward", kept, besides), Phase("step", 0.0, in_step)
 
     def peak_bytes(self, sums: StageSums) -> float:
         """The most that a stage of these layers needs."""
-        kept = self.activations(sums.saved)
         stiff = self.stiff_bytes(sums.weights + sums.gradients + sums.optimizer, sums.parameters)
-        return peak(stiff, self.slack, self.phases(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step))
+        transient = sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step
+        return peak(stiff, self.slack, *self.moving(self.activations(sums.saved), *transient))
+
+    def moving(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> tuple[float, float, float]:
+        """Bytes that come and go in each of the `phases`: what a search asks for, a hundred thousand times."""
+        if self.candidate.num_microbatches == 1:
+            in_backward = max(0.0, in_backward - kept)
+        return kept + forward, kept + (backward + in_backward), in_step
 
     def over_time(self, sums: StageSums, lane: Sequence[Slot]) -> list[tuple[float, float, dict[str, float]]]:
         """(begin, end, bytes by cause) of each pass of a timeline's lane, and after the last one of the optimizer's step (it ends where it

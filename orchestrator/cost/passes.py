@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from orchestrator.cost.activations import Activations, activations
-from orchestrator.cost.compute import layer_seconds
+from orchestrator.cost.activations import Activations, LayerActivations
+from orchestrator.cost.compute import Seconds, layer_seconds
 from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
+from orchestrator.cost.recompute import one_of, tiled
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec, Op, Pointwise
@@ -39,51 +40,95 @@ class Passes(NamedTuple):
     """Its bytes, which bounds of time don't ask for."""
 
 
+class _Plain(NamedTuple):
+    """What passes have in common, whatever the recompute: seconds, what pieces of a sequence take once more in backward, and of each item
+    of traffic what is exposed and what it slows."""
+
+    forward: Seconds
+    backward: Seconds
+    once_more: Seconds
+    traffic: tuple[tuple[Traffic, float, float], ...]
+    activations: LayerActivations
+
+
 class PassPrices:
     """Prices of passes for one workload under one engine, each computed once."""
 
     def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
         self._known: dict[tuple[object, ...], Passes] = {}
+        self._plain: dict[tuple[object, ...], _Plain] = {}
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
         """The passes of this layer. `states`: bytes per parameter (a weight's gradient is written in backward)."""
-        key = pass_key(layer, recompute, strategy, micro_batch_size, states)
-        known = self._known.get(key)
+        alike = pass_key(layer, strategy, micro_batch_size, states)
+        known = self._known.get((recompute, alike))
         if known is None:
-            known = self._known[key] = self._priced(layer, recompute, strategy, micro_batch_size, states)
+            plain = self._plain.get(alike)
+            if plain is None:
+                plain = self._plain[alike] = self._without_recompute(layer, strategy, micro_batch_size, states)
+            known = self._known[recompute, alike] = self._priced(layer, recompute, strategy, micro_batch_size, states, plain)
         return known
 
-    def _priced(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> Passes:
+    def _without_recompute(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> _Plain:
         w, c, network = self._workload, self._workload.calibration, self._network
-        precision, traits = w.training.precision, w.traits
-        shape = (strategy, micro_batch_size, precision, w.cluster.gpu, traits, states, c, network.domain)
+        shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, network.domain)
         forward, backward = layer_seconds(layer, *shape)
+        once_more = NO_SECONDS
+        in_pieces = tiled(layer, strategy)
+        if in_pieces is not None:
+            part, pieces = in_pieces
+            whole, piece = layer_seconds(part, *shape), layer_seconds(one_of(part, pieces), *shape)
+            # Weights' gradients of pieces are added up in their own type, and reach the accumulated ones together (`ds_grad_is_ready`).
+            narrow = (*shape[:5], replace(states, gradient=states.weight), *shape[6:])
+            first = layer_seconds(one_of(part, pieces), *narrow).backward
+            forward = _with_pieces(forward, whole.forward, (*[piece.forward] * pieces,))
+            backward = _with_pieces(backward, whole.backward, (*[first] * (pieces - 1), piece.backward))
+            once_more = _with_pieces(NO_SECONDS, NO_SECONDS, (*[piece.forward] * pieces,))
+        beside = {"forward": 0.0, "backward": 0.0}  # seconds of shared experts that are left to compute beside the exchange of tokens
+        if strategy.moe_shared_expert_overlap:
+            shared = layer_seconds(replace(layer, ops=shared_experts(layer)), *shape)
+            beside = {"forward": shared.forward.compute, "backward": shared.backward.compute}
+        traffic = []
+        for item in self._traffic(layer, strategy, micro_batch_size):
+            exposed, slowed = self._exposed(item, (forward if item.when == "forward" else backward).attention)
+            if item.axis == ep.AXIS:
+                hidden = min(exposed, beside[item.when])
+                beside[item.when] -= hidden
+                exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
+            traffic.append((item, exposed, slowed))
+        activations = LayerActivations(layer, strategy, micro_batch_size, w.training.precision, w.traits, c, network.domain)
+        return _Plain(forward, backward, once_more, tuple(traffic), activations)
+
+    def _exposed(self, item: Traffic, attention_s: float) -> tuple[float, float]:
+        """Seconds of this traffic that the pass waits for, and by which the rest slows it. `attention_s`: of the pass."""
+        c = self._workload.calibration
+        exposed, slowed = self._network.exposed(self._network.seconds(item), item, attention_s)
+        if item.axis == ep.AXIS:
+            exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
+        return exposed, slowed
+
+    def _priced(
+        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes, plain: _Plain
+    ) -> Passes:
+        w, c = self._workload, self._workload.calibration
+        forward, backward = plain.forward, plain.backward
         causes = dict.fromkeys(CAUSES, 0.0)
         for part in (forward, backward):
             causes["gemm"] += part.gemm
             causes["attention"] += part.attention
             causes["memory_bound"] += part.memory_bound
-        repeated = recomputed_part(layer, recompute, fused_norms=traits.fused_norms)
+        repeated = recomputed_part(layer, recompute, fused_norms=w.traits.fused_norms)
         again, launched_again = forward.compute if recompute == "full" else 0.0, 0.0
         if repeated is not None:
+            shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, self._network.domain)
             part = layer_seconds(repeated, *shape).forward
             again, launched_again = part.compute, part.launch
+        again, launched_again = again + plain.once_more.compute, launched_again + plain.once_more.launch
         causes["recompute"] = again
         passes = {"forward": forward.compute, "backward": backward.compute + again}
         launch = {"forward": forward.launch, "backward": backward.launch + launched_again}
-        beside = {"forward": 0.0, "backward": 0.0}  # seconds of shared experts that are left to compute beside the exchange of tokens
-        if strategy.moe_shared_expert_overlap:
-            shared = layer_seconds(replace(layer, ops=shared_experts(layer)), *shape)
-            beside = {"forward": shared.forward.compute, "backward": shared.backward.compute}
-        for item in self._traffic(layer, strategy, micro_batch_size):
-            attention = (forward if item.when == "forward" else backward).attention
-            exposed, slowed = network.exposed(network.seconds(item), item, attention)
-            if item.axis == ep.AXIS:
-                exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
-                hidden = min(exposed, beside[item.when])
-                beside[item.when] -= hidden
-                exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
+        for item, exposed, slowed in plain.traffic:
             times = 2 if item.repeats_with_recompute and recompute == "full" else 1
             causes[item.axis] += exposed * times
             causes["overlap"] += slowed * times
@@ -93,9 +138,7 @@ class PassPrices:
                 passes["backward"] += exposed + slowed
         for item in () if repeated is None else self._part_traffic(repeated, strategy, micro_batch_size):
             if item.repeats_with_recompute:
-                exposed, slowed = network.exposed(network.seconds(item), item, forward.attention)
-                if item.axis == ep.AXIS:
-                    exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
+                exposed, slowed = self._exposed(item, forward.attention)
                 causes[item.axis] += exposed
                 causes["overlap"] += slowed
                 passes["backward"] += exposed + slowed
@@ -108,7 +151,7 @@ class PassPrices:
             launch_forward_s=launch["forward"],
             launch_backward_s=launch["backward"],
             causes=causes,
-            kept=cache(partial(activations, layer, recompute, strategy, micro_batch_size, precision, traits, c, network.domain)),
+            kept=cache(partial(plain.activations.with_recompute, recompute)),
         )
 
     def _dense_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
@@ -146,15 +189,23 @@ class PassPrices:
         yield from self._part_traffic(layer, strategy, micro_batch_size)
 
 
+NO_SECONDS: Final = Seconds(0.0, 0.0, 0.0, 0.0)
+
+
+def _with_pieces(seconds: Seconds, whole: Seconds, pieces: tuple[Seconds, ...]) -> Seconds:
+    """A pass, of which a part is computed in these pieces in place of as a whole."""
+    return Seconds(*(have - one + sum(each) for have, one, each in zip(seconds, whole, zip(*pieces, strict=True), strict=True)))
+
+
 def shared_experts(layer: LayerSpec) -> tuple[Op, ...]:
     """The operations that megatron-core computes on a stream of their own while tokens travel (transformer/moe/shared_experts.py,
     moe_shared_expert_overlap): those of the experts that all tokens visit."""
     return tuple(op for op in layer.ops if isinstance(op, Gemm | Pointwise) and op.name.startswith("mlp.shared_experts."))
 
 
-def pass_key(layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
-    """All that a price of passes may depend on: of the strategy what its declarations say (`price_key`), and how far apart the ranks of
-    its groups are."""
+def pass_key(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:
+    """All but the recompute that a price of passes may depend on: of the strategy what its declarations say (`price_key`), and how far
+    apart the ranks of its groups are."""
     mesh = strategy.mesh
     strides = mesh.stride("tp") if mesh.tp > 1 else 1, mesh.stride("cp") if mesh.cp > 1 else 1
-    return (layer.kind, recompute, micro_batch_size, states.weight, states.gradient, *strides, *price_key(strategy))
+    return (layer.kind, micro_batch_size, states.weight, states.gradient, *strides, *price_key(strategy))

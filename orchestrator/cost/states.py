@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,9 +41,15 @@ def state_bytes(traits: Traits, training: Training, zero_stage: ZeroStage) -> St
     return states
 
 
+NVFP4_COPIES: Final = 2 * 4.5 / 8
+"""4 bits and an 8-bit scale for each 16 elements, along rows and along columns."""
+
+
 def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:
     """Bytes per weight of the FP8 copies that Transformer Engine makes in the first micro-batch and keeps for the others (its workspaces
     under is_first_microbatch): one as it is and one transposed, which Blackwell needs only where blocks have scales of their own."""
+    if training.precision == "nvfp4":
+        return NVFP4_COPIES
     if training.precision != "fp8":
         return 0.0
     return 2.0 if not gpu.has_mxfp8 or training.fp8_recipe in ("mxfp8", "blockwise") else 1.0

@@ -56,7 +56,7 @@ class Situation(Value, frozen=True, kw_only=True):
     """Major number of the GPU's compute capability; "" on the CPU."""
     experts: bool
     eight_bit: bool
-    """Whether matrix products are FP8."""
+    """Whether matrix products are FP8, or less."""
     transformers: bool = False
     """Whether the layers are Hugging Face transformers' own modules, run operation by operation, not an engine's with fused kernels."""
     beyond: tuple[Beyond, ...] = ()
@@ -86,13 +86,17 @@ def known() -> Errors:
     return msgspec.json.decode(files("orchestrator.cost").joinpath("errors.json").read_bytes(), type=Errors)
 
 
-def trained_as(experts: bool, eight_bit: bool) -> str:
+BITS: Final = {"fp8": 8, "nvfp4": 4}
+"""Of the products' inputs, by precision; 16 where it is not here (fp32 on GPUs is TF32 or slower, which no published run is)."""
+
+
+def trained_as(experts: bool, precision: str) -> str:
     """The name of a kind of run in `FittedOn.kinds`.
 
-    >>> trained_as(True, False)
-    'experts 16-bit'
+    >>> trained_as(True, "bf16"), trained_as(False, "nvfp4")
+    ('experts 16-bit', 'dense 4-bit')
     """
-    return f"{'experts' if experts else 'dense'} {'8' if eight_bit else '16'}-bit"
+    return f"{'experts' if experts else 'dense'} {BITS.get(precision, 16)}-bit"
 
 
 def beyond(fitted: FittedOn | None, cluster: Cluster, training: Training, experts: bool, gpus: Iterable[str]) -> tuple[Beyond, ...]:
@@ -103,7 +107,7 @@ def beyond(fitted: FittedOn | None, cluster: Cluster, training: Training, expert
     kind = "experts" if experts else "dense"
     if not any(name.startswith(kind) for name in fitted.kinds):
         found.append("experts" if experts else "precision")
-    elif trained_as(experts, training.precision == "fp8") not in fitted.kinds:
+    elif trained_as(experts, training.precision) not in fitted.kinds:
         found.append("precision")
     if cluster.num_gpus > FAR * fitted.num_gpus:
         found.append("scale")
@@ -127,7 +131,7 @@ def situation(
     return Situation(
         generation="" if cluster.is_cpu else cluster.gpu.compute_capability.split(".")[0],
         experts=experts,
-        eight_bit=training.precision == "fp8",
+        eight_bit=training.precision in BITS,
         transformers=transformers,
         beyond=beyond(calibration.fitted, cluster, training, experts, known().gpus if gpus is None else gpus),
     )

@@ -12,7 +12,9 @@ from orchestrator.model.architecture import Layer
 from orchestrator.model.lora import Lora, target_names
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
+from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
@@ -29,9 +31,14 @@ FLASH_COMPUTE_CAPABILITY: Final = 8.0
 
 
 def attention_implementation(plan: Plan) -> str:
-    """flash_attention_2 where the package runs, else torch's own scaled_dot_product_attention. T5's relative bias needs the latter."""
-    taken = plan.model.stack != "encoder_decoder" and takes_flash_attention(plan.cluster, plan.training)
-    return "flash_attention_2" if taken else "sdpa"
+    """flash_attention_2 where the package runs, else torch's own scaled_dot_product_attention. T5's relative bias and Llama 4's chunks
+    need the latter, and transformers' models without attention take neither word."""
+    parts = plan.model.features()
+    if not {"attention", "latent_attention"} & {*parts}:
+        return "eager"
+    if plan.model.stack == "encoder_decoder" or "chunked_attention" in parts:
+        return "sdpa"
+    return "flash_attention_2" if takes_flash_attention(plan.cluster, plan.training) else "sdpa"
 
 
 def takes_flash_attention(cluster: Cluster, training: Training) -> bool:
@@ -200,6 +207,98 @@ def _deepseek_v3(a: Architecture) -> dict[str, Any]:
         "v_head_dim": mixer.v_head_dim,
     }
     return {name: value for name, value in keywords.items() if name != "head_dim"}
+
+
+def _llama4(a: Architecture) -> dict[str, Any]:
+    """Of a text model; a prediction of its kind has what its own experts have, and as wide a shared one."""
+    experts, layers = a.experts[0], list(a.each_layer())
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, GroupedQueryAttention)]
+    scale, floor = next((mixer.temperature for mixer in mixers if mixer.temperature is not None), (0.1, 8192.0))
+    return _rotary(a) | {
+        "intermediate_size": experts.ffn_hidden_size,
+        "intermediate_size_mlp": a.ffn_hidden_size,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.topk,
+        "moe_layers": [index for index, layer in enumerate(layers) if not isinstance(layer.feed_forward, Mlp)],
+        "no_rope_layers": [int(mixer.rotary) for mixer in mixers],
+        "attention_chunk_size": next((mixer.chunk for mixer in mixers if mixer.chunk is not None), None),
+        "use_qk_norm": any(mixer.qk_norm == "l2" for mixer in mixers),
+        "attn_temperature_tuning": any(mixer.temperature is not None for mixer in mixers),
+        "attn_scale": scale,
+        "floor_scale": int(floor),
+        "router_aux_loss_coef": 0.0,
+        "attention_bias": False,
+        "pad_token_id": None,
+    }
+
+
+def _mamba2(a: Architecture) -> dict[str, Any]:
+    mixer = a.common_layer.mixer
+    assert isinstance(mixer, Mamba2)
+    return {
+        "num_hidden_layers": a.num_layers,
+        "hidden_size": a.hidden_size,
+        "num_heads": mixer.num_heads,
+        "head_dim": mixer.head_dim,
+        "expand": mixer.inner_size // a.hidden_size,
+        "state_size": mixer.state_size,
+        "n_groups": mixer.num_groups,
+        "conv_kernel": mixer.conv_kernel,
+        "use_conv_bias": mixer.conv_bias,
+        "chunk_size": mixer.chunk_size,
+        "layer_norm_epsilon": a.norm_epsilon,
+        "pad_token_id": None,
+    }
+
+
+KIND_OF_LAYER: Final = {
+    ("mamba2", "none"): "linear_attention",
+    ("attention", "none"): "full_attention",
+    ("none", "mlp"): "mlp",
+    ("none", "experts"): "moe",
+}
+"""transformers' words for Nemotron-H's layers, by the kinds of their two parts."""
+
+
+def _kinds(a: Architecture) -> list[str | None]:
+    """Of each layer; None: Nemotron-H has none like it."""
+    tags = ((layer.mixer.__struct_config__.tag, layer.feed_forward.__struct_config__.tag) for layer in a.each_layer())
+    return [KIND_OF_LAYER.get((str(mixer), str(feed_forward))) for mixer, feed_forward in tags]
+
+
+def _nemotron_h(a: Architecture) -> dict[str, Any]:
+    mamba = next(layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, Mamba2))
+    keywords: dict[str, Any] = {
+        "layers_block_type": _kinds(a),
+        "hidden_size": a.hidden_size,
+        "num_attention_heads": a.num_attention_heads,
+        "num_key_value_heads": a.query_groups,
+        "head_dim": a.head_dim,
+        "intermediate_size": a.ffn_hidden_size,
+        "max_position_embeddings": a.max_position_embeddings,
+        "attention_dropout": a.attention_dropout,
+        "mamba_num_heads": mamba.num_heads,
+        "mamba_head_dim": mamba.head_dim,
+        "ssm_state_size": mamba.state_size,
+        "n_groups": mamba.num_groups,
+        "conv_kernel": mamba.conv_kernel,
+        "use_conv_bias": mamba.conv_bias,
+        "chunk_size": mamba.chunk_size,
+        "layer_norm_epsilon": a.norm_epsilon,
+        "pad_token_id": None,
+    }
+    for experts in a.experts:
+        keywords |= {
+            "n_routed_experts": experts.num_experts,
+            "num_experts_per_tok": experts.topk,
+            "moe_intermediate_size": experts.ffn_hidden_size,
+            "moe_shared_expert_intermediate_size": experts.shared_ffn_hidden_size,
+            "norm_topk_prob": experts.normalized,
+            "routed_scaling_factor": experts.scaling,
+            "n_group": experts.groups or 1,
+            "topk_group": experts.group_topk or 1,
+        }
+    return keywords
 
 
 def _bert(a: Architecture) -> dict[str, Any]:
@@ -380,6 +479,46 @@ def _latent_experts(a: Architecture, name: str) -> Iterator[str]:
     yield from _sigmoid_experts(a, name)
 
 
+def _llama4_layers(a: Architecture, name: str) -> Iterator[str]:
+    """One kind of layers with rotary positions, one without; experts with a shared one of their own width."""
+    yield from _with("scores_on_input", "shared_experts")(a, name)
+    experts = a.experts[0]
+    if experts.score != "sigmoid" or experts.normalized or experts.scaling != 1.0 or experts.expert_bias:
+        yield f"experts.score={experts.score}: transformers' {name} has sigmoids as they are"
+    if experts.shared_ffn_hidden_size != experts.ffn_hidden_size:
+        yield f"shared_ffn_hidden_size={experts.shared_ffn_hidden_size}: transformers' {name} has a shared expert as wide as the others"
+    mixers = [layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, GroupedQueryAttention)]
+    for rotary, without in ((True, "temperature"), (False, "chunk and qk_norm")):
+        kinds = {(m.chunk, m.qk_norm, m.temperature) for m in mixers if m.rotary is rotary}
+        wrong = any((temperature if rotary else chunk or norm) is not None for chunk, norm, temperature in kinds)
+        if wrong or len(kinds) > 1:
+            yield f"pattern: transformers' {name} has one kind of layers with rotary={rotary}, without {without}".lower()
+
+
+def _single_parts(a: Architecture, name: str) -> Iterator[str]:
+    """Of Nemotron-H: layers of one part, plain attention."""
+    yield from _with("single_part_layers", "mamba2")(a, name)
+    if None in _kinds(a):
+        yield f"pattern: transformers' {name} has layers of one part"
+    if len({layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, Mamba2)}) > 1 or len(a.experts) > 1:
+        yield f"pattern: transformers' {name} has one size of state space, and one of experts"
+    if any(isinstance(layer.feed_forward, Mlp) and layer.feed_forward.ffn_hidden_size for layer in a.each_layer()):
+        yield f"mlp.ffn_hidden_size: transformers' {name} has one for all layers"
+    for experts in a.experts:
+        if experts.score != "sigmoid" or not experts.expert_bias or not experts.shared_ffn_hidden_size:
+            yield f"experts.score={experts.score}: transformers' {name} has sigmoids with a bias, and a shared expert"
+
+
+def _only_mamba(a: Architecture, name: str) -> Iterator[str]:
+    mixers = {layer.mixer for layer in a.each_layer()}
+    mixer = next(iter(mixers))
+    if not isinstance(mixer, Mamba2) or len(mixers) > 1 or any(not isinstance(each.feed_forward, Nothing) for each in a.each_layer()):
+        yield f"pattern: transformers' {name} has nothing but layers of one Mamba-2"
+    elif mixer.inner_size % a.hidden_size:
+        yield f"hidden_size={a.hidden_size}: transformers' {name} has {mixer.inner_size} channels, a multiple of it"
+    yield from _with("single_part_layers", "mamba2")(a, name)
+
+
 LATENT_EPSILON: Final = 1e-6
 """DeepseekV3RMSNorm's default, with which DeepseekV3Attention makes them."""
 GROUP_SCORES: Final = 2
@@ -387,6 +526,7 @@ GROUP_SCORES: Final = 2
 ROTARY: Final = ("attention", "mlp", "llama3_rope")
 ROUTED: Final = ("attention", "experts", "llama3_rope")
 SIGMOID: Final = ("mlp", "shared_experts", "sigmoid_router", "grouped_router", "expert_bias")
+LLAMA4_PARTS: Final = ("scores_on_input", "qk_l2_norm", "chunked_attention", "query_temperature", "no_rope_layers")
 GPT2: Final = HfClass(
     *("GPT2Config", "GPT2LMHeadModel", _gpt, ("gelu", "relu"), "LayerNorm", "learned_absolute", ("attention", "mlp"), _biases_everywhere)
 )
@@ -422,10 +562,21 @@ GEMMA3: Final = HfClass(
     *("Gemma3TextConfig", "Gemma3ForCausalLM", _gemma3, ("geglu",), "RMSNorm", "rope"),
     *(("attention", "mlp", "window", "qk_norm", "mixed_rope", "linear_rope", "score_width", *GEMMA), _gemma_layers),
 )
-DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, PHI3, OLMO2, GEMMA3)
+LLAMA4: Final = HfClass(
+    *("Llama4TextConfig", "Llama4ForCausalLM", _llama4, ("swiglu",), "RMSNorm", "rope"),
+    *((*ROUTED, "mlp", "shared_experts", "sigmoid_router", *LLAMA4_PARTS), _llama4_layers),
+)
+MAMBA2: Final = HfClass(
+    *("Mamba2Config", "Mamba2ForCausalLM", _mamba2, ("swiglu",), "RMSNorm", "none", ("mamba2", "single_part_layers"), _only_mamba)
+)
+NEMOTRON_H: Final = HfClass(
+    *("NemotronHConfig", "NemotronHForCausalLM", _nemotron_h, ("relu2",), "RMSNorm", "none"),
+    *(("mamba2", "single_part_layers", "attention", "experts", *SIGMOID), _single_parts),
+)
+DENSE: Final = (GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, PHI3, OLMO2, GEMMA3, MAMBA2, NEMOTRON_H)
 OF_FAMILY: Final = {"phi3": PHI3}
 """The class of a family that another class could compute as well, where its checkpoints have other names."""
-WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V3)
+WITH_EXPERTS: Final = (MIXTRAL, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V3, LLAMA4, NEMOTRON_H)
 """The first that has all of a model is its class. One more class is a line here, and its keywords."""
 BERT: Final = HfClass(
     *("BertConfig", "BertForMaskedLM", _bert, ("gelu", "relu"), "LayerNorm", "learned_absolute"),

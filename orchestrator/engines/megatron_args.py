@@ -40,6 +40,7 @@ ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
     "gelu": (),
     "swiglu": (("--swiglu",),),
     "relu": (),
+    "relu2": (("--squared-relu",),),
     "clamped_swiglu": (("--quick-geglu",),),
 }
 """Activations by flag. geglu can't be said; relu can't either, but GELU in its place has the same shapes and cost, and a note says so."""

@@ -40,6 +40,13 @@ PLANNED: Final = {
     "sandwich_norm": "Megatron-core's layers norm before attention and MLP, not after",
     "embedding_scale": "Megatron-core does not scale token vectors",
     "logits_softcap": "Megatron-core has no soft cap of logits",
+    "mamba2": "Megatron-core's MambaMixer needs mamba-ssm's CUDA kernels (core/ssm/mamba_mixer.py), and our worker has no MambaModel",
+    "single_part_layers": "our worker builds no MambaModel, in which Megatron-core has layers of one part (core/ssm/mamba_block.py)",
+    "chunked_attention": "Megatron-core has no attention in chunks",
+    "query_temperature": "Megatron-core does not scale queries by their position",
+    "no_rope_layers": "our worker has no layers without positions, which Megatron-core has (no_rope_freq)",
+    "qk_l2_norm": "our worker builds no norm of queries and keys without weights, which Megatron-core has (qk_l2_norm)",
+    "scores_on_input": "our worker does not multiply experts' inputs by their scores, as Megatron-core can (moe_apply_probs_on_input)",
 }
 """Parts that are priced as Megatron-core would run them, and what is lacking to train them under each release."""
 

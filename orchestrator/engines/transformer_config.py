@@ -29,7 +29,10 @@ TORCH_DTYPE: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", 
 MOMENT_DTYPE: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
 """Moments of 8 bits are kept as bytes, with a scale (optimizer_config.py)."""
 
-ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu", "clamped_swiglu": "quick_gelu"}
+ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": "relu"} | {
+    "relu2": "squared_relu",
+    "clamped_swiglu": "quick_gelu",
+}
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
 """bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
 

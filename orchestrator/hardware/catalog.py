@@ -47,8 +47,10 @@ _H100_SXM = {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1
 _H100_PCIE = {"fp32": 51.2, "tf32": 378.0, "fp16": 756.5, "bf16": 756.5, "fp8": 1513.0}
 _H100_NVL = {"fp32": 60.0, "tf32": 417.5, "fp16": 835.5, "bf16": 835.5, "fp8": 1670.5}
 _H20 = {"fp32": 44.0, "tf32": 74.0, "fp16": 148.0, "bf16": 148.0, "fp8": 296.0}
-_B200 = {"fp32": 75.0, "tf32": 1125.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0}
-_GB200 = {"fp32": 80.0, "tf32": 1250.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
+_B200 = {"fp32": 75.0, "tf32": 1125.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0, "nvfp4": 9000.0}
+_GB200 = {"fp32": 80.0, "tf32": 1250.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0, "nvfp4": 10000.0}
+_B300 = {**_B200, "nvfp4": 13500.0}  # HGX B300: 108 PFLOP/s dense over 8
+_GB300 = {**_GB200, "nvfp4": 15000.0}  # GB300 NVL72: 1,080 PFLOP/s dense over 72
 _RTX_3090 = {"fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
 _RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3}
 _RTX_5090 = {"fp32": 104.8, "tf32": 104.8, "fp16": 209.5, "bf16": 209.5, "fp8": 419.0}
@@ -91,11 +93,11 @@ _ENTRIES: tuple[Gpu, ...] = (
          "NVIDIA H200 datasheet (141 GB HBM3e, 4.8 TB/s); 143771 MiB, torch 139.81 GiB", **_H100_SXM),
     _gpu("B200", 178.35, 7.7 * TB, "10.0", PCIE_5, NVLINK_5,
          "NVIDIA DGX B200 and HGX datasheets (dense per GPU, 7.7 TB/s); torch 178.35 GiB", **_B200),
-    _gpu("B300", 244.0, 8.0 * TB, "10.3", PCIE_5, NVLINK_5, "NVIDIA HGX B300 datasheet (2.1 TB over 8); memory derived from it", **_B200),
+    _gpu("B300", 244.0, 8.0 * TB, "10.3", PCIE_5, NVLINK_5, "NVIDIA HGX B300 datasheet (2.1 TB over 8); memory derived from it", **_B300),
     _gpu("GB200", 184.0, 8.0 * TB, "10.0", PCIE_5, NVLINK_5,
          "NVIDIA GB200 NVL72 datasheet (576 TB/s over 72); torch about 184 GiB", **_GB200),
     _gpu("GB300", 258.0, 8.0 * TB, "10.3", PCIE_5, NVLINK_5,
-         "NVIDIA GB300 NVL72 datasheet (20 TB over 72); memory derived from it", **_GB200),
+         "NVIDIA GB300 NVL72 datasheet (20 TB over 72); memory derived from it", **_GB300),
     _gpu("TITAN-RTX", 23.65, 672 * GB, "7.5", PCIE_3, 0,
          "NVIDIA Turing whitepaper (TU102), TITAN RTX; torch total 23.65 GiB", fp32=16.3, fp16=130.5),
     _gpu("RTX-3090", 23.69, 936 * GB, "8.6", PCIE_4, 0, "NVIDIA GA102 whitepaper (fp32 accumulate); torch 23.69 GiB", **_RTX_3090),

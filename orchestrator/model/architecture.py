@@ -11,11 +11,13 @@ from orchestrator.model.parts import FeedForward, Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mlp import Mlp
+from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.traced import Traced
 from orchestrator.values import Value
 
 Stack = Literal["decoder", "encoder", "encoder_decoder"]
-Activation = Literal["gelu", "swiglu", "geglu", "relu", "clamped_swiglu"]
+Activation = Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"]
+"""relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2)."""
 GATED: Final = ("swiglu", "geglu", "clamped_swiglu")
 STACKS: Final[dict[str, Stack]] = {"bert": "encoder", "t5": "encoder_decoder"}
 """By family; one that is not here is a decoder."""
@@ -29,7 +31,11 @@ class Layer(Value, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """What sets it apart from a layer of plain attention and a plain MLP: "latent_experts", "window128", or nothing."""
+        """What sets it apart from a layer of plain attention and a plain MLP: "latent_experts", "window128", or nothing. A layer of
+        one part is called after that: "mamba2", "attention", "mlp"."""
+        for part, other in ((self.mixer, self.feed_forward), (self.feed_forward, self.mixer)):
+            if isinstance(other, Nothing):
+                return part.label or str(part.__struct_config__.tag)
         return "_".join(word for word in (self.mixer.label, self.feed_forward.label) if word)
 
 

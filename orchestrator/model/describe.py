@@ -11,6 +11,7 @@ from orchestrator.model.ops import Op, Weight
 from orchestrator.model.parts import ends
 from orchestrator.model.parts.attention import cross_attention
 from orchestrator.model.parts.norm import norm, residual_add
+from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.parts.part import Part, join
 from orchestrator.model.spec import Edge, LayerRun, LayerSpec, ModelSpec
 
@@ -106,11 +107,15 @@ def _decoder_runs(a: Architecture, tokens: int) -> Iterator[LayerRun]:
 
 
 def layer_parts(a: Architecture, layer: Layer, tokens: int, *, causal: bool, context_tokens: int = 0) -> Part:
-    """Mixer, cross-attention where there is a context, feed-forward, each with its norms and the addition to the residual."""
-    pieces = [("input_layernorm", "self_attn_bda", layer.mixer.part(a, tokens, causal=causal))]
+    """Mixer, cross-attention where there is a context, feed-forward, as far as the layer has them, each with its norms and the
+    addition to the residual."""
+    pieces = []
+    if not isinstance(layer.mixer, Nothing):
+        pieces.append(("input_layernorm", "self_attn_bda", layer.mixer.part(a, tokens, causal=causal)))
     if context_tokens:
         pieces.append(("pre_cross_attn_layernorm", "cross_attn_bda", cross_attention(a, tokens, context_tokens)))
-    pieces.append(("pre_mlp_layernorm", "mlp_bda", layer.feed_forward.part(a, tokens)))
+    if not isinstance(layer.feed_forward, Nothing):
+        pieces.append(("pre_mlp_layernorm", "mlp_bda", layer.feed_forward.part(a, tokens)))
     parts: list[Part] = []
     for before, add, part in pieces:
         if a.norm_placement != "post":

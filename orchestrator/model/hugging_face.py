@@ -12,7 +12,10 @@ from typing import Final, TypeGuard
 
 from msgspec.structs import replace
 
-from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
+from orchestrator.model.describe import layers
+from orchestrator.model.parts import FeedForward
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Scan, Weight
 
 RMS_NORM_MOVED: Final = 36.0
 """Bytes per element of LlamaRMSNorm and T5LayerNorm in 16 bits: to fp32 2+4, square 4+4, mean 4, times rsqrt 4+4, back 4+2, weight 2+2; the
@@ -35,6 +38,16 @@ LOSS_MOVED_BACKWARD: Final = 30.0
 
 VOCABULARY: Final = 1
 """`pad_to` of a vocabulary that is not padded: the mark by which the loss finds its GEMM."""
+
+PAIRS_KEPT, STATES_KEPT, CHANNELS_KEPT, CHUNKS_KEPT, SCAN_ITEMSIZE = 3, 5, 10, 2, 4
+"""fp32 tensors that transformers' Mamba-2 without mamba-ssm's kernels keeps (modeling_mamba2.py, mamba2_chunk_scan; seen by
+torch.autograd.graph.saved_tensors_hooks): of all pairs in a chunk and head, of B or C repeated for each head, of the channels (those of the
+gated norm among them), of the chunks' states."""
+SCAN_MOVED: Final = 48.0
+"""Bytes of each element of such a tensor of pairs, states or channels: fill, sum, mask, exp, product, each reads 4 and writes 4, and copies
+in the order that the products want."""
+SCAN_KERNELS: Final = 60
+"""Of one scan in torch's operations, about."""
 
 RMS_NORM_KERNELS: Final = 8
 """Cast, square, mean, plus epsilon, rsqrt, product, cast, product."""
@@ -65,7 +78,7 @@ def _activated(op: Pointwise) -> Saved:
 
 def is_gpt2(a: Architecture) -> bool:
     """Whether transformers' class for it is GPT-2's: the decoders with learned positions."""
-    return a.stack == "decoder" and a.position_embedding != "rope"
+    return a.stack == "decoder" and a.position_embedding == "learned_absolute"
 
 
 def divides_head(a: Architecture) -> bool:
@@ -85,8 +98,23 @@ class _Context:
 
 def hugging_face(model: ModelSpec) -> ModelSpec:
     """The same model as transformers builds it."""
+    model = _all_experts(model)
     context = _Context(model.architecture)
     return replace(model, runs=tuple(replace(run, layer=_layer(run.layer, context)) for run in model.runs))
+
+
+def _all_experts(model: ModelSpec) -> ModelSpec:
+    """transformers' Llama 4 gives every token to every expert, most of them times a score of zero (modeling_llama4.py, Llama4TextMoe)."""
+    a = model.architecture
+    if not any(part.scores_on_input for part in a.experts):
+        return model
+
+    def whole(part: FeedForward | None) -> FeedForward | None:
+        return replace(part, topk=part.num_experts) if isinstance(part, Experts) and part.scores_on_input else part
+
+    pattern = tuple(replace(run, feed_forward=whole(run.feed_forward)) for run in a.pattern)
+    computed = layers(replace(a, feed_forward=whole(a.feed_forward), pattern=pattern), model.seq_length)
+    return replace(computed, architecture=a)
 
 
 def _layer(layer: LayerSpec, context: _Context) -> LayerSpec:
@@ -122,10 +150,27 @@ def _ops(layer: LayerSpec, context: _Context) -> Iterator[Op]:
                         yield pending
                     yield gemm
             pending = None
+        elif isinstance(op, Scan):
+            yield from _scan(op)
         elif isinstance(op, Pointwise):
             yield from _pointwise(op, context.a)
         else:
             yield op
+
+
+def _scan(op: Scan) -> Iterator[Op]:
+    """Without kernels of its own: B and C repeated for each head, and everything in fp32 in memory. (What goes from chunk to chunk is one
+    more product of all pairs of chunks there, 7% of the scan's at 32 chunks, and is left out.)"""
+    given, states, channels = op.saves[0], op.heads * op.state, op.heads * op.head_dim
+    convolved = channels + 2 * op.groups * op.state
+    sizes = (("pairs", op.tokens * op.chunk * op.heads, PAIRS_KEPT), ("states", op.tokens * states, STATES_KEPT),
+             ("channels", op.tokens * channels, CHANNELS_KEPT),
+             ("chunks", -(-op.tokens // op.chunk) * channels * op.state, CHUNKS_KEPT))  # fmt: skip
+    kept = (replace(given, name=f"{op.name}.{name}", elements=count * size, itemsize=SCAN_ITEMSIZE) for name, size, count in sizes)
+    saves = (given, replace(given, name=f"{op.name}.convolved", elements=op.tokens * convolved), *kept)
+    yield replace(op, groups=op.heads, saves=saves)
+    moved = sum(size for name, size, _ in sizes if name != "chunks")
+    yield from _kernels(Pointwise(name=f"{op.name}.torch", elements=moved, moved=SCAN_MOVED, shard="tp"), SCAN_KERNELS)
 
 
 def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
@@ -172,7 +217,9 @@ def _head(op: Gemm, enter: Enter | None, context: _Context) -> Iterator[Op]:
 
 
 def _pointwise(op: Pointwise, a: Architecture) -> Iterator[Pointwise]:
-    if op.name == "cross_entropy":
+    if op.name == "mixer.norm":
+        yield from _kernels(replace(op, moved=RMS_NORM_MOVED + GATED_MOVED, saves=()), RMS_NORM_KERNELS + GATED_KERNELS)
+    elif op.name == "cross_entropy":
         yield replace(op, moved=LOSS_MOVED, moved_backward=LOSS_MOVED_BACKWARD, shard="none")
     elif op.name.endswith("rotary"):
         yield from _kernels(replace(op, moved=ROTARY_MOVED), ROTARY_KERNELS)

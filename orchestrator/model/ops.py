@@ -94,9 +94,6 @@ class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     itemsize: int | None = None
     group: str = ""
     quadratic: bool = False
-    dropout_only: bool = False
-    """A dropout mask or a dropout's output: saved only where the dropout probability is above zero. Families leave it out where the
-    architecture's probability is zero (torch returns the input itself then), so nothing has to be filtered."""
     flash_only: bool = False
     """Exists only with flash (fused) attention: its logsumexp."""
     max_shards: int = 0
@@ -158,8 +155,8 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     whole: bool = False
     """Every tensor-parallel rank computes all heads: what comes before and after it is not divided."""
     attended: float = 0.0
-    """Above 0: the sequence is packed with samples that don't see each other, of so many tokens in the mean over tokens; only with
-    `causal`."""
+    """Above 0: the sequence is packed with samples that don't see each other, of so many tokens in the mean over tokens, or made of chunks
+    of so many; only with `causal`."""
 
     @property
     def visible(self) -> float:
@@ -180,6 +177,66 @@ class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults
     def elements(self) -> int:
         """Of queries, keys and values together, per sample."""
         return (self.query_len * self.heads + 2 * self.key_len * self.kv_heads) * self.head_dim
+
+
+class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
+    """The recurrence of a selective state space over one sample, chunk by chunk ("state space duality", Dao and Gu, arXiv 2405.21060,
+    section 6): heads of `head_dim` channels with a state of `state` numbers a channel; the heads of a group share what goes into the
+    state (B) and what is read of it (C). Heads and groups are divided by tp."""
+
+    name: str
+    tokens: int
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    chunk: int
+    """Tokens within which all pairs are computed; from chunk to chunk only the state goes on."""
+    saves: tuple[Saved, ...] = ()
+
+    @property
+    def products(self) -> tuple[int, int, int, int]:
+        """Forward FLOPs of its four matrix products, chunk by chunk (section 6.3): C B of all pairs in a chunk, times the inputs, the
+        chunk's contribution to the state, and what is read of the state that enters.
+
+        >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).products
+        (80, 96, 240, 240)
+        """
+        pairs, channels = self.tokens * self.chunk, self.heads * self.head_dim
+        through = 2 * self.tokens * channels * self.state
+        return 2 * pairs * self.groups * self.state, 2 * pairs * channels, through, through
+
+    @property
+    def backward_flops(self) -> int:
+        """Two gradients of each product, after C B and the chunks' states have been made again, which nothing keeps (mamba-ssm,
+        ops/triton/ssd_combined.py, _mamba_chunk_scan_combined_bwd).
+
+        >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).backward_flops == 2 * 656 + 80 + 240
+        True
+        """
+        pairs, _, into, _ = self.products
+        return 2 * sum(self.products) + pairs + into
+
+    @property
+    def elements(self) -> int:
+        """Read and written in forward, in elements of 16 bits: inputs by two kernels, the gate and the output (heads x head_dim each), B
+        and C by two kernels each, the steps (heads), and the fp32 states of all chunks written, passed on and read.
+
+        >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).elements
+        424
+        """
+        channels, chunks = self.heads * self.head_dim, -(-self.tokens // self.chunk)
+        return self.tokens * (4 * channels + 4 * self.groups * self.state + self.heads) + 2 * 4 * chunks * channels * self.state
+
+    @property
+    def model_flops(self) -> int:
+        """Of the recurrence itself, token by token, as Megatron-LM counts it (megatron/training/training.py:291, core_v0.16.1): 7 for each
+        number of the state.
+
+        >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).model_flops
+        840
+        """
+        return 7 * self.tokens * self.heads * self.head_dim * self.state
 
 
 class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults=True):
@@ -220,4 +277,4 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
     """Groups of experts, and in how many of them all of a token's experts are."""
 
 
-Op = Gemm | Attention | Pointwise | Enter | Exit | Dispatch
+Op = Gemm | Attention | Scan | Pointwise | Enter | Exit | Dispatch

@@ -16,7 +16,9 @@ def packed(model: ModelSpec, attended: float, *, kernels: bool) -> ModelSpec:
     def changed(op: Op) -> Op:
         if not isinstance(op, Attention) or not op.causal:
             return op
-        return replace(op, attended=attended) if kernels else replace(op, causal=False, window=0)
+        if kernels:
+            return replace(op, attended=min(attended, op.attended or attended))
+        return replace(op, causal=False, window=0, attended=0.0)
 
     def layer(spec: LayerSpec) -> LayerSpec:
         ops = tuple(changed(op) for op in spec.ops)

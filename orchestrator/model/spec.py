@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
-from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Shard, Weight, WeightKind, padded
+from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Scan, Shard, Weight, WeightKind, padded
 from orchestrator.values import Value
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Op",
     "Pointwise",
     "Saved",
+    "Scan",
     "Shard",
     "Weight",
     "WeightKind",

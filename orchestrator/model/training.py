@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from orchestrator.key import Key
 from orchestrator.model.lora import Lora
 from orchestrator.values import Value
 
-Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+TrainedPrecision = Literal["bf16", "fp16", "fp32", "fp8"]
+"""What our engines train in."""
+Precision = Literal[TrainedPrecision, "nvfp4"]
+"""What is priced: published runs are in NVFP4 too."""
+QUANTISED: Final = ("fp8", "nvfp4")
+"""Formats of the linears' inputs alone: between them, and in weights and gradients, they are bf16."""
 Dtype = Literal["fp32", "bf16", "fp16"]
 MomentDtype = Literal["fp32", "bf16", "fp16", "fp8"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
@@ -52,7 +57,7 @@ class Training(Value, frozen=True, kw_only=True):
     decoder_seq_length: Annotated[
         int | None, Key("train.decoder_seq_length", "of a decoder's sequence (t5)", unit="tokens", low=1, high=10**9)
     ] = None
-    precision: Annotated[Precision, Key("train.precision", "of the matrix products")] = "bf16"
+    precision: Annotated[Precision, Key("train.precision", "of the matrix products", type=TrainedPrecision)] = "bf16"
     fp8_recipe: Annotated[
         Fp8Recipe | None, Key("train.fp8_recipe", "how FP8 tensors are scaled; default: tensorwise before Blackwell, mxfp8 on it")
     ] = None

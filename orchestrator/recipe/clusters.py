@@ -39,7 +39,7 @@ BYTES: Final = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB
 RATES: Final = {"B/s": 1, "KB/s": KB, "MB/s": MB, "GB/s": GB, "TB/s": TB, "Mbit/s": GBIT / 1000, "Gbit/s": GBIT, "Tbit/s": GBIT * 1000}
 SECONDS: Final = {"s": 1.0, "ms": MS, "us": US, "ns": US / 1000}
 FLOPS: Final = {"FLOP/s": 1, "GFLOP/s": TFLOPS / 1000, "TFLOP/s": TFLOPS, "PFLOP/s": TFLOPS * 1000}
-PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8")
+PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")
 SUFFIXES: Final = (".yaml", ".yml")
 
 
@@ -304,8 +304,8 @@ def _gpu(raw: Any, where: str) -> Gpu:
     )
 
 
-LEAST_CAPABILITY: Final = {"fp8": "8.9", "bf16": "8.0", "fp16": "7.0"}
-"""The first GPUs with tensor cores for it: Ada, Ampere, Volta (CUDA C programming guide)."""
+LEAST_CAPABILITY: Final = {"nvfp4": "10.0", "fp8": "8.9", "bf16": "8.0", "fp16": "7.0"}
+"""The first GPUs with tensor cores for it: Blackwell, Ada, Ampere, Volta (CUDA C programming guide)."""
 
 
 def _capability(key: str, raw: Any, peaks: Mapping[str, Any]) -> str:

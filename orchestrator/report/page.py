@@ -40,6 +40,7 @@ STAGE_COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "
 KIND_COLOURS: Final = {
     "forward": "#4e79a7", "backward": "#59a14f", "steady": "#9db8a5", "reduction": "#e15759", "optimizer": "#b07aa1", "once": "#9c755f",
     "send_activation": "#edc948", "receive_activation": "#edc948", "send_gradient": "#f28e2b", "receive_gradient": "#f28e2b",
+    "exchange_next": "#ff9da7", "exchange_previous": "#ff9da7",
 }  # fmt: skip
 KIND_WORDS: Final = {
     "steady": "passes like those beside them", "reduction": "gradient reduction that nothing hides", "once": "once a step",
@@ -231,8 +232,8 @@ def source(data: Mapping[str, Any]) -> Any:
 
 
 TIMELINE_WORDS: Final = (
-    "Forward (blue) and backward (green) passes of each stage; what is empty is the pipeline's bubble. The wheel zooms, and trace.json "
-    "has the same."
+    "Forward (blue) and backward (green) passes of each stage; what is empty is the pipeline's bubble; transfers "
+    "for which both sides wait are yellow, orange and pink. The wheel zooms, and trace.json has the same."
 )
 
 
@@ -344,17 +345,18 @@ def candidate_points(shown: Shown) -> list[Point]:
             slower = shown.plan.predicted and outcome.step_time_s / shown.plan.predicted.step_time_s - 1
             said = f"{100 * slower:.1f}% slower" if slower else "the plan"
             priced.append((name, outcome.step_time_s, outcome.peak_memory_bytes, "priced", said))
-        elif outcome.peak_memory_bytes is not None and shown.floor is not None:
-            seconds = shown.costs.time_floor(outcome.candidate) if outcome.candidate.engine == shown.plan.engine else None
-            if seconds is not None:
-                over.append((name, seconds, outcome.peak_memory_bytes, "lacks memory", why))
+        elif outcome.peak_memory_bytes is not None and shown.floor is not None and outcome.candidate.engine == shown.plan.engine:
+            over.append((outcome.peak_memory_bytes, outcome.candidate, name, why))
         elif (at_least := getattr(outcome, "at_least_s", None)) is not None and shown.floor is not None:
             bounded.append((at_least, outcome, name, why))
     bounded.sort(key=lambda item: item[0])
     floor = shown.floor
     nearest = bounded[:MOST_POINTS] if floor is not None else []
     drawn = [(name, seconds, floor(outcome.candidate), "slower", why) for seconds, outcome, name, why in nearest if floor is not None]
-    return [*sorted(priced, key=lambda point: point[1]), *drawn, *sorted(over, key=lambda point: point[2])[: MOST_POINTS // 3]]
+    over.sort(key=lambda item: item[0])
+    least = over[: MOST_POINTS // 3]
+    lacking = [(name, shown.costs.time_floor(candidate), nbytes, "lacks memory", why) for nbytes, candidate, name, why in least]
+    return [*sorted(priced, key=lambda point: point[1]), *drawn, *lacking]
 
 
 def candidate_picture(points: Sequence[Point], shown: Shown) -> Figure:

@@ -398,13 +398,13 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     gap = 1 - at_least_s / plan.predicted.step_time_s
     names = [capabilities.engine for capabilities in searched]
     engines = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    even = " (interleaved: chunks as even as they go)" if plan.pp > 1 else ""
+    doubled = ", groups of pp micro-batches or of that doubled" if any(each.microbatch_groups for each in searched) else ""
+    even = f" (interleaved: chunks as even as they go{doubled})" if plan.pp > 1 else ""
     space = f"plans of {engines} that were searched and fit{even}"
     least = max((capabilities.least_sequence_part for capabilities in searched if "cp" in capabilities.axes), default=0)
     short = f" or into parts of less than {least:,} tokens" if least > 1 else ""
     several = [f"cp of several samples at a time{short}"] if least else []
-    groups = ["microbatch_group_size_per_vp_stage above the smallest"] if any(each.microbatch_groups for each in searched) else []
-    pinned = [*several, *groups, *(option for capabilities in searched for option in capabilities.pinned_options)]
+    pinned = [*several, *(option for capabilities in searched for option in capabilities.pinned_options)]
     beside = f"; only with a pin: {', '.join(dict.fromkeys(pinned))}" if pinned else ""
     if gap <= NOISE:
         return f"Proven the fastest of the {space}{beside}"

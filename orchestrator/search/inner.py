@@ -13,9 +13,12 @@ for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from operator import le
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from orchestrator.cost.capacity import Capacity
 from orchestrator.cost.price import CostModel, StageCost, StageSums
@@ -28,9 +31,9 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
-MOST_SIMULATED, MOST_AT_ONCE = 60, 60
-"""Partitions simulated for one outer choice, and where none is looked at further. Where stage times are nearly equal, far fewer lie between
-bound and optimum."""
+MOST_SIMULATED, MOST_AT_ONCE = 20, 60
+"""Partitions simulated for one outer choice, and where none is looked at further at the end. Where stage times are nearly equal, far fewer
+lie between bound and optimum."""
 
 
 class Solution(NamedTuple):
@@ -49,6 +52,9 @@ class Answer(NamedTuple):
     need: float | None
     bound_s: float
 
+
+TIE = 1e-9
+"""Relative: what is not faster by more than this is not worth larger groups."""
 
 Chunks = tuple[tuple[tuple[str, int], ...], ...]
 """What each chunk of a stage holds: runs of (kind of layer, count)."""
@@ -100,10 +106,15 @@ class Inner:
 
     def __init__(
         self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None,
-        simulated: int = MOST_AT_ONCE,
+        simulated: int = MOST_AT_ONCE, floor: Callable[[Candidate], float] = lambda _: 0.0,
     ) -> None:  # fmt: skip
+        """`floor`: seconds that no plan of a candidate undercuts, for groups of micro-batches that the leaf offers beside its own."""
         self.costs, self.model, self.capabilities = costs, model, capabilities
-        self.candidate, self.modes = candidate, modes = leaf
+        self.candidate, self.modes, groups = candidate, modes, _ = leaf
+        self._floor = floor
+        self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout, simulated=simulated)
+        self._sizes = {candidate: self} | dict.fromkeys(replace(candidate, microbatch_group_size_per_vp_stage=size) for size in groups)
+        """By size of the groups of micro-batches: the search with it, where it was looked at."""
         self.usable = limit.usable
         """Bytes; of a cluster of several types of GPU the largest's."""
         self.pp, self.vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
@@ -123,12 +134,13 @@ class Inner:
         """Of an engine that computes all layers in the same mode: a search for each."""
         together = alone_modes(modes, capabilities.recompute_varies)
         if len(together) > 1:
-            self._alone = [Inner(costs, model, capabilities, leaf._replace(recompute=some), limit, layout, simulated) for some in together]
+            self._alone = [self._alike(leaf=leaf._replace(recompute=some, groups=())) for some in together]
         self._one_count = capabilities.recompute_varies == "job" and len(together) == 1 < len(modes)
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
         self._slower: dict[tuple[int, Recompute], set[Recompute]] = {}
+        self._fastest_first: dict[int, list[Recompute]] = {}
         self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
@@ -137,12 +149,12 @@ class Inner:
         """All by which a stage's place changes what it costs."""
         self.capacity: Capacity | None = None
         if self._fixed is None:
-            partial = [mode for mode in modes if mode == "full" or self._by_layer]
-            self.capacity = Capacity(costs, candidate, modes, partial, self.layers, self._rooms, self._memories)
+            by_layer = [mode for mode in modes if mode == "full" or self._by_layer]
+            self.capacity = Capacity(costs, candidate, modes, by_layer, self.layers, self._rooms, self._memories)
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
-        shape = candidate.schedule, self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
-        once_s = costs.once_seconds(candidate)
-        self.pipeline = Pipeline(*shape, hops, once_s, lambda ways: costs.score_stages(candidate, [way.made.cost for way in ways])[0])
+        shape = costs.schedule(candidate), self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
+        besides = costs.once_seconds(candidate), costs.busy_seconds(candidate)
+        self.pipeline = Pipeline(*shape, hops, *besides, lambda ways: costs.score_stages(candidate, [way.made.cost for way in ways])[0])
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -184,20 +196,34 @@ class Inner:
         that are slower than a mode of all layers that fits: what of the reduction hides beside the time that they lose is no more."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
         slower: set[Recompute] = set()
-        for mode in self.modes:
+        for mode in self._in_turn(p):
             if mode in slower:
                 continue
             if mode == "none" or not whole:
                 if self._peak(p, chunks, (mode, 0)) <= self._rooms[p]:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
-                if found and not self._by_layer and self._loses_less(p, found[-1][0], chunks):
+                if found and not self._by_layer and self._loses_less(p, found[0][0], chunks):
                     continue
                 found += [(mode, n) for n in self._fewest(p, whole, chunks, mode)]
             elif self._peak(p, chunks, (mode, self.layers)) <= self._rooms[p]:
                 found.append((mode, self.layers))
                 slower |= self._slower_modes(p, mode)
         return found
+
+    def _in_turn(self, p: int) -> list[Recompute]:
+        """The modes: none, then those that a layer takes least longer with, and those that a part of a stage may have last: what is slower
+        than one that fits need not be tried. Those that take as long stay in their order."""
+        known = self._fastest_first.get(self._parts[p])
+        if known is None:
+            kinds, layer = {run.layer.kind for run in self.model.runs[1:-1]}, partial(self._by_stage[p].layer, self.candidate)
+
+            def place(mode: Recompute) -> tuple[int, float]:
+                rank = 0 if mode == "none" else 2 if mode == "full" else 1
+                return rank, sum(layer(kind, mode).seconds for kind in sorted(kinds)) if rank == 1 else 0.0
+
+            known = self._fastest_first[self._parts[p]] = sorted(self.modes, key=place)
+        return known
 
     def _loses_less(self, p: int, mode: Recompute, chunks: Chunks) -> bool:
         """Whether this mode in all layers of a stage loses less time than one layer in full does; chunks as in `_slower_modes`."""
@@ -360,6 +386,26 @@ class Inner:
     def solve(self, threshold: float = INFINITE, further: int = 0) -> Answer:
         """The best partition of at most `threshold` seconds; else why there is none. `further`: once more where some were left out, with a
         sharper bound and for so many simulated passes."""
+        if len(self._sizes) == 1:
+            return self._solve(threshold, further)
+        spent, left, found, bound = 0, INFINITE, None, INFINITE
+        for candidate, inner in self._sizes.items():
+            floor = self._floor(candidate)
+            if floor > threshold * (1 + ROUNDING):
+                bound = min(bound, floor)
+                continue
+            inner = self._sizes[candidate] = inner or self._alike(leaf=Leaf(candidate, self.modes))
+            answer = inner._solve(threshold, further)
+            if inner is self and answer.need is not None:
+                return answer  # larger groups hold no less
+            spent, left, bound = spent + inner.spent, min(left, inner.left), min(bound, answer.bound_s)
+            if answer.solution is not None:
+                found, threshold = answer, answer.bound_s * (1 - TIE)
+        self.spent, self.left = spent, left
+        return found or Answer(None, None, bound)
+
+    def _solve(self, threshold: float, further: int) -> Answer:
+        """`solve` with the candidate's own groups."""
         self.left = INFINITE
         if self._alone:
             return self._solve_alone(threshold, further)

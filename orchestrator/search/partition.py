@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from orchestrator.cost.schedule.critical_path import CriticalPath, Times, game, graph_of, longest
+from orchestrator.cost.schedule.names import of_chunks
 
 PASSES_FOR_STEP = 10
 """Passes simulated in the time that one step of a partition is bounded."""
@@ -57,7 +58,7 @@ Steps = list[dict[int, list[tuple[int, list[Way]]]]]
 
 class Pipeline(NamedTuple):
     """What all partitions share. `hops`: seconds of a transfer by virtual border; `once_s`: of a step, beside the schedule and the update;
-    `score`: simulated seconds of a step of these ways."""
+    `busy_s`: of a step, that no schedule undercuts; `score`: simulated seconds of a step of these ways."""
 
     schedule: str
     pp: int
@@ -66,6 +67,7 @@ class Pipeline(NamedTuple):
     group: int | None
     hops: Sequence[float]
     once_s: float
+    busy_s: float
     score: Callable[[Sequence[Way]], float]
 
     @property
@@ -110,10 +112,12 @@ class Partitions:
         self.pp, self.m = pipeline.pp, pipeline.m
         self.hops = [*pipeline.hops[: self.pp - 1], 0.0]
         self.flat = pipeline.vpp == 1 and self.pp > 1
-        self.blocking = pipeline.schedule == "deepspeed_1f1b"
+        kind = of_chunks(pipeline.schedule, pipeline.vpp, pipeline.group)
+        self.transfers = [kind.transfers(self.pp, p, self.m) for p in range(self.pp)]
+        self.half_duplex = kind.half_duplex
         (self.start,) = steps[0]
         self.behind, self.updates, self.togo = self._bounds()
-        self.bound = self.togo[0].get(self.start, INFINITE) + self.updates[0].get(self.start, 0.0) + pipeline.once_s
+        self.bound = max(self.togo[0].get(self.start, INFINITE), pipeline.busy_s) + self.updates[0].get(self.start, 0.0) + pipeline.once_s
         """Seconds that no partition undercuts."""
         self.left = INFINITE
         """Seconds that none undercuts of those that were left out."""
@@ -153,21 +157,24 @@ class Partitions:
         it waits for the stages behind it, which take a micro-batch `behind` seconds there and back, transfers included.
 
         Its first backward pass comes after the first micro-batch's turn through them, not just after its warm-up; and its last one after
-        the last micro-batch's turn, not just after those that its warm-up was ahead. In DeepSpeed's pipeline nothing runs beside a
-        transfer: the stage spends all those over its borders.
+        the last micro-batch's turn, not just after those that its warm-up was ahead. Where transfers block, the stage spends all those over
+        its borders: beside each pass of its warm-up `beside` of them, and `more` before the turn is over.
         """
         m = self.m
         work = m * way.work_s
         if not self.flat:
             return work
-        beside, turn = 0.0, sum(behind) + 2 * self.hops[p]
-        if self.blocking:
-            before = self.hops[p - 1] if p else 0.0
-            beside, turn = before + self.hops[p], sum(behind)
-            work += 2 * (m * beside - before)
+        before, behind_it = self.hops[p - 1] if p else 0.0, self.hops[p]
+        up, down = self.transfers[p]
+        work += max(0, up - 2) * before + down * behind_it
+        turn = sum(behind) + 2 * behind_it
         ahead = min(m - 1, self.pp - 1 - p)
-        first = turn - ahead * (way.forward_s[0] + beside)
-        last = turn - ahead * (way.backward_s[0] + beside)
+        beside = more = 0.0
+        if up or down:
+            beside = before + behind_it
+            more = (2 if self.half_duplex or m <= self.pp - 1 - p else 1) * behind_it
+        first = turn - more - ahead * (way.forward_s[0] + beside)
+        last = turn - more - ahead * (way.backward_s[0] + beside)
         return work + (max(0.0, first) + max(0.0, last) if m - 1 > self.pp - 1 - p else max(0.0, first, last))
 
     # ---- branch and bound
@@ -203,7 +210,7 @@ class Partitions:
                 lead = max(above.lead, above.down + way.exposed_s)
                 largest = max(above.largest, lead + self._work(p, way, behind))
                 onwards = lead + way.forward_s[0] + way.backward_s[0] + 2 * hop
-                bound, spent = max(largest, onwards + rest), above.spent
+                bound, spent = max(largest, onwards + rest, self.pipeline.busy_s), above.spent
                 if cut is not None:
                     spent += cut.values[p][id(way)]
                     bound = max(bound, spent + cut.togo[p + 1][end])

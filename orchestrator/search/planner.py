@@ -207,8 +207,11 @@ class _Search:
                     heappush(self.queue, entry)
             elif step == GROUP:
                 for choice in group:
-                    candidate = choice.leaf.candidate
-                    floor = self.known[candidate] if candidate in self.known else self.floors[choice.engine].leaf(candidate)
+                    candidate, groups = choice.leaf.candidate, choice.leaf.groups
+                    if candidate in self.known:
+                        floor = self.known[candidate]
+                    else:
+                        floor = self.floors[choice.engine].leaf(candidate, groups[-1] if groups else None)
                     heappush(self.queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
             elif step == FLOOR:
                 self._bounded(bound, group[0], inner)
@@ -227,7 +230,8 @@ class _Search:
                 self._too_large(choice, floor, "at least ")
                 return
             model, capabilities = self.workload.model, self.engines[i].capabilities
-            inner = Inner(self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout, self.simulated)
+            given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout, self.simulated
+            inner = Inner(*given, self.floors[i].leaf)
         look = bound * LOOK_AHEAD
         answer = inner.bound(bound, look)
         if answer.need is None:
@@ -243,7 +247,7 @@ class _Search:
             self.unfinished.append((inner, choice))
         if answer.solution is not None:
             seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
-            priced = Outcome(candidate=choice.leaf.candidate, step_time_s=seconds, peak_memory_bytes=peak)
+            priced = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
             self._settle(choice, priced, min(seconds, inner.left))
             self.best.add(answer.solution, choice)
         elif answer.need is not None:
@@ -260,7 +264,7 @@ class _Search:
     def _settle(self, choice: Choice, outcome: Outcome, bound: float) -> None:
         """What became of a choice of which no plan is faster than `bound` seconds."""
         self.outcomes[choice.order] = outcome
-        self.bounds[outcome.candidate] = bound
+        self.bounds[choice.leaf.candidate] = bound
         self.done += 1
 
     def _outcome(self, choice: Choice, *, reason: str, need: float | None = None, at_least_s: float | None = None) -> Outcome:
@@ -276,11 +280,13 @@ class _Search:
             return float("inf")
         least, spent = float("inf"), 0
         for inner, choice in sorted(self.unfinished, key=lambda entry: entry[0].left):
-            if most and inner.left < best.score * (1 - ROUNDING) and not self._late():
+            tie = best.score * (1 + ROUNDING)  # goes to the first in declared order, whichever is looked at first
+            may_win = inner.left < best.score * (1 - ROUNDING) or (inner.left <= tie and choice.order < best.ranked[0][1].order)
+            if most and may_win and not self._late():
                 spent -= inner.spent
-                answer = inner.solve(best.score, max(1, (most - spent - inner.spent) // 3))
+                answer = inner.solve(tie, max(1, (most - spent - inner.spent) // 3))
                 spent += inner.spent
-                if answer.solution is not None and answer.solution.step_time_s < best.score:
+                if answer.solution is not None and answer.solution.step_time_s <= tie:
                     best.add(answer.solution, choice)
             least = min(least, inner.left)
         return best.score if least >= best.score * (1 - ROUNDING) else least

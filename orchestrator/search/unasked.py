@@ -38,20 +38,11 @@ class Unasked(Value, frozen=True, kw_only=True):
     predicted: Prediction
 
 
-def larger_groups(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Groups of twice as many micro-batches, interleaved: a stage waits less for what its neighbours send, and holds more. The
-    search takes the smallest alone."""
-    if plan.vpp == 1:
-        return ()
-    size = 2 * (plan.candidate.microbatch_group_size_per_vp_stage or plan.pp)
-    return ((f"pin.microbatch_group_size_per_vp_stage={size}", {"microbatch_group_size_per_vp_stage": size}),)
-
-
 def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
     """The choices that the plan's engine can take as it is, and that make this plan faster or smaller."""
     found = []
     now = plan.predicted
-    for key, changes in (*OFFERED, *larger_groups(plan)) if now is not None else ():
+    for key, changes in OFFERED if now is not None else ():
         assert now is not None
         training = replace(plan.training, **changes.get("training", {}))
         other = replace(plan, training=training, **{name: value for name, value in changes.items() if name != "training"})

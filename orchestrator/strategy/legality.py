@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from orchestrator.model.architecture import Architecture
+from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.megatron_layout import transformer_layers
@@ -21,7 +22,7 @@ PLANNER: Final = "planner"
 AXES: Final = ("pp", "tp", "cp", "ep", "etp", "dp", "vpp")
 MIN_BF16_COMPUTE_CAPABILITY: Final = 8.0
 """Ampere is the first GPU with bf16 arithmetic (CUDA C programming guide, "Arithmetic Instructions")."""
-NOT_ON_CPUS: Final = ("fp16", "fp8")
+NOT_ON_CPUS: Final = ("fp16", *QUANTISED)
 
 OF_THEIR_OWN: Final = (
     *AXES,
@@ -134,7 +135,7 @@ def precision_here(_: Candidate, workload: Workload) -> str | None:
 def gradient_dtype(_: Candidate, workload: Workload) -> str | None:
     """Gradients are summed and reduced in fp32 or in the type of the weights."""
     training = workload.training
-    allowed = {"fp32", "bf16" if training.precision == "fp8" else training.precision}
+    allowed = {"fp32", "bf16" if training.precision in QUANTISED else training.precision}
     for name, dtype in (("grad_accum_dtype", training.grad_accum_dtype), ("grad_reduce_dtype", training.grad_reduce_dtype)):
         if dtype not in allowed:
             return f"{name}={dtype} with precision {training.precision}: {' or '.join(sorted(allowed))}"

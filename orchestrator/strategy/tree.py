@@ -81,10 +81,12 @@ class Outcome(Value, frozen=True, kw_only=True):
 
 
 class Leaf(NamedTuple):
-    """An outer choice that breaks no rule; `recompute` are the modes that the inner search may use, weakest first."""
+    """An outer choice that breaks no rule; `recompute` are the modes that the inner search may use, weakest first; `groups` larger sizes of
+    interleaving's groups than the candidate's that it may take, ascending."""
 
     candidate: Candidate
     recompute: tuple[Recompute, ...]
+    groups: tuple[int, ...] = ()
 
 
 Cut = Callable[[Outcome], None]
@@ -137,6 +139,21 @@ def group_sizes(pp: int, num_microbatches: int) -> tuple[int | None, ...]:
     return tuple(islice(legal, MOST_GROUP_SIZES))
 
 
+def larger_groups(pp: int, num_microbatches: int, size: int | None) -> tuple[int, ...]:
+    """Sizes of interleaving's groups above `size` (None: pp), doubled again and again: a stage waits less for what its neighbours send,
+    and holds more.
+
+    >>> larger_groups(4, 16, None), larger_groups(4, 12, None), larger_groups(4, 10, 5)
+    ((8, 16), (8,), (10,))
+    """
+    found, next_size = [], 2 * (size or pp)
+    while next_size <= num_microbatches:
+        if fills_groups(num_microbatches, pp, next_size):
+            found.append(next_size)
+        next_size *= 2
+    return tuple(found)
+
+
 def level_of(rule: Rule) -> int:
     """The level at which the rule can be judged: -1 before any choice; the last level for a field that the tree does not know."""
     deepest = -1
@@ -183,6 +200,7 @@ class Tree:
                 self._alone.setdefault(axis, []).append(rule)
             else:
                 self._at[level_of(rule) + 1].append(rule)
+        self._of_groups = [rule for rule in self.rules if "microbatch_group_size_per_vp_stage" in rule.needs]
         own: tuple[Callable[[Candidate], Iterator[Candidate]], ...] = (
             *(self._pp, self._tp, self._cp, self._cp_comm_type, self._ep, self._etp, self._dispatcher, self._dp, self._rank_order),
             self._zero_stage,
@@ -221,7 +239,19 @@ class Tree:
         for candidate in self._walk(shape, SHAPE, len(self._branch), cut):
             modes = self._recompute(candidate, cut)
             if modes:
-                yield Leaf(replace(candidate, strategy=replace(candidate.strategy, recompute=modes[-1])), modes)
+                whole = replace(candidate, strategy=replace(candidate.strategy, recompute=modes[-1]))
+                yield Leaf(whole, modes, self._larger_groups(whole))
+
+    def _larger_groups(self, candidate: Candidate) -> tuple[int, ...]:
+        """Those that no rule forbids, where the engine has them and nobody pins one."""
+        if candidate.vpp == 1 or not self.capabilities.microbatch_groups or self.pins.microbatch_group_size_per_vp_stage is not None:
+            return ()
+        sizes = larger_groups(candidate.mesh.pp, candidate.num_microbatches, candidate.microbatch_group_size_per_vp_stage)
+        return tuple(size for size in sizes if not self._forbidden(replace(candidate, microbatch_group_size_per_vp_stage=size)))
+
+    def _forbidden(self, candidate: Candidate) -> bool:
+        """Whether a rule about interleaving's groups forbids it."""
+        return any(rule.check(candidate, self.workload) is not None for rule in self._of_groups)
 
     def micro_batch_sizes(self, shape: Candidate) -> list[int]:
         """Those that a mesh may have, but for what rules forbid; ascending."""

@@ -153,7 +153,8 @@ def show_recovery(console: Console, runs: Sequence[Run], choose: Choose) -> dict
     for one in found:
         ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
         flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'}"
-        console.print(f"  {one.label}: {flags}, {ratio} of our best ({one.best})", highlight=False, markup=False)
+        shown = f"; measured {one.slower:+.1%} beside a published run divided so" if one.slower is not None else ""
+        console.print(f"  {one.label}: {flags}, {ratio} of our best ({one.best}){shown}", highlight=False, markup=False)
     figures = recovery.figures(found)
     console.print(f"recovery: {figures}", highlight=False, markup=False)
     return figures

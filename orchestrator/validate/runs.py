@@ -48,7 +48,7 @@ class ExpertsRun:
         if self.graph == "whole" or self.capacity:
             changes["expert_sync_s"] = 0.0
         if self.graph == "whole":
-            changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s"), 0.0)
+            changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s", "expert_quantise_s"), 0.0)
         if not self.overlaps:
             changes["ep_overlap"] = 0.0
         return replace(calibration, **changes)
@@ -161,7 +161,13 @@ HELD_OUT: Final[tuple[tuple[str, str], ...]] = (
 """Whole sweeps and whole models that no constant was fitted on: (table, a word of the sweep's or the model's name)."""
 
 
+NVFP4: Final = "nvfp4"
+"""The label of runs whose products are in NVFP4, on which no constant is fitted."""
+
+
 def held_out(run: Run) -> bool:
     """Whether this run is kept out of fitting."""
+    if run.precision == NVFP4:
+        return True
     text = f"{run.sweep_id} {run.model.architecture.name}"
     return any(table == run.table and word in text for table, word in HELD_OUT)

@@ -18,16 +18,17 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import Architecture, ModelSpec
-from orchestrator.model.training import Dtype, Precision, Training
-from orchestrator.strategy.spec import Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
+from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.validate import layout, networks
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
 from orchestrator.validate.mixtures import with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
+from orchestrator.validate.releases import recipe_of
 from orchestrator.validate.rows import SkipError, number, whole
-from orchestrator.validate.runs import ExpertsRun, MemoryKind, Run, Unusable
+from orchestrator.validate.runs import NVFP4, ExpertsRun, MemoryKind, Run, Unusable
 
 COLUMNS = ("run_id", "num_gpus", "status", "tp", "pp", "micro_batch_size", "global_batch_size")
 """A CSV without these is no table of runs (the folder also holds other measurements)."""
@@ -105,7 +106,7 @@ def _with_settings(rows: list[dict[str, str]], file: Path) -> list[dict[str, str
     if not rows or not file.is_file() or "run_id" not in rows[0]:
         return rows
     settings = {row["run_id"]: row for row in _rows(file) if not row.get("differs") and row.get("recompute_effective")}
-    return [with_settings(row, settings.get(row.get("run_id", ""))) for row in rows]
+    return [with_settings(row, settings.get(row.get("run_id", "")) or recipe_of(row)) for row in rows]
 
 
 def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[str, str]:
@@ -258,7 +259,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         memory = fits = None  # what is kept is not known
     if row.get("offload") == ACTIVATIONS or (row.get("num_experts") and not row.get("recompute") and table.startswith("nvidia")):
         memory = fits = None  # nor here: its recipe is not known, or moves activations to the host
-    if lora is not None and precision == "fp8":
+    if lora is not None and precision in QUANTISED:
         memory = fits = None  # whether frozen weights are kept in 8 bits alone is not said
     if lora is not None and mixed_lengths(row):
         raise SkipError("what the allocator reserved over samples of many lengths, in their order")
@@ -345,9 +346,11 @@ def precision_of(row: dict[str, str]) -> tuple[Precision, str]:
     """Compute precision and the label it is reported under ("not stated" where the source is silent)."""
     text = row.get("precision", "").lower()
     if "fp4" in text:
-        raise SkipError("NVFP4 is not priced")
+        if "bf16 tail" in text:
+            raise SkipError("some layers are NVFP4, some bf16, and the source does not say how many")
+        return "nvfp4", NVFP4
     if "_fp4.sh" in row.get("notes", ""):
-        raise SkipError("the table says FP8, the run's own configuration NVFP4")
+        return "nvfp4", NVFP4  # the table says FP8, the run's own configuration NVFP4
     if "fp8" in text or "float8" in text:
         return "fp8", "fp8"
     if "bf16" in text or "bfloat16" in text:
@@ -436,6 +439,12 @@ def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
         return "none", 1.0
     if text in ("full", "full uniform 1"):
         return "full", 1.0
+    modules = set(text.split("+"))
+    if row.get("num_experts"):  # `mlp` is the dense layers' alone, `moe` the experts' (mcore transformer_layer.py:445, moe_layer.py:155)
+        modules = {"mlp" if module == "moe" else module for module in modules - {"mlp"}}
+    mode = next((mode for mode, of in RECOMPUTE_MODULES.items() if set(of) == modules), "none" if not modules else None)
+    if mode is not None:
+        return mode, 1.0
     if text in ("selective (op)", "selective (every 2nd layer)"):
         return "full", 0.5
     if text in ("selective", "selective (core_attn)", "core_attn", "core_attn (implied)"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import prod, sqrt
-from typing import Any
+from math import log, prod, sqrt
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +83,8 @@ def initialise(model: torch.nn.Module, seed: int, device: torch.device, *, adapt
                 if lora.is_adapter(name):
                     bound = lora.bound(name, shape)
                     _fill(values, start, prod(shape), partial(_uniform, bound=bound), (seed, name), device)
+                elif (own := _of_state_space(model.config, name)) is not None:
+                    _fill(values, start, prod(shape), own, (seed, name), device)
                 elif name.endswith("bias"):
                     values.zero_()
                 elif id(parameter) in norms:
@@ -124,6 +127,48 @@ def _uniform(block: torch.Tensor, *, bound: float, generator: torch.Generator) -
     block.uniform_(-bound, bound, generator=generator)
 
 
+STATE_SPACES: Final = ("mamba2", "nemotron_h")
+
+
+def _of_state_space(config: Any, name: str) -> Callable[..., Any] | None:
+    """How a parameter of a Mamba-2 layer is drawn that is drawn otherwise than a linear's weight (modeling_mamba2.py and
+    modeling_nemotron_h.py, _init_weights); None: it is not. Nemotron-H's projection back is divided by the root of the number of layers."""
+    if config.model_type not in STATE_SPACES or ".mixer." not in name:
+        return None
+    own, last = config.model_type == "mamba2", name.rpartition(".mixer.")[2]
+    if last in DRAWN:
+        return DRAWN[last](config)
+    if last == "conv1d.weight" and own:
+        return partial(_uniform, bound=config.conv_kernel**-0.5)
+    if last == "out_proj.weight":
+        inner = config.num_heads * config.head_dim if own else config.mamba_num_heads * config.mamba_head_dim
+        scale = 1.0 if own else sqrt(config.num_hidden_layers)
+        return partial(_uniform, bound=inner**-0.5 / scale)
+    return None
+
+
+def _decays(block: torch.Tensor, *, generator: torch.Generator) -> None:
+    """Logarithms of 1, 2, 3 and so on."""
+    block.copy_(torch.arange(1, block.numel() + 1, dtype=block.dtype).log())
+
+
+def _ones(block: torch.Tensor, *, generator: torch.Generator) -> None:
+    block.fill_(1.0)
+
+
+def _steps(block: torch.Tensor, *, low: float, high: float, floor: float, generator: torch.Generator) -> None:
+    """What softplus makes steps of, whose logarithms are even."""
+    block.uniform_(log(low), log(high), generator=generator).exp_().clamp_(min=floor)
+    block.add_(torch.log(-torch.expm1(-block)))
+
+
+DRAWN: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "A_log": lambda config: _decays,
+    "D": lambda config: _ones,
+    "dt_bias": lambda config: partial(_steps, low=config.time_step_min, high=config.time_step_max, floor=config.time_step_floor),
+}
+
+
 def _gpt2(config: Any) -> Callable[[str], float]:
     """modeling_gpt2.py: what writes into the residual stream is divided by sqrt(2 * layers)."""
     return lambda name: STD / sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else STD
@@ -153,6 +198,7 @@ def _plain(config: Any) -> Callable[[str], float]:
 
 DEVIATIONS: dict[str, Callable[[Any], Callable[[str], float]]] = {
     "gpt2": _gpt2,
+    "mamba2": lambda config: lambda name: float(config.initializer_range),
     "t5": _t5,
 }
 """Standard deviation by parameter name, by `model_type`; those that are not here have one for all."""
@@ -172,6 +218,16 @@ def losses(model: Callable[..., Any], stack: str, batch: Batch, *, balance: list
         routed = {} if balance is None else {"output_router_logits": True}
         output = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False, **routed)
         if balance is not None:
-            balance.append(output.aux_loss)
+            balance.append(output.aux_loss if "real" not in batch else _balance_of(model, output.router_logits, batch["real"]))
     logits, labels = output.logits, batch["labels"]
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+
+
+def _balance_of(model: Any, router_logits: Any, real: torch.Tensor) -> torch.Tensor:
+    """The same loss over the tokens that are no padding: transformers leaves those out that an attention mask names, which no model gets
+    here, since packed samples are told apart by their positions where there is none (masking_utils.py, find_packed_sequence_indices)."""
+    bare = getattr(model, "module", model)
+    found: torch.Tensor = sys.modules[type(bare).__module__].load_balancing_loss_func(
+        router_logits, bare.num_experts, bare.num_experts_per_tok, real
+    )
+    return found

@@ -60,6 +60,10 @@ def transformer_config(engine: dict[str, Any], stage: int, **more: Any) -> Trans
         from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
         return kind(**fields | {"activation_func": quick_gelu})
+    if fields["activation_func"] == "squared_relu":
+        from megatron.core.activations import squared_relu
+
+        return kind(**fields | {"activation_func": squared_relu})
     fields["activation_func"] = TANH_GELU if fields["activation_func"] == "gelu_tanh" else getattr(F, fields["activation_func"])
     # perform_initialization stays on, though weights.py fills the weights afterwards: without it parameters lack `tensor_model_parallel`
     # (tensor_parallel/layers.py:160-215), and every gradient norm with tp > 1 is silently too small.

@@ -1,12 +1,14 @@
 """A benchmark, not a test: are twelve gloo plans of a small GPT ranked right by a profile of this machine, without a training run?
 
-    python tests/benchmarks/profile_gloo.py [out=FOLDER] [steps=8] [rounds=1]
+    python tests/benchmarks/profile_gloo.py [out=FOLDER] [steps=6] [rounds=1] [limit_s=480]
+
+On an idle machine: python tests/benchmarks/profile_gloo.py out=/tmp/profile_gloo; for a second round, the same with rounds=2.
 
 The model and the twelve plans of calibrate_gloo.py, on 4 ranks that share this machine's cores. First python -m orchestrator.profile, then
-the plans, `rounds` times, there and back; a plan's time is the least of its rounds' medians, since other work only ever adds to it. A
-folder that has some of it already is continued. What is predicted is the machine as it was while it was profiled: load shows in the
-numbers, most of all as one factor common to all plans, so that what is left without it is told too; and, by the ranks' timers, predicted
-over measured of computing and of traffic, each in the median.
+the plans, `rounds` times, there and back; a plan's time is the least of its rounds' medians, since other work only ever adds to it. No run
+is begun after `limit_s` seconds: what has run by then is judged, and the same command with the same out= goes on with the rest. What is
+predicted is the machine as it was while it was profiled: load shows in the numbers, most of all as one factor common to all plans, so that
+what is left without it is told too; and, by the ranks' timers, predicted over measured of computing and of traffic, each in the median.
 
 On 2026-11-22, 2 cores of an AMD EPYC under a load of 20 from other work: the profile took 141 s; the plan ranked first was the fastest of
 the twelve (by datasheets 41% slower than that); Spearman .6, where the steps of a single plan spread by a factor of two; predictions were
@@ -21,12 +23,13 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace as replaced
 from pathlib import Path
 from statistics import median
 
-from calibrate_gloo import CONFIG, JUDGED, NO_DROPOUT, run
+from calibrate_gloo import CONFIG, JUDGED, NO_DROPOUT, SOME_LEFT, run, run_folder
 from msgspec.structs import replace
 
 from orchestrator.commands import arguments, command, usage
@@ -61,9 +64,11 @@ def factors(run_folder: Path, cluster: Cluster, file: CalibrationFile) -> dict[s
 
 
 def main(words: Sequence[str]) -> int:
-    given = arguments(words, ("out", "steps", "rounds"))
+    given = arguments(words, ("out", "steps", "rounds", "limit_s"))
+    began, limit_s = time.monotonic(), float(given.get("limit_s", "480"))
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="profile_gloo_"))
     folder.mkdir(parents=True, exist_ok=True)
+    print(f"in {folder}: the profile, then {len(JUDGED)} plans; nothing is begun after {limit_s:.0f} s", flush=True)
     config = folder / "config.json"
     config.write_text(json.dumps({**CONFIG, **NO_DROPOUT}))
     profile = folder / "profile"
@@ -74,31 +79,50 @@ def main(words: Sequence[str]) -> int:
     print(f"the profile took {written['seconds']:.0f} s of the ranks at load {written['load']:.1f}", flush=True)
     file, cluster = read_file(profile / "megatron-cpu.json"), load_cluster(str(profile / "cluster.yaml"), 4)
     pricer = Pricer(lambda measured: file.calibration(zero_shot(measured)))
-    seconds: dict[tuple[int, int, int], list[float]] = {plan: [] for plan in JUDGED}
+    seconds: dict[tuple[int, int, int], list[float]] = {}
     predicted: dict[tuple[int, int, int], float] = {}
     by_cause: dict[str, list[float]] = {}
     for number in range(int(given.get("rounds", "1"))):
         runs = folder / f"round-{number + 1}"
         runs.mkdir(exist_ok=True)
         for plan in JUDGED if number % 2 == 0 else reversed(JUDGED):
-            out = run(runs, config, plan, int(given.get("steps", "8")))
+            if time.monotonic() - began > limit_s and not (run_folder(runs, plan) / "metrics.jsonl").is_file():
+                continue
+            out = run(runs, config, plan, int(given.get("steps", "6")))
             (measured,) = own.load(out)
-            seconds[plan].append(measured.time_s or 0.0)
+            seconds.setdefault(plan, []).append(measured.time_s or 0.0)
             predicted[plan] = (pricer.score(replaced(measured, cluster=cluster)) or (0.0, 0.0))[0]
             for cause, factor in factors(out, cluster, file).items():
                 by_cause.setdefault(cause, []).append(factor)
             name = f"tp={plan[0]} pp={plan[1]} mbs={plan[2]}"
-            print(f"{name}: {seconds[plan][-1]:.2f} s a step, predicted {predicted[plan]:.2f} s", flush=True)
-    rows = [(plan, min(seconds[plan]), predicted[plan]) for plan in JUDGED]
+            at = f"{time.monotonic() - began:.0f} s, {len(seconds)} of {len(JUDGED)}"
+            print(f"{at}: {name}: {seconds[plan][-1]:.2f} s a step, predicted {predicted[plan]:.2f} s", flush=True)
+    rows = [(plan, min(seconds[plan]), predicted[plan]) for plan in seconds]
+    if len(rows) < 3:
+        print(f"{len(rows)} plans ran in {limit_s:.0f} s: too few to judge; the same command with out={folder} goes on")
+        return SOME_LEFT
     best, fastest = min(rows, key=lambda row: row[2]), min(rows, key=lambda row: row[1])
     common = median(said / found for _, found, said in rows)
     rank = spearman([row[2] for row in rows], [row[1] for row in rows])
-    print(f"Spearman {rank:.2f}, ranked first takes {best[1] / fastest[1] - 1:.1%} longer than the fastest", end=", ")
-    print(f"median error {median(abs(said / found - 1) for _, found, said in rows):.1%}", end="; ")
-    print(f"predictions are {common:.2f} times as long in the median, without that factor the median error is", end=" ")
-    print(f"{median(abs(said / common / found - 1) for _, found, said in rows):.1%}")
-    print("predicted over measured, by cause:", ", ".join(f"{name} {median(values):.2f}" for name, values in by_cause.items()))
-    return 0
+    print("\nplan                   measured   predicted   error")
+    for (tp, pp, mbs), found, said in sorted(rows, key=lambda row: row[1]):
+        print(f"tp={tp} pp={pp} mbs={mbs:<11d} {found:8.2f} s {said:9.2f} s {said / found - 1:+7.0%}")
+    named = {
+        "plans": f"{len(rows)} of {len(JUDGED)}",
+        "the profile took": f"{written['seconds']:.0f} s (goal: under 180)",
+        "Spearman": f"{rank:.2f} (goal: .90)",
+        "median error": f"{median(abs(said / found - 1) for _, found, said in rows):.1%} (goal: 15%)",
+        "ranked first, against the fastest": f"+{best[1] / fastest[1] - 1:.1%} (goal: 5%)",
+        "predicted over measured, median": f"{common:.2f}",
+        "median error without that factor": f"{median(abs(said / common / found - 1) for _, found, said in rows):.1%}",
+        **{f"predicted over measured, {name}": f"{median(values):.2f}" for name, values in by_cause.items()},
+    }
+    for name, value in named.items():
+        print(f"{name:36s}{value}")
+    if len(rows) == len(JUDGED):
+        return 0
+    print(f"the same command with out={folder} goes on with the rest")
+    return SOME_LEFT
 
 
 if __name__ == "__main__":

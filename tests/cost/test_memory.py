@@ -115,11 +115,12 @@ def test_fp8_keeps_the_copies_of_weights_that_its_products_read() -> None:
 
 def test_fp8_products_keep_a_byte_of_their_inputs_and_attention_its_output_besides() -> None:
     """Of a layer's linears in h per token: qkv 1, fc1 1, fc2 4 at one byte in place of two; the projection's 1 is a byte more."""
-    hopper = replace(a100(), gpu=GPUS["H100-SXM-80GB"])
+    hopper, blackwell = (replace(a100(), gpu=GPUS[name]) for name in ("H100-SXM-80GB", "B200"))
     saved = {}
-    for precision in ("bf16", "fp8"):
-        saved[precision] = cost_model(cluster=hopper, precision=precision).layer(candidate(), "decoder", "none").saved_bytes
+    for precision in ("bf16", "fp8", "nvfp4"):
+        saved[precision] = cost_model(cluster=blackwell, precision=precision).layer(candidate(), "decoder", "none").saved_bytes
     assert saved["bf16"] - saved["fp8"] == 2048 * 1024 * (1 + 1 + 4 - 1)
+    assert saved["bf16"] - saved["nvfp4"] == 2048 * 1024 * ((1 + 1 + 4) * (2 - 4.5 / 8) - 4.5 / 8)  # 4 bits, and 8 for each 16 elements
     kept = replace(datasheet(hopper, MEGATRON), fp8_saved_bytes=2.0)  # torchao quantises what it kept in bf16
     assert cost_model(cluster=hopper, precision="fp8", calibration=kept).layer(candidate(), "decoder", "none").saved_bytes == saved["bf16"]
 

@@ -45,14 +45,73 @@ def order_interleaved(rank: int, m: int, pp: int, vpp: int, group: int | None = 
     return passes + backward[total - warm_up :]
 
 
+Message = tuple[int, str, int]
+"""(border, "activation" or "gradient", micro-batch)."""
+
+
+def calls_1f1b(rank: int, m: int, pp: int) -> list[Pass | list[Message]]:
+    """schedules.py:2093 with its calls of the communicator, each a list of messages that it returns behind (p2p_communication.py)."""
+
+    def border(*messages: Message) -> list[list[Message]]:
+        there = [message for message in messages if 0 <= message[0] < pp - 1]
+        return [there] if there else []
+
+    above, below = rank - 1, rank
+    warm_up = min(m, pp - 1 - rank)
+    made: list[Pass | list[Message]] = []
+    for k in range(warm_up):
+        made += [*border((above, "activation", k)), ("F", k, 0), *border((below, "activation", k))]
+    if warm_up < m:
+        made += border((above, "activation", warm_up))
+    for k in range(m - warm_up):
+        made += [("F", warm_up + k, 0), *border((below, "activation", warm_up + k), (below, "gradient", k)), ("B", k, 0)]
+        last = warm_up + k + 1 == m
+        made += border((above, "gradient", k)) if last else border((above, "gradient", k), (above, "activation", warm_up + k + 1))
+    for k in range(m - warm_up, m):
+        made += [*border((below, "gradient", k)), ("B", k, 0), *border((above, "gradient", k))]
+    return made
+
+
+def walk_1f1b(f: list[float], b: list[float], hops: list[float], m: int, *, half_duplex: bool) -> list[float]:
+    """Events: a message is on its way from when both sides have called for it, each direction of a border by itself; a call is over when
+    all of its messages are there. `half_duplex`: they go one after the other."""
+    pp = len(f)
+    lists = [calls_1f1b(rank, m, pp) for rank in range(pp)]
+    asked: dict[tuple[Message, int], float] = {}
+    clock, position = [0.0] * pp, [0] * pp
+    moving = True
+    while moving:
+        moving = False
+        for rank in range(pp):
+            while position[rank] < len(lists[rank]):
+                one = lists[rank][position[rank]]
+                if isinstance(one, tuple):
+                    clock[rank] += f[rank] if one[0] == "F" else b[rank]
+                else:
+                    for message in one:
+                        moving |= (message, rank) not in asked
+                        asked.setdefault((message, rank), clock[rank])
+                    sides = [[asked.get((message, side)) for side in (message[0], message[0] + 1)] for message in one]
+                    if any(time is None for both in sides for time in both):
+                        break
+                    begun = [max(filter(None, both), default=0.0) for both in sides]
+                    lasts = len(one) if half_duplex else 1
+                    clock[rank] = max(begin + lasts * hops[border] for begin, (border, *_) in zip(begun, one, strict=True))
+                position[rank] += 1
+                moving = True
+    assert all(at == len(made) for at, made in zip(position, lists, strict=True)), "deadlock"
+    return clock
+
+
 def walk(
     schedule: str, f: list[float], b: list[float], hops: list[float], m: int, vpp: int, group: int | None = None
 ) -> list[float]:
-    """Every rank runs its list in order; a pass waits for what it needs. Nothing is assumed of the schedule."""
+    """Every rank runs its list in order. Interleaved a pass waits for what it needs; else calls of the communicator block. Nothing is
+    assumed of the schedule."""
+    if schedule.startswith("1f1b"):
+        return walk_1f1b(f, b, hops, m, half_duplex=schedule == "1f1b_half_duplex")
     pp, last = len(f) // vpp, len(f) - 1
-    lists = [
-        order_interleaved(rank, m, pp, vpp, group) if schedule == "interleaved" else order_1f1b(rank, m, pp, vpp) for rank in range(pp)
-    ]
+    lists = [order_interleaved(rank, m, pp, vpp, group) for rank in range(pp)]
     ends: dict[tuple[str, int, int], float] = {}
     clock, position = [0.0] * pp, [0] * pp
     left = sum(len(passes) for passes in lists)
@@ -87,7 +146,8 @@ def pipelines(draw: st.DrawFn) -> tuple[str, list[float], list[float], list[floa
     f = [1.0 if equal else rng.uniform(0.1, 1) for _ in range(pp * vpp)]
     b = [2.0 if equal else rng.uniform(0.1, 2) for _ in range(pp * vpp)]
     hops = [rng.uniform(0, 0.3) if draw(st.booleans()) else 0.0 for _ in range(pp * vpp)]
-    return ("1f1b" if vpp == 1 else "interleaved"), f, b, hops, m, vpp
+    flat = draw(st.sampled_from(["1f1b", "1f1b_half_duplex"]))
+    return (flat if vpp == 1 else "interleaved"), f, b, hops, m, vpp
 
 
 @given(pipelines())
@@ -208,7 +268,8 @@ def test_an_order_in_groups_is_megatrons_own_schedule_table() -> None:
 def test_a_schedules_order_is_megatrons_list_of_passes(pp: int, vpp: int, m: int) -> None:
     schedule = SCHEDULES["interleaved" if vpp > 1 else "1f1b"]
     for rank in range(pp):
-        ours = [(action[0].upper(), microbatch, chunk) for action, microbatch, chunk in schedule.order(pp, rank, m, vpp)]
+        order = schedule.order(pp, rank, m, vpp)
+        ours = [(action[0].upper(), microbatch, chunk) for action, microbatch, chunk in order if action in ("forward", "backward")]
         assert ours == (order_interleaved if vpp > 1 else order_1f1b)(rank, m, pp, vpp)
 
 
@@ -228,10 +289,29 @@ def test_a_step_ends_where_the_timeline_of_the_orders_ends(
         assert len(passes) == 2 * m * vpp
 
 
+def test_over_a_slow_link_two_micro_batches_take_three_transfers_each_way_but_one() -> None:
+    """Two stages of 1 s forward and 2 s backward, 10 s a transfer: forward, down, forward, meanwhile both passes behind; then an exchange;
+    both passes behind, up, and the last backward. Were transfers only delays, the second activation would go down beside the first."""
+    assert simulate("1f1b", [1.0, 1.0], [2.0, 2.0], 10.0, 2) == 1 + 10 + 3 + 10 + 3 + 10 + 2
+    assert [one.transfers(2, 0, 2)[1] for one in SCHEDULES.values()] == [3, 4, 0, 4]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b_half_duplex", "deepspeed_1f1b"])
+@pytest.mark.parametrize(("pp", "m"), [(2, 1), (2, 5), (4, 1), (4, 3), (4, 4), (5, 12)])
+def test_the_transfers_that_block_a_stage_are_those_of_its_order(schedule: str, pp: int, m: int) -> None:
+    for stage in range(pp):
+        actions = [one.action for one in SCHEDULES[schedule].order(pp, stage, m)]
+        up = sum(action in ("receive_activation", "send_gradient", "exchange_previous") for action in actions)
+        down = sum(action in ("send_activation", "receive_gradient", "exchange_next") for action in actions)
+        if SCHEDULES[schedule].half_duplex:  # an exchange takes two
+            up, down = up + actions.count("exchange_previous"), down + actions.count("exchange_next")
+        assert SCHEDULES[schedule].transfers(pp, stage, m) == (up, down)
+
+
 @st.composite
 def nearly_periodic(draw: st.DrawFn) -> tuple[str, list[float], list[float], list[float], int, int]:
     """Times out of a few values: ties, one slow stage, slow links; long enough to be jumped over."""
-    schedule = draw(st.sampled_from(["1f1b", "interleaved", "deepspeed_1f1b"]))
+    schedule = draw(st.sampled_from(["1f1b", "1f1b_half_duplex", "interleaved", "deepspeed_1f1b"]))
     pp = draw(st.integers(2, 6))
     vpp = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     m = pp * draw(st.integers(2, 40)) + (0 if vpp > 1 else draw(st.integers(0, 5)))
@@ -258,10 +338,11 @@ def test_ten_million_micro_batches_are_jumped_over(schedule: str, vpp: int) -> N
 
 def test_a_slow_second_stage_sets_the_pace_of_all() -> None:
     """From its first pass to its last it never waits: 1 s of forward to it, 11 s for each micro-batch, 2 s of backward behind it. Its last
-    forward ends three of its backward passes (18 s) before its end; then the two stages after it go forward (1 s) and back (2 s)."""
+    forward ends three of its backward passes (18 s) before its end; the stages after it are through when their last gradient is taken: the
+    next one when the slow stage begins its last backward pass, the one behind it when that begins the one before."""
     for m in (8, 9, 1000):
         end = 1 + 11 * m
-        assert finish_times("1f1b", [1, 5, 1, 1], [2, 6, 2, 2], 0.0, m) == pytest.approx([end + 2, end, end - 18 + 6, end - 18 + 4])
+        assert finish_times("1f1b", [1, 5, 1, 1], [2, 6, 2, 2], 0.0, m) == pytest.approx([end + 2, end, end - 6, end - 12])
 
 
 def test_a_state_that_moved_as_one_has_a_shift_and_one_that_drifts_has_steps() -> None:

@@ -27,8 +27,10 @@ from orchestrator.model.hugging_face import hugging_face
 from orchestrator.model.lora import Lora
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.mamba2 import Mamba2
+from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.spec import Architecture, Pointwise
-from orchestrator.model.traced import Traced
+from orchestrator.model.traced import Feed, Traced
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.axes import cp
@@ -74,6 +76,17 @@ def with_experts(**fields: Any) -> Architecture:
 WINDOWED = replace(LLAMA, family="phi3", mixer=GroupedQueryAttention(window=12))
 
 MIXTRAL = with_experts()
+ROTARY = GroupedQueryAttention(chunk=8, qk_norm="l2")
+LLAMA4 = replace(
+    with_experts(topk=1, shared_ffn_hidden_size=32, score="sigmoid", normalized=False, scores_on_input=True), family="llama4", mixer=ROTARY
+)
+STATES = replace(
+    LLAMA,
+    family="mamba2",
+    position_embedding="none",
+    mixer=Mamba2(num_heads=4, head_dim=32, state_size=8, num_groups=2),
+    feed_forward=Nothing(),
+)
 SIGMOID = with_experts(score="sigmoid", expert_bias=True, shared_ffn_hidden_size=32, aux_loss_coeff=0.001)
 CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("unsuited", workload(precision="fp8"), {}, "has no precision fp8"),
@@ -96,7 +109,10 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("experts_fold", workload(MIXTRAL), {"ep": 4, "dp": 2, "cp": 1}, "ep*etp=4 does not divide tp*cp*dp=2"),
     ("capacity", workload(with_experts(capacity_factor=1.25)), {}, "experts.capacity_factor=1.25: transformers' experts take every token"),
     ("expert_balance", workload(SIGMOID), {}, "transformers' Glm4MoeForCausalLM has no loss that balances experts"),
-    ("experts_autotp", workload(MIXTRAL), {"tp": 2, "dp": 4, "zero_stage": 3}, "tp=2 with experts: AutoTP refuses"),
+    ("experts_autotp", workload(MIXTRAL), {"tp": 2, "dp": 4, "zero_stage": 3}, "takes them beside AutoEP alone (ep above 1)"),
+    ("experts_autotp", workload(MIXTRAL), {"tp": 2, "dp": 4, "ep": 2, "zero_stage": 2}, "clips by a norm without most of the experts"),
+    ("experts_autotp", workload(MIXTRAL), {"tp": 2, "dp": 4, "ep": 2, "zero_stage": 3}, "no plan of the attention alone is written"),
+    ("autoep", workload(MIXTRAL), {"cp": 2, "dp": 4, "ep": 2, "zero_stage": 3}, "stage 3 without sequence parallelism only"),
     ("autoep", workload(MIXTRAL, **NARROW), {"ep": 2, "zero_stage": 0}, "averages norms of different experts"),
     ("autoep", workload(MIXTRAL), {"ep": 2, "zero_stage": 3, "zero_shard_size": 4}, "no second copy"),
     ("autoep", workload(MIXTRAL), {"ep": 2, "zero_stage": 2, "offload_optimizer": True}, "offload_optimizer with ep=2"),
@@ -127,6 +143,10 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("sft_stack", workload(BERT, task="sft", packing=True), {}, "task=sft is for decoders: this model is an encoder"),
     ("packed_ulysses", workload(LLAMA, task="sft", packing=True), {"cp": 2, "dp": 4}, "cp=2 with data.packing: Ulysses drops the mask"),
     ("packed_flash", workload(LLAMA, task="sft", packing=True), {"micro_batch_size": 2}, "would let packed samples see each other"),
+    ("packed_states", workload(STATES, task="sft", packing=True), {}, "would carry one sample's state to the next"),
+    ("lora_states", workload(STATES, lora=Lora(rank=4)), {}, "beside the linears of Mamba-2 layers"),
+    ("autotp_family", workload(STATES), {"tp": 2, "dp": 4}, "transformers' Mamba2ForCausalLM, whose projection to gate"),
+    ("autoep_class", workload(LLAMA4), {"ep": 2, "zero_stage": 1}, "the experts of transformers' Llama4ForCausalLM; of Mixtral"),
     ("lora_tp", workload(GPT, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: adapters are divided with"),
     ("lora_hpz", workload(LLAMA, lora=Lora(rank=4)), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4 with lora.rank=4"),
     ("lora_offload", workload(LLAMA, lora=Lora(rank=4)), {"offload_optimizer": True, "zero_stage": 2}, "with lora.rank=4: never tried"),
@@ -152,6 +172,17 @@ def test_a_recorded_model_is_not_fine_tuned() -> None:
         found = workload(LLAMA, **given)
         found = replace(found, model=replace(found.model, architecture=recorded))
         assert "of Stranger, whose layers were recorded" in refusals(DS, found)["recorded"]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_recorded_decoder_of_text_takes_supervised_samples_that_are_not_packed(packing: bool) -> None:
+    sizes = {"seq_length": 64, "itemsize": 2, "hidden_size": 64, "ffn_hidden_size": 64, "max_position_embeddings": 64}
+    ids = Feed(name="input_ids", shape=(64,), dtype="int64", high=512)
+    labels = replace(ids, name="labels", copies="input_ids")
+    traced = Traced(model_class="NewForCausalLM", config="{}", feeds=(ids, labels), runs=(), **sizes)
+    found = workload(LLAMA, task="sft", packing=packing)
+    found = replace(found, model=replace(found.model, architecture=replace(LLAMA, traced=traced)))
+    assert ("recorded" in refusals(DS, found)) is packing
 
 
 def test_padded_samples_may_be_divided_and_be_several_at_a_time() -> None:

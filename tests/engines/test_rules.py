@@ -15,6 +15,8 @@ from orchestrator.model.families import describe
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.mamba2 import Mamba2
+from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.spec import Architecture
 from orchestrator.strategy.legality import broken_rule, plan_only, rules_of, unsuited
 from orchestrator.strategy.pins import Pins
@@ -60,6 +62,7 @@ LATENT_LLAMA = replace(LLAMA, mixer=LATENT)
 WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
 GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
 
+STATES = replace(LLAMA, mixer=Mamba2(num_heads=4, head_dim=32, state_size=8, num_groups=2), feed_forward=Nothing())
 CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     # (rule, engine, workload, choices, what the reason says)
     ("unsuited", D, workload(precision="fp8"), {}, "has no precision fp8"),
@@ -97,6 +100,8 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("window_kinds", M, workload(replace(LLAMA, mtp_num_layers=1, pattern=(windowed(4), Run(layers=1)))), {}, "of the first layer"),
     ("experts_biases", M, workload(BIASED_MIXTURE), {"tp": 2, "dp": 4, "etp": 2, "sequence_parallel": True}, "silently wrong"),
     ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
+    ("mamba_groups", M, workload(STATES), {"tp": 4, "dp": 2}, "tp=4 does not divide mamba2.num_groups=2"),
+    ("mamba_cp", M, workload(STATES), {"cp": 2, "dp": 4}, "cp=2 with Mamba-2 layers"),
     ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
     ("one_gradient_buffer", M, workload(grad_reduce_dtype="bf16"), {}, "one buffer"),
@@ -315,6 +320,14 @@ def test_what_cant_be_trained_yet_is_planned_and_said_and_nothing_is_written_tha
     job = ENGINES[M].translate(make_plan(M, capped))
     assert job.without_worker == "plan only: Megatron-core has no soft cap of attention's scores"
     assert [file.path for file in job.files] == []
+
+
+def test_a_model_that_another_engine_trains_is_said_to_be_trained_there() -> None:
+    states = replace(STATES, family="mamba2", position_embedding="none")
+    job = ENGINES[M].translate(make_plan(M, states))
+    assert job.without_worker.startswith("plan only: Megatron-core's MambaMixer needs mamba-ssm's CUDA kernels")
+    assert job.without_worker.endswith("; engine=deepspeed trains it")
+    assert job.files == ()
 
 
 def test_what_a_release_lacks_is_said_of_that_release() -> None:

@@ -45,6 +45,8 @@ def test_peaks_double_as_the_precision_halves_and_have_a_source(gpu) -> None:  #
         assert peaks["bf16"] == peaks["fp16"]
     if "fp8" in peaks:
         assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.02)
+    if "nvfp4" in peaks:
+        assert peaks["nvfp4"] in (2 * peaks["fp8"], 3 * peaks["fp8"])  # Blackwell, and Blackwell Ultra
 
 
 def test_figures_that_everybody_knows() -> None:

@@ -17,6 +17,9 @@ import pytest
 import slurm_cluster
 from test_local import wait_for
 
+from orchestrator import tuning
+from orchestrator.plan import from_json
+
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.xdist_group("slurm"),
@@ -116,7 +119,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(out)
 
 
-@pytest.mark.parametrize("style", ["torchrun", "srun"])
+@pytest.mark.parametrize("style", ["torchrun", pytest.param("srun", marks=pytest.mark.full)])
 def test_two_nodes_train_to_the_losses_of_a_local_run(tmp_path: Path, cluster: dict[str, str], reference: list[float], style: str) -> None:
     """TP 2 x PP 2 over both nodes."""
     out = tmp_path / "a run"
@@ -223,6 +226,25 @@ def test_the_job_itself_writes_the_metrics_of_a_program_that_nobody_waits_for(tm
     if entry == "deepspeed":
         assert (out / "hostfile").read_text() == "n0 slots=2\nn1 slots=2\n"
         assert "launch.py" in said
+
+
+@pytest.mark.full
+def test_tune_in_an_allocation_runs_its_plans_on_both_nodes_and_trains_the_faster(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """salloc, and the same command in it: two plans one after the other, then the run itself, all of the one job."""
+    out = tmp_path / "a tune"
+    words = ["recipe=gpt_tiny", "gpus=4", "engine=megatron", "launch=slurm", "slurm.nodes=2", "slurm.cpus_per_task=2"]
+    words += ["tune=2", "tune.steps=5", f"train.steps={STEPS}", f"out={out}"]
+    command = ["salloc", "-N2", "-c4", "-Q", sys.executable, "-m", "orchestrator.run", *words]
+    ended = subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=500, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    trials = tuning.read_trials(out)
+    assert [trial.why for trial in trials] == ["", ""]
+    best = min(trials, key=lambda trial: trial.measured_s or 0.0)
+    assert from_json((out / "plan.json").read_bytes()).candidate == best.plan.candidate
+    for folder in (out, out / "tune" / "1", out / "tune" / "2"):
+        assert (folder / "logs" / "rank-0.log").read_text().splitlines()[1] == "ranks 0-1: n0, 2-3: n1"
+    assert "taken" in ended.stdout
+    assert len(metrics(out)) == STEPS
 
 
 @pytest.mark.full

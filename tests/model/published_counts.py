@@ -45,6 +45,18 @@ def experts(number: int, topk: int, width: int, shared: int, dense: int, **more:
     }
 
 
+def states(layers: int, hidden: int, heads: int, groups: int, vocab: int, **more: Any) -> dict[str, Any]:
+    """Of Mamba-2."""
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_heads": heads, "n_groups": groups, "vocab_size": vocab}
+    return {"model_type": "mamba2", "head_dim": 64, "state_size": 128, **sizes, **more}
+
+
+LLAMA4_VISION = 871_932_416
+"""Parameters of what looks at images in the checkpoints of Llama 4 (34 layers of 1,408) and of what joins it to the text model."""
+NEMOTRON_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+NANO_9B = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+NANO_30B = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+
 PUBLISHED: dict[str, tuple[dict[str, Any], int | None]] = {
     "Llama-3.1-8B": (rows("llama", 32, 4096, 32, 8, 14336, 128256, rope_scaling=LLAMA3, rope_theta=500000.0), 8_030_261_248),
     "Llama-3.1-70B": (rows("llama", 80, 8192, 64, 8, 28672, 128256, rope_scaling=LLAMA3), 70_553_706_496),
@@ -111,6 +123,36 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int | None]] = {
             **{"head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "rope_scaling": YARN},
         ),
         116_829_156_672,
+    ),
+    "Llama-4-Scout": (
+        rows(
+            *("llama4_text", 48, 5120, 40, 8, 8192, 202048),
+            **{"intermediate_size_mlp": 16384, "head_dim": 128, "num_local_experts": 16, "num_experts_per_tok": 1},
+        ),
+        108_641_793_536 - LLAMA4_VISION,
+    ),
+    "Llama-4-Maverick": (
+        rows(
+            *("llama4_text", 48, 5120, 40, 8, 8192, 202048),
+            **{"intermediate_size_mlp": 16384, "head_dim": 128, "num_local_experts": 128, "num_experts_per_tok": 1},
+            **{"interleave_moe_layer_step": 2, "use_qk_norm": False},
+        ),
+        401_583_781_376 - LLAMA4_VISION,
+    ),
+    "mamba2-130m": (states(24, 768, 24, 1, 50288, tie_word_embeddings=True), 128_989_632),
+    "Codestral-Mamba": (states(64, 4096, 128, 8, 32768), 7_285_403_648),
+    "Nemotron-H-8B": (rows("nemotron_h", 52, 4096, 32, 8, 21504, 131072, hybrid_override_pattern=NEMOTRON_8B), None),
+    "Nemotron-Nano-9B-v2": (
+        rows("nemotron_h", 56, 4480, 40, 8, 15680, 131072, hybrid_override_pattern=NANO_9B, mamba_head_dim=80),
+        8_888_227_328,
+    ),
+    "Nemotron-3-Nano-30B-A3B": (
+        rows(
+            *("nemotron_h", 52, 2688, 32, 2, 1856, 131072),
+            **{"hybrid_override_pattern": NANO_30B, "mamba_num_heads": 64, "n_routed_experts": 128, "num_experts_per_tok": 6},
+            **{"moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5},
+        ),
+        31_577_937_344,
     ),
     "GLM-4.5-Air": (
         rows(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from orchestrator import planning, recipe
-from orchestrator.describe import read_descriptions
+from orchestrator.describe import SHIPPED, read_descriptions
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
@@ -37,6 +37,18 @@ def test_the_papers_vision_models_plan_for_deepspeed(name: str) -> None:
     plan = planning.fastest(recipe.load([f"recipe={name}"], NO_GPU, NAMES)).plan
     assert plan.engine == "deepspeed"
     assert plan.predicted is not None
+
+
+def test_tensor_parallelism_is_considered_for_what_is_shipped() -> None:
+    """Each description says what can be divided and what not; ViT-Huge's plan with tp=2 is slower than the one that is chosen."""
+    shipped = {path.stem: read_descriptions(path.stem).traced for path in SHIPPED.glob("*.json")}
+    assert all(traced.divided or traced.no_autotp for found in shipped.values() for traced in found)
+    words = ["recipe=vit_huge_32_analytic", "engine=deepspeed"]
+    chosen, pinned = (planning.fastest(recipe.load([*words, *more], NO_GPU, NAMES)).plan for more in ([], ["pin.tp=2"]))
+    assert (chosen.tp, pinned.tp) == (1, 2)
+    assert chosen.predicted is not None
+    assert pinned.predicted is not None
+    assert pinned.predicted.step_time_s > chosen.predicted.step_time_s
 
 
 def test_stages_of_different_width_have_widths_of_their_own() -> None:

@@ -87,17 +87,14 @@ class LayerwiseProgram:
             room = 1 - prices.fixed_bytes(outer, p, flights[p]) / usable
             self.row({**sums["bytes"], transient: 1 + prices.slack}, -np.inf, room)
         hop = prices.hop_s(outer) * self.scale
-        ends = {(what, p, j): self.variable() for what in ("forward", "backward") for p in range(pp) for j in range(m)}
-        for line in orders(pp, m, 1):
-            for i, (what, p, j) in enumerate(line):
-                spent = forward[p] if what == "forward" else backward[p]
-                here = ends[what, p, j]
-                self.row({here: 1.0, spent: -1.0, **({ends[line[i - 1]]: -1.0} if i else {})}, 0, np.inf)
-                other = p - 1 if what == "forward" else p + 1
-                if 0 <= other < pp:
-                    self.row({here: 1.0, spent: -1.0, ends[what, other, j]: -1.0}, hop, np.inf)
-        for p in range(pp):
-            self.row({end: 1.0, ends["backward", p, m - 1]: -1.0, exposed[p]: -1.0}, 0, np.inf)
+        lines = orders(pp, m, 1)
+        ends = {one: self.variable() for one in dict.fromkeys(one for line in lines for one in line)}
+        for p, line in enumerate(lines):
+            for i, one in enumerate(line):
+                after = {ends[line[i - 1]]: -1.0} if i else {}
+                spent = {"forward": {forward[p]: -1.0}, "backward": {backward[p]: -1.0}, "transfer": {}}[one[0]]
+                self.row({ends[one]: 1.0, **spent, **after}, hop if one[0] == "transfer" else 0, np.inf)
+            self.row({end: 1.0, ends[line[-1]]: -1.0, exposed[p]: -1.0}, 0, np.inf)
         self.goal = {end: 1.0, optimizer: 1.0}
         self.once = once
 

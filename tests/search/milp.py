@@ -5,8 +5,9 @@ It shares nothing with search/ and nothing with the cost model's simulation of t
 * A binary variable says that stage p holds the layers [start, end) with such a recompute; the stages' borders are a flow from 0 to all
   layers. What doesn't fit in memory is no variable.
 * The schedule is the longest path through its passes: every pass of every micro-batch has an end, at least its stage's seconds after the
-  end of whatever it waits for (the pass before it on its stage, the neighbour's pass and a transfer). Stage times are linear in the
-  binary variables and the largest end is minimised, so that the program has the schedule's time and not a bound of it.
+  end of whatever it waits for (the pass before it on its stage, the neighbour's pass and a transfer; without chunks a transfer is an event
+  of its own, which both stages have in their order). Stage times are linear in the binary variables and the largest end is minimised, so
+  that the program has the schedule's time and not a bound of it.
 
 HiGHS solves it (scipy.optimize.milp).
 """
@@ -35,12 +36,43 @@ SCALE = 1000.0
 """The program's unit of time is a thousandth of the time that it is to be compared with: HiGHS's tolerances (1e-6) are absolute."""
 
 Pass = tuple[str, int, int]
-"""("forward" or "backward", virtual stage, micro-batch)."""
+"""("forward" or "backward", virtual stage, micro-batch), or ("transfer", border, how many there were over it before)."""
+
+
+def flat_order(pp: int, m: int, stage: int) -> list[Pass]:
+    """Everything that a stage does under 1F1B, its calls of the communicator among it, one after the other."""
+    line: list[Pass] = []
+    calls = [0] * pp
+
+    def call(border: int) -> None:
+        if 0 <= border < pp - 1:
+            line.append(("transfer", border, calls[border]))
+            calls[border] += 1
+
+    warm_up = min(m, pp - 1 - stage)
+    for j in range(warm_up):
+        call(stage - 1)
+        line.append(("forward", stage, j))
+        call(stage)
+    if warm_up < m:
+        call(stage - 1)
+    for j in range(warm_up, m):
+        line.append(("forward", stage, j))
+        call(stage)
+        line.append(("backward", stage, j - warm_up))
+        call(stage - 1)
+    for j in range(m - warm_up, m):
+        call(stage)
+        line.append(("backward", stage, j))
+        call(stage - 1)
+    return line
 
 
 def orders(pp: int, m: int, vpp: int) -> list[list[Pass]]:
     """Every stage's passes in the order in which Megatron runs them: 1F1B (Narayanan et al., SC21, figure 4), and for vpp > 1 the
     interleaved schedule, which goes through chunks in groups of pp micro-batches."""
+    if vpp == 1:
+        return [flat_order(pp, m, stage) for stage in range(pp)]
     total = m * vpp
     found = []
     for stage in range(pp):
@@ -49,14 +81,9 @@ def orders(pp: int, m: int, vpp: int) -> list[list[Pass]]:
             chunk, group = k % (pp * vpp) // pp, k // (pp * vpp)
             return (vpp - 1 - chunk if backward else chunk) * pp + stage, group * pp + k % pp
 
-        if vpp == 1:
-            forward: list[Pass] = [("forward", stage, j) for j in range(m)]
-            backward: list[Pass] = [("backward", stage, j) for j in range(m)]
-            warm_up = min(m, pp - 1 - stage)
-        else:
-            forward = [("forward", *virtual(k, backward=False)) for k in range(total)]
-            backward = [("backward", *virtual(k, backward=True)) for k in range(total)]
-            warm_up = min(total, 2 * (pp - 1 - stage) + (vpp - 1) * pp)
+        forward: list[Pass] = [("forward", *virtual(k, backward=False)) for k in range(total)]
+        backward: list[Pass] = [("backward", *virtual(k, backward=True)) for k in range(total)]
+        warm_up = min(total, 2 * (pp - 1 - stage) + (vpp - 1) * pp)
         line = forward[:warm_up]
         for a, b in zip(forward[warm_up:], backward, strict=False):
             line += [a, b]
@@ -196,7 +223,8 @@ class Program:
         n = len(self.columns)
         unit = against / SCALE
         lines = orders(self.pp, self.m, self.vpp)
-        passes = {one: n + index for index, one in enumerate(one for line in lines for one in line)} if self.pp > 1 else {}
+        every = dict.fromkeys(one for line in lines for one in line) if self.pp > 1 else {}
+        passes = {one: n + index for index, one in enumerate(every)}
         end, update = n + len(passes), n + len(passes) + 1
         rows: list[dict[int, float]] = []
         low: list[float] = []
@@ -225,6 +253,8 @@ class Program:
         def seconds(one: Pass) -> dict[int, float]:
             """Minus a pass's seconds, by column."""
             what, virtual, _ = one
+            if what == "transfer":
+                return {}
             chunk, stage = divmod(virtual, self.pp)
             return {
                 i: -(self.columns[i].cost.forward_s if what == "forward" else self.columns[i].cost.backward_s)[chunk] / unit
@@ -234,11 +264,12 @@ class Program:
         for stage, line in enumerate(lines if self.pp > 1 else []):
             before: Pass | None = None
             for one in line:
-                needs: list[tuple[int | None, float]] = [(None if before is None else passes[before], 0.0)]
                 what, virtual, j = one
-                if what == "forward" and virtual:
+                takes = self.hops[virtual] / unit if what == "transfer" else 0.0
+                needs: list[tuple[int | None, float]] = [(None if before is None else passes[before], takes)]
+                if self.vpp > 1 and what == "forward" and virtual:
                     needs.append((passes["forward", virtual - 1, j], self.hops[virtual - 1] / unit))
-                if what == "backward" and virtual < self.pp * self.vpp - 1:
+                if self.vpp > 1 and what == "backward" and virtual < self.pp * self.vpp - 1:
                     needs.append((passes["backward", virtual + 1, j], self.hops[virtual] / unit))
                 for need, wait in needs:
                     row({passes[one]: 1.0, **({need: -1.0} if need is not None else {}), **seconds(one)}, wait)

@@ -73,11 +73,14 @@ def outer_choices(capabilities: Capabilities, workload: Workload) -> Iterator[Ca
 
 
 def groups(capabilities: Capabilities, pp: int, vpp: int, m: int) -> list[int | None]:
-    """Sizes of interleaving's groups: pp, and where pp does not divide the micro-batches the two smallest that leave no part group which
-    is smaller than the pipeline."""
-    if vpp == 1 or not capabilities.microbatch_groups or m % pp == 0:
+    """Sizes of interleaving's groups: pp, or where pp does not divide the micro-batches the two smallest that leave no part group which
+    is smaller than the pipeline; and those doubled again and again."""
+    if vpp == 1 or not capabilities.microbatch_groups:
         return [None]
-    return [None, *[size for size in range(pp, m + 1) if m % size == 0 or m % size >= pp][:2]]
+    legal = [size for size in range(pp, m + 1) if m % size == 0 or m % size >= pp]
+    smallest = [pp] if m % pp == 0 else legal[:2]
+    doubled = {size * 2**times for size in smallest for times in range(m.bit_length())}
+    return [None, *(size for size in legal if size in doubled and size != pp)]
 
 
 def compositions(total: int, least: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -50,7 +50,7 @@ def test_the_tree_equals_filtering_the_whole_product() -> None:
     capabilities = megatron_like()
     leaves, _ = grow(capabilities, gpus=8, batch=8, layers=6)
     found = set()
-    for c, _ in leaves:
+    for c, *_ in leaves:
         found.add((c.mesh.pp, c.mesh.tp, c.mesh.dp, c.strategy.zero_stage, c.strategy.sequence_parallel, c.micro_batch_size, c.vpp))
     assert len(found) == len(leaves)
     expected = set()
@@ -91,6 +91,8 @@ def test_a_group_of_micro_batches_is_a_choice_only_where_pp_does_not_divide_them
             found.setdefault((c.mesh.pp, c.num_microbatches), set()).add(c.microbatch_group_size_per_vp_stage)
         else:
             assert c.microbatch_group_size_per_vp_stage is None
+    larger = {(leaf.candidate.mesh.pp, leaf.candidate.num_microbatches): leaf.groups for leaf in leaves if leaf.candidate.vpp > 1}
+    assert larger[2, 10] == (4, 8), "and inside the leaf that doubled, and doubled again"
     assert found[2, 10] == {None}
     assert found[2, 5] == {3, 5}
     assert found[4, 10] == {5, 6}

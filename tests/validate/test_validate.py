@@ -10,20 +10,21 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.calibrate.groups import CARRIED
+from orchestrator.calibrate.groups import CARRIED, GROUPS
 from orchestrator.cost.calibration import ANY_ENGINE, PRODUCTS, calibrated, datasheet, digest, shipped
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.validate import accuracy
+from orchestrator.model.spec import Gemm
+from orchestrator.validate import accuracy, recovery
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.engines import ENGINES, nanotron
 from orchestrator.validate.metrics import Priced, summary, sweeps
 from orchestrator.validate.page import BEGIN, END
 from orchestrator.validate.pricing import Pricer, named, price_runs, shipped_file, zero_shot
 from orchestrator.validate.report import measured_beside, report_of
-from orchestrator.validate.runs import READ_ONLY, Run, Unusable, counts
+from orchestrator.validate.runs import READ_ONLY, Run, Unusable, counts, held_out
 from orchestrator.validate.tables import load, read_rows
 
 ROW = {
@@ -81,6 +82,54 @@ def test_a_row_is_priced_as_it_was_run() -> None:
     assert run.fits is True
 
 
+def test_a_configuration_is_shown_slower_by_a_published_run_of_the_same_training_divided_as_our_best() -> None:
+    """Nemotron-4 15B: NVIDIA's own later configuration is ours, 4% faster; of another batch it says nothing."""
+    shape = {"engine": "NeMo", "num_gpus": "8", "hidden_size": "2048", "num_layers": "8", "model_name": "Llama-like", "pp": "1"}
+    theirs = {**shape, "tp": "4", "dp": "2", "step_time_s": "1.04"}
+    ours = {**shape, "tp": "2", "dp": "4", "step_time_s": "1.0"}
+    runs = only(theirs, ours, {**ours, "global_batch_size": "64", "step_time_s": "0.5"}, table="nvidia_dgxc_benchmarking")
+    asked = recovery.question_of(runs[0])
+    assert recovery.fastest(runs, asked, runs[0].candidate) == 1.04
+    assert recovery.fastest(runs, asked, runs[1].candidate) == 1.0
+    assert recovery.fastest(runs[:1], asked, runs[1].candidate) is None
+    found = [
+        recovery.Recovered(label="", legal=True, why="", fits=True, ratio=ratio, best="", slower=slower)
+        for ratio, slower in ((1.0, None), (1.09, 0.04), (1.09, -0.04), (1.09, None))
+    ]
+    figures = recovery.figures(found)
+    assert (figures["within_5"], figures["within_5_or_shown_slower"]) == (0.25, 0.5)
+
+
+def test_an_nvfp4_row_is_priced_by_its_own_peak_and_passes_and_no_constant_is_fitted_on_it() -> None:
+    """Its products take half of FP8's seconds on GB200, a third on GB300; quantising takes 3.125 bytes an element more, and no tp traffic
+    hides."""
+    shape = {"hidden_size": "8192", "ffn_hidden_size": "28672", "num_attention_heads": "64", "seq_length": "8192"}
+    base = {**shape, "engine": "megatron-core (Megatron-Bridge)"}
+    alone = {**base, "tp": "1", "pp": "1", "dp": "8", "micro_batch_size": "1"}
+    causes = {}
+    for gpu, precision in (("GB200", "FP8"), ("GB200", "NVFP4"), ("GB300", "FP8"), ("GB300", "NVFP4")):
+        (run,) = only({**alone, "gpu": gpu, "precision": precision})
+        assert held_out(run) == (precision == "NVFP4")
+        assert any(group.has(run) for group in GROUPS) == (precision == "FP8")
+        prediction = Pricer(zero_shot).price(run).prediction
+        assert prediction is not None
+        causes[gpu, precision] = prediction.by_cause
+    halved, third = (causes[gpu, "NVFP4"]["gemm"] / causes[gpu, "FP8"]["gemm"] for gpu in ("GB200", "GB300"))
+    assert 0.5 < halved < 0.6  # the vocabulary's product stays bf16
+    assert 1 / 3 < third < 0.5
+    # 8 layers of 4 micro-batches: inputs of 8192 (q, k, v), 8192, 8192 and 28672 columns forward, gradients of as many as their outputs
+    (run,) = only({**alone, "gpu": "GB200", "precision": "NVFP4"})
+    columns = sum(
+        part.count * (op.k + op.n) for part in run.model.runs for op in part.layer.ops if isinstance(op, Gemm) and not op.pad_to
+    )
+    more = causes["GB200", "NVFP4"]["memory_bound"] - causes["GB200", "FP8"]["memory_bound"]
+    assert more == pytest.approx(4 * 8192 * columns * 3.125 / (run.cluster.gpu.memory_bandwidth * 0.8), rel=0.01)
+    (run,) = only({**base, "gpu": "GB200", "precision": "NVFP4"})
+    constants = [replace(zero_shot(run), tp_overlap=overlap) for overlap in (0.85, 0.0)]
+    hidden, whole = (CostModel(run.workload, run.engine.traits, each).price(run.candidate, run.stages) for each in constants)
+    assert hidden == whole
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -92,7 +141,8 @@ def test_a_row_is_priced_as_it_was_run() -> None:
         ({"gpu": "Gaudi2"}, "GPU Gaudi2 is not known"),
         ({"engine": "torch"}, "engine torch has no traits"),
         ({"num_experts": "8"}, "the experts of llama-like are not described"),
-        ({"precision": "NVFP4"}, "NVFP4 is not priced"),
+        ({"precision": "NVFP4"}, "H100-SXM-80GB has no nvfp4"),
+        ({"precision": "NVFP4 (bf16 tail)", "gpu": "B200"}, "some layers are NVFP4, some bf16"),
         ({"status": "hang"}, "status hang"),
         ({"num_attention_heads": "17", "hidden_size": "2176"}, "tp=2 does not divide num_attention_heads=17"),
         ({"step_time_s": ""}, "neither time nor memory can be compared"),

@@ -79,8 +79,8 @@ def plan_of(case: str, data: str, tokenizer: str, gpus: int, *more: str) -> Plan
 def test_two_ranks_train_to_the_losses_of_one_process(case: str, pool: Pool, tmp_path: Path) -> None:
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     data = write_texts(tmp_path / "texts.jsonl", words="tokens" in case)
-    alone = plan_of(case, data, tokenizer, 1, "pin.micro_batch_size=8", "train.eval_every=4", "data.split=90,10")
-    together = plan_of(case, data, tokenizer, 2, "pin.micro_batch_size=2", "pin.zero_stage=2", "train.eval_every=4", "data.split=90,10")
+    alone = plan_of(case, data, tokenizer, 1, "pin.micro_batch_size=8", "train.eval_every=4")
+    together = plan_of(case, data, tokenizer, 2, "pin.micro_batch_size=2", "pin.zero_stage=2", "train.eval_every=4")
     expected = pool.run("traced_cases.trained", 1, to_json(alone), str(tmp_path))[0]
     found = pool.run("traced_cases.trained", 2, to_json(together), str(tmp_path))[0]
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)

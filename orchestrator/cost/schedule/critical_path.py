@@ -15,7 +15,8 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
-from orchestrator.cost.schedule.names import named, of_chunks
+from orchestrator.cost.schedule.names import of_chunks
+from orchestrator.cost.schedule.one_f_one_b import OneFOneB
 
 TINY = 1e-11
 """What is not below 0 but for rounding, in a game whose payoffs are at most 1."""
@@ -135,7 +136,10 @@ class _Making:
 @lru_cache(maxsize=8)
 def graph_of(schedule: str, pp: int, m: int, vpp: int, group: int | None = None) -> Graph:
     """The passes of m micro-batches as the engine orders them (cost/schedule/order.py)."""
-    return _deepspeed(pp, m) if named(schedule).blocks else _unblocked(schedule, pp, m, vpp, group)
+    kind = of_chunks(schedule, vpp, group)
+    if isinstance(kind, OneFOneB):
+        return _one_f_one_b(pp, m, half_duplex=kind.half_duplex)
+    return _deepspeed(pp, m) if kind.blocks else _unblocked(schedule, pp, m, vpp, group)
 
 
 def _unblocked(schedule: str, pp: int, m: int, vpp: int, group: int | None) -> Graph:
@@ -167,6 +171,23 @@ def _unblocked(schedule: str, pp: int, m: int, vpp: int, group: int | None) -> G
     return made.graph
 
 
+def _one_f_one_b(pp: int, m: int, *, half_duplex: bool) -> Graph:
+    """Rounds of a forward and a backward pass, with a transfer over each border between the two that both sides wait for."""
+    made, last = _Making(), [0] * pp
+    for n in range(m + pp - 1):
+        for s in range(pp):
+            back = 0 <= n - (pp - 1 - s) < m
+            if n < m:
+                last[s] = made.node(last[s], s)
+            if s < pp - 1 and (n < m or back):
+                moved = 2 if half_duplex and n < m and back else 1
+                last[s] = last[s + 1] = made.node(last[s], (1 + moved) * pp + s, last[s + 1])
+            if back:
+                last[s] = made.node(last[s], pp + s)
+    made.graph.last.extend(last)
+    return made.graph
+
+
 def _deepspeed(pp: int, m: int) -> Graph:
     """Steps in which every second stage runs forward and the others backward, with transfers between them that both sides wait for."""
     made, last = _Making(), [0] * pp
@@ -191,7 +212,7 @@ def longest(graph: Graph, times: Times) -> tuple[float, CriticalPath]:
     """(seconds until the last stage is through with what it exposes behind its passes, the path that takes them).
 
     >>> longest(graph_of("1f1b", 2, 4, 1), Times([1.0, 1.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]))  # (m + p - 1) * (f + b)
-    (15.0, CriticalPath(forward=[1, 4], backward=[1, 4], transfers_s=0.0, ends=[1.0, 0.0]))
+    (15.0, CriticalPath(forward=[3, 2], backward=[3, 2], transfers_s=0.0, ends=[1.0, 0.0]))
     """
     weights, exposed = times.weights(), times.exposed
     ends = [0.0]

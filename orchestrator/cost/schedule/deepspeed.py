@@ -19,6 +19,7 @@ class DeepSpeed1F1B(Schedule):
 
     name = "deepspeed_1f1b"
     blocks = True
+    half_duplex = True
     keeps_borders = True
 
     def order(self, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> Iterator[Pass]:
@@ -48,6 +49,14 @@ class DeepSpeed1F1B(Schedule):
                 if 0 <= n < m:
                     yield Pass("backward", n)
             before = n
+
+    def transfers(self, pp: int, stage: int, num_microbatches: int) -> tuple[int, int]:
+        """An activation and a gradient of each micro-batch, one after the other.
+
+        >>> DeepSpeed1F1B().transfers(2, 0, 4)
+        (0, 8)
+        """
+        return 2 * num_microbatches * (stage > 0), 2 * num_microbatches * (stage < pp - 1)
 
     def telling(self, pp: int, num_microbatches: int) -> int:
         return min(num_microbatches, pp)

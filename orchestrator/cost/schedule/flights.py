@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
-from itertools import takewhile
-from operator import le
+from itertools import accumulate, takewhile
+from operator import le, sub
 
 from orchestrator.cost.schedule.names import of_chunks
 
@@ -21,7 +22,10 @@ def in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: in
     >>> in_flight("interleaved", 4, 0, 12, 2, 6)
     13
     """
-    return max(map(sum, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)))
+    of_chunks(schedule, vpp, group)  # raises
+    if vpp == 1:
+        return min(num_microbatches, pp - stage)
+    return min(num_microbatches * vpp, 2 * (pp - stage - 1) + (vpp - 1) * (group or pp) + 1)
 
 
 @lru_cache(maxsize=8192)
@@ -61,26 +65,45 @@ def _corners(
     schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int, group: int | None
 ) -> tuple[tuple[int, ...], ...]:
     """The peaks of the order, each a forward pass that a backward one follows, without those between two others on a line."""
-    order = of_chunks(schedule, vpp, group).order(pp, stage, num_microbatches, vpp)
     if vpp == 1:  # never more than when the first backward pass begins: from then on each one goes before a forward pass
+        order = of_chunks(schedule, vpp).order(pp, stage, num_microbatches)
         return ((sum(step.action == "forward" for step in takewhile(lambda step: step.action != "backward", order)),),)
-    counts = [0] * vpp
-    peaks: list[tuple[int, ...]] = []
-    rising = False
-    for action, _, chunk in order:
-        if action == "forward":
-            counts[chunk] += 1
-            rising = True
-        elif action == "backward":
-            if rising:
-                peaks.append(tuple(counts))
-            counts[chunk] -= 1
-            rising = False
-    corners: dict[tuple[int, ...], None] = {}
-    for i, peak in enumerate(peaks):
-        if 0 < i < len(peaks) - 1:
-            before, behind = peaks[i - 1], peaks[i + 1]
-            if all(a + b == 2 * n for a, b, n in zip(before, behind, peak, strict=True)):
-                continue
-        corners[peak] = None
+    corners = _interleaved_corners(pp, stage, num_microbatches, vpp, group or pp)
     return tuple(peak for peak in corners if not any(other != peak and all(map(le, peak, other)) for other in corners))
+
+
+def _interleaved_corners(pp: int, stage: int, num_microbatches: int, vpp: int, group: int) -> dict[tuple[int, ...], None]:
+    """The peaks at which the order turns to another chunk, and the first and the last: the others lie between two of them on a line.
+
+    After its forward pass k >= w, w passes of warm-up, a stage holds what the first k + 1 forward and k - w backward passes leave; both
+    go in runs of a group through one chunk (schedule/interleaved.py).
+    """
+    sizes = [group] * (num_microbatches // group) + [num_microbatches % group] * (num_microbatches % group > 0)
+    runs = [(chunk, size) for size in sizes for chunk in range(vpp)]
+    starts = [0, *accumulate(size for _, size in runs)]
+    total, counts, before = starts[-1], [0] * vpp, list[list[int]]()
+    for chunk, size in runs:
+        before.append(counts[:])
+        counts[chunk] += size
+    warm_up = 2 * (pp - stage - 1) + (vpp - 1) * group
+    if warm_up >= total:
+        return {tuple(counts): None}
+
+    def done(passes: int) -> list[int]:
+        """Of each chunk among the first so many."""
+        run = min(bisect_right(starts, passes) - 1, len(runs) - 1)
+        found = before[run][:]
+        found[runs[run][0]] += passes - starts[run]
+        return found
+
+    def peak(k: int) -> tuple[int, ...]:
+        return tuple(map(sub, done(k + 1), reversed(done(k - warm_up))))
+
+    corners = {peak(warm_up): None}
+    for k in sorted({start - 1 for start in starts} | {start + warm_up for start in starts}):
+        if warm_up < k < total - 1:
+            here = peak(k)
+            if any(a + b != 2 * n for a, b, n in zip(peak(k - 1), peak(k + 1), here, strict=True)):
+                corners[here] = None
+    corners[peak(total - 1)] = None
+    return corners

@@ -25,8 +25,11 @@ PEERS: dict[Action, tuple[int, Action]] = {
     "receive_activation": (-1, "send_activation"),
     "send_gradient": (-1, "receive_gradient"),
     "receive_gradient": (1, "send_gradient"),
+    "exchange_next": (1, "exchange_previous"),
+    "exchange_previous": (-1, "exchange_next"),
 }
 """A transfer's other side: how many stages further on it is, and what it does."""
+EXCHANGES: tuple[Action, ...] = ("exchange_next", "exchange_previous")
 
 
 def timeline(
@@ -44,7 +47,7 @@ def timeline(
     transfer starts once both sides are there, and holds both.
 
     >>> [(slot.action, slot.begin_s, slot.end_s) for slot in timeline("1f1b", [1, 1], [2, 2], [0.5, 0.5], 1)[0]]
-    [('forward', 0.0, 1.0), ('backward', 5.0, 7.0)]
+    [('forward', 0.0, 1.0), ('send_activation', 1.0, 1.5), ('receive_gradient', 4.5, 5.0), ('backward', 5.0, 7.0)]
     """
     kind = of_chunks(schedule, vpp, group)
     pp = len(forward_s) // vpp
@@ -80,7 +83,8 @@ def timeline(
                     if theirs != [Pass(answer, microbatch, chunk)]:
                         break
                     begin = max(clock[stage], clock[other])
-                    end = begin + hops_s[min(stage, other)]
+                    both = kind.half_duplex and action in EXCHANGES
+                    end = begin + (2 if both else 1) * hops_s[min(stage, other)]
                     lanes[other].append(Slot(answer, microbatch, chunk, begin, end))
                     clock[other] = end
                 else:

@@ -36,6 +36,21 @@ def packed_one_by_one(candidate: Candidate, workload: Workload) -> str | None:
     return f"micro_batch_size={size} with data.packing: flash attention would let packed samples see each other; 1 sequence at a time"
 
 
+def packed_states(_: Candidate, workload: Workload) -> str | None:
+    """transformers tells packed samples apart by their positions in attention's masks alone."""
+    a = workload.model.architecture
+    if not workload.training.packing or "mamba2" not in a.features():
+        return None
+    return "data.packing: a state space would carry one sample's state to the next; data.packing=false pads them instead"
+
+
+def adapters_of_states(_: Candidate, workload: Workload) -> str | None:
+    lora, a = workload.training.lora, workload.model.architecture
+    if lora is None or "mamba2" not in a.features():
+        return None
+    return f"lora.rank={lora.rank}: adapters beside the linears of Mamba-2 layers were never tried here"
+
+
 def recorded_models(_: Candidate, workload: Workload) -> str | None:
     training, traced = workload.training, workload.model.architecture.traced
     if traced is None:
@@ -45,7 +60,7 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
     if training.task == "pretrain":
         return None
     if traced.text_stack != "decoder" or not traced.config:
-        return f"{TASK} of {traced.model_class}: of models whose layers were recorded transformers' decoders of text alone have it"
+        return f"{TASK} of {traced.model_class}, whose layers were recorded: transformers' decoders of text alone have it"
     return f"{PACKING} of {traced.model_class}, whose layers may mix packed samples: data.packing=false" if training.packing else None
 
 
@@ -54,6 +69,8 @@ def fine_tuning_rules() -> tuple[Rule, ...]:
     return (
         rule("sft_stack", "ours: samples with answers are of decoders", decoders_alone, "model"),
         rule("recorded", "ours: linears and heads of a recorded model have no names here", recorded_models, "model"),
+        rule("packed_states", "transformers/models/mamba2/modeling_mamba2.py: no positions", packed_states, "model"),
+        rule("lora_states", "ours: nobody has tried it", adapters_of_states, "model"),
         rule("packed_ulysses", "ulysses: deepspeed/runtime/sequence_parallel/ulysses_sp.py:546", packed_ulysses, "cp"),
         rule("packed_flash", "transformers/modeling_flash_attention_utils.py:574", packed_one_by_one, "micro_batch_size"),
     )

@@ -6,18 +6,32 @@ from typing import Final
 
 from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
-from orchestrator.engines.hf_config import GPT2, LLAMA, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible, window_of
+from orchestrator.engines.hf_config import (
+    GPT2,
+    LLAMA,
+    MAMBA2,
+    MIXTRAL,
+    NEMOTRON_H,
+    OLMO2,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    class_of,
+    inexpressible,
+    window_of,
+)
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
 from orchestrator.strategy.capabilities import Rule
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.spec import TILED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2))
+ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE))
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder, no window. t5's bias is not of a shard's
 length."""
@@ -25,6 +39,8 @@ AUTOTP_REFUSED: Final = {
     GPT2.model: "whose linears are Conv1D",
     PHI3.model: "whose projections are fused to one weight",
     OLMO2.model: "whose norm is of all heads' queries together",
+    MAMBA2.model: "whose projection to gate, inputs and steps is one weight",
+    NEMOTRON_H.model: "whose projection to gate, inputs and steps is one weight",
 }
 """What AutoTP can't divide."""
 
@@ -174,6 +190,32 @@ def lora_offload(candidate: Candidate, workload: Workload) -> str | None:
     return f"offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"
 
 
+TILED_CLASSES: Final = (LLAMA, QWEN2, QWEN3)
+
+
+def tiles(candidate: Candidate, workload: Workload) -> str | None:
+    """Pieces that torch.chunk would not make end in wrong gradients (TiledMLP.backward). A tied head's weight would be said to be ready
+    before its embedding's gradient is there."""
+    strategy, training, model = candidate.strategy, workload.training, workload.model.architecture
+    asked = [f"{name}={getattr(strategy, name)}" for name in TILED if getattr(strategy, name) != 1]
+    if not asked:
+        return None
+    tokens = workload.model.seq_length // candidate.mesh.cp
+    for name in TILED:
+        pieces = getattr(strategy, name)
+        if pieces < 1 or tokens % pieces:
+            return f"{name}={pieces} does not divide the {tokens} tokens of a sequence on a rank"
+    if model.traced is not None or class_of(model) not in TILED_CLASSES:
+        return f"{asked[0]}: pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone"
+    if candidate.mesh.tp > 1:
+        return f"{asked[0]} with tp={candidate.mesh.tp}: never tried under AutoTP"
+    if training.lora is not None:
+        return f"{asked[0]} with lora.rank={training.lora.rank}: never tried with adapters"
+    if strategy.tiled_logits > 1 and model.tie_embeddings:
+        return f"{asked[-1]} with tie_embeddings=true: the head's gradient would be reduced before the embedding's is added"
+    return None
+
+
 def deepspeed_rules() -> tuple[Rule, ...]:
     """All of them."""
     return (
@@ -200,6 +242,12 @@ def deepspeed_rules() -> tuple[Rule, ...]:
         rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp", "model"),
         rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
         rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
+        rule(
+            "tiles",
+            "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
+            tiles,
+            *("model", "tp", "cp", "tiled_mlp", "tiled_logits"),
+        ),
         *expert_rules(),
         *fine_tuning_rules(),
         *deepspeed_zero_rules(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.engines import megatron_layers, megatron_parts, passthrough
+from orchestrator.engines import hf_config, megatron_layers, megatron_parts, passthrough
 from orchestrator.engines.megatron.program import ARGUMENTS, NOT_WRITTEN
 from orchestrator.engines.megatron.requirements import NAME, REQUIREMENTS
 from orchestrator.engines.megatron_args import megatron_args_sh, notes, program_of, why_not
@@ -23,6 +23,8 @@ def translate(plan: Plan) -> Job:
     """Pure. Raises InputError where the ranks don't fill the nodes evenly, or the user's own values contradict the plan."""
     only = megatron_parts.plan_only(plan.model, plan.cluster.software.megatron_core)
     if only is not None:
+        if hf_config.inexpressible(plan.model) is None:
+            only += "; engine=deepspeed trains it"
         return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
                         without_worker=only, passes=PASSES)  # fmt: skip
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": None})

@@ -8,6 +8,7 @@ from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -122,6 +123,23 @@ def latent_sequence(candidate: Candidate, workload: Workload) -> str | None:
     return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of latent keys' rotary part, silently wrong"
 
 
+def state_space_groups(candidate: Candidate, workload: Workload) -> str | None:
+    tp = candidate.mesh.tp
+    for layer in workload.model.architecture.kinds_of_layers():
+        if isinstance(layer.mixer, Mamba2):
+            uneven = divides(tp, "tp", layer.mixer.num_groups, "mamba2.num_groups")
+            if uneven is not None:
+                return uneven
+    return None
+
+
+def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None:
+    cp = candidate.mesh.cp
+    if cp == 1 or "mamba2" not in workload.model.architecture.features():
+        return None
+    return f"cp={cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here"
+
+
 def model_rules() -> tuple[Rule, ...]:
     """Those of megatron-core's models."""
     return (
@@ -145,6 +163,8 @@ def model_rules() -> tuple[Rule, ...]:
             "sequence_parallel",
         ),
         rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", window_kinds, "model"),
+        rule("mamba_groups", "core/ssm/mamba_mixer.py:258", state_space_groups, "tp"),
+        rule("mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", state_space_sequence, "cp"),
         rule("mtp_positions", "megatron/training/arguments.py:1229", prediction_positions, "model"),
         rule("mtp_tied", "core/models/common/language_module/language_module.py:343", prediction_tied, "pp"),
         rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),

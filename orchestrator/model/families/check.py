@@ -5,7 +5,9 @@ from __future__ import annotations
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.family import Family
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 
 ABOVE_ZERO = (
@@ -82,6 +84,12 @@ def _check_layers(a: Architecture) -> None:
                     raise InputError(f"model.{part.__struct_config__.tag}.{field}", value, "must be above 0")
         if isinstance(layer.feed_forward, Experts):
             _check_experts(layer.feed_forward)
+        if layer.mixer == layer.feed_forward:
+            raise InputError("model.mixer", "none", "with feed_forward none: a layer has at least one part")
+        if isinstance(layer.mixer, Mamba2) and layer.mixer.num_heads % layer.mixer.num_groups:
+            raise InputError("model.mamba2.num_groups", layer.mixer.num_groups, f"does not divide num_heads={layer.mixer.num_heads}")
+        if isinstance(layer.mixer, GroupedQueryAttention) and layer.mixer.window and layer.mixer.chunk:
+            raise InputError("model.attention.chunk", layer.mixer.chunk, f"with window={layer.mixer.window}: a layer has one of them")
 
 
 def _check_experts(experts: Experts) -> None:

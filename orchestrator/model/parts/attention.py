@@ -24,12 +24,17 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
     """Tokens that a token sees, itself included; None: all before it."""
     sinks: bool = False
     """A learned logit for each head that takes its share of the softmax (GPT-OSS)."""
-    qk_norm: Literal["head", "hidden"] | None = None
-    """A norm of queries and keys before their rotation: of each head's width (Qwen3), or of all heads together (OLMo 2)."""
+    chunk: int | None = None
+    """Tokens of a chunk that sees nothing of those before it (Llama 4); None: one chunk."""
+    qk_norm: Literal["head", "hidden", "l2"] | None = None
+    """A norm of queries and keys before their rotation: of each head's width (Qwen3), or of all heads together (OLMo 2); or of each head's
+    width without a weight, which rotation doesn't change (Llama 4)."""
     softcap: float | None = None
     """Scores become softcap * tanh(scores / softcap) (Gemma 2)."""
     score_width: float | None = None
     """Scores are divided by its square root; None: by that of the head's width."""
+    temperature: tuple[float, float] | None = None
+    """(scale, tokens): queries are multiplied by 1 + scale * log(1 + floor((position + 1) / tokens)) (Llama 4; arXiv 2501.19399)."""
     rotary: bool = True
     """False: this layer has no positions, though the model's are rotary (Llama 4)."""
     rotary_base: int | None = None
@@ -39,7 +44,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
 
     @property
     def label(self) -> str:
-        return f"window{self.window}" if self.window else ""
+        return f"window{self.window}" if self.window else f"chunk{self.chunk}" if self.chunk else ""
 
     def features(self, a: Architecture) -> Iterator[str]:
         """Words of capabilities."""
@@ -51,9 +56,13 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
             ("sinks", self.sinks),
             ("qk_norm", self.qk_norm == "head"),
             ("qk_norm_hidden", self.qk_norm == "hidden"),
+            ("qk_l2_norm", self.qk_norm == "l2"),
+            ("chunked_attention", self.chunk is not None),
+            ("query_temperature", self.temperature is not None),
             ("attention_softcap", self.softcap is not None),
             ("score_width", self.score_width not in (None, a.head_dim)),
-            ("mixed_rope", a.position_embedding == "rope" and (not self.rotary or base or scaled_otherwise)),
+            ("no_rope_layers", a.position_embedding == "rope" and not self.rotary),
+            ("mixed_rope", a.position_embedding == "rope" and (base or scaled_otherwise)),
         )
         yield from (word for word, used in words if used)
 
@@ -75,7 +84,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
                 Gemm(name=f"{name}.linear_qkv", tokens=tokens, k=h, n=q + 2 * kv, split="column", saves=(qkv_input,)),
                 *norms.ops,
                 *((rotary,) if a.position_embedding == "rope" and self.rotary else ()),
-                core_attention(name, a, tokens, tokens, causal=causal, window=self.window or 0),
+                core_attention(name, a, tokens, tokens, causal=causal, window=self.window or 0, chunk=self.chunk or 0),
                 *projection(name, a, tokens, q),
             ),
         )
@@ -94,12 +103,13 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
                 group="attention",
                 max_shards=a.query_groups if which == "k" else 0,
             )
-            weights += norm_weights(f"{name}.{which}_layernorm", a, a.head_dim if self.qk_norm == "head" else width)
+            if self.qk_norm != "l2":
+                weights += norm_weights(f"{name}.{which}_layernorm", a, a.head_dim if self.qk_norm == "head" else width)
             ops.append(Pointwise(name=f"{name}.{which}_layernorm", elements=tokens * width, moved=READ + WRITE, shard="tp", saves=(saved,)))
         return Part(tuple(weights), tuple(ops))
 
 
-def core_attention(name: str, a: Architecture, query_len: int, key_len: int, *, causal: bool, window: int = 0) -> Attention:
+def core_attention(name: str, a: Architecture, query_len: int, key_len: int, *, causal: bool, window: int = 0, chunk: int = 0) -> Attention:
     """Q, K, V are saved always; the softmax, its dropout's mask and output only where the scores are materialised; the logsumexp only
     by flash attention, whose output is the projection's saved input."""
     q = query_len * a.num_attention_heads * a.head_dim
@@ -127,9 +137,8 @@ def core_attention(name: str, a: Architecture, query_len: int, key_len: int, *, 
             itemsize=MASK_BYTES,
             group="core_attention",
             quadratic=True,
-            dropout_only=True,
         )
-        output = Saved(name=f"{name}.dropout", elements=scores, shard="tp", group="core_attention", quadratic=True, dropout_only=True)
+        output = Saved(name=f"{name}.dropout", elements=scores, shard="tp", group="core_attention", quadratic=True)
         saves += [mask, output]
     return Attention(
         name=f"{name}.core_attention",
@@ -141,6 +150,7 @@ def core_attention(name: str, a: Architecture, query_len: int, key_len: int, *, 
         causal=causal,
         saves=tuple(saves),
         window=window if window < key_len else 0,
+        attended=float(chunk) if chunk and chunk < key_len else 0.0,
     )
 
 

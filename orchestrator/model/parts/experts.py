@@ -56,6 +56,8 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     """Every expert computes as many as it could take, zeros where fewer come: shapes that don't depend on the routing."""
     router_bias: bool = False
     """The router's linear has a bias that is trained (GPT-OSS)."""
+    scores_on_input: bool = False
+    """Scores multiply what an expert is given, not what it makes of it (Llama 4)."""
     routing: Routing | None = None
     """How unevenly tokens are sent to them, where that is known; prices take it, the training doesn't."""
 
@@ -73,6 +75,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             ("grouped_router", self.groups is not None),
             ("expert_bias", self.expert_bias),
             ("router_bias", self.router_bias),
+            ("scores_on_input", self.scores_on_input),
             ("expert_mlp_bias", a.add_bias_linear),
         )
         yield from (word for word, used in words if used)

@@ -65,7 +65,7 @@ KEY_VALUE_HEADS: Final = (
 """By which AutoTP cuts every width, in its order (deepspeed/module_inject/tp_shard.py)."""
 
 
-def checked(source: build.Source, found: Partition, seq_length: int, decoder_seq_length: int | None) -> Partition:
+def checked(source: build.Source, found: Partition, seq_length: int | None, decoder_seq_length: int | None) -> Partition:
     """What of it two ranks compute as one does."""
     if not found.pairs:
         return found
@@ -168,7 +168,9 @@ def _special(fields: Mapping[str, Any], vocabulary: int) -> bool:
 # ------------------------------------------------------------------------------------------------ the comparison
 
 
-def _compared(source: build.Source, text: str, found: Partition, seq_length: int, decoder_seq_length: int | None) -> Partition:
+def _compared(
+    source: build.Source, text: str, found: Partition, seq_length: int | None, decoder_seq_length: int | None
+) -> Partition:
     small = source._replace(config=text)
     try:
         model, batch = _built(small, seq_length, decoder_seq_length)
@@ -189,7 +191,7 @@ def _compared(source: build.Source, text: str, found: Partition, seq_length: int
     return kept if wrong is None else Partition((), (*kept.undivided, f"all linears: {wrong}"))
 
 
-def _built(source: build.Source, seq_length: int, decoder_seq_length: int | None) -> tuple[nn.Module, dict[str, Any]]:
+def _built(source: build.Source, seq_length: int | None, decoder_seq_length: int | None) -> tuple[nn.Module, dict[str, Any]]:
     """The model on the CPU with weights that are all different, and a batch of two."""
     with torch.device("meta"):
         if source.code:
@@ -217,8 +219,8 @@ def _built(source: build.Source, seq_length: int, decoder_seq_length: int | None
     return model.eval(), given | feeds.fixed_arguments(model)
 
 
-def _feeds(model: nn.Module, config: Any, seq_length: int, decoder_seq_length: int | None) -> tuple[Feed, ...]:
-    short, decoder = min(seq_length, TOKENS), min(decoder_seq_length, TOKENS) if decoder_seq_length else None
+def _feeds(model: nn.Module, config: Any, seq_length: int | None, decoder_seq_length: int | None) -> tuple[Feed, ...]:
+    short, decoder = (min(length, TOKENS) if length else None for length in (seq_length, decoder_seq_length))
     try:
         return feeds.feeds_of(model, config, short, decoder)
     except InputError:  # an image's tokens alone are more

@@ -31,7 +31,7 @@ VOCABULARY: Final = 1
 TRAINED_WITH: Final = ("sdpa", "eager")
 
 
-def described(source: build.Source, seq_length: int, decoder_seq_length: int | None, itemsize: int) -> Traced:
+def described(source: build.Source, seq_length: int | None, decoder_seq_length: int | None, itemsize: int) -> Traced:
     """The model at these lengths, recorded in 16 or 32 bits. Raises InputError, which names the module where the code can't be traced."""
     transformers.logging.set_verbosity_error()
     torch.fx.experimental._config.meta_nonzero_assume_all_nonzero = True
@@ -39,6 +39,8 @@ def described(source: build.Source, seq_length: int, decoder_seq_length: int | N
     build.attend_by_name(transformers_attention(_not_yet))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if source.config:
+            build.check_same_everywhere(build.config_of(source.config))
         with torch.device("meta"):
             if source.code:
                 model, fed = build.from_code(source.code, dtype)
@@ -47,6 +49,7 @@ def described(source: build.Source, seq_length: int, decoder_seq_length: int | N
                 model, attention = build.from_config(source.config, dtype, (build.DESCRIBED, "eager"))
                 attention = "eager" if attention == "eager" else TRAINED_WITH[0]
                 config = build.config_of(source.config)
+        build.move_to_meta(model)
         if config is not None:
             fed = feeds.feeds_of(model, config, seq_length, decoder_seq_length)
         recorder = Recorder(model, itemsize, answer_values=not source.code)
@@ -60,7 +63,7 @@ def described(source: build.Source, seq_length: int, decoder_seq_length: int | N
     first = next((part for part in parts if part.path), parts[0])
     hidden = _hidden(model, config, first)
     text = config.get_text_config() if config is not None else None
-    length = first.input_elements // max(1, hidden) if fixed else seq_length
+    length = first.input_elements // max(1, hidden) if fixed or seq_length is None else seq_length
     gemms = [op for run in runs for op in run.layer.ops if isinstance(op, Gemm) and run.layer.recomputable]
     heads = [op for run in runs for op in run.layer.ops if isinstance(op, Attention)]
     return Traced(

@@ -1,0 +1,93 @@
+"""Mamba-2 (Dao and Gu, arXiv 2405.21060, section 7): a state space whose decay depends on the token, between a short convolution and a
+gated norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from orchestrator.model.ops import Enter, Exit, Gemm, Pointwise, Saved, Scan, Weight
+from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
+from orchestrator.values import Value
+
+if TYPE_CHECKING:
+    from orchestrator.model.architecture import Architecture
+
+
+class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", omit_defaults=True):
+    """Heads, groups and widths are its own; `num_attention_heads` and `num_query_groups` don't matter here."""
+
+    num_heads: int
+    head_dim: int
+    """Channels of a head."""
+    state_size: int
+    """Numbers that a channel remembers."""
+    num_groups: int = 1
+    """Of heads that share B and C."""
+    conv_kernel: int = 4
+    """Tokens that the convolution sees."""
+    conv_bias: bool = True
+    chunk_size: int = 256
+    """Tokens of one chunk of the scan."""
+
+    @property
+    def label(self) -> str:
+        return "mamba2"
+
+    @property
+    def inner_size(self) -> int:
+        """Channels of all heads."""
+        return self.num_heads * self.head_dim
+
+    def features(self, a: Architecture) -> Iterator[str]:
+        """Words of capabilities."""
+        yield "mamba2"
+
+    def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
+        """As mcore's ssm/mamba_mixer.py: one projection to gate, inputs, B, C and steps (heads divided by tp), convolution, scan, gated
+        norm, projection back. For backward the scan keeps what it was given before the convolution, which it computes again, and its output
+        before the gate (mamba-ssm, ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn); the norm its input."""
+        name, h, inner, heads = "mixer", a.hidden_size, self.inner_size, self.num_heads
+        convolved = inner + 2 * self.num_groups * self.state_size
+        projected = inner + convolved + heads
+        weights = [
+            *linear_weights(f"{name}.in_proj", projected, h, "column", bias=False),
+            Weight(name=f"{name}.conv1d.weight", shape=(convolved, 1, self.conv_kernel), split=0),
+            *((Weight(name=f"{name}.conv1d.bias", shape=(convolved,), split=0),) if self.conv_bias else ()),
+            *(Weight(name=f"{name}.{each}", shape=(heads,), split=0) for each in ("dt_bias", "A_log", "D")),
+            Weight(name=f"{name}.norm.weight", shape=(inner,), split=0),
+            *linear_weights(f"{name}.out_proj", h, inner, "row", bias=False),
+        ]
+
+        def kept(of: str, width: int, *, shard: str = "tp", group: str = "attention") -> Saved:
+            return Saved(name=f"{name}.{of}", elements=tokens * width, shard=shard, group=group)  # type: ignore[arg-type]
+
+        scan = Scan(
+            name=f"{name}.scan",
+            tokens=tokens,
+            heads=heads,
+            head_dim=self.head_dim,
+            state=self.state_size,
+            groups=self.num_groups,
+            chunk=self.chunk_size,
+            saves=(kept("scan.input", projected), kept("scan.output", inner)),
+        )
+        entering = kept("in_proj.input", h, shard="sequence", group="norm")
+        return Part(
+            tuple(weights),
+            (
+                Enter(elements=tokens * h),
+                Gemm(name=f"{name}.in_proj", tokens=tokens, k=h, n=projected, split="column", saves=(entering,)),
+                Pointwise(name=f"{name}.conv1d", elements=tokens * convolved, moved=READ + WRITE, shard="tp"),
+                scan,
+                Pointwise(
+                    name=f"{name}.norm",
+                    elements=tokens * inner,
+                    moved=READ + WRITE,
+                    shard="tp",
+                    saves=(kept("norm.input", inner),),
+                ),
+                Gemm(name=f"{name}.out_proj", tokens=tokens, k=inner, n=h, split="row", saves=(kept("out_proj.input", inner),)),
+                Exit(elements=tokens * h),
+            ),
+        )

@@ -1,0 +1,23 @@
+"""The part that a layer lacks whose only part is a mixer, or a feed-forward (Mamba-2, Nemotron-H)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from orchestrator.values import Value
+
+if TYPE_CHECKING:
+    from orchestrator.model.architecture import Architecture
+
+
+class Nothing(Value, frozen=True, kw_only=True, tag="none", tag_field="kind", omit_defaults=True):
+    """No weights, no operations, no norm and no addition to the residual stream."""
+
+    @property
+    def label(self) -> str:
+        return ""
+
+    def features(self, a: Architecture) -> Iterator[str]:
+        """Words of capabilities."""
+        yield "single_part_layers"
