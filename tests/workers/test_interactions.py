@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from orchestrator.errors import InputError  # noqa: E402
 from orchestrator.workers import interactions, traced_data  # noqa: E402
