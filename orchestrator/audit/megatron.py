@@ -65,7 +65,6 @@ NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_preci
 """NeMo's and Megatron-DeepSpeed's words too."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
-FUSED_ATTENTION_NOTE: Final = "core_attn"
 
 
 class Fields:

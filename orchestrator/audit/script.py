@@ -76,7 +76,6 @@ class Line(NamedTuple):
     launcher: tuple[str, ...]
     flags: tuple[Flag, ...]
     program: str
-    all_words: tuple[Word, ...]
 
 
 def known_flags() -> dict[str, tuple[str, str]]:
@@ -121,7 +120,7 @@ def training_line(script: Script, text: str) -> Line:
         said = PROGRAM_WORD.search(text)
         program = said.group() if said else ""
     launcher = tuple(word.text for word in best[: at or 0])
-    return Line(launcher, tuple(_flags(best[0 if at is None else at + 1 :], known)), program, best)
+    return Line(launcher, tuple(_flags(best[0 if at is None else at + 1 :], known)), program)
 
 
 def _unpacked(words: Sequence[Word]) -> tuple[Word, ...]:

@@ -72,8 +72,6 @@ class Script(NamedTuple):
 
 MOST_BYTES: Final = 1_000_000
 SBATCH: Final = re.compile(r"^#SBATCH\s+(\S[^#\n]*)", re.MULTILINE)
-UNKNOWN: Final = re.compile(r"\$")
-ASSIGNING: Final = ("variable_assignment", "variable_assignments")
 INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments")
 """Nodes whose children are statements."""
 NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {

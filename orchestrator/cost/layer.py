@@ -161,6 +161,8 @@ class LayerPrices:
         if layer.recomputable:
             launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
             launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
+        if not c.expert_sync_s:  # else it is waited for (`_dispatch_wait`)
+            launch = {when: seconds + self._quantise_seconds(layer, strategy) for when, seconds in launch.items()}
         if recompute == "full":
             launch["backward"] += launch["forward"]
         if layer.recomputable and strategy.cuda_graph_impl != "none":
@@ -182,10 +184,15 @@ class LayerPrices:
         c = self._workload.calibration
         if not c.expert_sync_s or not any(isinstance(op, Dispatch) for op in layer.ops):
             return 0.0
-        tensors = 0.0
-        if self._workload.training.precision in QUANTISED:
-            tensors = sum(op.experts / strategy.mesh.ep for op in layer.ops if isinstance(op, Gemm) and op.experts)
-        return c.expert_sync_s + tensors * c.expert_quantise_s
+        return c.expert_sync_s + self._quantise_seconds(layer, strategy)
+
+    def _quantise_seconds(self, layer: LayerSpec, strategy: Strategy) -> float:
+        """Of the host, which quantises each expert's tensors one after the other (`Calibration.expert_quantise_s`): in forward what the
+        products take, in backward the gradients that they get. Where it need not wait for counts it launches them ahead of the device."""
+        if self._workload.training.precision not in QUANTISED:
+            return 0.0
+        tensors = sum(op.experts / strategy.mesh.ep for op in layer.ops if isinstance(op, Gemm) and op.experts)
+        return tensors * self._workload.calibration.expert_quantise_s
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
         """A CUDA graph has an input and an output of its own."""

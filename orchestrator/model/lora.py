@@ -168,7 +168,7 @@ class _Adapting:
         ]
         if self._lora.dropout:
             taken = op.tokens * op.k
-            mask = Saved(name=f"{name}.dropout.mask", elements=taken, itemsize=MASK_BYTES, group="dropout", dropout_only=True)
+            mask = Saved(name=f"{name}.dropout.mask", elements=taken, itemsize=MASK_BYTES, group="dropout")
             yield Pointwise(name=f"{name}.dropout", elements=taken, moved=READ + WRITE + MASK_BYTES, saves=(mask,))
             inputs: tuple[Saved, ...] = (Saved(name=f"{name}.lora_A.input", elements=taken, group="dropout"),)
         else:

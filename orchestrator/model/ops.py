@@ -94,9 +94,6 @@ class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     itemsize: int | None = None
     group: str = ""
     quadratic: bool = False
-    dropout_only: bool = False
-    """A dropout mask or a dropout's output: saved only where the dropout probability is above zero. Families leave it out where the
-    architecture's probability is zero (torch returns the input itself then), so nothing has to be filtered."""
     flash_only: bool = False
     """Exists only with flash (fused) attention: its logsumexp."""
     max_shards: int = 0

@@ -6,30 +6,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orchestrator.strategy.capabilities import Capabilities, StateBytes, Traits
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.values import Value
 
 NAME: Final = "layerwise"
-
-CAPABILITIES: Final = Capabilities(
-    engine=NAME,
-    parts=None,
-    axes=("pp", "tp", "dp"),
-    zero_stages=(0, 3),
-    zero_stages_with_pipeline=(0, 3),
-    sequence_parallel=True,
-    recompute=("none", "full"),
-    recompute_varies="layer",
-    uneven_stages=True,
-    schedules=("1f1b",),
-    offload_optimizer=False,
-    precisions=("bf16", "fp16", "fp32"),
-    optimizers=("adamw",),
-    rank_orders=(RANK_ORDER,),
-    rules=(),
-)
-"""What a layer-wise runtime could run. TP takes adjacent ranks, PP the farthest."""
 
 _MIXED: Final = StateBytes(weight=2, gradient=4, master=4, moments=8)
 _FULL: Final = StateBytes(weight=4, gradient=4, master=0, moments=8)

@@ -66,14 +66,9 @@ def transformer_layers(model: ModelSpec) -> int:
     return sum(run.count for run in model.runs[1:-1])
 
 
-def parse_layout(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[Stage, ...]:
-    """The stages that Megatron's layout string describes, nothing recomputed. Raises InputError("pin.layout", ...) where the string is
-    not of this model, pipeline and number of chunks."""
-    return stages_of(model, chunk_sizes(text, model, pp, vpp), pp)
-
-
 def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...]:
-    """Transformer layers of each chunk, vpp-major. Raises InputError as `parse_layout`."""
+    """Transformer layers of each chunk, vpp-major, in Megatron's layout string. Raises InputError("pin.layout", ...) where the string is
+    not of this model, pipeline and number of chunks."""
     chunks = expand(text)
     if len(chunks) != pp * vpp:
         raise InputError(KEY, text, f"has {len(chunks)} chunks; pp={pp} x vpp={vpp} needs {pp * vpp}")
@@ -100,7 +95,7 @@ def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ..
 
 def layout_string(stages: Sequence[Stage], mtp_num_layers: int = 0) -> str:
     """Megatron's string for these stages, chunk after chunk: chunk v of stage p stands at v * pp + p
-    (pipeline_parallel_layer_layout.py:24-151). It is the inverse of `parse_layout`, recompute aside."""
+    (pipeline_parallel_layer_layout.py:24-151). It is the inverse of `stages_of` with `chunk_sizes`, recompute aside."""
     letter = {"embedding": "E", "head": "m" * mtp_num_layers + "L"}
     vpp = 1 + max(span.chunk for stage in stages for span in stage.layers)
     chunks = ["".join(letter.get(span.kind, "t") * span.count for span in stage.chunk(v)) for v in range(vpp) for stage in stages]

@@ -48,7 +48,7 @@ class ExpertsRun:
         if self.graph == "whole" or self.capacity:
             changes["expert_sync_s"] = 0.0
         if self.graph == "whole":
-            changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s"), 0.0)
+            changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s", "expert_quantise_s"), 0.0)
         if not self.overlaps:
             changes["ep_overlap"] = 0.0
         return replace(calibration, **changes)

@@ -19,13 +19,14 @@ from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
-from orchestrator.strategy.spec import Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.validate import layout, networks
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
 from orchestrator.validate.mixtures import with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
+from orchestrator.validate.releases import recipe_of
 from orchestrator.validate.rows import SkipError, number, whole
 from orchestrator.validate.runs import NVFP4, ExpertsRun, MemoryKind, Run, Unusable
 
@@ -105,7 +106,7 @@ def _with_settings(rows: list[dict[str, str]], file: Path) -> list[dict[str, str
     if not rows or not file.is_file() or "run_id" not in rows[0]:
         return rows
     settings = {row["run_id"]: row for row in _rows(file) if not row.get("differs") and row.get("recompute_effective")}
-    return [with_settings(row, settings.get(row.get("run_id", ""))) for row in rows]
+    return [with_settings(row, settings.get(row.get("run_id", "")) or recipe_of(row)) for row in rows]
 
 
 def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[str, str]:
@@ -438,6 +439,12 @@ def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
         return "none", 1.0
     if text in ("full", "full uniform 1"):
         return "full", 1.0
+    modules = set(text.split("+"))
+    if row.get("num_experts"):  # `mlp` is the dense layers' alone, `moe` the experts' (mcore transformer_layer.py:445, moe_layer.py:155)
+        modules = {"mlp" if module == "moe" else module for module in modules - {"mlp"}}
+    mode = next((mode for mode, of in RECOMPUTE_MODULES.items() if set(of) == modules), "none" if not modules else None)
+    if mode is not None:
+        return mode, 1.0
     if text in ("selective (op)", "selective (every 2nd layer)"):
         return "full", 0.5
     if text in ("selective", "selective (core_attn)", "core_attn", "core_attn (implied)"):

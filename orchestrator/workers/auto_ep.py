@@ -48,6 +48,23 @@ def prepare(model: torch.nn.Module) -> None:
     registry.get, registry.__setitem__, registry.takes_strings = get, put, True
 
 
+class BesideUlysses:
+    """Ulysses' groups as AutoEP may take them: what they call the size of model parallelism is that of sequences
+    (runtime/sequence_parallel/parallel_state_sp.py:103), which AutoEP would take for tensor parallelism's (runtime/engine.py:835)."""
+
+    def __init__(self, groups: Any) -> None:
+        self._groups = groups
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._groups, name)
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_pipeline_model_parallel_world_size(self) -> int:
+        return 1
+
+
 def layers(model: torch.nn.Module) -> dict[str, Any]:
     """AutoEP's layers by name."""
     return {name: module for name, module in model.named_modules() if type(module).__name__ == LAYER}

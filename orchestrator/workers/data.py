@@ -260,13 +260,6 @@ def open_corpus(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None
     return Corpus(train=parts(0), valid=valid, specials=specials)
 
 
-def open_tokens(plan: Plan, cache: Path, *, build: bool, wait: Callable[[], None]) -> tuple[Tokens, Specials]:
-    """The row of a plan that trains on one source."""
-    corpus = open_corpus(plan, cache, build=build, wait=wait)
-    (part,) = corpus.train
-    return part.tokens, corpus.specials
-
-
 PATTERN = 10_000
 """Samples after which a blend's pattern repeats: shares are kept to a hundredth of a percent."""
 
@@ -452,13 +445,11 @@ class AnyBatches(Protocol):
 class Batches:
     """The micro-batches of one data-parallel rank, by step, out of one row or a blend of several."""
 
-    def __init__(self, plan: Plan, tokens: Tokens | Sequence[Part], specials: Specials, dp_rank: int) -> None:
+    def __init__(self, plan: Plan, parts: Sequence[Part], specials: Specials, dp_rank: int) -> None:
         self.plan, self.dp_rank = plan, dp_rank
         traced = plan.model.traced
         self.sampler = SAMPLERS[(traced and traced.text_stack) or plan.model.stack](plan, specials)
-        if not isinstance(tokens, Sequence):
-            tokens = (Part(weight=1.0, name=plan.run.data or "the standard library", tokens=tokens),)
-        self.parts = tuple(tokens)
+        self.parts = tuple(parts)
         self.sizes = [self._samples(part) for part in self.parts]
         self.blending = Blending([part.weight for part in self.parts]) if len(self.parts) > 1 else None
 

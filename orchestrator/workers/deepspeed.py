@@ -94,7 +94,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         """Put DeepSpeed's exchange of sequence shards for heads around the attention; its groups, for the engine."""
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
-        return UlyssesSPAttentionHF.register_with_transformers(
+        groups = UlyssesSPAttentionHF.register_with_transformers(
             model_name_or_path=self.model,
             core_attn_implementation=fields["attn_implementation"],
             sequence_parallel_size=self.plan.cp,
@@ -102,6 +102,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
             seq_length=self.plan.training.seq_length,
             seq_length_is_variable=False,
         )
+        return auto_ep.BesideUlysses(groups) if self.plan.ep > 1 else groups
 
     def export(self, folder: Path) -> None:
         hf_checkpoint.export(self.model, self.plan, self.groups, folder, self.engine_fields["model"])

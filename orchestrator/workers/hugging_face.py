@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import log, prod, sqrt
@@ -217,6 +218,16 @@ def losses(model: Callable[..., Any], stack: str, batch: Batch, *, balance: list
         routed = {} if balance is None else {"output_router_logits": True}
         output = model(input_ids=batch["tokens"], position_ids=batch["positions"], use_cache=False, **routed)
         if balance is not None:
-            balance.append(output.aux_loss)
+            balance.append(output.aux_loss if "real" not in batch else _balance_of(model, output.router_logits, batch["real"]))
     logits, labels = output.logits, batch["labels"]
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+
+
+def _balance_of(model: Any, router_logits: Any, real: torch.Tensor) -> torch.Tensor:
+    """The same loss over the tokens that are no padding: transformers leaves those out that an attention mask names, which no model gets
+    here, since packed samples are told apart by their positions where there is none (masking_utils.py, find_packed_sequence_indices)."""
+    bare = getattr(model, "module", model)
+    found: torch.Tensor = sys.modules[type(bare).__module__].load_balancing_loss_func(
+        router_logits, bare.num_experts, bare.num_experts_per_tok, real
+    )
+    return found

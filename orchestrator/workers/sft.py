@@ -219,7 +219,7 @@ class SupervisedBatches:
         return permuted(index, len(self.sequences), seed=self.plan.training.seed + epoch)
 
     def sequence(self, index: int) -> dict[str, np.ndarray]:
-        """Arrays [seq_length] of one sequence."""
+        """Arrays [seq_length] of one sequence; "real" is 1 where it has tokens, 0 where it is padding."""
         tokens = np.full(self.length, self.pad, dtype=np.int64)
         labels = tokens.copy()
         positions = np.arange(self.length)
@@ -234,7 +234,8 @@ class SupervisedBatches:
             at = end
         if self.plan.training.packing:
             positions[at:] = np.arange(self.length - at)  # padding is a sample of its own
-        return {"tokens": tokens, "labels": labels, "positions": positions, "loss_mask": loss_mask}
+        real = (np.arange(self.length) < at).astype(np.float32)
+        return {"tokens": tokens, "labels": labels, "positions": positions, "loss_mask": loss_mask, "real": real}
 
 
 def open_batches(

@@ -33,7 +33,8 @@ from orchestrator.plan import Plan
 from orchestrator.recipe import load
 from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
-from orchestrator.strategy.layerwise import CAPABILITIES, TRAITS
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.layerwise import NAME, TRAITS
 from orchestrator.strategy.spec import RANK_ORDER
 from orchestrator.strategy.workload import Workload
 
@@ -43,13 +44,32 @@ STRIDED = ("dp", "cp", "ep", "tp", "pp")
 SHAPES = tuple(rule for rule in mesh_rules() if rule.id in ("heads_tp", "groups_tp", "ffn_tp"))
 """What a TP degree must divide."""
 
+LAYERWISE = Capabilities(
+    engine=NAME,
+    parts=None,
+    axes=("pp", "tp", "dp"),
+    zero_stages=(0, 3),
+    zero_stages_with_pipeline=(0, 3),
+    sequence_parallel=True,
+    recompute=("none", "full"),
+    recompute_varies="layer",
+    uneven_stages=True,
+    schedules=("1f1b",),
+    offload_optimizer=False,
+    precisions=("bf16", "fp16", "fp32"),
+    optimizers=("adamw",),
+    rank_orders=(RANK_ORDER,),
+    rules=SHAPES,
+)
+"""What a layer-wise runtime could run."""
+
 
 def best(words: list[str], pp: int | None, share: float, orders: tuple[tuple[str, ...], ...]) -> Plan:
     """The best plan with `share` of the memory."""
     settings = load(words, machine(), list(ENGINES))
     training = settings.training
     model = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
-    engine = replace(CAPABILITIES, rank_orders=orders, rules=SHAPES)
+    engine = replace(LAYERWISE, rank_orders=orders)
     limit = replace(settings.limit, limit=int(settings.limit.limit * share))
     planned = PlannedEngine(capabilities=engine, traits=TRAITS, calibration=datasheet(settings.cluster, TRAITS))
     asked = SearchSettings(pins=replace(settings.pins, pp=pp), limit=limit, top_k=1)

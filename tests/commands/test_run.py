@@ -334,7 +334,7 @@ def test_the_main_job_trains_on_four_ranks_with_a_falling_loss(folder: Path) -> 
 
 @pytest.mark.engines
 def test_ctrl_c_ends_all_ranks_with_status_130(folder: Path) -> None:
-    process = command(folder, *TINY, "train.steps=100000", "pin.tp=2", "pin.pp=2", "out=a")
+    process = command(folder, "recipe=gpt_tiny", "gpus=2", "train.steps=100000", "pin.tp=2", "out=a")
     deadline = time.monotonic() + 180
     while not metrics(folder / "a") and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -192,3 +192,13 @@ def test_fp8_waits_for_each_of_a_ranks_experts_to_be_quantised() -> None:
         both = (cost_model(moe(), calibration=given, cluster=cluster, precision=precision) for given in (Calibration(), constants))
         before, after = (model.layer(one, "experts_decoder", "none") for model in both)
         assert after.forward_s - before.forward_s == pytest.approx(waits), precision
+
+
+def test_fp8_launches_bound_a_pass_where_the_host_need_not_wait() -> None:
+    """64 experts over ep=8: two tensors of each of eight, 10 ms each; nothing else of so small a layer takes as long."""
+    cluster = replace(cost_model(moe()).cluster, gpu=GPUS["H100-SXM-80GB"])
+    constants = Calibration(expert_quantise_s=1e-2, grouped_launch_s=0.0, op_overhead_s=0.0, collective_launch_s=0.0)
+    one = candidate(Strategy(mesh=Mesh(dp=8, ep=8)))
+    for precision, launched in (("bf16", False), ("fp8", True)):
+        layer = cost_model(moe(), calibration=constants, cluster=cluster, precision=precision).layer(one, "experts_decoder", "none")
+        assert (layer.forward_s == pytest.approx(0.16)) == (layer.backward_s == pytest.approx(0.16)) == launched, precision

@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,23 @@ ILLEGAL = illegal_plans()
 INTERLEAVED = [(pp, m, group) for pp in (2, 3, 4) for m in range(1, 10) for group in (None, *(range(1, m + 2) if m in (6, 9) else ()))]
 
 
+RECIPES = {"t5_large": 16, "llama3_70b": 64, "gpt3_175b": 1024}
+
+
+@cache
+def searched() -> dict[str, Plan]:
+    """What the command writes for these recipes and numbers of GPUs."""
+    plans = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for recipe, gpus in RECIPES.items():
+            out = Path(folder) / recipe
+            command = ["-m", "orchestrator.run", f"recipe={recipe}", f"gpus={gpus}", "launch=none", f"out={out}"]
+            done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+            plans[recipe] = from_json((out / "plan.json").read_text())
+    return plans
+
+
 @cache
 def answers() -> dict[str, Any]:
     """All plans judged in one process."""
@@ -132,11 +150,7 @@ def answers() -> dict[str, Any]:
     zero0 = as_case(make_plan("megatron_deepspeed", zero_stage=0))
     zero0["by_hand"]["data_types"] = {"grad_accum_dtype": "fp32"}
     cases["illegal sums at stage 0"] = zero0
-    return judge(cases)
-
-
-def judge(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The engines' answer to each case, by its name."""
+    cases |= {f"searched {recipe}": as_case(plan) for recipe, plan in searched().items()}
     program = Path(__file__).parent / "build_ranks.py"
     done = subprocess.run(
         [sys.executable, str(program)], input=json.dumps(list(cases.values())), capture_output=True, text=True, timeout=300, check=False
@@ -146,23 +160,13 @@ def judge(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return dict(zip(cases, json.loads(line.removeprefix("ANSWERS ")), strict=True))
 
 
-RECIPES = {"t5_large": 16, "llama3_70b": 64, "gpt3_175b": 1024}
-
-
-def test_what_the_search_chooses_for_large_models_builds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_the_search_chooses_for_large_models_builds(recipe: str) -> None:
     """From the shell to Megatron's own classes: the plans of issue 2."""
-    plans = {}
-    for recipe, gpus in RECIPES.items():
-        out = tmp_path / recipe
-        command = ["-m", "orchestrator.run", f"recipe={recipe}", f"gpus={gpus}", "launch=none", f"out={out}"]
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        plans[recipe] = from_json((out / "plan.json").read_text())
-    judged = judge({recipe: as_case(plan) for recipe, plan in plans.items()})
-    for recipe, plan in plans.items():
-        assert "error" not in judged[recipe], judged[recipe]
-        assert built_chunks(judged[recipe]) == expected_chunks(plan)
-        assert plan.world_size == RECIPES[recipe]
+    plan, answer = searched()[recipe], answers()[f"searched {recipe}"]
+    assert "error" not in answer, answer
+    assert built_chunks(answer) == expected_chunks(plan)
+    assert plan.world_size == RECIPES[recipe]
 
 
 def built_chunks(answer: dict[str, Any]) -> list[list[tuple[int, bool, bool]]]:

@@ -50,7 +50,7 @@ def test_megatrons_program_gets_the_plans_arguments_and_its_log_becomes_metrics(
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.full), "deepspeed"])
 def test_a_users_deepspeed_script_trains_under_the_planned_config_and_is_measured(tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "run"
     words = ("engine=deepspeed", "pin.zero_stage=2", "pin.tp=1", "entry.args=--hidden 4", "launch=local", f"entry.launcher={launcher}",

@@ -119,7 +119,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(out)
 
 
-@pytest.mark.parametrize("style", ["torchrun", "srun"])
+@pytest.mark.parametrize("style", ["torchrun", pytest.param("srun", marks=pytest.mark.full)])
 def test_two_nodes_train_to_the_losses_of_a_local_run(tmp_path: Path, cluster: dict[str, str], reference: list[float], style: str) -> None:
     """TP 2 x PP 2 over both nodes."""
     out = tmp_path / "a run"

@@ -5,8 +5,14 @@ from msgspec.structs import replace
 from small_models import gpt
 
 from orchestrator.errors import InputError
-from orchestrator.strategy.layout import LayerSpan
-from orchestrator.strategy.megatron_layout import compress, expand, layout_string, parse_layout, stages_of
+from orchestrator.model.spec import ModelSpec
+from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.megatron_layout import chunk_sizes, compress, expand, layout_string, stages_of
+
+
+def parse_layout(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[Stage, ...]:
+    """The stages that a layout string describes, nothing recomputed."""
+    return stages_of(model, chunk_sizes(text, model, pp, vpp), pp)
 
 
 def test_a_layout_becomes_stages() -> None:

@@ -17,7 +17,7 @@ from orchestrator.validate.__main__ import main
 from orchestrator.validate.networks import cluster
 from orchestrator.validate.pricing import named
 from orchestrator.validate.runs import ExpertsRun, Run
-from orchestrator.validate.tables import SETTINGS, load, read_rows
+from orchestrator.validate.tables import SETTINGS, load, read_rows, recompute_of
 
 ROW = {
     **{"run_id": "a", "sweep_id": "s", "model_name": "own (4 layers)", "num_layers": "4", "hidden_size": "5120"},
@@ -87,6 +87,42 @@ def test_what_a_releases_recipe_sets_fills_the_blanks_where_page_and_recipe_agre
     found = {run.run_id: run for run in load(tmp_path / "runs.csv")[0]}
     assert found["agrees"].experts == ExpertsRun(overlaps=True, graph="whole", balanced=True)
     assert found["differs"].experts == found["unknown"].experts == ExpertsRun()
+
+
+DEEPSEEK = {
+    **{"run_id": "a", "sweep_id": "s", "model_name": "DeepSeekV3", "num_layers": "61", "hidden_size": "7168", "num_attention_heads": "128"},
+    **{"num_query_groups": "MLA", "ffn_hidden_size": "18432", "vocab_size": "129280", "seq_length": "4096", "num_experts": "256"},
+    **{"moe_router_topk": "8", "gpu": "GB200", "gpus_per_node": "4", "num_gpus": "256", "engine": "megatron-core (Megatron-Bridge)"},
+    **{"precision": "MXFP8", "tp": "1", "pp": "4", "vpp": "4", "cp": "1", "ep": "64", "dp": "64", "zero_stage": "1"},
+    **{"micro_batch_size": "1", "global_batch_size": "4096", "status": "ok", "step_time_s": "13.2", "recompute": ""},
+    "notes": "release=26.06 NeMo Container; Pre-Training Performance",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "experts", "dispatcher", "recompute"),
+    [
+        ({}, ExpertsRun(overlaps=True, graph="whole", balanced=True), "flex", "mla_up_proj"),
+        ({"notes": "release=26.04.01 NeMo"}, ExpertsRun(overlaps=False, graph="routers", balanced=True), "flex", "none"),
+        ({"ep": "32"}, ExpertsRun(), "flex", "none"),
+        ({"notes": "release=26.08 NeMo"}, ExpertsRun(), "flex", "none"),
+    ],
+)
+def test_deepseeks_rows_get_what_the_recipe_of_their_release_sets(
+    tmp_path: Path, changes: dict[str, str], experts: ExpertsRun, dispatcher: str, recompute: str
+) -> None:
+    """At 26.04.01 `mlp` is recomputed, which in Megatron is the dense layers' feed-forward alone."""
+    write_csv(tmp_path / SETTINGS, [{"run_id": "other", "differs": "", "recompute_effective": "none"}])
+    write_csv(tmp_path / "runs.csv", [{**DEEPSEEK, **changes}])
+    (run,) = load(tmp_path / "runs.csv")[0]
+    assert run.experts == experts
+    assert run.candidate.strategy.moe_token_dispatcher_type == dispatcher
+    assert {span.recompute for stage in run.stages for span in stage.layers} | {"none"} == {recompute, "none"}
+
+
+@pytest.mark.parametrize(("experts", "mode"), [("160", "mla_up_proj"), ("", "mla_up_proj+mlp")])
+def test_mlp_is_recomputed_in_dense_layers_alone(experts: str, mode: str) -> None:
+    assert recompute_of({"recompute": "mla_up_proj+mlp", "num_experts": experts}) == (mode, 1.0)
 
 
 @pytest.mark.parametrize(("gpus", "domain"), [(8, 72), (72, 72), (256, 64), (288, 72), (512, 64)])

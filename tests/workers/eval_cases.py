@@ -10,19 +10,12 @@ import torch.distributed as dist
 import worker_cases
 
 from orchestrator.plan import from_json
-from orchestrator.workers import data, loop
 from orchestrator.workers.models import bare
 
 
 def train_and_evaluate(plan_json: str, cache: str, out: str) -> list[dict[str, Any]]:
     """The real loop; the rows of metrics.jsonl, on rank 0."""
-    plan = from_json(plan_json)
-    trainer = worker_cases.make_trainer(plan)
-    corpus = data.open_corpus(plan, Path(cache), build=dist.get_rank() == 0, wait=dist.barrier)
-    dp_rank = trainer.groups.rank("dp")
-    valid = data.Batches(plan, corpus.valid, corpus.specials, dp_rank) if corpus.valid else None
-    Path(out).mkdir(parents=True, exist_ok=True)
-    loop.train(trainer, data.Batches(plan, corpus.train, corpus.specials, dp_rank), Path(out), valid=valid)
+    worker_cases.train_and_save(plan_json, cache, out)
     dist.barrier()
     return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()] if dist.get_rank() == 0 else []
 

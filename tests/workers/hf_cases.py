@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,51 +10,29 @@ import torch.distributed as dist
 from worker_cases import make_batches, make_trainer
 
 from orchestrator.plan import from_json
-from orchestrator.workers import loop, sft
+from orchestrator.workers import loop
 from orchestrator.workers.schedule import learning_rate
 
 Named = dict[str, np.ndarray]
 
 
 def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
-    """As worker_cases.parity, with whole gradients and weights by name."""
+    """As worker_cases.parity, with whole gradients and weights by name; on text or supervised samples."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    try:
-        batches = make_batches(trainer, cache)
-        found: dict[str, Any] = {"losses": [], "norms": []}
-        found["weights"] = _whole(trainer, _weights(trainer))
-        for step in range(plan.training.steps):
-            microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
-            local = trainer.forward_backward(microbatches)
-            if step == 0:
-                found["gradients"] = _whole(trainer, _gradients(trainer))
-            found["norms"].append(trainer.update(learning_rate(plan.training, step)))
-            loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
-            found["losses"].append(loss)
-        found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
-        return found if dist.get_rank() == 0 else {}
-    finally:
-        forget(trainer)
-
-
-def supervised(plan_json: str, cache: str) -> dict[str, Any]:
-    """Losses, norms and first whole gradients of a run on supervised samples, through the loop's own data."""
-    plan = from_json(plan_json)
-    trainer = make_trainer(plan)
-    try:
-        ranks = {"build": dist.get_rank() == 0, "wait": dist.barrier}
-        batches, _ = sft.open_batches(plan, Path(cache), trainer.groups.rank("dp"), **ranks)
-        found: dict[str, Any] = {"losses": [], "norms": []}
-        for step in range(plan.training.steps):
-            local = trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
-            if step == 0:
-                found["gradients"] = _whole(trainer, _gradients(trainer))
-            found["norms"].append(trainer.update(learning_rate(plan.training, step)))
-            found["losses"].append(loop.agree(local, trainer.groups, trainer.device, stop=False)[0])
-        return found if dist.get_rank() == 0 else {}
-    finally:
-        forget(trainer)
+    batches = make_batches(trainer, cache)
+    found: dict[str, Any] = {"losses": [], "norms": []}
+    found["weights"] = _whole(trainer, _weights(trainer))
+    for step in range(plan.training.steps):
+        microbatches = [loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)]
+        local = trainer.forward_backward(microbatches)
+        if step == 0:
+            found["gradients"] = _whole(trainer, _gradients(trainer))
+        found["norms"].append(trainer.update(learning_rate(plan.training, step)))
+        loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
+        found["losses"].append(loss)
+    found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
+    return found if dist.get_rank() == 0 else {}
 
 
 def _weights(trainer: Any) -> dict[str, torch.Tensor]:
@@ -122,28 +98,14 @@ def state_bytes(plan_json: str, cache: str) -> dict[str, int]:
     are a kind of their own, where there are any."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    try:
-        batches = make_batches(trainer, cache)
-        for step in range(2):
-            trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
-            gradients = _gradient_bytes(trainer)
-            trainer.update(1e-3)
-        found = {"weights": _weight_bytes(trainer, True), "gradients": gradients, "optimizer": _optimizer_bytes(trainer)}
-        frozen = _weight_bytes(trainer, False)
-        return found | ({"frozen": frozen} if frozen else {})
-    finally:
-        forget(trainer)
-
-
-def trained_and_exported(plan_json: str, cache: str) -> list[float]:
-    """The losses of a run that ends with its export."""
-    plan = from_json(plan_json)
-    trainer = make_trainer(plan)
-    try:
-        batches = make_batches(trainer, cache)
-        return loop.train(trainer, batches, Path(cache) / f"out-{dist.get_world_size()}")
-    finally:
-        forget(trainer)
+    batches = make_batches(trainer, cache)
+    for step in range(2):
+        trainer.forward_backward([loop.to_device(arrays, trainer.device) for arrays in batches.microbatches(step)])
+        gradients = _gradient_bytes(trainer)
+        trainer.update(1e-3)
+    found = {"weights": _weight_bytes(trainer, True), "gradients": gradients, "optimizer": _optimizer_bytes(trainer)}
+    frozen = _weight_bytes(trainer, False)
+    return found | ({"frozen": frozen} if frozen else {})
 
 
 def _weight_bytes(trainer: Any, trained: bool) -> int:
@@ -187,17 +149,3 @@ def _storage_bytes(tensors: Any) -> int:
     """Each storage once: views of one flat buffer are one."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
     return sum(storages.values())
-
-
-def forget(trainer: Any) -> None:
-    """DeepSpeed's and transformers' global state, so that the next case starts as a new process does."""
-    from deepspeed.module_inject.layers import set_autotp_mode
-    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    trainer.engine.destroy()
-    for name in ("sdpa", "flash_attention_2"):
-        ALL_ATTENTION_FUNCTIONS._local_mapping.pop(name, None)
-    set_autotp_mode(training=False)
-    torch.nn.functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
-    gc.collect()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from worker_plans import batches_of
 
 from orchestrator.engines.hf_config import config_keywords, model_classes
 from orchestrator.plan import Plan
-from orchestrator.workers import data
 from orchestrator.workers.schedule import learning_rate
 
 IGNORED = -100
@@ -45,8 +44,7 @@ def train(plan: Plan, weights: dict[str, np.ndarray], corpus: str) -> dict[str, 
     free = [p for p in parameters.values() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": free, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=training.lr, betas=training.betas, eps=training.eps)
-    tokens, specials = data.open_tokens(plan, Path(corpus), build=True, wait=lambda: None)
-    batches = data.Batches(plan, tokens, specials, dp_rank=0)
+    batches = batches_of(plan, corpus)
     found: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(training.steps):
         optimizer.zero_grad()

@@ -8,12 +8,11 @@ import tempfile
 from typing import Any
 
 import torch.distributed as dist
-from worker_cases import BUILD
+import worker_cases
 
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.plan import from_json
-from orchestrator.workers import distributed
 
 
 def build(plan_json: str, edits: dict[str, Any] | None = None) -> str:
@@ -33,17 +32,10 @@ def build(plan_json: str, edits: dict[str, Any] | None = None) -> str:
 
 
 def _build(plan: Any, engine: dict[str, Any]) -> str:
-    trainer = None
     try:
-        trainer = BUILD[plan.engine](plan, engine, distributed.prepare_device(plan))
+        worker_cases.build(plan, engine)
     except InputError as error:
         return str(error)
-    finally:
-        if plan.engine == "deepspeed":
-            import hf_cases
-
-            if trainer is not None:
-                hf_cases.forget(trainer)
     return ""
 
 

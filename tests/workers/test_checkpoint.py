@@ -156,6 +156,7 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 LONG = (
     "megatron tp2 zero1 to the same",
+    "deepspeed zero1 to zero3",
     "megatron tp2 to tp1",
     "deepspeed zero1 to zero3 dp3",
     "megatron cp2 dp2 zero1 llama to cp4",
@@ -355,7 +356,8 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(
 
 
 ASYNCHRONOUS: dict[str, dict[str, Any]] = {
-    "megatron": {"tp": 2, "dp": 2, "zero_stage": 1},
+    "megatron": {"dp": 2, "zero_stage": 1},
+    "megatron tp2": {"tp": 2, "dp": 2, "zero_stage": 1},
     "megatron zero0 pp2": {"pp": 2},
     DEEPSPEED: {"engine": DEEPSPEED, "dp": 2, "zero_stage": 3},
     ALONE: {"model": LLAMA, "engine": ALONE, "dp": 2, "zero_stage": 1},

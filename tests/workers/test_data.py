@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from worker_plans import BERT, GPT, LLAMA, T5, make_plan
+from worker_plans import BERT, GPT, LLAMA, T5, batches_of, make_plan
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, RunSettings, Source
@@ -19,16 +19,11 @@ from orchestrator.workers import data
 pytestmark = pytest.mark.engines
 
 
-def open_batches(plan: Plan, cache: Path, dp_rank: int = 0) -> data.Batches:
-    tokens, specials = data.open_tokens(plan, cache, build=True, wait=lambda: None)
-    return data.Batches(plan, tokens, specials, dp_rank)
-
-
 def global_batch(plan: Plan, cache: Path, step: int) -> list[dict[str, np.ndarray]]:
     """Samples of a step, sorted by their tokens."""
     samples = []
     for dp_rank in range(plan.dp):
-        for batch in open_batches(plan, cache, dp_rank).microbatches(step):
+        for batch in batches_of(plan, cache, dp_rank).microbatches(step):
             samples += [{name: array[i] for name, array in batch.items()} for i in range(plan.micro_batch_size)]
     return sorted(samples, key=lambda sample: sample["tokens"].tobytes())
 
@@ -44,7 +39,7 @@ def test_every_plan_sees_the_same_global_batches(model: Any, tmp_path: Path) -> 
 
 
 def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
-    first, second = (open_batches(make_plan(seed=seed), tmp_path).microbatches(0)[0]["tokens"] for seed in (7, 8))
+    first, second = (batches_of(make_plan(seed=seed), tmp_path).microbatches(0)[0]["tokens"] for seed in (7, 8))
     assert (first != second).any()
 
 
@@ -64,13 +59,13 @@ def test_labels_are_the_next_tokens(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(256)) * 4)
     plan = make_plan(run=RunSettings(data=str(text)))
-    batch = open_batches(plan, tmp_path).microbatches(0)[0]
+    batch = batches_of(plan, tmp_path).microbatches(0)[0]
     np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["labels"][:, :-1])
     assert ((batch["labels"] - batch["tokens"]) % 256 == 1).mean() > 0.9
 
 
 def test_the_default_corpus_is_the_standard_library(tmp_path: Path) -> None:
-    tokens, _ = data.open_tokens(make_plan(), tmp_path, build=True, wait=lambda: None)
+    tokens = batches_of(make_plan(), tmp_path).parts[0].tokens
     assert len(tokens) > 1_000_000
     start = data.standard_library()[0].read_bytes()[:40]
     assert bytes(tokens.window(0, 40).astype(np.uint8)) == start
@@ -101,8 +96,8 @@ def test_megatron_indexed_data_is_one_row_of_tokens(tmp_path: Path) -> None:
     for start, length in ((0, 10), (45, 20), (50, 1), (700, 84), (0, 784)):
         np.testing.assert_array_equal(tokens.window(start, length), row[start : start + length])
     for name in ("corpus", "corpus.bin", "corpus.idx"):
-        plan = make_plan(run=RunSettings(data=str(tmp_path / name)))
-        assert open_batches(plan, tmp_path).microbatches(0)[0]["tokens"].shape == (1, 32)
+        plan = make_plan(run=RunSettings(data=str(tmp_path / name)), micro_batch_size=1)
+        assert batches_of(plan, tmp_path).microbatches(0)[0]["tokens"].shape == (1, 32)
 
 
 def test_a_local_tokenizer_is_used(tmp_path: Path) -> None:
@@ -116,8 +111,9 @@ def test_a_local_tokenizer_is_used(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("hello world " * 100)
     plan = make_plan(run=RunSettings(data=str(text), tokenizer=str(tmp_path / "tokenizer")))
-    tokens, specials = data.open_tokens(plan, tmp_path, build=True, wait=lambda: None)
-    assert specials.eod == 1
+    corpus = data.open_corpus(plan, tmp_path, build=True, wait=lambda: None)
+    tokens = corpus.train[0].tokens
+    assert corpus.specials.eod == 1
     assert tokens.window(0, 4).tolist() == [2, 3, 2, 3]
     assert tokens.window(len(tokens) - 1, 1).tolist() == [1]
 
@@ -127,7 +123,7 @@ def test_a_token_above_the_vocabulary_is_refused_with_both_numbers(tmp_path: Pat
     text.write_text("z" * 100)
     plan = make_plan(replace(GPT, vocab_size=122), run=RunSettings(data=str(text)))
     with pytest.raises(InputError, match=r"model.vocab_size=122.*token id 122"):
-        open_batches(plan, tmp_path).microbatches(0)
+        batches_of(plan, tmp_path).microbatches(0)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +135,12 @@ def test_bad_data_is_named(content: str | None, why: str, tmp_path: Path) -> Non
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match=why):
-        open_batches(make_plan(run=RunSettings(data=str(path))), tmp_path)
+        batches_of(make_plan(run=RunSettings(data=str(path))), tmp_path)
 
 
 def test_bert_masks_15_percent_and_predicts_the_text(tmp_path: Path) -> None:
     plan = make_plan(BERT, seq_length=32, micro_batch_size=8)
-    batch = open_batches(plan, tmp_path).microbatches(0)[0]
+    batch = batches_of(plan, tmp_path).microbatches(0)[0]
     assert set(batch["loss_mask"].sum(axis=1)) == {round(0.15 * 30)}
     changed = batch["tokens"] != batch["labels"]
     assert not changed[batch["loss_mask"] == 0].any()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from worker_plans import (
     PREDICTING_TWICE,
     QWEN3_MOE,
     WINDOWED,
+    batches_of,
     make_plan,
 )
 from worker_pool import Pool
@@ -67,7 +67,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 LONG = (
+    "mixtral dp2 ep2",
     "mixtral tp2 sp ep2",
+    "mixtral pp2 dp2 ep2 zero1",
+    "qwen3_moe tp2 sp etp2",
+    "deepseek pp2 uneven dp2 ep2 zero1",
     "mixtral dp4 ep2 zero1 recompute of modules",
     "qwen3_moe dp4 ep2 etp2",
     "two predictions tp2 pp2 uneven",
@@ -131,12 +135,9 @@ def test_experts_over_ranks_compute_what_one_process_computes(
 def test_one_process_computes_what_plain_torch_computes(model: Any, pool: Pool, corpus: str) -> None:
     import plain_torch
 
-    from orchestrator.workers import data
-
     plan = trainable(plan_of(model, micro_batch_size=8))
-    tokens, specials = data.open_tokens(plan, Path(corpus), build=True, wait=lambda: None)
     found = measure(pool, corpus, plan, with_weights=True)
-    expected = plain_torch.train(plan, found["weights"], data.Batches(plan, tokens, specials, dp_rank=0))
+    expected = plain_torch.train(plan, found["weights"], batches_of(plan, corpus))
     assert_equal(found, expected, model.vocab_size)
 
 

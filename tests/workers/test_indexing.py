@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worker_plans import make_plan
+from worker_plans import batches_of, make_plan
 
 from orchestrator import data as front
 from orchestrator.errors import InputError
@@ -88,9 +88,8 @@ def test_the_index_gives_the_text_back_and_trains(jsonl: Path, tmp_path: Path) -
     found = row.window(0, tokens)
     np.testing.assert_array_equal(np.where(found == data.BYTES, 0, found), np.frombuffer(expected, dtype=np.uint8))
     assert sorted(path.name for path in out.parent.iterdir()) == ["corpus.bin", "corpus.idx"]
-    plan = make_plan(run=RunSettings(data=f"{out}.idx"))
-    opened, specials = data.open_tokens(plan, tmp_path / "cache", build=True, wait=lambda: None)
-    assert data.Batches(plan, opened, specials, 0).microbatches(0)[0]["tokens"].shape == (1, 32)
+    plan = make_plan(run=RunSettings(data=f"{out}.idx"), micro_batch_size=1)
+    assert batches_of(plan, tmp_path / "cache").microbatches(0)[0]["tokens"].shape == (1, 32)
 
 
 def test_an_interrupted_start_continues_and_another_input_begins_anew(

@@ -11,10 +11,11 @@ import pytest
 from chats import FORGETFUL, VOCABULARY, write_chats, write_tokenizer
 from msgspec.structs import replace
 from test_hf_parity import hf_plan
-from worker_plans import LLAMA
+from worker_plans import LLAMA, MIXTRAL, QWEN3_MOE
 from worker_pool import Pool
 
 from orchestrator.errors import InputError
+from orchestrator.model.architecture import Architecture
 from orchestrator.plan import Plan, RunSettings, to_json
 from orchestrator.workers import sft
 from orchestrator.workers.data import Specials, load_tokenizer
@@ -93,10 +94,10 @@ def test_packing_loses_no_sample_and_no_sequence_is_too_long() -> None:
         assert len(found) <= 11 / 9 * -(-sum(lengths) // 100) + 1  # Johnson 1974
 
 
-def plan_of(data: str, tokenizer: str, *, packing: bool, batch: int, **fields: Any) -> Plan:
+def plan_of(data: str, tokenizer: str, *, packing: bool, batch: int, model: Architecture = MODEL, **fields: Any) -> Plan:
     run = RunSettings(data=data, tokenizer=tokenizer)
     usual: dict[str, Any] = {"task": "sft", "packing": packing, "global_batch_size": batch, "seq_length": 192, "steps": 3}
-    return hf_plan(MODEL, run=run, **(usual | fields))
+    return hf_plan(model, run=run, **(usual | fields))
 
 
 def batches_of(plan: Plan, cache: Path, dp_rank: int = 0) -> sft.SupervisedBatches:
@@ -150,7 +151,7 @@ def test_a_cut_that_leaves_no_answer_drops_the_sample_and_says_so(tokenizer: str
 
 
 def measured(pool: Pool, plan: Plan, cache: Path) -> dict[str, Any]:
-    found: dict[str, Any] = pool.run("hf_cases.supervised", plan.world_size, to_json(plan), str(cache))[0]
+    found: dict[str, Any] = pool.run("hf_cases.hf_parity", plan.world_size, to_json(plan), str(cache))[0]
     return found
 
 
@@ -159,7 +160,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2 zero3 checkpointing": {"dp": 2, "zero_stage": 3, "recompute": ["full"]},
     "ulysses2 zero1": {"cp": 2, "zero_stage": 1},
     "lora": {"dp": 2, "zero_stage": 2},
+    "mixtral dp2 zero2": {"dp": 2, "zero_stage": 2},
+    "mixtral dp2 ep2 zero1": {"dp": 2, "ep": 2, "zero_stage": 1},
+    "mixtral dp2 ep2 zero3 checkpointing": {"dp": 2, "ep": 2, "zero_stage": 3, "recompute": ["full"]},
+    "qwen3_moe dp2 ep2 zero2": {"dp": 2, "ep": 2, "zero_stage": 2},
 }
+EXPERTS = {"mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE}
 
 
 @pytest.mark.parametrize("layout", [pytest.param(name, marks=pytest.mark.full if name != "dp2 zero2" else ()) for name in LAYOUTS])
@@ -170,6 +176,8 @@ def test_packed_on_ranks_equals_padded_on_one_process(layout: str, pool: Pool, t
 
     data = write_chats(tmp_path / "chats.jsonl", 16)
     more: dict[str, Any] = {"lora": Lora(rank=4)} if layout == "lora" else {}
+    if layout.split(maxsplit=1)[0] in EXPERTS:
+        more["model"] = replace(EXPERTS[layout.split(maxsplit=1)[0]], vocab_size=MODEL.vocab_size, max_position_embeddings=256)
     alone = plan_of(data, tokenizer, packing=False, batch=16, micro_batch_size=16, **more)
     expected = measured(pool, alone, tmp_path)
     packing = "cp" not in LAYOUTS[layout]
@@ -182,6 +190,30 @@ def test_packed_on_ranks_equals_padded_on_one_process(layout: str, pool: Pool, t
     np.testing.assert_allclose(found["norms"], expected["norms"], rtol=1e-4)
     for name, gradient in expected["gradients"].items():
         np.testing.assert_allclose(found["gradients"][name], gradient, rtol=0, atol=1e-4 * np.abs(gradient).max(), err_msg=name)
+
+
+def test_experts_are_balanced_over_tokens_that_are_no_padding(pool: Pool, tokenizer: str, tmp_path: Path) -> None:
+    """The first gradients are those of transformers' own loss under an attention mask, which leaves padding out of both."""
+    import torch
+    import transformers
+
+    from orchestrator.engines.hf_config import config_keywords
+
+    model = replace(MIXTRAL, vocab_size=MODEL.vocab_size, max_position_embeddings=256)
+    model = replace(model, feed_forward=replace(model.feed_forward, aux_loss_coeff=0.5))
+    data = write_chats(tmp_path / "chats.jsonl", 8)
+    plan = plan_of(data, tokenizer, packing=False, batch=8, micro_batch_size=8, model=model, steps=1)
+    found = measured(pool, plan, tmp_path)
+    (batch,) = batches_of(plan, tmp_path).microbatches(0)
+    assert 0 < batch["real"].mean() < 1
+    reference = transformers.MixtralForCausalLM(transformers.MixtralConfig(**config_keywords(model)))
+    reference.load_state_dict({name: torch.from_numpy(weight) for name, weight in found["weights"].items()}, strict=False)
+    labels = torch.where(torch.from_numpy(batch["loss_mask"]) > 0, torch.from_numpy(batch["labels"]), -100)
+    given = {"attention_mask": torch.from_numpy(batch["real"]).long(), "output_router_logits": True}
+    reference(input_ids=torch.from_numpy(batch["tokens"]), labels=labels, shift_labels=labels, **given).loss.backward()
+    for name, parameter in reference.named_parameters():
+        expected = parameter.grad.numpy()
+        np.testing.assert_allclose(found["gradients"][name], expected, rtol=0, atol=1e-4 * np.abs(expected).max(), err_msg=name)
 
 
 @pytest.mark.full

@@ -33,7 +33,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
 )
 TRAINED = (
     *("swin", "t5", "vit", "granite", "gemma2", "gpt_neox", "stablelm", "cohere", "glm", "starcoder2", "smollm3", "mixtral", "olmoe"),
-    *("mamba2", "roberta", "deberta-v2", "modernbert", "bart", "whisper", "dinov2", "convnext", "llava"),
+    *("mamba2", "roberta", "deberta-v2", "modernbert", "bart", "whisper", "dinov2", "convnext", "llava", "wav2vec2"),
 )
 COVERING = ("swin", "t5")
 """Stages of different width; two stacks and ties. The others are for .ci/full."""
@@ -97,13 +97,13 @@ def test_a_described_model_continues_in_another_layout(
 ) -> None:
     """Fused projections are divided part by part: ModernBERT's."""
     name, cache, constant = "modernbert", str(tmp_path / "cache"), "train.schedule=constant"
-    whole = pool.run("traced_cases.run", 1, to_json(plan_of(name, 1, constant)), cache, str(tmp_path / "whole"))[0]
+    whole = pool.run("train_and_save", 1, to_json(plan_of(name, 1, constant)), cache, str(tmp_path / "whole"))[0]
     first = plan_of(name, int(before[0]), constant, *before[1:], "train.save_every=2")
     first = msgspec.structs.replace(first, training=msgspec.structs.replace(first.training, steps=2))
-    begun = pool.run("traced_cases.run", int(before[0]), to_json(first), cache, str(tmp_path / "begun"))[0]
+    begun = pool.run("train_and_save", int(before[0]), to_json(first), cache, str(tmp_path / "begun"))[0]
     then = plan_of(name, int(after[0]), constant, *after[1:])
     then = msgspec.structs.replace(then, run=msgspec.structs.replace(then.run, resume=str(tmp_path / "begun")))
-    ended = pool.run("traced_cases.run", int(after[0]), to_json(then), cache, str(tmp_path / "ended"))[0]
+    ended = pool.run("train_and_save", int(after[0]), to_json(then), cache, str(tmp_path / "ended"))[0]
     assert [*begun, *ended] == pytest.approx(whole, rel=TOLERANCE)
     assert len(ended) == 2
 
@@ -124,13 +124,13 @@ TEXT: dict[str, tuple[str, ...]] = {
 def test_text_trains_to_the_losses_of_one_process_and_goes_on_where_it_stopped(name: str, pool: Pool, tmp_path: Path) -> None:
     """Two steps on two ranks, then two on one, against four on one."""
     cache, said = str(tmp_path / "cache"), (f"data={ROOT / 'README.md'}", "train.schedule=constant")
-    whole = pool.run("traced_cases.run", 1, to_json(plan_of(name, 1, *said)), cache, str(tmp_path / "whole"))[0]
+    whole = pool.run("train_and_save", 1, to_json(plan_of(name, 1, *said)), cache, str(tmp_path / "whole"))[0]
     first = plan_of(name, 2, *said, *TEXT[name], "train.save_every=2")
     first = msgspec.structs.replace(first, training=msgspec.structs.replace(first.training, steps=2))
-    begun = pool.run("traced_cases.run", 2, to_json(first), cache, str(tmp_path / "begun"))[0]
+    begun = pool.run("train_and_save", 2, to_json(first), cache, str(tmp_path / "begun"))[0]
     then = plan_of(name, 1, *said)
     then = msgspec.structs.replace(then, run=msgspec.structs.replace(then.run, resume=str(tmp_path / "begun")))
-    ended = pool.run("traced_cases.run", 1, to_json(then), cache, str(tmp_path / "ended"))[0]
+    ended = pool.run("train_and_save", 1, to_json(then), cache, str(tmp_path / "ended"))[0]
     assert [*begun, *ended] == pytest.approx(whole, rel=TOLERANCE)
     assert len(ended) == 2
 

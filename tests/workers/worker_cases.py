@@ -18,11 +18,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import (
+    checkpoint,
     cpu_shims,
     data,
     distributed,
@@ -66,6 +68,7 @@ def group(rank: int, world_size: int, store: str) -> Iterator[None]:
     try:
         yield
     finally:
+        _forget_trainers()
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
         _forget_deepspeed()
@@ -73,10 +76,40 @@ def group(rank: int, world_size: int, store: str) -> Iterator[None]:
         gc.collect()
 
 
+TRAINERS: list[Any] = []
+"""Of the case that runs."""
+
+
+def _forget_trainers() -> None:
+    """Hooks on gradients keep a model alive for ever (a cycle through torch's graph), and with it its groups, each of which has three
+    threads of gloo's: models, engines and optimizers of the case are emptied."""
+    while TRAINERS:
+        trainer = TRAINERS.pop()
+        if trainer.plan.engine == "deepspeed":
+            _forget_hugging_face(trainer)
+        engine = getattr(trainer, "engine", None)
+        owners = [*(getattr(trainer, "chunks", None) or [trainer.model]), engine, getattr(engine, "optimizer", None)]
+        for module in [part for owner in owners for part in (owner.modules() if isinstance(owner, torch.nn.Module) else [owner])]:
+            vars(module).clear() if module is not None else None
+        vars(trainer).clear()
+
+
+def _forget_hugging_face(trainer: Any) -> None:
+    """What DeepSpeed set in its own modules, in transformers' and in torch's for this model."""
+    from deepspeed.module_inject.layers import set_autotp_mode
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    trainer.engine.destroy()
+    for name in ("sdpa", "flash_attention_2"):
+        ALL_ATTENTION_FUNCTIONS._local_mapping.pop(name, None)
+    set_autotp_mode(training=False)
+
+
 def _forget_megatron() -> None:
     """Sums of auxiliary losses by layer, which are as long as the first model of a process needs them."""
     MTPLossLoggingHelper.tracker.clear()
-    with contextlib.suppress(ImportError):  # 0.19; 0.16 keeps them with the groups
+    vars(moe_utils).get("_MOE_LAYER_WISE_LOGGING_TRACKER", {}).clear()  # 0.16
+    with contextlib.suppress(ImportError):  # 0.19
         from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 
         destroy_moe_metrics_tracker()
@@ -84,7 +117,7 @@ def _forget_megatron() -> None:
 
 def _forget_deepspeed() -> None:
     import deepspeed.comm.comm as deepspeed_comm
-    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero import parameter_offload
     from deepspeed.runtime.zero.partition_parameters import Init
     from deepspeed.utils import groups
 
@@ -96,20 +129,24 @@ def _forget_deepspeed() -> None:
     # It leaves its own linear in place of torch's (partition_parameters.py:412), which gives weight and bias their gradients in the other
     # order: a rank that had such a case among fewer ranks would fill its buckets in another order than the others do.
     torch.nn.functional.linear = getattr(Init, "linear_bk", torch.nn.functional.linear)
-    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    parameter_offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    parameter_offload.FWD_MODULE_STACK.clear()  # the last model of the case stays on it
 
 
 def make_trainer(plan: Plan) -> Any:
     """A trainer from the files of the plan's job."""
     job = ENGINES[plan.engine].translate(plan)
-    engine = json.loads(next(file.content for file in job.files if file.path == "engine.json"))
-    return BUILD[plan.engine](plan, engine, distributed.prepare_device(plan))
+    return build(plan, json.loads(next(file.content for file in job.files if file.path == "engine.json")))
 
 
-def make_batches(trainer: Any, cache: str) -> data.Batches:
-    plan = trainer.plan
-    tokens, specials = data.open_tokens(plan, Path(cache), build=dist.get_rank() == 0, wait=dist.barrier)
-    return data.Batches(plan, tokens, specials, trainer.groups.rank("dp"))
+def build(plan: Plan, engine: dict[str, Any]) -> Any:
+    """A trainer from the content of engine.json."""
+    TRAINERS.append(BUILD[plan.engine](plan, engine, distributed.prepare_device(plan)))
+    return TRAINERS[-1]
+
+
+def make_batches(trainer: Any, cache: str) -> data.AnyBatches:
+    return loop.open_batches(trainer, Path(cache))[0]
 
 
 def parity(plan_json: str, cache: str, with_weights: bool = False, masked: bool = False) -> dict[str, Any]:
@@ -172,10 +209,6 @@ def exchange(plan_json: str, batch: dict[str, np.ndarray], folder: str) -> list[
     trainer.export(Path(folder) / "after")
     before = len(seen)
     trainer.forward_backward([microbatch] * plan.num_microbatches)
-    if plan.engine == "deepspeed":
-        import hf_cases
-
-        hf_cases.forget(trainer)
     return [seen[0], seen[before]] if seen else []
 
 
@@ -224,24 +257,17 @@ def pieces(trainer: Any, value: Any) -> list[Piece]:
 
 
 def train_and_save(plan_json: str, cache: str, out: str) -> list[float]:
-    """The real loop with its checkpoints; losses."""
-    from orchestrator.workers import checkpoint
-
+    """The real loop with its evaluations and checkpoints, continued where the plan says so; losses."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
-    batches = make_batches(trainer, cache)
+    batches, valid = loop.open_batches(trainer, Path(cache))
     first_step = 0
     if plan.run.resume:
         saved = checkpoint.find(plan.run.resume)
         trainer.load(saved)
         first_step = saved.step
     Path(out).mkdir(parents=True, exist_ok=True)
-    losses = loop.train(trainer, batches, Path(out), first_step)
-    if plan.engine == "deepspeed":
-        import hf_cases
-
-        hf_cases.forget(trainer)
-    return losses
+    return loop.train(trainer, batches, Path(out), first_step, valid=valid)
 
 
 def whole(answers: list[dict[str, Any]], name: str) -> dict[str, np.ndarray]:
@@ -276,9 +302,5 @@ def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) ->
         return str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        if plan.engine == "deepspeed":
-            import hf_cases
-
-            hf_cases.forget(trainer)
     return ""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -16,6 +17,9 @@ from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import LayerSpan, Plan, RunSettings, Stage
 from orchestrator.strategy.spec import ENGINE_OPTIONS, RANK_ORDER
+
+if TYPE_CHECKING:
+    from orchestrator.workers import data
 
 CPU = Cluster(
     name="cpu",
@@ -170,7 +174,7 @@ def make_plan(
     etp: int = 1,
     zero_stage: Any = 0,
     sequence_parallel: bool = False,
-    micro_batch_size: int = 1,
+    micro_batch_size: int | None = None,
     split: list[list[int]] | None = None,
     recompute: list[Any] | None = None,
     offload_optimizer: bool = False,
@@ -181,7 +185,9 @@ def make_plan(
     pipeline_schedule: Any = None,
     **more: Any,
 ) -> Plan:
-    """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: options of the engine, and fields of Training."""
+    """A plan of one of these models; `split`: layers by [stage][chunk]; more keywords: options of the engine, and fields of Training.
+    Unless `micro_batch_size` is given, a rank has two micro-batches in a step, so that gradients are summed over some, and a pipeline
+    four."""
     options = {name: more.pop(name) for name in (*ENGINE_OPTIONS, "moe_token_dispatcher_type") if name in more}
     settings: dict[str, Any] = {
         "global_batch_size": 8,
@@ -195,6 +201,9 @@ def make_plan(
         "seed": 7,
     }
     train = Training(**(settings | more))
+    if micro_batch_size is None:
+        size, rest = divmod(train.global_batch_size, dp * (2 if pp == 1 else 4))
+        micro_batch_size = size if size and not rest else 1
     split = split or [[model.num_layers // (pp * vpp)] * vpp for _ in range(pp)]
     return Plan(
         engine=engine,
@@ -224,3 +233,11 @@ def make_plan(
         cluster=CPU,
         run=run or RunSettings(),
     )
+
+
+def batches_of(plan: Plan, cache: str | Path, dp_rank: int = 0) -> data.Batches:
+    """What a rank trains on, opened by a process that is alone."""
+    from orchestrator.workers import data
+
+    corpus = data.open_corpus(plan, Path(cache), build=True, wait=lambda: None)
+    return data.Batches(plan, corpus.train, corpus.specials, dp_rank)

@@ -22,13 +22,13 @@ PRELOAD = [
     "worker_cases",
     "hf_cases",
     "deepspeed",
-    "torch._dynamo",  # which torch's optimizers import at their first use
+    "torch._dynamo",  # which transformers and torch's checkpointing import at their first use
 ]
 TIMEOUT_S = 120.0
 MOST_THREADS = 80
-"""Of a rank. An engine keeps the groups of a case that has ended, and each group has three threads of gloo's, one of which wakes all the
-time: after fifty cases a rank had 1,500 of them, and two cores did little else. A hundred in each of eight ranks take a quarter of a core;
-new ranks, forked with everything imported, cost two CPU seconds."""
+"""Of a rank. Each group has three threads of gloo's, one of which wakes all the time, and some cases leave a group or two behind (the
+others go with their trainer, worker_cases.py). A hundred in each of eight ranks take a quarter of a core; new ranks, forked with everything
+imported, cost two CPU seconds."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 

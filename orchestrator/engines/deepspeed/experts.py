@@ -51,10 +51,14 @@ def sigmoid_balance(_: Candidate, workload: Workload) -> str | None:
 
 
 def one_tensor_rank(candidate: Candidate, workload: Workload) -> str | None:
-    tp = candidate.mesh.tp
+    tp, stage = candidate.mesh.tp, candidate.strategy.zero_stage
     if tp == 1 or not workload.model.architecture.experts:
         return None
-    return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and beside AutoEP it clips by a norm without most of them"
+    if candidate.mesh.ep == 1:
+        return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and takes them beside AutoEP alone (ep above 1)"
+    if stage < 3:
+        return f"tp={tp} with ep={candidate.mesh.ep} and zero_stage={stage}: DeepSpeed clips by a norm without most of the experts there"
+    return f"tp={tp} with experts: AutoTP refuses transformers' own plan of them, and no plan of the attention alone is written here"
 
 
 def alone(candidate: Candidate, workload: Workload) -> str | None:
@@ -65,6 +69,9 @@ def alone(candidate: Candidate, workload: Workload) -> str | None:
         return (
             f"zero_stage=0 with ep={ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"
         )
+    if strategy.zero_stage == 3 and candidate.mesh.cp > 1:
+        given = f"zero_stage=3 with ep={ep} and cp={candidate.mesh.cp}"
+        return f"{given}: AutoEP has stage 3 without sequence parallelism only; 1 and 2 are right"
     if strategy.zero_shard_size is not None:
         return f"zero_shard_size={strategy.zero_shard_size} with ep={ep}: AutoEP has no second copy of divided weights"
     if strategy.offload_optimizer:
@@ -109,16 +116,16 @@ def whole_in_host(candidate: Candidate, workload: Workload) -> str | None:
 def expert_rules() -> tuple[Rule, ...]:
     """All of them."""
     folds = ("tp", "cp", "ep", "etp", "dp")
-    states = ("ep", "zero_stage", "zero_shard_size", "offload_optimizer")
-    plans = "autoep: deepspeed/module_inject/tp_plan_converter.py:45; zero/stage_1_and_2.py:2682"
+    states = ("ep", "cp", "zero_stage", "zero_shard_size", "offload_optimizer")
+    plans = "autoep: deepspeed/module_inject/tp_plan_converter.py:45, auto_ep_folding.py:241; zero/stage_1_and_2.py:2682"
     return (
         rule("experts", "autoep: deepspeed/module_inject/auto_ep_config.py validate_autoep_post_detection", experts, "ep"),
         rule("experts_fold", "autoep: deepspeed/utils/groups.py _create_expert_and_data_parallel", experts_fold, *folds),
         rule("capacity", "transformers/models/*/modeling_*.py: no capacity", capacity, "model"),
         rule("expert_balance", "transformers/models/deepseek_v3/modeling_deepseek_v3.py: no router loss", sigmoid_balance, "model"),
-        rule("experts_autotp", plans, one_tensor_rank, "tp"),
+        rule("experts_autotp", plans, one_tensor_rank, "tp", "ep", "zero_stage"),
         rule("autoep_class", "autoep: deepspeed/module_inject/auto_ep_presets/registry.py", known_to_autoep, "ep"),
-        rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2223", alone, *states),
+        rule("autoep", "autoep: deepspeed/runtime/utils.py:413, runtime/engine.py:2220", alone, *states),
         rule("autoep_fp16", "ours: nobody has tried it", autoep_training, "ep"),
         rule("lora_experts", "peft: target_modules are linears", adapters, "model"),
         rule("autoep_host", "autoep: deepspeed/moe/ep_repack.py repack_expert_weights", whole_in_host, "ep", "zero_stage"),

@@ -6,7 +6,21 @@ from typing import Final
 
 from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
-from orchestrator.engines.hf_config import GPT2, LLAMA, MAMBA2, NEMOTRON_H, OLMO2, PHI3, QWEN2, QWEN3, class_of, inexpressible, window_of
+from orchestrator.engines.hf_config import (
+    GPT2,
+    LLAMA,
+    MAMBA2,
+    MIXTRAL,
+    NEMOTRON_H,
+    OLMO2,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    class_of,
+    inexpressible,
+    window_of,
+)
 from orchestrator.engines.rules.model import head_groups, head_width, positions
 from orchestrator.engines.rules.rule import rule, sequence_lengths
 from orchestrator.engines.rules.zero import deepspeed_zero_rules
@@ -17,7 +31,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
-ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2))
+ULYSSES_CLASSES: Final = tuple(found.model for found in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE))
 """Ulysses' wrapper gives the heads back joined, and GPT-2's attention joins the last two dimensions once more (modeling_gpt2.py:222).
 It drops masks and rebuilds causality from position ids (ulysses_sp.py, uattn_wrapper): no encoder, no window. t5's bias is not of a shard's
 length."""

@@ -137,9 +137,8 @@ def core_attention(name: str, a: Architecture, query_len: int, key_len: int, *, 
             itemsize=MASK_BYTES,
             group="core_attention",
             quadratic=True,
-            dropout_only=True,
         )
-        output = Saved(name=f"{name}.dropout", elements=scores, shard="tp", group="core_attention", quadratic=True, dropout_only=True)
+        output = Saved(name=f"{name}.dropout", elements=scores, shard="tp", group="core_attention", quadratic=True)
         saves += [mask, output]
     return Attention(
         name=f"{name}.core_attention",

@@ -38,7 +38,7 @@ def embedding(a: Architecture, tokens: int) -> Part:
         weights.append(Weight(name="tokentype_embeddings.weight", shape=(a.num_token_types, h), kind="embedding"))
         ops.append(Pointwise(name="tokentype_embeddings", elements=elements, moved=2 * READ + WRITE, shard="none"))
     if a.hidden_dropout:
-        mask = Saved(name="embedding_dropout.mask", elements=elements, itemsize=MASK_BYTES, group="dropout", dropout_only=True)
+        mask = Saved(name="embedding_dropout.mask", elements=elements, itemsize=MASK_BYTES, group="dropout")
         ops.append(Pointwise(name="embedding_dropout", elements=elements, moved=READ + WRITE + MASK_BYTES, saves=(mask,)))
     if a.position_embedding == "relative":
         weights += [

@@ -29,5 +29,5 @@ def residual_add(name: str, a: Architecture, tokens: int) -> Part:
     elements = tokens * a.hidden_size
     if not a.hidden_dropout:
         return Part(ops=(Pointwise(name=name, elements=elements, moved=2 * READ + WRITE),))
-    mask = Saved(name=f"{name}.mask", elements=elements, itemsize=MASK_BYTES, group="dropout", dropout_only=True)
+    mask = Saved(name=f"{name}.mask", elements=elements, itemsize=MASK_BYTES, group="dropout")
     return Part(ops=(Pointwise(name=name, elements=elements, moved=2 * READ + WRITE + MASK_BYTES, saves=(mask,)),))

@@ -1,0 +1,68 @@
+"""What Megatron-Bridge's own recipes of DeepSeek-V3 set where its performance pages print nothing, release by release.
+
+A page names its container's release, the degrees and the batch. The recipe of that release (NVIDIA-NeMo/Megatron-Bridge, the tag beside
+it; scripts/performance/configs/deepseek/deepseek_workload_base_configs.py, at v0.1.0rc4 scripts/performance/run_script.py:55-103) says
+besides how tokens are sent, whether that ran beside another micro-batch, what is recomputed and what is replayed as CUDA graphs. A row
+whose degrees are no recipe's of its release gets nothing. 26.08 is left out: its recipes (src/megatron/bridge/perf_recipes) leave graphs
+to helpers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+
+class Recipe(NamedTuple):
+    """`degrees`: tp, pp, vpp, ep and samples a micro-batch; `sets`: by column of bridge_perf_settings.csv."""
+
+    releases: tuple[str, ...]
+    gpu: str
+    degrees: tuple[int, int, int, int, int]
+    sets: dict[str, str]
+
+
+FROM_TAG: Final = {
+    "25.09": "v0.1.0rc4", "25.11": "v0.2.0", "26.02": "v0.3.0", "26.02.01": "v0.3.1", "26.04": "v0.4.1", "26.04.01": "v0.4.2",
+    "26.06": "v0.5.0", "26.06.01": "v0.5.1",
+}  # fmt: skip
+"""The tag whose recipes a release's container has."""
+LAYOUT: Final = {"pipeline_layout": "Et*4|(t*4|)*14tmL"}
+GRAPHS: Final = {"cuda_graph": "transformer_engine", "cuda_graph_scope": "attn+moe_router+moe_preprocess"}
+WHOLE: Final = {"cuda_graph": "full_iteration"}
+HYBRID: Final = {"dispatcher": "flex", "flex_backend": "hybridep", "shared_expert_overlap": "0", "a2a_overlap": "0", "forced_balance": "1"}
+DEEP: Final = HYBRID | {"flex_backend": "deepep", "a2a_overlap": "1"}
+ALL_TO_ALL: Final = {"dispatcher": "alltoall", "shared_expert_overlap": "1", "a2a_overlap": "0"}
+UP, MLP, UP_MLP, NOTHING = ({"recompute_effective": modules} for modules in ("mla_up_proj", "mlp", "mla_up_proj+mlp", "none"))
+
+RECIPES: Final = (
+    Recipe(("25.09",), "H100", (2, 8, 4, 64, 1), DEEP | UP_MLP | {"pipeline_layout": "Et|(tt|)*30mL", "cuda_graph": "none"}),
+    Recipe(("25.09",), "B200", (1, 16, 1, 8, 1), ALL_TO_ALL | UP | {"cuda_graph": "none"}),
+    Recipe(("25.09",), "GB200", (1, 4, 4, 64, 1), ALL_TO_ALL | UP | {"cuda_graph": "none"}),
+    Recipe(("25.11",), "B200", (1, 16, 1, 8, 1), ALL_TO_ALL | UP | {"forced_balance": "1"}),
+    Recipe(("25.11",), "GB200", (1, 4, 4, 64, 1), HYBRID | UP | GRAPHS),
+    Recipe(("26.02", "26.02.01"), "GB200", (1, 4, 4, 64, 1), HYBRID | UP | GRAPHS),
+    Recipe(("26.02", "26.02.01", "26.04", "26.04.01"), "GB300", (1, 2, 8, 32, 2), HYBRID | UP | LAYOUT),
+    Recipe(("26.02", "26.02.01", "26.04"), "B300", (1, 16, 1, 8, 1), HYBRID | UP),
+    Recipe(("26.02", "26.02.01", "26.04"), "B200", (1, 16, 1, 8, 1), HYBRID | UP),
+    Recipe(("26.04", "26.04.01"), "GB200", (1, 4, 4, 64, 1), HYBRID | MLP | GRAPHS),
+    Recipe(("26.04.01",), "B200", (1, 8, 2, 32, 1), DEEP | UP_MLP | LAYOUT | GRAPHS),
+    Recipe(("26.04.01", "26.06"), "B300", (1, 8, 1, 8, 2), HYBRID | UP | GRAPHS),
+    Recipe(("26.06", "26.06.01"), "GB300", (1, 2, 8, 32, 1), HYBRID | NOTHING | LAYOUT | WHOLE | {"a2a_overlap": "1"}),
+    Recipe(("26.06", "26.06.01"), "GB200", (1, 4, 4, 64, 1), HYBRID | UP | WHOLE | {"a2a_overlap": "1"}),
+)
+"""At 25.09 tokens are dropped on Blackwell (`apply_moe_token_drop`), and only H100 sends by DeepEP; at 25.11 B200 names no flexible
+dispatcher, and Bridge's DeepSeek-V3 then has all-to-all beside its shared experts (models/deepseek/deepseek_provider.py:74-76)."""
+
+
+def recipe_of(row: dict[str, str]) -> dict[str, str] | None:
+    """What the release's recipe sets for this row of the performance pages; None: the page is of another model, or the layout another."""
+    release = re.match(r"release=([\d.]+)", row.get("notes", ""))
+    if release is None or not row.get("model_name", "").startswith("DeepSeekV3"):
+        return None
+    degrees = tuple(row.get(name) or "1" for name in ("tp", "pp", "vpp", "ep", "micro_batch_size"))
+    for recipe in RECIPES:
+        here = release[1] in recipe.releases and row.get("gpu", "").split("-")[0] == recipe.gpu
+        if here and degrees == tuple(map(str, recipe.degrees)):
+            return recipe.sets
+    return None
