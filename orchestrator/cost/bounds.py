@@ -179,7 +179,8 @@ class Floors:
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         floor = costs.time_floor(candidate)
         if vpp > 1:
-            floor = max(floor, rounds(costs, candidate, group) + costs.once_seconds(candidate))
+            least = max(rounds(costs, candidate, group), costs.busy_seconds(candidate))
+            floor = max(floor, least + costs.once_seconds(candidate))
         if pp == 1 or not (vpp == 1 or self.even_chunks):
             return floor
         work = pp * vpp * costs.calibration.microbatch_overhead_s

@@ -68,6 +68,9 @@ class MixedCosts(CostModel):
         ]
         return tuple(hops) * candidate.vpp
 
+    def busy_seconds(self, candidate: Candidate) -> float:
+        return min(super().busy_seconds(candidate), *(each.busy_seconds(candidate) for each in self.types))
+
     def layer(self, candidate: Candidate, kind: str, recompute: Recompute) -> LayerCost:
         """The least of all types in everything: a bound."""
         each = [one.layer(candidate, kind, recompute) for one in self.types]

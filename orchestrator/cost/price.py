@@ -18,7 +18,7 @@ from orchestrator.cost.layer import LayerCost, LayerPrices
 from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.network import Network
 from orchestrator.cost.stage import StageCost, StageSums, exposed_seconds
-from orchestrator.cost.step import Played, StepPrice, once_seconds, played, prediction, step_seconds
+from orchestrator.cost.step import Played, StepPrice, Transfers, once_seconds, played, prediction, simulated_schedule, step_seconds
 from orchestrator.cost.workload import engine_workload
 from orchestrator.hardware.collectives import COLLECTIVES, Link
 from orchestrator.strategy.axes import pp
@@ -34,7 +34,7 @@ __all__ = ["CostModel", "LayerCost", "Played", "StageCost", "StageMemory", "Stag
 class _Setting:
     """What a strategy at a micro-batch size has been priced at."""
 
-    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers", "without_experts")
+    __slots__ = ("boundary_bytes", "fixed_bytes", "hops", "layers", "occupied", "without_experts")
 
     def __init__(self, strategy: Strategy) -> None:
         mesh = strategy.mesh
@@ -42,6 +42,8 @@ class _Setting:
         """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.hops: tuple[float, ...] | None = None
+        self.occupied: tuple[float, float] | None = None
+        """Seconds for which a transfer occupies the slowest border between two stages, and the way back from the last to the first."""
         self.boundary_bytes: float | None = None
         self.fixed_bytes: dict[str, float] | None = None
 
@@ -190,7 +192,29 @@ class CostModel:
             setting.hops = tuple(COLLECTIVES["p2p"](nbytes, 2, link) + overhead for link in links)
         return setting.hops * candidate.vpp
 
+    def busy_seconds(self, candidate: Candidate) -> float:
+        """Seconds of a step for which the busiest border's link carries transfers in one direction: what an interleaved schedule takes at
+        least, whose transfers wait for nobody. In the others each transfer blocks its stages (`Schedule.transfers`), which is more.
+
+        Every micro-batch takes an activation through each chunk's border, and in the other direction a gradient. Two stages have one link,
+        with the way back from the last to the first on it too.
+        """
+        pp, vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
+        if pp == 1 or vpp == 1:
+            return 0.0
+        setting = self._setting_of(candidate)
+        if setting.occupied is None:
+            nbytes, stride = self.boundary_bytes(candidate), candidate.mesh.stride("pp")
+            links = [self.pair_link(stage * stride, (stage + 1) % pp * stride, stride) for stage in range(pp)]
+            setting.occupied = max(nbytes / link.bandwidth for link in links[:-1]), nbytes / links[-1].bandwidth
+        inside, around = setting.occupied
+        return m * (2 * vpp - 1) * inside if pp == 2 else m * max(vpp * inside, (vpp - 1) * around)
+
     # ---- the whole
+
+    def schedule(self, candidate: Candidate) -> str:
+        """The name in `cost.schedule` of what is simulated."""
+        return simulated_schedule(self.cluster, candidate)
 
     def once_seconds(self, candidate: Candidate) -> float:
         """Per step and for all stages: the step's overhead, and the all-reduce of tied embeddings between first and last stage."""
@@ -203,7 +227,7 @@ class CostModel:
 
     def score_stages(self, candidate: Candidate, costs: list[StageCost]) -> tuple[float, float]:
         """`score` for stages that are priced already."""
-        seconds = step_seconds(candidate, costs, self._hops(candidate), self.once_seconds(candidate))
+        seconds = step_seconds(candidate, costs, self._transfers(candidate), self.once_seconds(candidate))
         return seconds, max(cost.peak_bytes for cost in costs)
 
     def price(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Prediction:
@@ -212,14 +236,14 @@ class CostModel:
         sums = [here.sums(candidate, stage.layers) for here, stage in zip(by_stage, stages, strict=True)]
         costs = [self.stage_cost(candidate, added, index) for index, added in enumerate(sums)]
         memories = [self.stage_memory(candidate, index) for index in range(len(stages))]
-        step = StepPrice(self.workload, candidate, costs, self._hops(candidate), self.once_seconds(candidate))
+        step = StepPrice(self.workload, candidate, costs, self._transfers(candidate), self.once_seconds(candidate))
         busiest = by_stage[step.busiest()]
         return prediction(step, stages, sums, memories, lambda span: busiest.layer(candidate, span.kind, span.recompute))
 
     def played(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Played:
         """The step that `price` prices, pass by pass: what a picture of it draws."""
         costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
-        return played(candidate, costs, self._hops(candidate), self.once_seconds(candidate))
+        return played(candidate, costs, self._transfers(candidate), self.once_seconds(candidate))
 
     def time_floor(self, candidate: Candidate) -> float:
         """Seconds that no split of the layers and no recompute up to the candidate's undercuts (`bounds`)."""
@@ -229,8 +253,9 @@ class CostModel:
         """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's (`bounds`)."""
         return bounds.memory_floor(self, candidate)
 
-    def _hops(self, candidate: Candidate) -> float | tuple[float, ...]:
-        return self.hop_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
+    def _transfers(self, candidate: Candidate) -> Transfers:
+        hops = self.hop_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
+        return Transfers(self.schedule(candidate), hops, self.busy_seconds(candidate))
 
     def _setting_of(self, candidate: Candidate) -> _Setting:
         """What is priced already for this strategy and micro-batch size. A search asks thousands of times in a row for one candidate:

@@ -10,9 +10,11 @@ from orchestrator.cost.layer import LayerCost
 from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.network import Network
 from orchestrator.cost.replicas import ReplicaPrices
+from orchestrator.cost.schedule.one_f_one_b import HalfDuplex1F1B, OneFOneB
 from orchestrator.cost.stage import StageCost, StageSums
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.hardware.collectives import COLLECTIVES
+from orchestrator.hardware.spec import Cluster
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
 from orchestrator.strategy.spec import Candidate
@@ -22,16 +24,29 @@ CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp"
 """Keys of `Prediction.by_cause`, in the order of tables."""
 
 
-def step_seconds(candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float) -> float:
-    """Seconds of a step with these costs, one a stage. `hops`: seconds of a transfer from a chunk of layers to the next, one number or one
-    a border; `once_s`: what comes once a step for all stages. A stage exposes its reduction when it is through; the update begins when all
-    are, and lasts as long as the slowest one's."""
+def simulated_schedule(cluster: Cluster, candidate: Candidate) -> str:
+    """The name in `schedule.names` of the candidate's schedule as the backend runs it: gloo on ranks without a GPU, else NCCL."""
+    return HalfDuplex1F1B.name if cluster.is_cpu and candidate.schedule == OneFOneB.name else candidate.schedule
+
+
+class Transfers(NamedTuple):
+    """Between the stages. `schedule`: its name in `schedule.names`; `hops`: seconds of a transfer from a chunk of layers to the next, one
+    number or one a border; `busy_s`: seconds of a step for which the busiest link carries them."""
+
+    schedule: str
+    hops: float | Sequence[float]
+    busy_s: float = 0.0
+
+
+def step_seconds(candidate: Candidate, costs: Sequence[StageCost], moving: Transfers, once_s: float) -> float:
+    """Seconds of a step with these costs, one a stage. `once_s`: what comes once a step for all stages. A stage exposes its reduction when
+    it is through; the update begins when all are, and lasts as long as the slowest one's."""
     forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     group = candidate.microbatch_group_size_per_vp_stage
-    ends = schedule.finish_times(candidate.schedule, forward, backward, hops, candidate.num_microbatches, candidate.vpp, group)
+    ends = schedule.finish_times(moving.schedule, forward, backward, moving.hops, candidate.num_microbatches, candidate.vpp, group)
     finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
-    return finished + max(cost.optimizer_s for cost in costs) + once_s
+    return max(finished, moving.busy_s) + max(cost.optimizer_s for cost in costs) + once_s
 
 
 def once_seconds(workload: EngineWorkload, network: Network, replicas: ReplicaPrices, candidate: Candidate) -> float:
@@ -60,26 +75,26 @@ class Played(NamedTuple):
         return self.optimizer_begin_s + self.optimizer_s + self.once_s
 
 
-def played(candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float) -> Played:
+def played(candidate: Candidate, costs: Sequence[StageCost], moving: Transfers, once_s: float) -> Played:
     """The step of `step_seconds`, pass by pass."""
     forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
-    by_border = [hops] * len(forward) if isinstance(hops, float) else [*hops]
+    by_border = [moving.hops] * len(forward) if isinstance(moving.hops, float) else [*moving.hops]
     shape = (candidate.num_microbatches, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
-    lanes = schedule.timeline(candidate.schedule, forward, backward, by_border, *shape)
+    lanes = schedule.timeline(moving.schedule, forward, backward, by_border, *shape)
     exposed = tuple(cost.exposed_s for cost in costs)
     through = max(lane[-1].end_s + seconds for lane, seconds in zip(lanes, exposed, strict=True))
-    return Played(lanes, exposed, through, max(cost.optimizer_s for cost in costs), once_s)
+    return Played(lanes, exposed, max(through, moving.busy_s), max(cost.optimizer_s for cost in costs), once_s)
 
 
 class StepPrice:
     """All that a step's itemisation reads: the stages with their costs, what crosses their borders, what comes once."""
 
     def __init__(
-        self, workload: EngineWorkload, candidate: Candidate, costs: Sequence[StageCost], hops: float | Sequence[float], once_s: float
+        self, workload: EngineWorkload, candidate: Candidate, costs: Sequence[StageCost], moving: Transfers, once_s: float
     ) -> None:
-        self.workload, self.candidate, self.costs, self.hops, self.once_s = workload, candidate, costs, hops, once_s
-        self.seconds = step_seconds(candidate, costs, hops, once_s)
+        self.workload, self.candidate, self.costs, self.moving, self.once_s = workload, candidate, costs, moving, once_s
+        self.seconds = step_seconds(candidate, costs, moving, once_s)
 
     def busiest(self) -> int:
         """The stage with most work; the first of several."""
@@ -100,7 +115,8 @@ class StepPrice:
         causes["optimizer"] = max(cost.optimizer_s for cost in self.costs)
         causes["pp"] = self.once_s - c.step_overhead_s
         if self.candidate.mesh.pp > 1:
-            causes["pp"] += max(0.0, self.seconds - step_seconds(self.candidate, self.costs, 0.0, self.once_s))
+            without = step_seconds(self.candidate, self.costs, Transfers(self.moving.schedule, 0.0), self.once_s)
+            causes["pp"] += max(0.0, self.seconds - without)
         causes["bubble"] = self.seconds - sum(causes.values())
         return {cause: seconds for cause, seconds in causes.items() if seconds}
 

@@ -152,9 +152,9 @@ class Inner:
             by_layer = [mode for mode in modes if mode == "full" or self._by_layer]
             self.capacity = Capacity(costs, candidate, modes, by_layer, self.layers, self._rooms, self._memories)
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
-        shape = candidate.schedule, self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
-        once_s = costs.once_seconds(candidate)
-        self.pipeline = Pipeline(*shape, hops, once_s, lambda ways: costs.score_stages(candidate, [way.made.cost for way in ways])[0])
+        shape = costs.schedule(candidate), self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
+        besides = costs.once_seconds(candidate), costs.busy_seconds(candidate)
+        self.pipeline = Pipeline(*shape, hops, *besides, lambda ways: costs.score_stages(candidate, [way.made.cost for way in ways])[0])
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model

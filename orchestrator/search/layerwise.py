@@ -233,7 +233,7 @@ class Splits:
         if steps is None:
             return None, INFINITE
         hops = [self.back / 2] * self.pp
-        pipeline = Pipeline("1f1b", self.pp, self.m, 1, None, hops, self.once, self._score)
+        pipeline = Pipeline("1f1b", self.pp, self.m, 1, None, hops, self.once, 0.0, self._score)
         walk = Partitions(pipeline, steps, self.layers)
         best = walk.search(upper * (1 - ROUNDING), MOST_PASSES)
         if walk.left < (upper if best is None else best.seconds):

@@ -58,7 +58,7 @@ Steps = list[dict[int, list[tuple[int, list[Way]]]]]
 
 class Pipeline(NamedTuple):
     """What all partitions share. `hops`: seconds of a transfer by virtual border; `once_s`: of a step, beside the schedule and the update;
-    `score`: simulated seconds of a step of these ways."""
+    `busy_s`: of a step, that no schedule undercuts; `score`: simulated seconds of a step of these ways."""
 
     schedule: str
     pp: int
@@ -67,6 +67,7 @@ class Pipeline(NamedTuple):
     group: int | None
     hops: Sequence[float]
     once_s: float
+    busy_s: float
     score: Callable[[Sequence[Way]], float]
 
     @property
@@ -113,11 +114,10 @@ class Partitions:
         self.flat = pipeline.vpp == 1 and self.pp > 1
         kind = of_chunks(pipeline.schedule, pipeline.vpp, pipeline.group)
         self.transfers = [kind.transfers(self.pp, p, self.m) for p in range(self.pp)]
-        self.twice = pipeline.schedule == "deepspeed_1f1b"
-        """Whether the transfers of an exchange go one after the other."""
+        self.half_duplex = kind.half_duplex
         (self.start,) = steps[0]
         self.behind, self.updates, self.togo = self._bounds()
-        self.bound = self.togo[0].get(self.start, INFINITE) + self.updates[0].get(self.start, 0.0) + pipeline.once_s
+        self.bound = max(self.togo[0].get(self.start, INFINITE), pipeline.busy_s) + self.updates[0].get(self.start, 0.0) + pipeline.once_s
         """Seconds that no partition undercuts."""
         self.left = INFINITE
         """Seconds that none undercuts of those that were left out."""
@@ -172,7 +172,7 @@ class Partitions:
         beside = more = 0.0
         if up or down:
             beside = before + behind_it
-            more = (2 if self.twice or m <= self.pp - 1 - p else 1) * behind_it
+            more = (2 if self.half_duplex or m <= self.pp - 1 - p else 1) * behind_it
         first = turn - more - ahead * (way.forward_s[0] + beside)
         last = turn - more - ahead * (way.backward_s[0] + beside)
         return work + (max(0.0, first) + max(0.0, last) if m - 1 > self.pp - 1 - p else max(0.0, first, last))
@@ -210,7 +210,7 @@ class Partitions:
                 lead = max(above.lead, above.down + way.exposed_s)
                 largest = max(above.largest, lead + self._work(p, way, behind))
                 onwards = lead + way.forward_s[0] + way.backward_s[0] + 2 * hop
-                bound, spent = max(largest, onwards + rest), above.spent
+                bound, spent = max(largest, onwards + rest, self.pipeline.busy_s), above.spent
                 if cut is not None:
                     spent += cut.values[p][id(way)]
                     bound = max(bound, spent + cut.togo[p + 1][end])

@@ -72,9 +72,9 @@ def calls_1f1b(rank: int, m: int, pp: int) -> list[Pass | list[Message]]:
     return made
 
 
-def walk_1f1b(f: list[float], b: list[float], hops: list[float], m: int) -> list[float]:
+def walk_1f1b(f: list[float], b: list[float], hops: list[float], m: int, *, half_duplex: bool) -> list[float]:
     """Events: a message is on its way from when both sides have called for it, each direction of a border by itself; a call is over when
-    all of its messages are there."""
+    all of its messages are there. `half_duplex`: they go one after the other."""
     pp = len(f)
     lists = [calls_1f1b(rank, m, pp) for rank in range(pp)]
     asked: dict[tuple[Message, int], float] = {}
@@ -95,7 +95,8 @@ def walk_1f1b(f: list[float], b: list[float], hops: list[float], m: int) -> list
                     if any(time is None for both in sides for time in both):
                         break
                     begun = [max(filter(None, both), default=0.0) for both in sides]
-                    clock[rank] = max(begin + hops[border] for begin, (border, *_) in zip(begun, one, strict=True))
+                    lasts = len(one) if half_duplex else 1
+                    clock[rank] = max(begin + lasts * hops[border] for begin, (border, *_) in zip(begun, one, strict=True))
                 position[rank] += 1
                 moving = True
     assert all(at == len(made) for at, made in zip(position, lists, strict=True)), "deadlock"
@@ -107,8 +108,8 @@ def walk(
 ) -> list[float]:
     """Every rank runs its list in order. Interleaved a pass waits for what it needs; else calls of the communicator block. Nothing is
     assumed of the schedule."""
-    if schedule == "1f1b":
-        return walk_1f1b(f, b, hops, m)
+    if schedule.startswith("1f1b"):
+        return walk_1f1b(f, b, hops, m, half_duplex=schedule == "1f1b_half_duplex")
     pp, last = len(f) // vpp, len(f) - 1
     lists = [order_interleaved(rank, m, pp, vpp, group) for rank in range(pp)]
     ends: dict[tuple[str, int, int], float] = {}
@@ -145,7 +146,8 @@ def pipelines(draw: st.DrawFn) -> tuple[str, list[float], list[float], list[floa
     f = [1.0 if equal else rng.uniform(0.1, 1) for _ in range(pp * vpp)]
     b = [2.0 if equal else rng.uniform(0.1, 2) for _ in range(pp * vpp)]
     hops = [rng.uniform(0, 0.3) if draw(st.booleans()) else 0.0 for _ in range(pp * vpp)]
-    return ("1f1b" if vpp == 1 else "interleaved"), f, b, hops, m, vpp
+    flat = draw(st.sampled_from(["1f1b", "1f1b_half_duplex"]))
+    return (flat if vpp == 1 else "interleaved"), f, b, hops, m, vpp
 
 
 @given(pipelines())
@@ -291,23 +293,25 @@ def test_over_a_slow_link_two_micro_batches_take_three_transfers_each_way_but_on
     """Two stages of 1 s forward and 2 s backward, 10 s a transfer: forward, down, forward, meanwhile both passes behind; then an exchange;
     both passes behind, up, and the last backward. Were transfers only delays, the second activation would go down beside the first."""
     assert simulate("1f1b", [1.0, 1.0], [2.0, 2.0], 10.0, 2) == 1 + 10 + 3 + 10 + 3 + 10 + 2
-    assert [one.transfers(2, 0, 2)[1] for one in SCHEDULES.values()] == [3, 0, 4]
+    assert [one.transfers(2, 0, 2)[1] for one in SCHEDULES.values()] == [3, 4, 0, 4]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "deepspeed_1f1b"])
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b_half_duplex", "deepspeed_1f1b"])
 @pytest.mark.parametrize(("pp", "m"), [(2, 1), (2, 5), (4, 1), (4, 3), (4, 4), (5, 12)])
 def test_the_transfers_that_block_a_stage_are_those_of_its_order(schedule: str, pp: int, m: int) -> None:
     for stage in range(pp):
         actions = [one.action for one in SCHEDULES[schedule].order(pp, stage, m)]
         up = sum(action in ("receive_activation", "send_gradient", "exchange_previous") for action in actions)
         down = sum(action in ("send_activation", "receive_gradient", "exchange_next") for action in actions)
+        if SCHEDULES[schedule].half_duplex:  # an exchange takes two
+            up, down = up + actions.count("exchange_previous"), down + actions.count("exchange_next")
         assert SCHEDULES[schedule].transfers(pp, stage, m) == (up, down)
 
 
 @st.composite
 def nearly_periodic(draw: st.DrawFn) -> tuple[str, list[float], list[float], list[float], int, int]:
     """Times out of a few values: ties, one slow stage, slow links; long enough to be jumped over."""
-    schedule = draw(st.sampled_from(["1f1b", "interleaved", "deepspeed_1f1b"]))
+    schedule = draw(st.sampled_from(["1f1b", "1f1b_half_duplex", "interleaved", "deepspeed_1f1b"]))
     pp = draw(st.integers(2, 6))
     vpp = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     m = pp * draw(st.integers(2, 40)) + (0 if vpp > 1 else draw(st.integers(0, 5)))

@@ -15,7 +15,7 @@ Setting = tuple[str, int, int, int]
 
 
 def setting(rng: random.Random) -> Setting:
-    schedule = rng.choice(["1f1b", "interleaved", "deepspeed_1f1b"])
+    schedule = rng.choice(["1f1b", "1f1b_half_duplex", "interleaved", "deepspeed_1f1b"])
     pp, vpp = rng.choice([2, 3, 4, 6]), rng.choice([2, 3]) if schedule == "interleaved" else 1
     return schedule, pp, pp * rng.choice([1, 2, 5]) if vpp > 1 else rng.randint(1, 14), vpp
 
@@ -71,7 +71,7 @@ def partition(s: Setting, given: Times) -> tuple[Partitions, list[Way]]:
         Way(forward_s=(f,), backward_s=(b,), exposed_s=exposed, optimizer_s=0.0, peak_bytes=0.0, made=None)
         for f, b, exposed in zip(given.forward, given.backward, given.exposed, strict=True)
     ]
-    pipeline = Pipeline(schedule, pp, m, 1, None, given.hops, 0.0, lambda _: taken(s, given))
+    pipeline = Pipeline(schedule, pp, m, 1, None, given.hops, 0.0, 0.0, lambda _: taken(s, given))
     return Partitions(pipeline, [{p: [(p + 1, [way])]} for p, way in enumerate(ways)], pp), ways
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from instances import CALIBRATION, TRAITS
+from msgspec.structs import replace
 from small_models import gpt
 
 import orchestrator as so
@@ -13,8 +14,9 @@ from orchestrator.errors import InputError
 from orchestrator.model.training import Training
 from orchestrator.recipe.clusters import _texts, cluster_from
 from orchestrator.report.text import placement
+from orchestrator.strategy.layout import Stage
 from orchestrator.strategy.megatron_layout import stages_of
-from orchestrator.strategy.spec import Candidate, Mesh, Strategy
+from orchestrator.strategy.spec import Candidate, Mesh, Schedule, Strategy
 from orchestrator.strategy.workload import Workload
 
 
@@ -72,3 +74,53 @@ def test_no_interleaved_schedule_is_faster_than_its_rounds(
     assert floor <= seconds
     if latency == "5 ms":
         assert floor > 0.5 * seconds
+
+
+def chunked(pp: int, vpp: int, m: int, bandwidth: str, latency: str) -> tuple[CostModel, Candidate, tuple[Stage, ...]]:
+    """A model of 32 layers on 16 GPUs at two sites, in chunks."""
+    training = Training(global_batch_size=m * (16 // pp), seq_length=32, precision="fp32")
+    model = gpt(32, hidden=256, heads=4, seq=32, vocab=1024)
+    cluster = cluster_from(_texts(slow(bandwidth, latency)), "two", "two", 16)
+    costs = CostModel(Workload(model=model, training=training, cluster=cluster), TRAITS, CALIBRATION)
+    strategy = Strategy(mesh=Mesh(pp=pp, dp=16 // pp), zero_stage=1)
+    schedule: Schedule = "interleaved" if vpp > 1 else "1f1b"
+    candidate = Candidate(
+        engine="megatron", strategy=strategy, micro_batch_size=1, num_microbatches=m, vpp=vpp, schedule=schedule
+    )
+    chunks = [32 // (pp * vpp)] * (pp * vpp)
+    return costs, candidate, stages_of(model, chunks, pp, [("none", 0)] * pp)
+
+
+def test_chunks_do_not_hide_what_a_slow_link_carries() -> None:
+    """Two stages in two chunks send 32 x 256 x 4 bytes three times a micro-batch in each direction; at 1 Mbit/s nothing else matters. A
+    pipeline without chunks sends them once, so that interleaving is no way around a slow link."""
+    seconds = {}
+    for vpp in (1, 2):
+        costs, candidate, stages = chunked(2, vpp, 16, "1 Mbit/s", "1 us")
+        seconds[vpp] = costs.score(candidate, stages)[0] - costs.once_seconds(candidate)
+        if vpp == 2:
+            carried = 16 * 3 * 32 * 256 * 4 / (1e6 / 8 * costs.calibration.p2p_efficiency)
+            assert costs.busy_seconds(candidate) == pytest.approx(carried)
+            assert carried <= seconds[2] < 1.1 * carried
+            assert costs.played(candidate, stages).total_s == pytest.approx(costs.score(candidate, stages)[0])
+    assert seconds[2] > 1.3 * seconds[1]
+
+
+def test_over_gloo_sums_are_scattered_by_an_all_reduce_and_an_exchange_takes_two_transfers() -> None:
+    """What CPU ranks do, and GPUs don't."""
+    gpus = slow("1 Mbit/s", "1 us")
+    tree = {**gpus, "gpu": "cpu", "host_bandwidth": "3 GB/s", "host_memory": "64 GB"}
+    software = {"transformer_engine": False, "flash_attention": False, "apex": False}
+    cluster = cluster_from(_texts({**tree, "software": software}), "two", "two", 16)
+    training = Training(global_batch_size=32, seq_length=32, precision="fp32")
+    model = gpt(4, hidden=256, heads=4, seq=32, vocab=1024)
+    found = {}
+    for where in (cluster, cluster_from(_texts(gpus), "two", "two", 16)):
+        costs = CostModel(Workload(model=model, training=training, cluster=where), TRAITS, CALIBRATION)
+        flat = Candidate(engine="megatron", strategy=Strategy(mesh=Mesh(dp=16), zero_stage=1), micro_batch_size=1, num_microbatches=2)
+        piped = replace(flat, strategy=Strategy(mesh=Mesh(pp=2, dp=8), zero_stage=1), num_microbatches=4)
+        kind = next(iter(costs.kinds))
+        one = costs.layer(flat, kind, "none")
+        found[where.is_cpu] = one.sync_s / one.gather_s, costs.schedule(piped)
+    assert found[True][0] == pytest.approx(2 * found[False][0], rel=0.2)
+    assert (found[True][1], found[False][1]) == ("1f1b_half_duplex", "1f1b")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
-from orchestrator.cost.schedule.names import named, of_chunks
+from orchestrator.cost.schedule.names import of_chunks
 from orchestrator.cost.schedule.one_f_one_b import OneFOneB
 
 TINY = 1e-11
@@ -136,9 +136,10 @@ class _Making:
 @lru_cache(maxsize=8)
 def graph_of(schedule: str, pp: int, m: int, vpp: int, group: int | None = None) -> Graph:
     """The passes of m micro-batches as the engine orders them (cost/schedule/order.py)."""
-    if of_chunks(schedule, vpp, group).name == OneFOneB.name:
-        return _one_f_one_b(pp, m)
-    return _deepspeed(pp, m) if named(schedule).blocks else _unblocked(schedule, pp, m, vpp, group)
+    kind = of_chunks(schedule, vpp, group)
+    if isinstance(kind, OneFOneB):
+        return _one_f_one_b(pp, m, half_duplex=kind.half_duplex)
+    return _deepspeed(pp, m) if kind.blocks else _unblocked(schedule, pp, m, vpp, group)
 
 
 def _unblocked(schedule: str, pp: int, m: int, vpp: int, group: int | None) -> Graph:
@@ -170,7 +171,7 @@ def _unblocked(schedule: str, pp: int, m: int, vpp: int, group: int | None) -> G
     return made.graph
 
 
-def _one_f_one_b(pp: int, m: int) -> Graph:
+def _one_f_one_b(pp: int, m: int, *, half_duplex: bool) -> Graph:
     """Rounds of a forward and a backward pass, with a transfer over each border between the two that both sides wait for."""
     made, last = _Making(), [0] * pp
     for n in range(m + pp - 1):
@@ -179,7 +180,8 @@ def _one_f_one_b(pp: int, m: int) -> Graph:
             if n < m:
                 last[s] = made.node(last[s], s)
             if s < pp - 1 and (n < m or back):
-                last[s] = last[s + 1] = made.node(last[s], 2 * pp + s, last[s + 1])
+                moved = 2 if half_duplex and n < m and back else 1
+                last[s] = last[s + 1] = made.node(last[s], (1 + moved) * pp + s, last[s + 1])
             if back:
                 last[s] = made.node(last[s], pp + s)
     made.graph.last.extend(last)

@@ -19,6 +19,7 @@ class DeepSpeed1F1B(Schedule):
 
     name = "deepspeed_1f1b"
     blocks = True
+    half_duplex = True
     keeps_borders = True
 
     def order(self, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> Iterator[Pass]:

@@ -6,10 +6,12 @@ from typing import Final
 
 from orchestrator.cost.schedule.deepspeed import DeepSpeed1F1B
 from orchestrator.cost.schedule.interleaved import Interleaved
-from orchestrator.cost.schedule.one_f_one_b import OneFOneB
+from orchestrator.cost.schedule.one_f_one_b import HalfDuplex1F1B, OneFOneB
 from orchestrator.cost.schedule.order import Schedule
 
-SCHEDULES: Final[dict[str, Schedule]] = {schedule.name: schedule for schedule in (OneFOneB(), Interleaved(), DeepSpeed1F1B())}
+SCHEDULES: Final[dict[str, Schedule]] = {
+    schedule.name: schedule for schedule in (OneFOneB(), HalfDuplex1F1B(), Interleaved(), DeepSpeed1F1B())
+}
 
 
 def named(name: str) -> Schedule:

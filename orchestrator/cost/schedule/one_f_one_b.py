@@ -54,6 +54,8 @@ class OneFOneB(Schedule):
         ((0, 3), (11, 10))
         """
         m, behind = num_microbatches, pp - 1 - stage
+        if self.half_duplex:
+            return 2 * m * (stage > 0), 2 * m * (behind > 0)
         return (m + min(m, behind + 1)) * (stage > 0), (m + min(m, behind)) * (behind > 0)
 
     def telling(self, pp: int, num_microbatches: int) -> int:
@@ -70,13 +72,19 @@ class OneFOneB(Schedule):
         history: list[list[float]] = []
         odd_one = 0  # the stage that moved on unlike the others when that was last looked at
         n, end, skipped = 0, m, 0.0
+        exchange = 2 if self.half_duplex else 1
         while n < end:
             done = clock[0]
             for i in range(last):
                 done += forward[i]
                 met = clock[i + 1]
-                done = (met if met > done else done) + hops[i]
-                clock[i] = done + backward[i] if n + i >= last else done
+                if met > done:  # noqa: PLR1730 - max() costs a call in the innermost loop
+                    done = met
+                if n + i >= last:
+                    done += exchange * hops[i]
+                    clock[i] = done + backward[i]
+                else:
+                    clock[i] = done = done + hops[i]
             clock[last] = done + forward[last] + backward[last]
             n += 1
             if jump and n >= pp:
@@ -103,3 +111,12 @@ class OneFOneB(Schedule):
                     clock[i + 1] = done = max(clock[i], clock[i + 1]) + hops[i]
                     clock[i] = done + backward[i]
         return [time + skipped for time in clock]
+
+
+class HalfDuplex1F1B(OneFOneB):
+    """The same over gloo. A receiver tells the sender that it is ready (gloo/transport/tcp/pair.cc, sendNotifyRecvReady), and Megatron asks
+    for the send of an exchange first (`_batched_p2p_ops`): the stage that comes later sends at once, as the other one is ready, and its own
+    message of being ready goes behind those bytes. Measured over 8 Mbit/s and 5 ms: 1.06 s where one direction takes .53."""
+
+    name = "1f1b_half_duplex"
+    half_duplex = True

@@ -38,6 +38,8 @@ class Schedule(ABC):
     name: ClassVar[str]
     blocks: ClassVar[bool] = False
     """Whether both sides wait for each other, and while a transfer lasts."""
+    half_duplex: ClassVar[bool] = False
+    """Whether an activation and a gradient over the same border go one after the other."""
     keeps_borders: ClassVar[bool] = False
     """Whether a stage keeps the tensors that it received and sent until their backward pass, beside what its layers save."""
     has_chunks: ClassVar[bool] = False

@@ -29,6 +29,7 @@ PEERS: dict[Action, tuple[int, Action]] = {
     "exchange_previous": (-1, "exchange_next"),
 }
 """A transfer's other side: how many stages further on it is, and what it does."""
+EXCHANGES: tuple[Action, ...] = ("exchange_next", "exchange_previous")
 
 
 def timeline(
@@ -82,7 +83,8 @@ def timeline(
                     if theirs != [Pass(answer, microbatch, chunk)]:
                         break
                     begin = max(clock[stage], clock[other])
-                    end = begin + hops_s[min(stage, other)]
+                    both = kind.half_duplex and action in EXCHANGES
+                    end = begin + (2 if both else 1) * hops_s[min(stage, other)]
                     lanes[other].append(Slot(answer, microbatch, chunk, begin, end))
                     clock[other] = end
                 else:
