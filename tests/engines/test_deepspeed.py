@@ -150,6 +150,9 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("lora_tp", workload(GPT, lora=Lora(rank=4)), {"tp": 2, "dp": 4}, "tp=2 with lora.rank=4: adapters are divided with"),
     ("lora_hpz", workload(LLAMA, lora=Lora(rank=4)), {"zero_shard_size": 4, "zero_stage": 3}, "zero_shard_size=4 with lora.rank=4"),
     ("lora_offload", workload(LLAMA, lora=Lora(rank=4)), {"offload_optimizer": True, "zero_stage": 2}, "with lora.rank=4: never tried"),
+    ("tiles", workload(LLAMA), {"tiled_mlp": 3}, "tiled_mlp=3 does not divide the"),
+    ("tiles", workload(GPT), {"tiled_mlp": 2}, "pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone"),
+    ("tiles", workload(LLAMA), {"tiled_logits": 2, "tp": 2, "dp": 4}, "tiled_logits=2 with tp=2: never tried under AutoTP"),
     ("recompute", workload(), {"recompute": "selective"}, "deepspeed has recompute none, full"),
 ]  # fmt: skip
 
