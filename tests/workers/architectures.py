@@ -117,6 +117,14 @@ CASES: dict[str, Case] = {
         "WhisperForConditionalGeneration",
         dec=32,
     ),
+    "wav2vec2": of(
+        "wav2vec2",
+        WIDTHS
+        | {"vocab_size": 32, "pad_token_id": 0, "conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+        | {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "final_dropout": 0.0, "activation_dropout": 0.0}
+        | {"layerdrop": 0.0, "apply_spec_augment": False, "ctc_loss_reduction": "mean"},
+        "Wav2Vec2ForCTC",
+    ),
     # vision
     "vit": of("vit", VISION, "ViTForImageClassification", num_labels=10),
     "deit": of("deit", VISION, "DeiTForImageClassification", num_labels=10),

@@ -208,6 +208,18 @@ def test_a_class_whose_library_is_missing_is_refused_by_the_name_of_both() -> No
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"layerdrop": 0.1}, "model.hf_config.layerdrop=0.1: leaves out layers at random"),
+        ({"ctc_loss_reduction": "sum"}, "model.hf_config.ctc_loss_reduction=sum: makes the loss depend on the micro-batch"),
+    ],
+)
+def test_what_would_make_the_training_depend_on_the_layout_is_refused(more: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        described(build.Source(config=json.dumps(CASES["wav2vec2"].fields | more)), None, None, 4)
+
+
 def test_what_depends_on_the_data_is_refused_by_the_name_of_the_module() -> None:
     with pytest.raises(InputError, match=r"model.code=Model: can't be traced: blocks.0 \(Block\): what it computes depends on the data"):
         described(build.Source(code=f"{__name__}:branching"), 1, None, 4)

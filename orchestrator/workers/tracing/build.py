@@ -30,6 +30,8 @@ TASKS: Final = (
     modeling_auto.MODEL_MAPPING,
 )
 """Where a configuration names no class: the first of these that has one for it. A bare model comes last: it has no loss."""
+LEFT_OUT: Final = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Shares of layers that a step leaves out."""
 SPELLINGS: Final[tuple[dict[str, str], ...]] = ({"experts_implementation": "grouped_mm"}, {})
 """Experts whose shapes don't depend on the routing, where the class has them."""
 
@@ -62,6 +64,18 @@ def config_of(text: str) -> Any:
     return config
 
 
+def check_same_everywhere(config: Any) -> None:
+    """Raises InputError for what would make the training depend on how the batch is laid out."""
+    for name in LEFT_OUT:
+        share = getattr(config, name, 0.0) or 0.0
+        if share > 0:
+            why = "leaves out layers at random, on each rank others, which no engine here reduces; write 0 into the config.json"
+            raise InputError(f"model.hf_config.{name}", share, why)
+    if getattr(config, "ctc_loss_reduction", "mean") == "sum" and class_of(config).__name__.endswith("ForCTC"):
+        why = "makes the loss depend on the micro-batch, which is a plan's choice; write mean into the config.json"
+        raise InputError("model.hf_config.ctc_loss_reduction", "sum", why)
+
+
 def class_of(config: Any) -> Any:
     """The class that the configuration names, or the first of TASKS. Raises InputError."""
     for name in getattr(config, "architectures", None) or ():
@@ -89,6 +103,14 @@ def from_config(text: str, dtype: torch.dtype, attentions: tuple[str, ...]) -> t
             except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, NotImplementedError) as error:
                 last = error if last is None or isinstance(error, ImportError) else last  # a missing library is why all of them fail
     raise InputError("model.hf_config", cls.__name__, f"can't be built: {type(last).__name__}: {' '.join(str(last).split())}")
+
+
+def move_to_meta(model: torch.nn.Module) -> None:
+    """Parameters that a class makes without asking for the default device (wav2vec2's `torch.Tensor(width)`)."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.device.type != "meta":
+                setattr(module, name, torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad))
 
 
 def from_code(code: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[Feed, ...]]:

@@ -21,6 +21,10 @@ PATCHES: Final = 32
 """Patches of an image's side for models that take any (Qwen-VL)."""
 SAMPLES_OF_SOUND: Final = 16_000
 """A second."""
+SPOKEN: Final = 12
+"""Letters in it, of which 0 is none."""
+BOXES: Final = ("ForObjectDetection", "ForSegmentation")
+"""How classes end whose labels are lists of boxes: they are recorded without a loss."""
 
 
 def takes_tokens(model: torch.nn.Module) -> bool:
@@ -72,11 +76,11 @@ def feeds_of(model: Any, config: Any, seq_length: int | None, decoder_seq_length
             others = tuple((7 * place) % max(1, min(vocab, token)) for place in range(seq_length - count))
             tokens = Feed(name="input_ids", shape=(seq_length,), dtype="int64", values=(token,) * count + others)
         found.append(tokens)
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
         if decoder_seq_length is None:
             raise InputError("train.decoder_seq_length", None, f"is missing: {kind} has a decoder")
         found.append(Feed(name="decoder_input_ids", shape=(decoder_seq_length,), dtype="int64", high=vocab))
-    if "labels" in names:
+    if "labels" in names and not kind.endswith(BOXES):
         found.append(_labels(kind, config, found, tokens, vocab))
     elif "return_loss" in names:
         pass  # its loss is over the batch; `fixed_arguments`
@@ -85,6 +89,8 @@ def feeds_of(model: Any, config: Any, seq_length: int | None, decoder_seq_length
 
 
 def _labels(kind: str, config: Any, found: Sequence[Feed], tokens: Feed | None, vocab: int) -> Feed:
+    if kind.endswith("ForCTC"):
+        return Feed(name="labels", shape=(SPOKEN,), dtype="int64", low=1, high=vocab)
     like = next((feed for feed in found if feed.name == "decoder_input_ids"), tokens)
     if like is None or "Classification" in kind or "ForSequence" in kind:
         if "TokenClassification" in kind and like is not None:

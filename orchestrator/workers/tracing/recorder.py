@@ -162,6 +162,8 @@ class Recorder(TorchDispatchMode):
         """(whether this asks what a tensor without numbers can't say, what it is told)."""
         if packet is aten.histc:  # only its shape counts: tokens by expert
             return True, args[0].new_empty(kwargs.get("bins", args[1] if len(args) > 1 else 100))
+        if packet is aten.masked_select:  # all of it, as where nothing is padded
+            return True, args[0].new_empty(args[0].numel())
         asks = packet in (aten._local_scalar_dense, aten.item, aten.equal, aten.is_nonzero, aten.nonzero, aten._is_all_true)
         if not asks:
             return False, None

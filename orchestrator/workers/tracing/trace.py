@@ -39,6 +39,8 @@ def described(source: build.Source, seq_length: int | None, decoder_seq_length: 
     build.attend_by_name(transformers_attention(_not_yet))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if source.config:
+            build.check_same_everywhere(build.config_of(source.config))
         with torch.device("meta"):
             if source.code:
                 model, fed = build.from_code(source.code, dtype)
@@ -47,6 +49,7 @@ def described(source: build.Source, seq_length: int | None, decoder_seq_length: 
                 model, attention = build.from_config(source.config, dtype, (build.DESCRIBED, "eager"))
                 attention = "eager" if attention == "eager" else TRAINED_WITH[0]
                 config = build.config_of(source.config)
+        build.move_to_meta(model)
         if config is not None:
             fed = feeds.feeds_of(model, config, seq_length, decoder_seq_length)
         recorder = Recorder(model, itemsize, answer_values=not source.code)
