@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import activation_itemsize
-from orchestrator.cost.recompute import dropped
+from orchestrator.cost.recompute import DROPPED, dropped
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Attention, Enter, Gemm, LayerSpec, Pointwise, padded
 from orchestrator.model.training import QUANTISED
@@ -79,12 +79,12 @@ class LayerActivations:
         layer, strategy = self.layer, self.strategy
         everything, working = self._everything, self._working
         if recompute == "none" or not layer.recomputable:
-            kept = everything
+            kept = self._saved(*self._in_pieces) if self._in_pieces else everything
         elif recompute == "full":
             shard = strategy.mesh.cp * (strategy.mesh.tp if strategy.sequence_parallel else 1)
             kept = min(layer.input_elements * self.itemsize * self.micro_batch_size / shard, everything)
         else:
-            kept = self._saved(*dropped(recompute, fused_norms=self.traits.fused_norms))
+            kept = self._saved(*self._in_pieces, *dropped(recompute, fused_norms=self.traits.fused_norms))
         return Activations(kept, working, working + everything - kept)
 
     def _saved(self, *without: str) -> float:
@@ -108,8 +108,15 @@ class LayerActivations:
         return self.micro_batch_size * nbytes
 
     @cached_property
+    def _in_pieces(self) -> tuple[str, ...]:
+        """Groups of saved tensors that are made for a piece of a sequence at a time, and again in backward."""
+        return DROPPED["mlp"] if self.strategy.tiled_mlp > 1 and self.layer.recomputable else ()
+
+    @cached_property
     def _everything(self) -> float:
-        return self._saved()
+        """Bytes of all that forward makes for backward and that is there at once."""
+        whole = self._saved()
+        return whole - (1 - 1 / self.strategy.tiled_mlp) * (whole - self._saved(*self._in_pieces)) if self._in_pieces else whole
 
     @cached_property
     def _working(self) -> float:
@@ -118,7 +125,9 @@ class LayerActivations:
         micro_batch_size, sp = self.micro_batch_size, strategy.sequence_parallel
         largest = micro_batch_size * max(
             (
-                tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp) * (tensor.itemsize or itemsize)
+                tensor.local_elements(mesh.tp, sequence_parallel=sp, cp=mesh.cp)
+                * (tensor.itemsize or itemsize)
+                / (strategy.tiled_mlp if tensor.group in self._in_pieces else 1)
                 for tensor in layer.saved(flash_attention=traits.flash_attention)
             ),
             default=0.0,
@@ -140,7 +149,7 @@ class LayerActivations:
 
 def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, traits: Traits) -> float:
     """Logits, their fp32 copy and the softmax kept for backward, of one micro-batch over the local vocabulary (cross_entropy.py:28); over
-    the whole one where the engine gathers them."""
+    the whole one where the engine gathers them; of a piece of the sequence where they are computed so."""
     mesh = strategy.mesh
     total = 0.0
     for op in layer.ops:
@@ -148,4 +157,4 @@ def logits_bytes(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, tr
             whole = op.split is None or traits.layers == "hugging_face"
             local = op.n if whole else padded(op.n, op.pad_to, mesh.tp) // mesh.tp
             total += op.tokens * micro_batch_size / mesh.cp * local * traits.logits_bytes
-    return total
+    return total / strategy.tiled_logits

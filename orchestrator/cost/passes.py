@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from orchestrator.cost.activations import Activations, LayerActivations
 from orchestrator.cost.compute import Seconds, layer_seconds
 from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
+from orchestrator.cost.recompute import one_of, tiled
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.routing import times
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec, Op, Pointwise
@@ -40,10 +41,12 @@ class Passes(NamedTuple):
 
 
 class _Plain(NamedTuple):
-    """What passes have in common, whatever the recompute: seconds, and of each item of traffic what is exposed and what it slows."""
+    """What passes have in common, whatever the recompute: seconds, what pieces of a sequence take once more in backward, and of each item
+    of traffic what is exposed and what it slows."""
 
     forward: Seconds
     backward: Seconds
+    once_more: Seconds
     traffic: tuple[tuple[Traffic, float, float], ...]
     activations: LayerActivations
 
@@ -71,6 +74,17 @@ class PassPrices:
         w, c, network = self._workload, self._workload.calibration, self._network
         shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, network.domain)
         forward, backward = layer_seconds(layer, *shape)
+        once_more = NO_SECONDS
+        in_pieces = tiled(layer, strategy)
+        if in_pieces is not None:
+            part, pieces = in_pieces
+            whole, piece = layer_seconds(part, *shape), layer_seconds(one_of(part, pieces), *shape)
+            # Weights' gradients of pieces are added up in their own type, and reach the accumulated ones together (`ds_grad_is_ready`).
+            narrow = (*shape[:5], replace(states, gradient=states.weight), *shape[6:])
+            first = layer_seconds(one_of(part, pieces), *narrow).backward
+            forward = _with_pieces(forward, whole.forward, (*[piece.forward] * pieces,))
+            backward = _with_pieces(backward, whole.backward, (*[first] * (pieces - 1), piece.backward))
+            once_more = _with_pieces(NO_SECONDS, NO_SECONDS, (*[piece.forward] * pieces,))
         beside = {"forward": 0.0, "backward": 0.0}  # seconds of shared experts that are left to compute beside the exchange of tokens
         if strategy.moe_shared_expert_overlap:
             shared = layer_seconds(replace(layer, ops=shared_experts(layer)), *shape)
@@ -84,7 +98,7 @@ class PassPrices:
                 exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
             traffic.append((item, exposed, slowed))
         activations = LayerActivations(layer, strategy, micro_batch_size, w.training.precision, w.traits, c, network.domain)
-        return _Plain(forward, backward, tuple(traffic), activations)
+        return _Plain(forward, backward, once_more, tuple(traffic), activations)
 
     def _exposed(self, item: Traffic, attention_s: float) -> tuple[float, float]:
         """Seconds of this traffic that the pass waits for, and by which the rest slows it. `attention_s`: of the pass."""
@@ -110,6 +124,7 @@ class PassPrices:
             shape = (strategy, micro_batch_size, w.training.precision, w.cluster.gpu, w.traits, states, c, self._network.domain)
             part = layer_seconds(repeated, *shape).forward
             again, launched_again = part.compute, part.launch
+        again, launched_again = again + plain.once_more.compute, launched_again + plain.once_more.launch
         causes["recompute"] = again
         passes = {"forward": forward.compute, "backward": backward.compute + again}
         launch = {"forward": forward.launch, "backward": backward.launch + launched_again}
@@ -172,6 +187,14 @@ class PassPrices:
         if self._workload.traits.gathers_few_query_groups:
             yield from tp.query_groups(layer, strategy, micro_batch_size, self._workload.itemsize)
         yield from self._part_traffic(layer, strategy, micro_batch_size)
+
+
+NO_SECONDS: Final = Seconds(0.0, 0.0, 0.0, 0.0)
+
+
+def _with_pieces(seconds: Seconds, whole: Seconds, pieces: tuple[Seconds, ...]) -> Seconds:
+    """A pass, of which a part is computed in these pieces in place of as a whole."""
+    return Seconds(*(have - one + sum(each) for have, one, each in zip(seconds, whole, zip(*pieces, strict=True), strict=True)))
 
 
 def shared_experts(layer: LayerSpec) -> tuple[Op, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from orchestrator.model.spec import Attention, Enter, Exit, LayerSpec
-from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute
+from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Op, Pointwise
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute, Strategy
 
 DROPPED: dict[str, tuple[str, ...]] = {
     "core_attn": ("core_attention",),
@@ -61,3 +61,26 @@ def again(layer: LayerSpec, mode: Recompute, *, fused_norms: bool) -> LayerSpec 
         if fused_norms:
             where |= {i for i, name in enumerate(names) if name == NORMS[1]}
     return replace(layer, ops=tuple(op for i, op in enumerate(layer.ops) if i in where))
+
+
+def tiled(layer: LayerSpec, strategy: Strategy) -> tuple[LayerSpec, int] | None:
+    """The part of the layer that is computed piece by piece of a sequence, and once more in backward, with the number of pieces; None:
+    none (DeepSpeed's TiledMLP and sequence_tiled_compute, runtime/sequence_parallel/ulysses_sp.py)."""
+    if strategy.tiled_mlp > 1 and layer.recomputable:
+        part = again(layer, "mlp", fused_norms=False)
+        return None if part is None or not part.ops else (part, strategy.tiled_mlp)
+    if strategy.tiled_logits > 1 and any(isinstance(op, Gemm) and op.pad_to for op in layer.ops):
+        ops = tuple(op for op in layer.ops if (isinstance(op, Gemm) and op.pad_to) or getattr(op, "name", "") == "cross_entropy")
+        return replace(layer, ops=ops), strategy.tiled_logits
+    return None
+
+
+def one_of(part: LayerSpec, pieces: int) -> LayerSpec:
+    """One of so many pieces of a sequence, of which `tiled` says that they divide it."""
+
+    def divided(op: Op) -> Op:
+        if isinstance(op, Gemm):
+            return replace(op, tokens=op.tokens // pieces)
+        return replace(op, elements=op.elements // pieces) if isinstance(op, Pointwise) else op
+
+    return replace(part, ops=tuple(divided(op) for op in part.ops))

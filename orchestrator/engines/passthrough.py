@@ -31,7 +31,7 @@ from orchestrator.engines.transformer_config import (
 )
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
-from orchestrator.strategy.spec import ENGINE_OPTIONS, PP_BEFORE_DP
+from orchestrator.strategy.spec import MEGATRON_OPTIONS, PP_BEFORE_DP
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
@@ -258,7 +258,7 @@ def _expert(name: str) -> Says:
 
 
 DECIDED: Final[dict[str, tuple[str, Says]]] = {
-    **{name: (name, attrgetter(name)) for name in ENGINE_OPTIONS},  # as Megatron calls them, but for what follows
+    **{name: (name, attrgetter(name)) for name in MEGATRON_OPTIONS},  # as Megatron calls them, but for what follows
     "tensor_model_parallel_size": ("tp", lambda plan: plan.tp),
     "pipeline_model_parallel_size": ("pp", lambda plan: plan.pp),
     "virtual_pipeline_model_parallel_size": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),

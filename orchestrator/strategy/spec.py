@@ -144,6 +144,10 @@ class Options(Value, frozen=True, kw_only=True):
         bool,
         Choice(doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)", in_layer_price=False),
     ] = False
+    tiled_mlp: Annotated[int, Choice(doc="MLPs one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces")] = 1
+    tiled_logits: Annotated[
+        int, Choice(doc="logits and loss one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces")
+    ] = 1
 
 
 class Strategy(Options, frozen=True, kw_only=True):
@@ -216,6 +220,10 @@ OUTER_VALUES: Final = getter(choice.path for choice in OUTER_CHOICES)
 PINNED_ONLY: Final = tuple(choice for choice in CHOICES if not choice.searched and not choice.fixed_with)
 """Options of the engines that the search takes as they are pinned."""
 ENGINE_OPTIONS: Final = tuple(choice.name for choice in PINNED_ONLY)
+TILED: Final = ("tiled_mlp", "tiled_logits")
+"""DeepSpeed's among them (ALST, arXiv 2506.13996)."""
+MEGATRON_OPTIONS: Final = tuple(name for name in ENGINE_OPTIONS if name not in TILED)
+"""Megatron's among them, by Megatron's names."""
 _OPTIONS: Final = tuple(Options.__struct_fields__)
 _LAYER_PRICE = getter(
     choice.path.removeprefix("strategy.") for choice in CHOICES if choice.in_layer_price and choice.path.startswith("strategy.")

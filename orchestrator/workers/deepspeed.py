@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, hugging_face, loop, lora
+from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, hugging_face, loop, lora, tiles
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
@@ -50,6 +50,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
     def __init__(self, plan: Plan, engine: dict[str, Any], device: torch.device) -> None:
         super().__init__(plan, engine, device)
         fields = engine["model"]
+        self.tiled_head: tiles.TiledHead | None = None
         source = Path(plan.run.init_from) if plan.run.init_from else None
         if source:
             hf_checkpoint.match_activation(fields, source)
@@ -71,6 +72,10 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         if plan.ep > 1:
             auto_ep.require_layers(model, plan)
         hugging_face.restore_rotary_frequencies(model)
+        if plan.tiled_mlp > 1:
+            tiles.tile_mlps(model, plan.tiled_mlp)
+        if plan.tiled_logits > 1:
+            self.tiled_head = tiles.TiledHead(model, plan.tiled_logits)
         if source:
             hf_experts.read_biases(model, source)
         self.places = hf_checkpoint.places(model, self.groups, fields)
@@ -135,6 +140,10 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         mine = self._shard(batch)
+        if self.tiled_head is not None:
+            with self.tiled_head.left_out():
+                hidden = self.engine(input_ids=mine["tokens"], position_ids=mine["positions"], use_cache=False).logits
+            return self.tiled_head.mean_loss(mine, hidden)
         found: list[torch.Tensor] = []
         coefficient = self.engine_fields["model"].get("expert_balance", 0.0) if self.model.training else 0.0
         loss = mean_loss(mine, hugging_face.losses(self.engine, self.plan.model.stack, mine, balance=found if coefficient else None))

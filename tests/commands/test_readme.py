@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,45 @@ LONG = ("the least GPUs for ten days, or so many tokens a second?", "the longest
 """Left to .ci/full: 17 and 13 CPU seconds."""
 
 
+WITH_FILES = {
+    "is my command line any good?": ("1. alone: .*", r"--- train\.sh", "together: "),
+    "what is this plan like?": (r"Written: runs/first/report\.html and runs/first/trace\.json",),
+    "does the plan's heaviest stage really fit on this GPU?": ("Rehearsal: one rank alone",),
+    "which plan is really the fastest here?": (r"tune 1/5: .*tune 5/5: ",),
+}
+"""What the command of a question says that is asked of the user's own files: a small script, recipe and plan."""
+STARTED = ("does the plan's heaviest stage really fit on this GPU?", "which plan is really the fastest here?")
+"""Left to .ci/full: they start ranks, for 15 and for 50 CPU seconds."""
+SMALL = "recipe: gpt_tiny\ngpus: 1\ntrain: {steps: 4, warmup: 1}\n"
+
+
 def commands() -> dict[str, list[str]]:
-    """The first command of each question that needs no file of the user's."""
+    """The first command of each question."""
     rows = re.findall(r"^\| ([^|]+\?) \| `orchestrator ([^`]+)`", README, re.MULTILINE)
-    return {question: shlex.split(words) for question, words in rows if not words.startswith(("audit", "report", "recipe=my"))}
+    return {question: shlex.split(words) for question, words in rows}
 
 
 def test_every_question_is_asked_here() -> None:
-    assert commands().keys() == ANSWERS.keys()
+    assert commands().keys() == ANSWERS.keys() | WITH_FILES.keys()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [pytest.param(name, marks=[pytest.mark.full, pytest.mark.engines] if name in STARTED else ()) for name in WITH_FILES],
+)
+def test_a_question_of_the_users_files_is_answered_by_its_command(
+    question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "tests/audit/samples/pretrain_gpt.sh", "train.sh")
+    Path("my.yaml").write_text(SMALL)
+    words = commands()[question]
+    if "runs/first" in words:
+        assert main(["recipe=my.yaml", "launch=none", "out=runs/first"]) == 0
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for pattern in WITH_FILES[question]:
+        assert re.search(pattern, said), said
 
 
 @pytest.mark.parametrize("question", [pytest.param(name, marks=pytest.mark.full if name in LONG else ()) for name in ANSWERS])

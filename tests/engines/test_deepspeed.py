@@ -30,7 +30,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.nothing import Nothing
 from orchestrator.model.spec import Architecture, Pointwise
-from orchestrator.model.traced import Traced
+from orchestrator.model.traced import Feed, Traced
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.strategy.axes import cp
@@ -172,6 +172,17 @@ def test_a_recorded_model_is_not_fine_tuned() -> None:
         found = workload(LLAMA, **given)
         found = replace(found, model=replace(found.model, architecture=recorded))
         assert "of Stranger, whose layers were recorded" in refusals(DS, found)["recorded"]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_recorded_decoder_of_text_takes_supervised_samples_that_are_not_packed(packing: bool) -> None:
+    sizes = {"seq_length": 64, "itemsize": 2, "hidden_size": 64, "ffn_hidden_size": 64, "max_position_embeddings": 64}
+    ids = Feed(name="input_ids", shape=(64,), dtype="int64", high=512)
+    labels = replace(ids, name="labels", copies="input_ids")
+    traced = Traced(model_class="NewForCausalLM", config="{}", feeds=(ids, labels), runs=(), **sizes)
+    found = workload(LLAMA, task="sft", packing=packing)
+    found = replace(found, model=replace(found.model, architecture=replace(LLAMA, traced=traced)))
+    assert ("recorded" in refusals(DS, found)) is packing
 
 
 def test_padded_samples_may_be_divided_and_be_several_at_a_time() -> None:

@@ -173,7 +173,8 @@ def test_an_option_is_the_engines_where_it_is_declared_and_stays_at_its_default_
         assert [*broken(able(options={}), chosen(**{choice.name: value}))] == [f"option_{choice.name}"]
         assert broken(able(options={choice.name: (choice.default, value)}), chosen(**{choice.name: value})) == {}
     for choice in PINNED_ONLY:
-        others = {bool: [not choice.default]}.get(choice.type) or [value for value in choice.type.__args__ if value != choice.default]
+        numbers = {bool: [not choice.default], int: [2]}
+        others = numbers.get(choice.type) or [value for value in choice.type.__args__ if value != choice.default]
         fsdp = {"zero_stage": 2} if choice.name == "megatron_fsdp" else {}
         for value in others:
             candidate = chosen(**{choice.name: value}, **fsdp)

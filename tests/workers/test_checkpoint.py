@@ -37,6 +37,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
         {"model": QWEN3_MOE, **SP, "pp": 2, "dp": 2, "ep": 4, "zero_stage": 1},
     ),
+    "megatron experts ep2 zero1 to zero0 ep4": (
+        {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": QWEN3_MOE, "dp": 4, "ep": 4},
+    ),
     "megatron cp2 dp2 zero1 llama to cp4": (
         {"model": LLAMA, "cp": 2, "dp": 2, "zero_stage": 1, "cp_comm_type": "all_gather"},
         {"model": LLAMA, "cp": 4, "zero_stage": 1, "cp_comm_type": "all_gather"},
@@ -99,10 +103,6 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": MIXTRAL, "pp": 2, "dp": 2, "ep": 2},
         {"model": MIXTRAL, "dp": 4, "ep": 2, "zero_stage": 1},
     ),
-    "megatron experts ep2 zero1 to zero0 ep4": (
-        {"model": QWEN3_MOE, "dp": 2, "ep": 2, "zero_stage": 1},
-        {"model": QWEN3_MOE, "dp": 4, "ep": 4},
-    ),
     "megatron deepseek pp2 ep2 to tp2 ep4": (
         {"model": DEEPSEEK, "pp": 2, "dp": 2, "ep": 2, "zero_stage": 1},
         {"model": DEEPSEEK, **SP, "dp": 2, "ep": 4, "zero_stage": 1},
@@ -157,6 +157,7 @@ MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 LONG = (
     "megatron tp2 zero1 to the same",
     "deepspeed zero1 to zero3",
+    "megatron experts ep2 zero1 to tp2 pp2 ep4",
     "megatron tp2 to tp1",
     "deepspeed zero1 to zero3 dp3",
     "megatron cp2 dp2 zero1 llama to cp4",

@@ -71,6 +71,8 @@ LONG = (
     "mixtral tp2 sp ep2",
     "mixtral pp2 dp2 ep2 zero1",
     "qwen3_moe tp2 sp etp2",
+    "qwen3_moe tp2 sp pp2 dp2 ep4 zero1",
+    "gpt_oss pp2 dp2 ep2 zero1",
     "deepseek pp2 uneven dp2 ep2 zero1",
     "mixtral dp4 ep2 zero1 recompute of modules",
     "qwen3_moe dp4 ep2 etp2",

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp4 zero3 hpz2 checkpointing": (LLAMA, {"dp": 4, "zero_stage": 3, "zero_shard_size": 2, "recompute": ["full"]}),
     "llama ulysses2 zero2": (LLAMA, {"cp": 2, "zero_stage": 2, "micro_batch_size": 2}),
     "llama ulysses2 dp2 zero3": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 3}),
+    "llama ulysses2 zero2 in pieces": (LLAMA, {"cp": 2, "zero_stage": 2, "micro_batch_size": 2, "tiled_mlp": 4, "tiled_logits": 8}),
     "qwen3 tp2 dp2 zero1": (QWEN3, {"tp": 2, "dp": 2, "zero_stage": 1}),
     "qwen3 ulysses2 dp2 zero3": (QWEN3, {"cp": 2, "dp": 2, "zero_stage": 3}),
     "gemma3 dp2 zero3 checkpointing": (GEMMA3, {"dp": 2, "zero_stage": 3, "recompute": ["full"]}),
@@ -121,6 +122,9 @@ MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp2 zero3 offload": (LLAMA, {"dp": 2, "zero_stage": 3, "offload_optimizer": True}),
     "llama dp8 zero3 checkpointing": (LLAMA, {"dp": 8, "zero_stage": 3, "recompute": ["full"]}),
     "llama ulysses2 zero0": (LLAMA, {"cp": 2}),
+    "llama dp2 zero3 in pieces checkpointing": (
+        LLAMA, {"dp": 2, "zero_stage": 3, "tiled_mlp": 2, "tiled_logits": 4, "recompute": ["full"]}),
+    "qwen3 dp2 zero1 in pieces": (QWEN3, {"dp": 2, "zero_stage": 1, "tiled_mlp": 8, "tiled_logits": 2}),
     "llama ulysses2 dp2 zero1": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 1}),
     "llama ulysses4 dp2 zero3 fewer groups than ranks": (LLAMA, {"cp": 4, "dp": 2, "zero_stage": 3}),
     "olmo2 ulysses2 dp2 zero3": (OLMO2, {"cp": 2, "dp": 2, "zero_stage": 3}),

@@ -167,6 +167,7 @@ LONG = (
     "megatron gpt pp2 tied",
     "megatron gpt dp4 zero1",
     "megatron gpt pp2 vpp2 tied",
+    "megatron llama tp2 pp2 vpp2 dp2",
     "deepspeed qwen3 tp2 dp2 zero1",
     "deepspeed gpt tp2 dp2 zero1",
     "deepspeed gpt tp2 dp2 zero2 sp",

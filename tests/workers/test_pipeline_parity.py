@@ -50,7 +50,11 @@ def plan_of(case: str) -> Plan:
     return with_recompute(plan, BY_LAYER[case]) if case in BY_LAYER else plan
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("gpt pp2 zero0", "gpt tp2 pp2 zero1")
+"""Left to .ci/full: their parts are in other cases."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.full if case in LONG else ()) for case in CASES])
 def test_deepspeeds_pipeline_computes_what_one_process_computes(case: str, pool: Pool, corpus: str, references: dict[str, Result]) -> None:
     plan = plan_of(case)
     assert_equal(measure(pool, corpus, plan), references[plan.model.family], plan.model.vocab_size)

@@ -10,7 +10,7 @@ from orchestrator.engines.deepspeed.rules import deepspeed_rules
 from orchestrator.engines.rules import sources
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
-from orchestrator.strategy.spec import RANK_ORDER
+from orchestrator.strategy.spec import RANK_ORDER, TILED
 
 TRACED: Final = ("traced", "attention_bias")
 """Models of any architecture, by the layers that were recorded from their own code."""
@@ -33,6 +33,7 @@ def capabilities(software: Software) -> Capabilities:
         offload_optimizer=True,
         zero_shard_groups=True,
         zero_shard_stages=(3,),
+        pinned_options=TILED,
         tasks=("pretrain", "sft"),
         lora=True,
         precisions=PRECISIONS,

@@ -27,7 +27,7 @@ from orchestrator.engines.rules.zero import deepspeed_zero_rules
 from orchestrator.model.hugging_face import divides_head
 from orchestrator.model.traced import Traced
 from orchestrator.strategy.capabilities import Rule
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.spec import TILED, Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import ITEMSIZE, format_bytes
 
@@ -190,6 +190,32 @@ def lora_offload(candidate: Candidate, workload: Workload) -> str | None:
     return f"offload_optimizer with lora.rank={lora.rank}: never tried with frozen weights, whose states are few"
 
 
+TILED_CLASSES: Final = (LLAMA, QWEN2, QWEN3)
+
+
+def tiles(candidate: Candidate, workload: Workload) -> str | None:
+    """Pieces that torch.chunk would not make end in wrong gradients (TiledMLP.backward). A tied head's weight would be said to be ready
+    before its embedding's gradient is there."""
+    strategy, training, model = candidate.strategy, workload.training, workload.model.architecture
+    asked = [f"{name}={getattr(strategy, name)}" for name in TILED if getattr(strategy, name) != 1]
+    if not asked:
+        return None
+    tokens = workload.model.seq_length // candidate.mesh.cp
+    for name in TILED:
+        pieces = getattr(strategy, name)
+        if pieces < 1 or tokens % pieces:
+            return f"{name}={pieces} does not divide the {tokens} tokens of a sequence on a rank"
+    if model.traced is not None or class_of(model) not in TILED_CLASSES:
+        return f"{asked[0]}: pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone"
+    if candidate.mesh.tp > 1:
+        return f"{asked[0]} with tp={candidate.mesh.tp}: never tried under AutoTP"
+    if training.lora is not None:
+        return f"{asked[0]} with lora.rank={training.lora.rank}: never tried with adapters"
+    if strategy.tiled_logits > 1 and model.tie_embeddings:
+        return f"{asked[-1]} with tie_embeddings=true: the head's gradient would be reduced before the embedding's is added"
+    return None
+
+
 def deepspeed_rules() -> tuple[Rule, ...]:
     """All of them."""
     return (
@@ -216,6 +242,12 @@ def deepspeed_rules() -> tuple[Rule, ...]:
         rule("lora_tp", "autotp: deepspeed/module_inject/auto_tp.py:1079", lora_alone, "tp", "model"),
         rule("lora_hpz", "ours: nobody has tried it", lora_hpz, "zero_stage", "zero_shard_size"),
         rule("lora_offload", "ours: nobody has tried it", lora_offload, "offload_optimizer"),
+        rule(
+            "tiles",
+            "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
+            tiles,
+            *("model", "tp", "cp", "tiled_mlp", "tiled_logits"),
+        ),
         *expert_rules(),
         *fine_tuning_rules(),
         *deepspeed_zero_rules(),

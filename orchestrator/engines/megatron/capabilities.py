@@ -17,7 +17,7 @@ from orchestrator.engines.rules.recompute import PINNED_WITH_FUSED_ATTENTION, fu
 from orchestrator.engines.rules.zero import megatron_zero_rules
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
-from orchestrator.strategy.spec import ENGINE_OPTIONS, RECOMPUTE_ORDER
+from orchestrator.strategy.spec import MEGATRON_OPTIONS, RECOMPUTE_ORDER
 
 PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
@@ -48,7 +48,7 @@ def capabilities(software: Software) -> Capabilities:
         pinned_values={"moe_token_dispatcher_type": ("flex",)},
         fsdp_zero_stages=(2, 3),
         zero_shard_stages=(1,),
-        pinned_options=ENGINE_OPTIONS,
+        pinned_options=MEGATRON_OPTIONS,
         precision_aware_optimizer=True,
         precisions=PRECISIONS,
         optimizers=("adamw", "sgd"),
