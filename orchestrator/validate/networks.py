@@ -85,6 +85,8 @@ def fabric(table: str, key: str, interconnect: str) -> tuple[float, float, str]:
         return 200 * GBIT, INFINIBAND_LATENCY, "DGX A100: one HDR200 port a GPU"
     if key.startswith("V100"):
         return 100 * GBIT / 2, INFINIBAND_LATENCY, "DGX-1: 4 EDR ports for 8 GPUs"
+    if key in ("B300", "GB300"):
+        return 800 * GBIT, INFINIBAND_LATENCY, "DGX B300 and GB300 NVL72 datasheets: a ConnectX-8 of 800 Gb/s a GPU"
     return 400 * GBIT, INFINIBAND_LATENCY, "DGX H100/B200: one NDR400 port a GPU"
 
 

@@ -130,6 +130,12 @@ def test_a_job_uses_as_many_gpus_of_every_rack(gpus: int, domain: int) -> None:
     assert cluster("t", "GB200", gpus, 4, "").levels[0].size == domain
 
 
+@pytest.mark.parametrize(("gpu", "gbit"), [("B200", 400), ("GB200", 400), ("B300", 800), ("GB300", 800)])
+def test_blackwell_ultra_has_twice_the_network(gpu: str, gbit: int) -> None:
+    """A ConnectX-8 a GPU where B200 and GB200 have a ConnectX-7 (datasheets)."""
+    assert cluster("t", gpu, 256, 8, "").levels[1].bandwidth == gbit * 1e9 / 8
+
+
 RECIPE = {
     **{"recipe_id": "good", "model": "qwen3_30b_a3b", "task": "pretrain", "gpu": "H100-SXM-80GB", "num_gpus": "16", "precision": "BF16"},
     **{"seq_length": "4096", "tp": "1", "pp": "1", "vpp": "", "cp": "1", "ep": "16", "etp": "1", "sequence_parallel": "0"},

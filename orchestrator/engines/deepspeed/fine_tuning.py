@@ -60,7 +60,7 @@ def recorded_models(_: Candidate, workload: Workload) -> str | None:
     if training.task == "pretrain":
         return None
     if traced.text_stack != "decoder" or not traced.config:
-        return f"{TASK} of {traced.model_class}: of models whose layers were recorded transformers' decoders of text alone have it"
+        return f"{TASK} of {traced.model_class}, whose layers were recorded: transformers' decoders of text alone have it"
     return f"{PACKING} of {traced.model_class}, whose layers may mix packed samples: data.packing=false" if training.packing else None
 
 

@@ -43,14 +43,6 @@ class Source(NamedTuple):
     code: str = ""
 
 
-class Built(NamedTuple):
-    """A model and what it takes. `sample`: a batch of one, by the user's factory; None: made from the forward's signature."""
-
-    model: torch.nn.Module
-    attention: str
-    sample: tuple[Feed, ...] | None = None
-
-
 def config_of(text: str) -> Any:
     """transformers' configuration. Raises InputError."""
     fields = json.loads(text)
