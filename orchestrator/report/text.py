@@ -404,7 +404,9 @@ def proof(plan: Plan, at_least_s: float | None, searched: Sequence[Capabilities]
     least = max((capabilities.least_sequence_part for capabilities in searched if "cp" in capabilities.axes), default=0)
     short = f" or into parts of less than {least:,} tokens" if least > 1 else ""
     several = [f"cp of several samples at a time{short}"] if least else []
-    pinned = [*several, *(option for capabilities in searched for option in capabilities.pinned_options)]
+    values = [f"{name}={value}" for each in searched for name, found in each.pinned_values.items() for value in found]
+    values = values if plan.model.experts else []
+    pinned = [*several, *values, *(option for capabilities in searched for option in capabilities.pinned_options)]
     beside = f"; only with a pin: {', '.join(dict.fromkeys(pinned))}" if pinned else ""
     if gap <= NOISE:
         return f"Proven the fastest of the {space}{beside}"

@@ -37,7 +37,13 @@ def _line(traits: Traits, cluster: Cluster, file: CalibrationFile | None) -> dic
     base = datasheet(cluster, traits)
     fitted = (base if file is None else file.calibration(base)).fitted
     outside = beyond(fitted, replace(cluster, num_gpus=1), Training(global_batch_size=1, seq_length=1), False, known().gpus)
-    now = Situation(generation=cluster.gpu.compute_capability.split(".")[0], experts=False, eight_bit=False, beyond=outside)
+    now = Situation(
+        generation=cluster.gpu.compute_capability.split(".")[0],
+        experts=False,
+        eight_bit=False,
+        transformers=traits.layers == "hugging_face",
+        beyond=outside,
+    )
     line: dict[str, Any] = {"engine": traits.engine, "gpu": cluster.gpu.name, "basis": "from datasheets", "interval": interval(now, base)}
     none = {"runs": 0, "median_error": None, "held_out_runs": 0, "held_out_median_error": None}
     if file is None:

@@ -51,9 +51,9 @@ def test_the_link_has_its_rate() -> None:
 
 
 def test_the_plan_that_the_search_gives_is_near_the_fastest_over_the_link(tmp_path: Path) -> None:
-    """8 Mbit/s and 5 ms: a pipeline over the link moves activations, data parallelism gradients. No step is shorter than what is predicted
-    for its traffic, the search's plan takes at most a quarter longer than the fastest measured one (it was 11% at two rates), and those
-    that are predicted to take twice as long do take longer."""
+    """8 Mbit/s and 5 ms: a pipeline over the link moves activations, data parallelism gradients. Every step is as long as predicted or, on
+    a machine with other work, up to 60% longer; pipelines come first, as predicted, and the search's plan takes at most a quarter longer
+    than the fastest measured one."""
     from two_sites import CHOSEN, PINS, compare
 
     found = compare(1e6, 0.005, tmp_path, list(PINS))
@@ -61,9 +61,9 @@ def test_the_plan_that_the_search_gives_is_near_the_fastest_over_the_link(tmp_pa
         ratio = step.measured_s / step.predicted_s
         print(f"{name}: {step.label}: {step.predicted_s:.3g} s predicted, {step.measured_s:.3g} s measured ({ratio:.2f})")
     for step in found.values():
-        assert step.measured_s > 0.85 * step.predicted_s
-    slow = {name: step for name, step in found.items() if step.predicted_s > 2 * found[CHOSEN].predicted_s}
-    assert len(slow) == 2, "the two with data parallelism over the link"
+        assert 0.85 * step.predicted_s < step.measured_s < 1.6 * step.predicted_s
+    slow = {name: step for name, step in found.items() if name.startswith("dp over the link")}
     rest = [step for name, step in found.items() if name not in slow]
+    assert max(step.predicted_s for step in rest) < min(step.predicted_s for step in slow.values())
     assert max(step.measured_s for step in rest) < min(step.measured_s for step in slow.values())
     assert found[CHOSEN].measured_s < 1.25 * min(step.measured_s for step in rest)
