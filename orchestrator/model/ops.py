@@ -223,7 +223,7 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
         and C by two kernels each, the steps (heads), and the fp32 states of all chunks written, passed on and read.
 
         >>> Scan(name="s", tokens=4, heads=2, head_dim=3, state=5, groups=1, chunk=2).elements
-        424
+        664
         """
         channels, chunks = self.heads * self.head_dim, -(-self.tokens // self.chunk)
         return self.tokens * (4 * channels + 4 * self.groups * self.state + self.heads) + 2 * 4 * chunks * channels * self.state
