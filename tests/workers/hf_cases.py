@@ -20,6 +20,8 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
     """As worker_cases.parity, with whole gradients and weights by name; on text or supervised samples."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
+    if plan.offload_activations:
+        copying(trainer.host_activations)
     batches = make_batches(trainer, cache)
     found: dict[str, Any] = {"losses": [], "norms": []}
     found["weights"] = _whole(trainer, _weights(trainer))
@@ -33,6 +35,13 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
         found["losses"].append(loss)
     found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
     return found if dist.get_rank() == 0 else {}
+
+
+def copying(checkpoints: Any) -> Any:
+    """DeepSpeed's offload that copies here too, where it would leave everything on a device without streams."""
+    checkpoints._should_skip = lambda tensor: False
+    checkpoints.use_pin_memory = False
+    return checkpoints
 
 
 def _weights(trainer: Any) -> dict[str, torch.Tensor]:
