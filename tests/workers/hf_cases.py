@@ -33,6 +33,8 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
         found["norms"].append(trainer.update(learning_rate(plan.training, step)))
         loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
         found["losses"].append(loss)
+    if plan.offload_activations:
+        assert trainer.host_activations._cpu_buffer_pool_count > 0, "nothing went to host memory"
     found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
     return found if dist.get_rank() == 0 else {}
 
