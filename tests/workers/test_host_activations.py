@@ -40,7 +40,7 @@ def gradients(model: torch.nn.Module, around: Any) -> list[torch.Tensor]:
         if hasattr(around, "stats"):
             assert not around._restored, "nothing that came back is kept once its layer is through"
             found = around.stats
-            assert found.marked_tensors == found.offloaded_tensors + found.kept_last_tensors
+            assert around.taken == found.offloaded_tensors + found.kept_last_tensors
             assert found.kept_last_tensors <= 1
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
@@ -69,5 +69,5 @@ def test_layers_that_are_not_checkpointed_are_an_error() -> None:
 
     model = built("llama")
     model.gradient_checkpointing_disable()
-    with pytest.raises(RuntimeError, match="offload_activations: the inputs of 0 layers were seen, of 4"):
+    with pytest.raises(RuntimeError, match="offload_activations: the inputs of 0 layers were taken, of 4"):
         gradients(model, checkpoints_on_host(model))
