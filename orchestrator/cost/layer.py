@@ -17,6 +17,9 @@ from orchestrator.values import Value
 
 FORWARD_SHARE = 1 / 3
 """Of the launches of a layer: its backward has twice as many."""
+CHECKPOINTS_ON_GPU = 3
+"""Of those that go to host memory, how many are not there: the last one, which never leaves, and two whose copies may go on
+(keep_last_count and max_fwd_stash_count of DeepSpeed 0.19.8's runtime/activation_checkpointing/offload_activations.py)."""
 
 
 class LayerCost(Value, frozen=True, kw_only=True):
@@ -66,6 +69,7 @@ class LayerPrices:
         self._workload, self._network = workload, network
         self.passes = PassPrices(workload, network)
         self.replicas = ReplicaPrices(workload, network)
+        self._recomputable = sum(count for kind, count in workload.counts.items() if workload.kinds[kind].recomputable)
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
         """Priced anew; a layer that can't be recomputed is priced without."""
@@ -80,12 +84,14 @@ class LayerPrices:
         if experts:
             copies = copies.beside(self.replicas.of(experts, folded(strategy)))
         parameters = dense + experts
-        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, copies)
+        kept = passes.kept()
+        leaving = kept.saved if strategy.offload_activations and recompute == "full" else 0.0
+        left = leaving * self._share_beyond(CHECKPOINTS_ON_GPU)
+        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, copies, self._copy_seconds(leaving))
         active = self.active_share(strategy, micro_batch_size)
         if active < 1:
             forward_s, backward_s = active * forward_s, active * backward_s
             causes = {cause: active * seconds for cause, seconds in causes.items()}
-        kept = passes.kept()
         held = copies.held
         gathered = 0.0  # weights as ZeRO-3 gathers them
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
@@ -93,7 +99,7 @@ class LayerPrices:
         return LayerCost(
             forward_s=forward_s,
             backward_s=backward_s,
-            saved_bytes=kept.saved + self._graph_bytes(layer, strategy, micro_batch_size),
+            saved_bytes=kept.saved - left + self._graph_bytes(layer, strategy, micro_batch_size),
             transient_forward_bytes=kept.transient_forward + gathered,
             # Weights, and gradients before they are scattered.
             transient_backward_bytes=kept.transient_backward + gathered * (1 + (parameters - frozen) / parameters if parameters else 0.0),
@@ -143,9 +149,10 @@ class LayerPrices:
         return max(c.core_share, m / (m + mesh.pp - 1))
 
     def _seconds(
-        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, dense: Replica
+        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, dense: Replica, copy_s: float
     ) -> tuple[float, float, dict[str, float]]:
-        """(forward, backward, both by cause): the passes with ZeRO's traffic in every micro-batch; never faster than their launches."""
+        """(forward, backward, both by cause): the passes with ZeRO's traffic in every micro-batch; never faster than their launches, nor
+        than `copy_s`, a copy between GPU and host memory that goes on beside each."""
         c = self._workload.calibration
         causes = dict(plain.causes)
         passes = {"forward": plain.forward_s, "backward": plain.backward_s}
@@ -177,7 +184,21 @@ class LayerPrices:
             for when in ("forward", "backward") if dispatches_again(recompute) else ("forward",):
                 causes["overhead"] += waits
                 passes[when] += waits
+        for when, seconds in passes.items():
+            if copy_s > seconds:
+                causes["offload"] += copy_s - seconds
+                passes[when] = copy_s
         return passes["forward"], passes["backward"], causes
+
+    def _share_beyond(self, first: int) -> float:
+        """Of the layers that can be recomputed those beyond the first so many."""
+        return max(0.0, 1 - first / self._recomputable)
+
+    def _copy_seconds(self, checkpoint: float) -> float:
+        """A layer's checkpoint of so many bytes to host memory in forward, or back in backward, by a copy engine on a stream of its own:
+        all layers' but the last one's (ALST, arXiv 2506.13996; _start_offload and _restore_tensor in offload_activations.py)."""
+        c, cluster = self._workload.calibration, self._workload.cluster
+        return checkpoint * self._share_beyond(1) / (cluster.host_bandwidth * c.host_efficiency) if checkpoint else 0.0
 
     def _dispatch_wait(self, layer: LayerSpec, strategy: Strategy) -> float:
         """Seconds in which the device waits for the host behind a dispatch: for the counts, and for what is quantised expert by expert."""

@@ -22,7 +22,7 @@ from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import StateBytes
 from orchestrator.strategy.spec import Recompute, Strategy, price_key
 
-CAUSES = ("gemm", "attention", "memory_bound", "recompute", "overhead", "tp", "cp", "ep", "dp", "overlap")
+CAUSES = ("gemm", "attention", "memory_bound", "recompute", "overhead", "offload", "tp", "cp", "ep", "dp", "overlap")
 """What the seconds of a layer's passes are split into."""
 
 

@@ -20,7 +20,7 @@ from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePred
 from orchestrator.strategy.spec import Candidate
 
 COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
-CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer")
+CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "offload", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer")
 """Keys of `Prediction.by_cause`, in the order of tables."""
 
 

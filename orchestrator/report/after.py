@@ -23,9 +23,9 @@ from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
 FILE: Final = "timers.jsonl"
-COMPUTE: Final = ("gemm", "attention", "memory_bound", "recompute", "overhead", "overlap")
+COMPUTE: Final = ("gemm", "attention", "memory_bound", "recompute", "overhead", "offload", "overlap")
 """Causes of a prediction that are a rank's own computing."""
-WITHOUT_TRAFFIC: Final = ("gemm", "attention", "memory_bound", "recompute", "overhead")
+WITHOUT_TRAFFIC: Final = ("gemm", "attention", "memory_bound", "recompute", "overhead", "offload")
 """Causes of a layer's seconds that a rank has alone."""
 AXES: Final = ("tp", "cp", "ep", "pp", "dp")
 NAMES: Final = {

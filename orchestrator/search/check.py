@@ -85,7 +85,9 @@ def _check_rules(plan: Plan, capabilities: Capabilities, workload: Workload) -> 
     why = unsuited(capabilities, workload)
     if why is not None:
         raise InputError("engine", plan.engine, why)
-    used = sorted({span.recompute for stage in plan.stages for span in stage.layers}, key=RECOMPUTE_ORDER.index)
+    fixed = {run.layer.kind for run in workload.model.runs if not run.layer.recomputable}
+    modes = {span.recompute for stage in plan.stages for span in stage.layers if span.kind not in fixed}
+    used = sorted(modes or {"none"}, key=RECOMPUTE_ORDER.index)
     strategy = plan.strategy
     by_mode = [replace(plan.candidate, strategy=replace(strategy, recompute=mode)) for mode in used]
     for rule in rules_of(capabilities, workload):

@@ -148,6 +148,9 @@ class Options(Value, frozen=True, kw_only=True):
     tiled_logits: Annotated[
         int, Choice(doc="logits and loss one piece of a sequence at a time, again in backward (deepspeed)", unit="pieces")
     ] = 1
+    offload_activations: Annotated[
+        bool, Choice(doc="activation checkpoints in host memory: the layers' inputs under full recompute (deepspeed)", offered=True)
+    ] = False
 
 
 class Strategy(Options, frozen=True, kw_only=True):
@@ -221,8 +224,10 @@ PINNED_ONLY: Final = tuple(choice for choice in CHOICES if not choice.searched a
 """Options of the engines that the search takes as they are pinned."""
 ENGINE_OPTIONS: Final = tuple(choice.name for choice in PINNED_ONLY)
 TILED: Final = ("tiled_mlp", "tiled_logits")
-"""DeepSpeed's among them (ALST, arXiv 2506.13996)."""
-MEGATRON_OPTIONS: Final = tuple(name for name in ENGINE_OPTIONS if name not in TILED)
+"""Pieces of a sequence, of DeepSpeed's ALST (arXiv 2506.13996)."""
+DEEPSPEED_OPTIONS: Final = (*TILED, "offload_activations")
+"""DeepSpeed's among them."""
+MEGATRON_OPTIONS: Final = tuple(name for name in ENGINE_OPTIONS if name not in DEEPSPEED_OPTIONS)
 """Megatron's among them, by Megatron's names."""
 _OPTIONS: Final = tuple(Options.__struct_fields__)
 _LAYER_PRICE = getter(

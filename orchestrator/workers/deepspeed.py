@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
-from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, hugging_face, loop, lora, tiles
+from orchestrator.workers import auto_ep, hf_checkpoint, hf_experts, host_activations, hugging_face, loop, lora, tiles
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.checkpoint import Saved
 from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
@@ -51,6 +51,7 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         super().__init__(plan, engine, device)
         fields = engine["model"]
         self.tiled_head: tiles.TiledHead | None = None
+        self.host_activations: Any = None
         source = Path(plan.run.init_from) if plan.run.init_from else None
         if source:
             hf_checkpoint.match_activation(fields, source)
@@ -76,6 +77,8 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
             tiles.tile_mlps(model, plan.tiled_mlp)
         if plan.tiled_logits > 1:
             self.tiled_head = tiles.TiledHead(model, plan.tiled_logits)
+        if plan.offload_activations:
+            self.host_activations = host_activations.checkpoints_on_host(model)
         if source:
             hf_experts.read_biases(model, source)
         self.places = hf_checkpoint.places(model, self.groups, fields)
@@ -132,6 +135,9 @@ class HuggingFaceTrainer(DeepSpeedTrainer):
         path = saved.folder / hf_experts.FILE
         if path.is_file():
             hf_experts.put(self.model, torch.load(path, weights_only=True))
+
+    def _around_passes(self) -> contextlib.AbstractContextManager[Any]:
+        return super()._around_passes() if self.host_activations is None else self.host_activations
 
     def _backward(self, loss: torch.Tensor) -> None:
         """The loss of balance goes into the gradients and not into what is reported, as Megatron's does."""

@@ -151,11 +151,16 @@ class DeepSpeedTrainer:
     def _backward(self, loss: torch.Tensor) -> None:
         self.engine.backward(loss)
 
+    def _around_passes(self) -> contextlib.AbstractContextManager[Any]:
+        """What a micro-batch's forward and backward pass run in."""
+        return contextlib.nullcontext()
+
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         logs = []
         for index, batch in enumerate(batches):
-            loss = self._loss(batch)
-            self._backward(loss)
+            with self._around_passes():
+                loss = self._loss(batch)
+                self._backward(loss)
             logs.append(loss.detach())
             if index + 1 < len(batches):
                 # Not a boundary: counts the micro-batch.

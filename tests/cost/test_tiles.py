@@ -1,4 +1,4 @@
-"""Pieces of a sequence (DeepSpeed's ALST): what they leave out of memory and what they take once more.
+"""Pieces of a sequence and checkpoints in host memory (DeepSpeed's ALST): what they leave out of memory and what they take once more.
 
 Measured on a CPU (resident memory of one process, Llama of 4 layers, h 256, f 4096, 16,000 ids, 2,048 tokens, fp32, 8 pieces each): the
 MLPs' take 507 MiB less (496 by the count below), the logits' 262 MiB less (9.6 bytes a logit; 14 are counted, of 16-bit training)."""
@@ -15,8 +15,11 @@ from orchestrator.cost.price import CostModel
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
+from orchestrator.model.families import describe
 from orchestrator.plan import Plan
+from orchestrator.search.unasked import unasked
 from orchestrator.strategy.layout import Prediction
+from orchestrator.strategy.workload import Workload
 
 TOKENS, HIDDEN, FFN, VOCABULARY, LAYERS = 8192, 4096, 14336, 128256, 32
 """Llama 3 8B, of which each rank has a sequence."""
@@ -30,7 +33,7 @@ def asked() -> tuple[Plan, CostModel]:
     return planning.fastest(settings, asked).plan, asked.planned[0].costs(asked.workload)
 
 
-def price(asked: tuple[Plan, CostModel], recompute: Any = "none", **options: int) -> tuple[Any, Any]:
+def price(asked: tuple[Plan, CostModel], recompute: Any = "none", **options: Any) -> tuple[Any, Any]:
     """Of a layer and of the head."""
     plan, costs = asked
     candidate = plan.candidate
@@ -73,7 +76,7 @@ def test_logits_in_pieces_take_a_piece_of_memory_and_a_third_product_more(asked:
 
 
 def predicted(*words: str) -> Prediction:
-    given = ["recipe=llama3_8b", "gpus=8", "launch=none", *words]
+    given = [*(() if words[0].startswith("recipe=") else ("recipe=llama3_8b", "gpus=8")), "launch=none", *words]
     settings = recipe.load(given, machine(), list(ENGINES))
     plan = planning.fastest(settings).plan
     assert plan.predicted is not None
@@ -92,12 +95,66 @@ def test_pieces_fit_where_the_whole_does_not() -> None:
     predicted(*ALIKE, "pin.tiled_logits=8", "pin.tiled_mlp=8")
 
 
+def test_checkpoints_in_host_memory_leave_three_on_the_gpu(asked: tuple[Plan, CostModel]) -> None:
+    """The last layer's, and two that are being copied; backward copies them back beside compute that takes longer, on 50 GB/s."""
+    here, there = price(asked, "full")[0], price(asked, "full", offload_activations=True)[0]
+    assert here.saved_bytes == TOKENS * HIDDEN * 2
+    assert LAYERS * there.saved_bytes == pytest.approx(3 * here.saved_bytes)
+    assert here.transient_backward_bytes == there.transient_backward_bytes
+    assert (here.forward_s, here.backward_s) == (there.forward_s, there.backward_s)
+
+
+def test_without_recompute_nothing_leaves(asked: tuple[Plan, CostModel]) -> None:
+    assert price(asked)[0] == price(asked, offload_activations=True)[0]
+
+
+def test_a_slow_link_to_the_host_is_waited_for(asked: tuple[Plan, CostModel]) -> None:
+    """64 MiB of each layer but the last at 0.8 of 1 GB/s: 81 ms in place of forward's, and of backward's."""
+    plan, costs = asked
+    slow = replace(costs.cluster, host_bandwidth=1e9)
+    workload = Workload(model=describe(plan.model, TOKENS), training=costs.training, cluster=slow)
+    here, there = (
+        price((plan, CostModel(workload, costs.traits, costs.calibration)), "full", offload_activations=on)[0] for on in (False, True)
+    )
+    copied = TOKENS * HIDDEN * 2 * (1 - 1 / LAYERS) / (1e9 * costs.calibration.host_efficiency)
+    assert (there.forward_s, there.backward_s) == pytest.approx((copied, copied))
+    assert there.by_cause["offload"] == pytest.approx(2 * copied - here.seconds)
+
+
+LONG = (
+    *("recipe=llama3_8b_128k", "gpus=8", "engine=deepspeed", "train.seq_length=1048576", "model.max_position_embeddings=1048576"),
+    *("train.global_batch_size=1", "pin.cp=8", "pin.zero_stage=3", "pin.recompute=full", "pin.tiled_logits=256"),
+)
+
+
+def test_checkpoints_in_host_memory_make_room_for_a_million_tokens() -> None:
+    """Of Llama 3 8B on 8 H100: 131,072 tokens x 4,096 x 2 bytes x 29 of 32 layers less, 29 GiB, with fragmentation. Without pieces of the
+    MLP only so (arXiv 2506.13996, table 1, whose optimizer is on the host: 1.1M tokens without, 2.4M with)."""
+    here, there = (predicted(*LONG, "pin.tiled_mlp=64", *more) for more in ((), ("pin.offload_activations=true",)))
+    assert 29 * 2**30 < here.peak_memory_bytes - there.peak_memory_bytes < 1.05 * 29 * 2**30
+    assert there.step_time_s == pytest.approx(here.step_time_s)
+    with pytest.raises(NoPlanError):
+        predicted(*LONG)
+    predicted(*LONG, "pin.offload_activations=true")
+
+
+def test_a_plan_that_would_gain_by_it_says_so() -> None:
+    settings = recipe.load([*LONG, "launch=none", "pin.tiled_mlp=64"], machine(), list(ENGINES))
+    asked = planning.question(settings, top_k=1)
+    plan = planning.fastest(settings, asked).plan
+    assert [found.key for found in unasked(plan, asked.planned[0])] == ["pin.offload_activations=true"]
+    asked = planning.question(recipe.load([*LONG, "launch=none", "pin.offload_activations=true"], machine(), list(ENGINES)), top_k=1)
+    assert planning.fastest(settings, asked).plan.offload_activations
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("engine=deepspeed", "pin.tiled_mlp=3"), "does not divide"),
         (("engine=deepspeed", "pin.tiled_logits=8", "pin.tp=2"), "AutoTP"),
         (("engine=megatron", "pin.tiled_mlp=2"), "no option"),
+        (("engine=megatron", "pin.offload_activations=true"), "no option"),
+        (("engine=deepspeed", "pin.offload_activations=true", "pin.recompute=none"), "only full recompute keeps checkpoints"),
         (("engine=deepspeed", "pin.tiled_logits=2", "lora.rank=8"), "adapters"),
     ],
 )

@@ -153,6 +153,10 @@ CASES: list[tuple[str, Workload, dict[str, Any], str]] = [
     ("tiles", workload(LLAMA), {"tiled_mlp": 3}, "tiled_mlp=3 does not divide the"),
     ("tiles", workload(GPT), {"tiled_mlp": 2}, "pieces of the MLP and the head of Llama, Qwen2 and Qwen3 alone"),
     ("tiles", workload(LLAMA), {"tiled_logits": 2, "tp": 2, "dp": 4}, "tiled_logits=2 with tp=2: never tried under AutoTP"),
+    ("activation_offload", workload(gpu="cpu"), {"offload_activations": True, "recompute": "full"}, "here there is none"),
+    ("activation_offload", workload(LLAMA), {"offload_activations": True}, "recompute=none: only full recompute keeps checkpoints"),
+    ("activation_offload", workload(HF_T5), {"offload_activations": True, "recompute": "full"}, "tried with transformers' GPT2LMHeadModel"),
+    ("activation_offload", workload(LLAMA), {"offload_activations": True, "recompute": "full", "tp": 2, "dp": 4}, "tp=2 ep=1: never tried"),
     ("recompute", workload(), {"recompute": "selective"}, "deepspeed has recompute none, full"),
 ]  # fmt: skip
 
@@ -213,6 +217,25 @@ def test_autotp_needs_the_whole_model_in_host_memory() -> None:
     assert "autotp_host" not in refusals(DS, given, zero_stage=3)
 
 
+def test_activation_checkpoints_must_fit_host_memory() -> None:
+    """All layers but the last, each of 64 tokens x 4,096 in bf16 (half a MiB) a sample; Ulysses divides the tokens, and an optimizer's
+    states of 8.03e9 parameters x 16 bytes / 8 ranks, 15 GiB, are there too."""
+    given = workload(LLAMA3_8B)
+    given = replace(given, model=describe(LLAMA3_8B, 64), cluster=replace(given.cluster, host_memory=31 * 2**19))
+    asked = {"offload_activations": True, "recompute": "full", "zero_stage": 2}
+    assert "activations_host" not in refusals(DS, given, **asked)
+    assert "needs 31.0 MiB of host memory a rank, of 15.5 MiB" in refusals(DS, given, micro_batch_size=2, **asked)["activations_host"]
+    assert "activations_host" not in refusals(DS, given, micro_batch_size=2, cp=2, dp=4, **asked)
+    assert "needs 15" in refusals(DS, given, offload_optimizer=True, **asked)["activations_host"]
+
+
+def test_what_ds_config_has_no_field_for_is_said() -> None:
+    plan = make_plan(DS, LLAMA, zero_stage=2, recompute=full(LLAMA))
+    own = [note for note in job_of(replace(plan, offload_activations=True)).notes if "no field" in note]
+    assert own == ["ds_config.json has no field for offload_activations: our worker calls DeepSpeed's functions for it."]
+    assert not [note for note in job_of(plan).notes if "no field" in note]
+
+
 def test_experts_are_divided_over_data_parallel_ranks_alone() -> None:
     """Four experts on eight GPUs: ep of 1, 2 and 4, under ZeRO-1 to 3 where it is above 1."""
     leaves = list(Tree(ENGINES[DS].capabilities(Software()), workload(MIXTRAL), Pins()).leaves(lambda cut: None))
@@ -243,7 +266,7 @@ def test_a_plan_of_experts_says_so_to_deepspeed() -> None:
 
 
 def test_every_rule_has_a_case_that_it_refuses() -> None:
-    tested = {case[0] for case in CASES} | {"autotp_host", "autoep_host", "recorded"}
+    tested = {case[0] for case in CASES} | {"autotp_host", "autoep_host", "activations_host", "recorded"}
     assert {rule.id for rule in ENGINES[DS].capabilities(Software()).rules} <= tested
 
 

@@ -20,6 +20,8 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
     """As worker_cases.parity, with whole gradients and weights by name; on text or supervised samples."""
     plan = from_json(plan_json)
     trainer = make_trainer(plan)
+    if plan.offload_activations:
+        copying(trainer.host_activations)
     batches = make_batches(trainer, cache)
     found: dict[str, Any] = {"losses": [], "norms": []}
     found["weights"] = _whole(trainer, _weights(trainer))
@@ -31,8 +33,17 @@ def hf_parity(plan_json: str, cache: str) -> dict[str, Any]:
         found["norms"].append(trainer.update(learning_rate(plan.training, step)))
         loss, _, _ = loop.agree(local, trainer.groups, trainer.device, stop=False)
         found["losses"].append(loss)
+    if plan.offload_activations:
+        assert trainer.host_activations._cpu_buffer_pool_count > 0, "nothing went to host memory"
     found["buffers"] = {name: buffer.numpy() for name, buffer in trainer.model.named_buffers() if buffer.dtype == torch.float32}
     return found if dist.get_rank() == 0 else {}
+
+
+def copying(checkpoints: Any) -> Any:
+    """DeepSpeed's offload that copies here too, where it would leave everything on a device without streams."""
+    checkpoints._should_skip = lambda tensor: False
+    checkpoints.use_pin_memory = False
+    return checkpoints
 
 
 def _weights(trainer: Any) -> dict[str, torch.Tensor]:

@@ -125,6 +125,9 @@ MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp2 zero3 in pieces checkpointing": (
         LLAMA, {"dp": 2, "zero_stage": 3, "tiled_mlp": 2, "tiled_logits": 4, "recompute": ["full"]}),
     "qwen3 dp2 zero1 in pieces": (QWEN3, {"dp": 2, "zero_stage": 1, "tiled_mlp": 8, "tiled_logits": 2}),
+    "llama ulysses2 dp2 zero3 checkpoints on the host": (
+        LLAMA, {"cp": 2, "dp": 2, "zero_stage": 3, "recompute": ["full"], "offload_activations": True}),
+    "gpt dp2 zero2 checkpoints on the host": (GPT, {"dp": 2, "zero_stage": 2, "recompute": ["full"], "offload_activations": True}),
     "llama ulysses2 dp2 zero1": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 1}),
     "llama ulysses4 dp2 zero3 fewer groups than ranks": (LLAMA, {"cp": 4, "dp": 2, "zero_stage": 3}),
     "olmo2 ulysses2 dp2 zero3": (OLMO2, {"cp": 2, "dp": 2, "zero_stage": 3}),

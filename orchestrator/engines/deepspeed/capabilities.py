@@ -10,7 +10,7 @@ from orchestrator.engines.deepspeed.rules import deepspeed_rules
 from orchestrator.engines.rules import sources
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import Capabilities
-from orchestrator.strategy.spec import RANK_ORDER, TILED
+from orchestrator.strategy.spec import DEEPSPEED_OPTIONS, RANK_ORDER
 
 TRACED: Final = ("traced", "attention_bias")
 """Models of any architecture, by the layers that were recorded from their own code."""
@@ -33,7 +33,7 @@ def capabilities(software: Software) -> Capabilities:
         offload_optimizer=True,
         zero_shard_groups=True,
         zero_shard_stages=(3,),
-        pinned_options=TILED,
+        pinned_options=DEEPSPEED_OPTIONS,
         tasks=("pretrain", "sft"),
         lora=True,
         precisions=PRECISIONS,

@@ -7,6 +7,8 @@ from typing import Final
 from orchestrator.engines.deepspeed.experts import expert_rules
 from orchestrator.engines.deepspeed.fine_tuning import fine_tuning_rules
 from orchestrator.engines.hf_config import (
+    BERT,
+    GEMMA3,
     GPT2,
     LLAMA,
     MAMBA2,
@@ -216,6 +218,44 @@ def tiles(candidate: Candidate, workload: Workload) -> str | None:
     return None
 
 
+OFFLOADED_CLASSES: Final = tuple(found.model for found in (GPT2, LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GEMMA3, MIXTRAL, BERT))
+
+
+def activation_offload(candidate: Candidate, workload: Workload) -> str | None:
+    """What DeepSpeed takes away is the tensor that a layer's checkpoint keeps (CheckpointHiddenStatesOffload), and only from a GPU."""
+    strategy, model = candidate.strategy, workload.model.architecture
+    if not strategy.offload_activations:
+        return None
+    if workload.cluster.is_cpu:
+        return "offload_activations moves checkpoints out of a GPU's memory: here there is none"
+    if strategy.recompute != "full":
+        return f"offload_activations with recompute={strategy.recompute}: only full recompute keeps checkpoints of layers"
+    if model.traced is not None or class_of(model).model not in OFFLOADED_CLASSES:
+        return f"offload_activations: tried with transformers' {', '.join(OFFLOADED_CLASSES)} alone"
+    if candidate.mesh.tp * candidate.mesh.ep > 1:
+        return f"offload_activations with tp={candidate.mesh.tp} ep={candidate.mesh.ep}: never tried under AutoTP or AutoEP"
+    return None
+
+
+def activations_host(candidate: Candidate, workload: Workload) -> str | None:
+    """Checkpoints of all layers but the last, each of the rank's tokens x hidden size, beside what the optimizer may have there: fp32
+    weights and moments, and from stage 2 on gradients."""
+    strategy, cluster = candidate.strategy, workload.cluster
+    if not strategy.offload_activations:
+        return None
+    precision = workload.training.precision
+    layers = [run for run in workload.model.runs if run.layer.recomputable]
+    elements = sum(run.count * run.layer.input_elements for run in layers) - layers[-1].layer.input_elements
+    needed = elements * candidate.micro_batch_size * ITEMSIZE["fp32" if precision == "fp32" else "bf16"] / candidate.mesh.cp
+    if strategy.offload_optimizer:
+        states = 3 * ITEMSIZE["fp32"] + (ITEMSIZE["fp32"] if strategy.zero_stage >= 2 else 0)
+        needed += workload.model.parameters * states / (candidate.mesh.dp * candidate.mesh.cp)
+    if needed <= cluster.host_memory:
+        return None
+    have = format_bytes(cluster.host_memory)
+    return f"offload_activations needs {format_bytes(needed)} of host memory a rank, of {have} (cluster.host_memory)"
+
+
 def deepspeed_rules() -> tuple[Rule, ...]:
     """All of them."""
     return (
@@ -247,6 +287,18 @@ def deepspeed_rules() -> tuple[Rule, ...]:
             "tiles: runtime/sequence_parallel/ulysses_sp.py:729-1050 (sequence_tiled_compute, TiledMLP)",
             tiles,
             *("model", "tp", "cp", "tiled_mlp", "tiled_logits"),
+        ),
+        rule(
+            "activation_offload",
+            "activation offload: runtime/activation_checkpointing/offload_activations.py:92, 330",
+            activation_offload,
+            *("model", "tp", "ep", "recompute", "offload_activations"),
+        ),
+        rule(
+            "activations_host",
+            "activation offload: runtime/activation_checkpointing/offload_activations.py:153 (_empty_cpu_like)",
+            activations_host,
+            *("model", "cp", "dp", "zero_stage", "micro_batch_size", "offload_optimizer", "offload_activations"),
         ),
         *expert_rules(),
         *fine_tuning_rules(),

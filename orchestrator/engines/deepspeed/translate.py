@@ -15,8 +15,10 @@ from orchestrator.job import Job
 from orchestrator.model.packing import told
 from orchestrator.model.spec import Architecture
 from orchestrator.plan import Plan
+from orchestrator.strategy.spec import CHOICES, DEEPSPEED_OPTIONS
 
 WORKER: Final = "orchestrator.workers.deepspeed"
+DEFAULTS: Final = {choice.name: choice.default for choice in CHOICES}
 PASSES: Final[dict[str, tuple[str, ...]]] = {passthrough.DS: ()}
 """A ds_config has no sections of its own."""
 
@@ -28,6 +30,9 @@ def translate(plan: Plan) -> Job:
     engine = engine_file(plan, REQUIREMENTS, {"model": model, "ds_config": ds_config(plan, more)})
     files, notes = deepspeed_files(plan, more)
     notes.append(f"megatron_args.sh was not written: engine={plan.engine} trains a model of Hugging Face transformers.")
+    worked = [name for name in DEEPSPEED_OPTIONS if getattr(plan, name) != DEFAULTS[name]]
+    if worked:
+        notes.append(f"ds_config.json has no field for {', '.join(worked)}: our worker calls DeepSpeed's functions for it.")
     if plan.model.traced is not None and plan.tp > 1:
         notes.append(partition_note(plan.model.traced, plan.tp))
     training = plan.training
