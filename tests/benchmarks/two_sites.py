@@ -4,7 +4,7 @@
 
 Four gloo ranks, two on each side. What a plan sends over the link takes most of its step, so that ranks which share cores matter little.
 
-8 Mbit/s and 5 ms, 2 cores at a load of 2, torch 2.13, 2026-11-22, seconds predicted / measured: pp over the link with dp inside 5.26 / 4.79;
+8 Mbit/s and 5 ms, 2 cores at load 2, torch 2.13, 2026-11-22, seconds predicted / measured: pp over the link with dp inside 5.26 / 4.79;
 with tp inside, mbs 4, 4.91 / 5.02; the search's plan (pp with tp, one micro-batch) 4.83 / 5.10; dp over the link with tp inside, ZeRO-0,
 7.27 / 8.68; dp everywhere 10.5 / 11.2.
 """
