@@ -1,6 +1,6 @@
 """What `job.sbatch` calls at its end, where no launcher of ours is watching: writes `status.json` of the run folder.
 
-    python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]
+python -m orchestrator.finish FOLDER LOG EXIT_STATUS STARTED [RESTARTS ALLOWED CAUSE]
 """
 
 from __future__ import annotations

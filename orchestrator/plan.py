@@ -87,9 +87,7 @@ class RunSettings(Value, frozen=True, kw_only=True):
     ] = None
     """A folder with a Hugging Face tokenizer; None: bytes."""
     save_every: Annotated[int, Key("train.save_every", "between checkpoints; 0: none", unit="steps", low=0, high=10**12)] = 0
-    async_save: Annotated[
-        bool, Key("train.async_save", "checkpoints are written beside the training, from a copy in host memory")
-    ] = False
+    async_save: Annotated[bool, Key("train.async_save", "checkpoints are written beside the training, from a copy in host memory")] = False
     keep_last: Annotated[int, Key("train.keep_last", "newest checkpoints to keep; 0: all", low=0, high=10**9)] = 0
     """How many of the newest checkpoints are kept; 0: all."""
     keep_every: Annotated[

@@ -234,4 +234,3 @@ def tune_table(trials: Sequence[Trial]) -> RenderableType:
         table.add_row(str(trial.number), Text(f"{trial.plan.engine} {choice(trial.plan)}"), format_seconds(trial.predicted_s),
                       Text(measured), against, format_bytes(peak) if peak else "-")  # fmt: skip
     return table
-

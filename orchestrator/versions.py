@@ -1,6 +1,6 @@
 """Imports what the engines' ranks import and prints the versions: the images' health check.
 
-    python -m orchestrator.versions
+python -m orchestrator.versions
 """
 
 from __future__ import annotations

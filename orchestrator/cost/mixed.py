@@ -22,9 +22,7 @@ from orchestrator.strategy.workload import Workload
 LEAST_OF = tuple(name for name in LayerCost.__struct_fields__ if name != "by_cause")
 
 
-def cost_model(
-    workload: Workload, traits: Traits, calibration: Calibration, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER
-) -> CostModel:
+def cost_model(workload: Workload, traits: Traits, calibration: Calibration, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
     """The prices of this workload, whose cluster may have several types of GPU."""
     return (MixedCosts if workload.cluster.parts else CostModel)(workload, traits, calibration, modes)
 
@@ -63,9 +61,7 @@ class MixedCosts(CostModel):
         between = super().hop_seconds(candidate)[:pp]
         parts = [self.cluster.part_of(stage, pp) for stage in range(pp)]
         inside = [each.hop_seconds(candidate) for each in self.types]
-        hops = [
-            inside[part][stage] if part == parts[(stage + 1) % pp] else between[stage] for stage, part in enumerate(parts)
-        ]
+        hops = [inside[part][stage] if part == parts[(stage + 1) % pp] else between[stage] for stage, part in enumerate(parts)]
         return tuple(hops) * candidate.vpp
 
     def busy_seconds(self, candidate: Candidate) -> float:

@@ -243,7 +243,6 @@ def _moment(name: str) -> Says:
 DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.precision])
 
 
-
 EXPERT_FIELDS: Final = (
     "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
     "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
@@ -398,6 +397,8 @@ DS_DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "expert_parallel.autoep_size": ("ep", lambda plan: plan.ep),
 }
 """DeepSpeed's names for what the plan decides."""
+
+
 def _fp8_weights(plan: Plan) -> str | None:
     """transformer_config.py:1027, arguments.py:655."""
     if plan.training.precision != "fp8":

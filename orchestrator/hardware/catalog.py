@@ -24,9 +24,7 @@ PCIE_3, PCIE_4, PCIE_5 = 15.75 * GB, 31.5 * GB, 63 * GB
 """x16, a direction, less 128b/130b coding."""
 
 
-def _gpu(
-    name: str, memory_gib: float, bandwidth: float, capability: str, pcie: float, nvlink: float, source: str, **tflops: float
-) -> Gpu:
+def _gpu(name: str, memory_gib: float, bandwidth: float, capability: str, pcie: float, nvlink: float, source: str, **tflops: float) -> Gpu:
     """An entry in the units that datasheets print: GiB, bytes/s, TFLOP/s by precision. `nvlink` 0: none that reaches all GPUs of a node."""
     peaks = {precision: float(round(value * TFLOPS)) for precision, value in tflops.items()}
     return Gpu(
@@ -62,6 +60,7 @@ _L40 = {"fp32": 90.5, "tf32": 90.5, "fp16": 181.0, "bf16": 181.0, "fp8": 362.0}
 _RTX_6000_ADA = {"fp32": 91.1, "tf32": 182.1, "fp16": 364.2, "bf16": 364.2, "fp8": 728.5}
 _L40S = {"fp32": 91.6, "tf32": 183.0, "fp16": 362.0, "bf16": 362.0, "fp8": 733.0}
 
+# fmt: off
 _ENTRIES: tuple[Gpu, ...] = (
     _gpu("V100-SXM2-16GB", 15.78, 900 * GB, "7.0", PCIE_3, NVLINK_2,
          "NVIDIA V100 datasheet (Jan 2020), SXM2; driver memory 16160 MiB", **_V100),
@@ -122,6 +121,7 @@ _ENTRIES: tuple[Gpu, ...] = (
     # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
     _gpu("cpu", 4.0, 8 * GB, "0.0", 0, 0, "Measured: torch 2.13, 4 ranks of one thread on 2 cores of an AMD EPYC", fp32=0.05, bf16=0.2),
 )
+# fmt: on
 
 GPUS: Final = Extensible("orchestrator.gpus", Gpu, {gpu.name: gpu for gpu in _ENTRIES})
 """Catalog by name; other packages' entry points are part of it."""

@@ -35,6 +35,8 @@ PER_GPU = {"cpus_per_gpu": "cpus_per_task", "mem_per_gpu": "mem"}
 
 NEEDED = ("CUDA_DEVICE_MAX_CONNECTIONS", "DS_ACCELERATOR")
 """What the plan can't do without: not to be changed by `env.*`."""
+
+
 def with_environment(job: Job, values: Mapping[str, str]) -> Job:
     """The job with more variables. Raises InputError for a name that can't be one, for what the plan or the launcher decides, and for names
     of secrets, which would be written to launch.sh.

@@ -88,9 +88,9 @@ class Inputs(Value, frozen=True, kw_only=True):
     description: Annotated[
         str | None, Key("model.description", "a file of python -m orchestrator.describe: a model by its own code", path=True)
     ] = None
-    code: Annotated[
-        str | None, Key("model.code", "package.module:factory of a model of your own, as orchestrator.describe takes it")
-    ] = None
+    code: Annotated[str | None, Key("model.code", "package.module:factory of a model of your own, as orchestrator.describe takes it")] = (
+        None
+    )
     routing: Annotated[
         str | None,
         Key(

@@ -463,9 +463,7 @@ def candidates_section(drawn: Drawn, picture: str) -> str:
     for name, seconds, nbytes, kind, why in drawn.points[:MOST_ROWS]:
         rows.append((name, ("" if kind == "priced" else "at least ") + format_seconds(seconds), format_bytes(nbytes), why))
     ruled = drawn.ruled
-    words = (
-        f"{drawn.total:,} choices; drawn are those whose time and memory are known, exactly or by a bound. candidates.csv has all."
-    )
+    words = f"{drawn.total:,} choices; drawn are those whose time and memory are known, exactly or by a bound. candidates.csv has all."
     numbers = table(f"The nearest {len(rows)}", ("choice", "step", "memory", "why not"), rows, (1, 2))
     rules = table("Rules that cut branches, the most frequent first", ("engine", "why", "branches"), ruled, (2,)) if ruled else ""
     return (

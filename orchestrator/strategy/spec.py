@@ -42,9 +42,7 @@ class Mesh(Value, frozen=True, kw_only=True):
     """
 
     tp: Annotated[int, Choice(doc="tensor parallelism: ranks that share every layer", unit="ranks", searched=True, always_said=True)] = 1
-    pp: Annotated[
-        int, Choice(doc="pipeline stages", unit="stages", searched=True, always_said=True, in_layer_price=False)
-    ] = 1
+    pp: Annotated[int, Choice(doc="pipeline stages", unit="stages", searched=True, always_said=True, in_layer_price=False)] = 1
     cp: Annotated[int, Choice(doc="context parallelism: ranks that share a sequence", unit="ranks", searched=True)] = 1
     ep: Annotated[int, Choice(doc="expert parallelism: ranks that share a layer's experts", unit="ranks", searched=True)] = 1
     etp: Annotated[int, Choice(doc="tensor parallelism of one expert", unit="ranks", searched=True)] = 1
@@ -105,15 +103,13 @@ class Options(Value, frozen=True, kw_only=True):
             in_layer_price=False,
         ),
     ] = None
-    sequence_parallel: Annotated[
-        bool, Choice(doc="Megatron's: norms and dropout on parts of the sequence", searched=True, short="sp")
-    ] = False
+    sequence_parallel: Annotated[bool, Choice(doc="Megatron's: norms and dropout on parts of the sequence", searched=True, short="sp")] = (
+        False
+    )
     offload_optimizer: Annotated[
         bool, Choice(doc="optimizer states in host memory", searched=True, in_layer_price=False, short="offload", pin="offload")
     ] = False
-    overlap_grad_reduce: Annotated[
-        bool, Choice(doc="gradients reduced beside the backward pass (megatron)", in_layer_price=False)
-    ] = True
+    overlap_grad_reduce: Annotated[bool, Choice(doc="gradients reduced beside the backward pass (megatron)", in_layer_price=False)] = True
     overlap_param_gather: Annotated[
         bool, Choice(doc="weights gathered beside the forward pass (megatron, ZeRO-1)", in_layer_price=False)
     ] = True
@@ -137,9 +133,9 @@ class Options(Value, frozen=True, kw_only=True):
     moe_token_dispatcher_type: Annotated[
         Dispatcher, Choice(doc="how tokens reach their experts; flex (DeepEP) only where it is pinned (megatron)", searched=True)
     ] = "alltoall"
-    moe_shared_expert_overlap: Annotated[
-        bool, Choice(doc="the shared experts beside the exchange of tokens (megatron)", offered=True)
-    ] = False
+    moe_shared_expert_overlap: Annotated[bool, Choice(doc="the shared experts beside the exchange of tokens (megatron)", offered=True)] = (
+        False
+    )
     megatron_fsdp: Annotated[
         bool,
         Choice(doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)", in_layer_price=False),
@@ -175,9 +171,7 @@ class Candidate(Value, frozen=True, kw_only=True):
         Choice(doc="samples of a pass", unit="samples", searched=True, always_said=True, short="mbs", in_layer_price=False),
     ]
     num_microbatches: int
-    vpp: Annotated[
-        int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")
-    ] = 1
+    vpp: Annotated[int, Choice(doc="virtual pipeline stages of a rank", unit="chunks", searched=True, in_layer_price=False, after="pp")] = 1
     microbatch_group_size_per_vp_stage: Annotated[
         int | None,
         Choice(

@@ -89,9 +89,7 @@ def documents(piece: Piece) -> Iterator[bytes]:
                 try:
                     yield json.loads(line)["text"].encode()
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise InputError(
-                        "input", piece.path, f'at byte {at}: is not a JSON object with a string in "text" ({error})'
-                    ) from None
+                    raise InputError("input", piece.path, f'at byte {at}: is not a JSON object with a string in "text" ({error})') from None
 
 
 def _texts(piece: Piece, file: BinaryIO) -> Iterator[bytes]:

@@ -127,6 +127,7 @@ def opened(plan: Plan, dp_rank: int, cache: Path) -> tuple[AnyBatches, AnyBatche
 def drawn(traced: Traced, seed: int) -> Take:
     """Samples that depend on the seed and their number. Of labelled images each class has a picture of its own, under noise and shifted:
     something that can be learnt."""
+
     def take(index: int, epoch: int) -> Sample:
         found = sample(traced.feeds, np.random.default_rng((seed, index)))
         if traced.reads == "images":

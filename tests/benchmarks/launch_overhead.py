@@ -47,7 +47,7 @@ CASES = {"worker": (), "program": (f"entry={STAND_IN}", f"env.T_FLAGS={FLAGS}")}
 
 def command(out: Path) -> list[str]:
     """What launch.sh gives to torchrun, read from it by a bash that stops there: the program and its arguments."""
-    script = (out / "launch.sh").read_text().partition("\nif [[ \"${STARTER")[0] + "\nprintf '%s\\0' \"${command[@]}\"\n"
+    script = (out / "launch.sh").read_text().partition('\nif [[ "${STARTER')[0] + "\nprintf '%s\\0' \"${command[@]}\"\n"
     environment = os.environ | {"PYTHON": sys.executable}
     said = subprocess.run(["bash", "-c", script, str(out / "launch.sh")], capture_output=True, check=True, env=environment)
     return said.stdout.decode().split("\0")[1:-1]

@@ -29,9 +29,7 @@ def test_eight_equal_gpus_are_one_type_from_the_catalog(monkeypatch: pytest.Monk
     assert (machine.num_gpus, machine.catalog_name) == (8, "H100-SXM-80GB")
 
 
-@pytest.mark.parametrize(
-    ("visible", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("7", 1), ("0,9,1", 1), ("GPU-2222,GPU-3333-aa", 2)]
-)
+@pytest.mark.parametrize(("visible", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("7", 1), ("0,9,1", 1), ("GPU-2222,GPU-3333-aa", 2)])
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, count: int) -> None:
     machine = found(monkeypatch, nvidia_smi(tmp_path, EIGHT_H100), CUDA_VISIBLE_DEVICES=visible)
     assert machine.num_gpus == count

@@ -29,6 +29,8 @@ GPT3 = (
 )
 
 LARGER = ("train.global_batch_size=32", "pin.micro_batch_size=8", "train.steps=5")
+
+
 def settings_of(*words: str) -> Settings:
     return load(list(words), Machine(), [*ENGINES])
 

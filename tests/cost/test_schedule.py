@@ -103,9 +103,7 @@ def walk_1f1b(f: list[float], b: list[float], hops: list[float], m: int, *, half
     return clock
 
 
-def walk(
-    schedule: str, f: list[float], b: list[float], hops: list[float], m: int, vpp: int, group: int | None = None
-) -> list[float]:
+def walk(schedule: str, f: list[float], b: list[float], hops: list[float], m: int, vpp: int, group: int | None = None) -> list[float]:
     """Every rank runs its list in order. Interleaved a pass waits for what it needs; else calls of the communicator block. Nothing is
     assumed of the schedule."""
     if schedule.startswith("1f1b"):

@@ -73,6 +73,7 @@ def with_experts(**fields: Any) -> Architecture:
     """A model of Mixtral's kind."""
     return replace(LLAMA, family="mixtral", feed_forward=replace(FOUR, **fields))
 
+
 WINDOWED = replace(LLAMA, family="phi3", mixer=GroupedQueryAttention(window=12))
 
 MIXTRAL = with_experts()
@@ -354,9 +355,7 @@ def test_torchs_own_operations_are_never_faster_than_fused_ones(model: Architect
     traits = ENGINES[DS].traits(cluster.software)
     fused = replace(traits, layers="megatron", unfused_attention=(), logits_bytes=8.0)
     workload = Workload(model=spec, training=training, cluster=cluster)
-    mine, other = (
-        CostModel(workload, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused)
-    )
+    mine, other = (CostModel(workload, b, datasheet(cluster, b)).price(plan.candidate, plan.stages) for b in (traits, fused))
     # But for the few ids that pad Megatron's vocabulary.
     assert mine.step_time_s >= 0.999 * other.step_time_s
     if model.normalization == "RMSNorm":

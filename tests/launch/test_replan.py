@@ -110,9 +110,7 @@ def test_what_could_not_go_on_is_refused_where_it_is_typed(
 
 
 @pytest.mark.parametrize(("node", "lives", "calls"), [("1", False, ["requeue 17"]), ("1", True, []), ("0", False, [])])
-def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(
-    tmp_path: Path, node: str, lives: bool, calls: list[str]
-) -> None:
+def test_a_node_asks_for_the_requeue_where_the_jobs_own_script_is_gone(tmp_path: Path, node: str, lives: bool, calls: list[str]) -> None:
     """Of a job that keeps its allocation when a node is lost, the first node may be the one. `sleep` is a stand-in."""
     beat = f"date +%s%N >'{tmp_path}/logs/heartbeat'" if lives else ":"
     for name, text in (("scontrol", f'echo "$*" >>{tmp_path}/calls'), ("sleep", beat)):

@@ -84,9 +84,7 @@ def chunked(pp: int, vpp: int, m: int, bandwidth: str, latency: str) -> tuple[Co
     costs = CostModel(Workload(model=model, training=training, cluster=cluster), TRAITS, CALIBRATION)
     strategy = Strategy(mesh=Mesh(pp=pp, dp=16 // pp), zero_stage=1)
     schedule: Schedule = "interleaved" if vpp > 1 else "1f1b"
-    candidate = Candidate(
-        engine="megatron", strategy=strategy, micro_batch_size=1, num_microbatches=m, vpp=vpp, schedule=schedule
-    )
+    candidate = Candidate(engine="megatron", strategy=strategy, micro_batch_size=1, num_microbatches=m, vpp=vpp, schedule=schedule)
     chunks = [32 // (pp * vpp)] * (pp * vpp)
     return costs, candidate, stages_of(model, chunks, pp, [("none", 0)] * pp)
 

@@ -208,6 +208,7 @@ def test_the_engines_own_rule_is_named_and_its_own_rules_come_last() -> None:
 
 def drawn(rng: random.Random) -> Candidate:
     """Legal or not; most choices are the usual ones."""
+
     def one(usual: Any, *others: Any) -> Any:
         return usual if rng.random() < 0.75 else rng.choice(others)
 

@@ -119,9 +119,7 @@ def test_an_nvfp4_row_is_priced_by_its_own_peak_and_passes_and_no_constant_is_fi
     assert 1 / 3 < third < 0.5
     # 8 layers of 4 micro-batches: inputs of 8192 (q, k, v), 8192, 8192 and 28672 columns forward, gradients of as many as their outputs
     (run,) = only({**alone, "gpu": "GB200", "precision": "NVFP4"})
-    columns = sum(
-        part.count * (op.k + op.n) for part in run.model.runs for op in part.layer.ops if isinstance(op, Gemm) and not op.pad_to
-    )
+    columns = sum(part.count * (op.k + op.n) for part in run.model.runs for op in part.layer.ops if isinstance(op, Gemm) and not op.pad_to)
     more = causes["GB200", "NVFP4"]["memory_bound"] - causes["GB200", "FP8"]["memory_bound"]
     assert more == pytest.approx(4 * 8192 * columns * 3.125 / (run.cluster.gpu.memory_bandwidth * 0.8), rel=0.01)
     (run,) = only({**base, "gpu": "GB200", "precision": "NVFP4"})

@@ -51,5 +51,3 @@ def build_alone(plan_json: str) -> str:
         if not dist.is_initialized():
             store = tempfile.mktemp(dir=os.environ.get("TMPDIR"))
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-
-

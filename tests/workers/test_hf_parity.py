@@ -123,10 +123,14 @@ MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp8 zero3 checkpointing": (LLAMA, {"dp": 8, "zero_stage": 3, "recompute": ["full"]}),
     "llama ulysses2 zero0": (LLAMA, {"cp": 2}),
     "llama dp2 zero3 in pieces checkpointing": (
-        LLAMA, {"dp": 2, "zero_stage": 3, "tiled_mlp": 2, "tiled_logits": 4, "recompute": ["full"]}),
+        LLAMA,
+        {"dp": 2, "zero_stage": 3, "tiled_mlp": 2, "tiled_logits": 4, "recompute": ["full"]},
+    ),
     "qwen3 dp2 zero1 in pieces": (QWEN3, {"dp": 2, "zero_stage": 1, "tiled_mlp": 8, "tiled_logits": 2}),
     "llama ulysses2 dp2 zero3 checkpoints on the host": (
-        LLAMA, {"cp": 2, "dp": 2, "zero_stage": 3, "recompute": ["full"], "offload_activations": True}),
+        LLAMA,
+        {"cp": 2, "dp": 2, "zero_stage": 3, "recompute": ["full"], "offload_activations": True},
+    ),
     "gpt dp2 zero2 checkpoints on the host": (GPT, {"dp": 2, "zero_stage": 2, "recompute": ["full"], "offload_activations": True}),
     "llama ulysses2 dp2 zero1": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 1}),
     "llama ulysses4 dp2 zero3 fewer groups than ranks": (LLAMA, {"cp": 4, "dp": 2, "zero_stage": 3}),

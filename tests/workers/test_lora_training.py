@@ -39,8 +39,7 @@ MORE: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "llama dp2 zero1 checkpointing": (LLAMA, {"dp": 2, "zero_stage": 1, "recompute": ["full"]}),
     "llama dp2 zero3": (LLAMA, {"dp": 2, "zero_stage": 3}),
     "llama dp4 zero3": (LLAMA, {"dp": 4, "zero_stage": 3}),
-    "llama dp2 zero3 checkpoints on the host": (
-        LLAMA, {"dp": 2, "zero_stage": 3, "recompute": ["full"], "offload_activations": True}),
+    "llama dp2 zero3 checkpoints on the host": (LLAMA, {"dp": 2, "zero_stage": 3, "recompute": ["full"], "offload_activations": True}),
     "llama ulysses2 zero2": (LLAMA, {"cp": 2, "zero_stage": 2, "micro_batch_size": 2}),
     "llama ulysses2 dp2 zero3": (LLAMA, {"cp": 2, "dp": 2, "zero_stage": 3}),
     "llama tp2 zero0": (LLAMA, {"tp": 2}),

@@ -92,9 +92,7 @@ WAYS_ON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ((TWO, ONE), (ONE
 
 
 @pytest.mark.parametrize(("before", "after"), [WAYS_ON[0], *(pytest.param(*way, marks=pytest.mark.full) for way in WAYS_ON[1:])])
-def test_a_described_model_continues_in_another_layout(
-    before: tuple[str, ...], after: tuple[str, ...], pool: Pool, tmp_path: Path
-) -> None:
+def test_a_described_model_continues_in_another_layout(before: tuple[str, ...], after: tuple[str, ...], pool: Pool, tmp_path: Path) -> None:
     """Fused projections are divided part by part: ModernBERT's."""
     name, cache, constant = "modernbert", str(tmp_path / "cache"), "train.schedule=constant"
     whole = pool.run("train_and_save", 1, to_json(plan_of(name, 1, constant)), cache, str(tmp_path / "whole"))[0]

@@ -303,4 +303,3 @@ def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) ->
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     return ""
-

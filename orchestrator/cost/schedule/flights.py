@@ -61,9 +61,7 @@ def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1,
 
 
 @lru_cache(maxsize=8192)
-def _corners(
-    schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int, group: int | None
-) -> tuple[tuple[int, ...], ...]:
+def _corners(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int, group: int | None) -> tuple[tuple[int, ...], ...]:
     """The peaks of the order, each a forward pass that a backward one follows, without those between two others on a line."""
     if vpp == 1:  # never more than when the first backward pass begins: from then on each one goes before a forward pass
         order = of_chunks(schedule, vpp).order(pp, stage, num_microbatches)

@@ -66,9 +66,7 @@ def alone(candidate: Candidate, workload: Workload) -> str | None:
     if ep == 1:
         return None
     if strategy.zero_stage == 0:
-        return (
-            f"zero_stage=0 with ep={ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"
-        )
+        return f"zero_stage=0 with ep={ep}: DeepSpeed averages norms of different experts there, silently wrong; 1 to 3 are right"
     if strategy.zero_stage == 3 and candidate.mesh.cp > 1:
         given = f"zero_stage=3 with ep={ep} and cp={candidate.mesh.cp}"
         return f"{given}: AutoEP has stage 3 without sequence parallelism only; 1 and 2 are right"

@@ -44,9 +44,7 @@ def describe(architecture: Architecture, seq_length: int, decoder_seq_length: in
 def _recorded(a: Architecture, traced: Traced, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
     """Layers that were recorded at these lengths."""
     traced.check_lengths(seq_length, decoder_seq_length)
-    return ModelSpec(
-        architecture=a, seq_length=seq_length, decoder_seq_length=decoder_seq_length, runs=traced.runs, edges=traced.edges
-    )
+    return ModelSpec(architecture=a, seq_length=seq_length, decoder_seq_length=decoder_seq_length, runs=traced.runs, edges=traced.edges)
 
 
 def of_traced(traced: Traced, name: str) -> Architecture:

@@ -168,9 +168,7 @@ def _special(fields: Mapping[str, Any], vocabulary: int) -> bool:
 # ------------------------------------------------------------------------------------------------ the comparison
 
 
-def _compared(
-    source: build.Source, text: str, found: Partition, seq_length: int | None, decoder_seq_length: int | None
-) -> Partition:
+def _compared(source: build.Source, text: str, found: Partition, seq_length: int | None, decoder_seq_length: int | None) -> Partition:
     small = source._replace(config=text)
     try:
         model, batch = _built(small, seq_length, decoder_seq_length)
@@ -410,6 +408,3 @@ def _divided(model: nn.Module, divided: Sequence[Divided], rank: int, meeting: _
             if isinstance(value, int) and not isinstance(value, bool):
                 setattr(module, attribute, value // TP)
     return mine
-
-
-

@@ -133,12 +133,10 @@ class Roles:
         self._by = {by: [re.compile(each.pattern) for each in partition if each.by == by] for by in ("column", "row")}
 
     def of_linear(self, name: str) -> Any:
-        """"column", "row" or None."""
+        """ "column", "row" or None."""
         return next((by for by, found in self._by.items() if any(each.fullmatch(name) for each in found)), None)
 
     def inside(self, sources: Iterable[str]) -> bool:
         """Whether a tensor from these is divided."""
         sources = list(sources)
         return bool(sources) and all(source != STREAM and self.of_linear(source) == "column" for source in sources)
-
-

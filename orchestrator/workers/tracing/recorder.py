@@ -244,9 +244,7 @@ class Recorder(TorchDispatchMode):
             tokens, k, n = a.shape[0], a.shape[1], b.shape[1]
         return Gemm(name=weights[0] if weights else name, tokens=tokens, k=k, n=n, experts=experts)
 
-    def attention(
-        self, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, by_head: bool
-    ) -> None:
+    def attention(self, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, by_head: bool) -> None:
         """One call of attention in the forward pass."""
         sources = self.flow.attend(q, k, v, out, by_head)
         scores = call.heads * call.query_len * call.key_len

@@ -218,9 +218,7 @@ def _loss(out: Any) -> tuple[torch.Tensor, bool]:
 # ------------------------------------------------------------------------------------------------ parts become layers
 
 
-def _runs(
-    model: torch.nn.Module, recorder: Recorder, parts: Sequence[Part], logits: int, found: Partition
-) -> tuple[LayerRun, ...]:
+def _runs(model: torch.nn.Module, recorder: Recorder, parts: Sequence[Part], logits: int, found: Partition) -> tuple[LayerRun, ...]:
     """Parts that cost the same are one kind; those that follow each other one run."""
     kinds = _kinds(model)
     for name in recorder.of_name:  # never used in this pass: held, and updated, all the same
@@ -296,9 +294,7 @@ def _layer(part: Part, kinds: dict[str, WeightKind], logits: int, roles: Roles) 
 
     own = [weight(name, p, tied=False) for name, p in part.parameters.items()]
     tied = [weight(name, p, tied=True) for name, p in part.again.items() if prod(p.shape) > 1]
-    kept = [
-        (place, _divided(saved, roles, sources)) for (place, saved), sources in zip(part.saves, part.saved_sources, strict=True)
-    ]
+    kept = [(place, _divided(saved, roles, sources)) for (place, saved), sources in zip(part.saves, part.saved_sources, strict=True)]
     projection = _projection(part, logits)
     if projection is not None:  # `Traits.logits_bytes` has what the loss keeps
         kept = [(place, saved) for place, saved in kept if place <= projection or saved.elements < 0.9 * logits]
