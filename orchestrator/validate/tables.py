@@ -119,7 +119,10 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
     dispatcher = settings.get("flex_backend", "") if kind == "flex" else kind
     graph = ": ".join(text for text in (settings.get("cuda_graph", ""), settings.get("cuda_graph_scope", "")) if text)
     more = {
-        **{name: settings.get(name, "") for name in ("etp", "a2a_overlap", "shared_expert_overlap", "capacity_factor", "pipeline_layout")},
+        **{
+            name: settings.get(name, "")
+            for name in ("etp", "a2a_overlap", "delay_wgrad", "shared_expert_overlap", "capacity_factor", "pipeline_layout")
+        },
         "dispatcher": dispatcher,
         "cuda_graph": graph,
         "routing": "forced balance" if settings.get("forced_balance") == "1" else "",
@@ -207,6 +210,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         lora=lora,
     )
     shard = whole(row, "zero_shard_size", dp * cp)
+    experts = experts_of(row)
     strategy = Strategy(
         mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp),
         zero_stage=zero_stage,
@@ -218,6 +222,8 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         overlap_grad_reduce="every overlap off" not in notes,
         overlap_param_gather="every overlap off" not in notes,
         moe_token_dispatcher_type=dispatcher_of(row, engine),
+        overlap_moe_expert_parallel_comm=experts.overlaps or False,
+        delay_wgrad_compute=bool(experts.overlaps) and row.get("delay_wgrad") == "1",
         cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else "p2p",
     )
     if dp * tp * cp % (ep * etp):
@@ -280,7 +286,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         candidate=candidate,
         stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share, head=head),
         illegal=illegal,
-        experts=experts_of(row),
+        experts=experts,
         time_s=time_s,
         memory_bytes=memory * memory_unit(kind) if memory else None,
         memory_of=memory_of(table, engine, kind),
