@@ -120,6 +120,8 @@ class StageMemory:
 
     def even_activations(self, saved: float, more: float, *, first: bool) -> float:
         """The same where each chunk saves `saved`, and the first or the last `more` besides."""
+        if not more:
+            return self.flight * saved + self.borders
         if self._flown is None:
             self._flown = [(sum(counts), counts[0], counts[-1]) for counts in self.flights]
         return max([together * saved + (head if first else tail) * more for together, head, tail in self._flown]) + self.borders

@@ -289,11 +289,12 @@ class Inner:
             ends = [self.model.runs[i].layer.kind for i, here in ((0, p == 0), (-1, p == self.pp - 1)) if here]
             plain = self._sums(p, chunks, ("none", 0))
             known = self._plain_peaks[chunks, p] = RecomputedPeak(self._memories[p], plain, [self._layer(p, kind, "none") for kind in ends])
-        mode, first_n = recompute
+        mode, first_n = recompute if recompute[0] != "none" else ("none", 0)
         layers = []
         for chunk, runs in enumerate(chunks):
-            for (kind, count), inside in zip(runs, first_layers(self.model, runs, 0 if mode == "none" else first_n), strict=True):
-                layers.append((chunk, count, inside, self._layer(p, kind, "none"), self._layer(p, kind, mode)))
+            recomputed = first_layers(self.model, runs, first_n) if len(runs) > 1 else (first_n,)
+            for (kind, count), inside in zip(runs, recomputed, strict=False):
+                layers.append((chunk, count, min(inside, count), self._layer(p, kind, "none"), self._layer(p, kind, mode)))
         return known.peak_bytes(layers)
 
     def _layer(self, p: int, kind: str, mode: Recompute) -> LayerCost:
