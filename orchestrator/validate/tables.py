@@ -119,7 +119,10 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
     dispatcher = settings.get("flex_backend", "") if kind == "flex" else kind
     graph = ": ".join(text for text in (settings.get("cuda_graph", ""), settings.get("cuda_graph_scope", "")) if text)
     more = {
-        **{name: settings.get(name, "") for name in ("etp", "a2a_overlap", "shared_expert_overlap", "capacity_factor", "pipeline_layout")},
+        **{
+            name: settings.get(name, "")
+            for name in ("etp", "a2a_overlap", "delay_wgrad", "shared_expert_overlap", "capacity_factor", "pipeline_layout")
+        },
         "dispatcher": dispatcher,
         "cuda_graph": graph,
         "routing": "forced balance" if settings.get("forced_balance") == "1" else "",
@@ -299,6 +302,7 @@ def strategy_of(
     """The mesh and the options that a row says, or that are its engine's own where it says none."""
     notes, said = row.get("notes", ""), row.get("sequence_parallel", "")
     shard, ranks = whole(row, "zero_shard_size", degrees.dp * degrees.cp), degrees.dp * degrees.cp
+    overlaps = bool(experts_of(row).overlaps)
     return Strategy(
         mesh=Mesh(tp=degrees.tp, cp=degrees.cp, dp=degrees.dp, pp=degrees.pp, ep=degrees.ep, etp=degrees.etp),
         zero_stage=zero_stage,
@@ -310,6 +314,8 @@ def strategy_of(
         overlap_grad_reduce="every overlap off" not in notes,
         overlap_param_gather="every overlap off" not in notes,
         moe_token_dispatcher_type=dispatcher_of(row, engine),
+        overlap_moe_expert_parallel_comm=overlaps,
+        delay_wgrad_compute=overlaps and row.get("delay_wgrad") == "1",
         cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else "p2p",
     )
 
