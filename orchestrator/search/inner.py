@@ -140,8 +140,6 @@ class Inner:
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
-        self._slower: dict[tuple[int, Recompute], set[Recompute]] = {}
-        self._fastest_first: dict[int, list[Recompute]] = {}
         self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
         self._plain_peaks: dict[tuple[Chunks, int], RecomputedPeak] = {}
@@ -201,67 +199,17 @@ class Inner:
         return found
 
     def _recomputes(self, p: int, sizes: tuple[int, ...], chunks: Chunks) -> list[tuple[Recompute, int]]:
-        """Nothing where that fits, since whatever is recomputed only costs time; else of each mode the fewest layers that do, without those
-        that are slower than a mode of all layers that fits: what of the reduction hides beside the time that they lose is no more."""
+        """Nothing where that fits, since whatever is recomputed only costs time; else of each mode the fewest layers that do."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
-        slower: set[Recompute] = set()
-        for mode in self._in_turn(p):
-            if mode in slower:
-                continue
+        for mode in self.modes:
             if mode == "none" or not whole:
                 if self._peak(p, chunks, (mode, 0)) <= self._rooms[p]:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
-                if found and not self._by_layer and self._loses_less(p, found[0][0], chunks):
-                    continue
                 found += [(mode, n) for n in self._fewest(p, whole, chunks, mode)]
             elif self._peak(p, chunks, (mode, self.layers)) <= self._rooms[p]:
                 found.append((mode, self.layers))
-                slower |= self._slower_modes(p, mode)
         return found
-
-    def _in_turn(self, p: int) -> list[Recompute]:
-        """The modes: none, then those that a layer takes least longer with, and those that a part of a stage may have last: what is slower
-        than one that fits need not be tried. Those that take as long stay in their order."""
-        known = self._fastest_first.get(self._parts[p])
-        if known is None:
-            kinds, layer = {run.layer.kind for run in self.model.runs[1:-1]}, partial(self._by_stage[p].layer, self.candidate)
-
-            def place(mode: Recompute) -> tuple[int, float]:
-                rank = 0 if mode == "none" else 2 if mode == "full" else 1
-                return rank, sum(layer(kind, mode).seconds for kind in sorted(kinds)) if rank == 1 else 0.0
-
-            known = self._fastest_first[self._parts[p]] = sorted(self.modes, key=place)
-        return known
-
-    def _loses_less(self, p: int, mode: Recompute, chunks: Chunks) -> bool:
-        """Whether this mode in all layers of a stage loses less time than one layer in full does; chunks as in `_slower_modes`."""
-        if self.vpp > 1:
-            return False
-        layer = partial(self._by_stage[p].layer, self.candidate)
-        lost, one = 0.0, INFINITE
-        for kind, count in chunks[0]:
-            plain = layer(kind, "none")
-            lost += count * (layer(kind, mode).seconds - plain.seconds)
-            one = min(one, layer(kind, "full").backward_s - plain.backward_s)
-        return lost <= one
-
-    def _slower_modes(self, p: int, mode: Recompute) -> set[Recompute]:
-        """Those that take longer than `mode` in both passes of every kind of layer. None where chunks leave more than one pass to hide
-        the reduction beside."""
-        if self.vpp > 1:
-            return set()
-        known = self._slower.get((self._parts[p], mode))
-        if known is None:
-            kinds, layer = {run.layer.kind for run in self.model.runs[1:-1]}, partial(self._by_stage[p].layer, self.candidate)
-
-            def takes_longer(other: Recompute) -> bool:
-                pairs = [(layer(kind, mode), layer(kind, other)) for kind in kinds]
-                return all(a.forward_s <= b.forward_s and a.backward_s <= b.backward_s for a, b in pairs)
-
-            others = (other for other in self.modes if other not in ("none", "full", mode))
-            known = self._slower[self._parts[p], mode] = {other for other in others if takes_longer(other)}
-        return known
 
     def _fewest(self, p: int, most: int, chunks: Chunks, mode: Recompute) -> list[int]:
         """The least number of layers recomputed in this mode with which the stage fits, if any has: each more costs time and saves bytes.
