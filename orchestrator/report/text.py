@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby, takewhile
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -54,6 +55,19 @@ def _table(*columns: tuple[str, bool], title: str = "") -> Table:
     for heading, numeric in columns:
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     return table
+
+
+class Fitting:
+    """The first of several tables that the terminal has room for, without words cut in two; else the last. rich by itself narrows columns
+    to nothing, names of rows first."""
+
+    def __init__(self, *tables: RenderableType) -> None:
+        self.tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        free = options.update(max_width=1000)
+        fits = (table for table in self.tables if Measurement.get(console, free, table).minimum <= options.max_width)
+        yield next(fits, self.tables[-1])
 
 
 def _percent(share: float) -> str:
