@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby, takewhile
 
 from rich import box
@@ -132,8 +132,8 @@ def placement(plan: Plan) -> str:
     found = []
     for axis in plan.rank_order:
         degree = plan.mesh.degree(axis)
-        if degree > 1 and axis != "ep":
-            span = plan.mesh.stride(axis) * degree
+        if degree > 1:
+            span = degree * (plan.etp if axis == "ep" else plan.mesh.stride(axis))
             level = next((level for level in levels if level.size >= plan.world_size or level.size % span == 0), levels[-1])
             found.append(f"{axis} on {level.name}")
     return ", ".join(found) or "one rank, no traffic"
@@ -477,8 +477,9 @@ def wide_tp_text(plan: Plan, other: Plan | None, why: str) -> str:
     return f"{said}With pin.tp={other.tp}, {choice(other)} takes {format_seconds(other.predicted.step_time_s)}: {costs}"
 
 
-def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -> str:
-    """Why the chosen plan does not have a choice: `plan` is the best that has it; None: there is none, because of `why`."""
+def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str, pinned: Collection[str] = ()) -> str:
+    """Why the chosen plan does not have a choice: `plan` is the best that has it; None: there is none, because of `why`. `pinned`: the
+    choices that were fixed otherwise, "tp": a faster plan than the chosen one may be had without them."""
     if plan is None:
         return f"Why not {question}? {why}"
     if plan.predicted is None or chosen.predicted is None:
@@ -489,5 +490,10 @@ def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -
     than = difference(chosen.predicted, plan.predicted)
     said = f"The best plan with it, {plan.engine} {choice(plan)}, takes {seconds} and {peak}: {than}"
     if plan.predicted.step_time_s < chosen.predicted.step_time_s:
-        said += "; the search takes it only where it is asked for: " + " ".join(f"pin.{word}" for word in question.split())
+        words = question.split()
+        held = [name for name in (word.split("=")[0] for word in words) if name in pinned]
+        if held:
+            said += "; you fixed another: " + " ".join(f"pin.{name}={getattr(chosen, name)}" for name in held)
+        else:
+            said += "; the search takes it only where it is asked for: " + " ".join(f"pin.{word}" for word in words)
     return f"Why not {question}? {said}"
