@@ -68,10 +68,11 @@ def _shared(item: pytest.Item, by_file: bool) -> str | None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A module beside the tests is imported by those that need it: doctests are looked for only where there are some, since several
-    import the engines. Nor are files imported of which every test needs the engines where none of these shall run."""
+    import the engines. Nor are files imported of which no test is in the half that shall run."""
     if collection_path.suffix != ".py":
         return None
     text = collection_path.read_text()
     if not collection_path.name.startswith("test_"):
-        return True if ">>> " not in text else None
-    return True if config.option.markexpr == PLANNER and ENGINES_ALONE.search(text) else None
+        return True if ">>> " not in text or config.option.markexpr == ENGINES else None
+    other = {PLANNER: ENGINES_ALONE.search(text), ENGINES: "mark.engines" not in text}
+    return True if other.get(config.option.markexpr) else None
