@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,12 @@ ENGINES_ALONE = re.compile(r"^pytestmark = \[?pytest\.mark\.engines\b", re.MULTI
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Before pytest-xdist looks at its own options. Its processes come here too, and share out nothing."""
-    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
+    """Before pytest-xdist looks at its own options. Its processes come here too, and share out nothing; they read the command line anew,
+    where no `--dist` stands, and would drop the groups."""
+    if hasattr(config, "workerinput"):
+        config.option.loadgroup = config.workerinput["dist"] == "loadgroup"
+        return
+    if not config.pluginmanager.hasplugin("xdist"):
         return
     option = config.option
     most = {PLANNER: MOST_PROCESSES, ENGINES: 2}.get(option.markexpr, 0)
@@ -35,6 +40,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if most and whole and not (asked or option.usepdb or option.collectonly or option.capture == "no"):
         option.numprocesses = min(most, len(os.sched_getaffinity(0)))
         option.dist = "loadgroup"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """What a process of pytest-xdist is told."""
+    node.workerinput["dist"] = node.config.option.dist
 
 
 @pytest.hookimpl(tryfirst=True)
