@@ -55,6 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = _shared(item, config.option.markexpr == ENGINES)
         if group and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+        _say_group(item)
 
 
 def _leave_out_full(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -65,6 +66,13 @@ def _leave_out_full(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left_out:
         items[:] = [item for item in items if "full" not in item.keywords]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _say_group(item: pytest.Item) -> None:
+    """pytest-xdist 3.8 writes the group into an attribute that pytest 9.2 no longer reads, and would scatter every group."""
+    marker = item.get_closest_marker("xdist_group")
+    if marker is not None and getattr(item.config.option, "loadgroup", False) and hasattr(item, "_id"):
+        item._id = type(item._id).parse(f"{item.nodeid}@{marker.args[0]}")
 
 
 def _shared(item: pytest.Item, by_file: bool) -> str | None:
