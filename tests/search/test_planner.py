@@ -415,6 +415,12 @@ def test_pins_against_a_rule_name_the_rule() -> None:
     assert "no legal plan" in str(caught.value)
     assert "tp=8: illegal by rule heads_tp (transformer_config.py:924): 8 does not divide num_attention_heads=4" in str(caught.value)
     assert "leave out pin.tp" in str(caught.value)
+    assert "too large" not in str(caught.value)
+
+
+def test_what_to_relax_says_where_that_would_not_fit() -> None:
+    with pytest.raises(NoPlanError, match=r"leave out pin\.tp \(legal then, but too large: megatron tp=1 "):
+        some_plan(pins=Pins(tp=8), layers=12, limit=MemoryLimit(limit=42 * MIB, reserve=2 * MIB))
 
 
 # ---- budget and progress
