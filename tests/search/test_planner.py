@@ -420,7 +420,7 @@ def test_pins_against_a_rule_name_the_rule() -> None:
 
 def test_what_to_relax_says_where_that_would_not_fit() -> None:
     with pytest.raises(NoPlanError, match=r"leave out pin\.tp \(legal then, but too large: megatron tp=1 "):
-        some_plan(pins=Pins(tp=8), layers=12, limit=MemoryLimit(limit=42 * MIB, reserve=2 * MIB))
+        some_plan(pins=Pins(tp=8), layers=12, limit=MemoryLimit(limit=6 * MIB, reserve=0))
 
 
 # ---- budget and progress
