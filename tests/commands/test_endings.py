@@ -47,3 +47,9 @@ def test_help_is_answered_in_words(where: str | Path) -> None:
     done = subprocess.run([sys.executable, *script, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.split()) > 10
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback() -> None:
+    script = "import sys; from orchestrator.commands import alone\ndef cut(): raise KeyboardInterrupt\nsys.exit(alone(cut))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "interrupted\n")
