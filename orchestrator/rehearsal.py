@@ -19,7 +19,6 @@ from typing import Any, Final
 from rich.table import Table
 
 from orchestrator.cost.price import CostModel
-from orchestrator.engines.transformer_config import implementation
 from orchestrator.errors import LaunchError
 from orchestrator.plan import Plan
 from orchestrator.report.after import alone_seconds
@@ -28,7 +27,6 @@ from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
 
 FOLDER: Final = "rehearsal"
-MEGATRON_LAYERS: Final = ("megatron", "megatron_deepspeed")
 LIMIT_S: Final = 900.0
 """Of one rehearsed rank: it is to save time."""
 STEPS: Final = WARMUP_STEPS + 2
@@ -103,10 +101,12 @@ def worker(out: Path, module: str, ranks: Sequence[int], environment: dict[str, 
     return found
 
 
-def check_layers(plan: Plan) -> None:
+def check_layers(out: Path) -> None:
     """Raises LaunchError where this machine lacks what the plan's layers are made of."""
     te = "transformer_engine"
-    if plan.engine in MEGATRON_LAYERS and implementation(plan) == te and find_spec(te) is None:
+    file = out / "engine.json"
+    made_of = json.loads(file.read_text()).get("module", {}).get("implementation") if file.is_file() else None
+    if made_of == te and find_spec(te) is None:
         why = "the plan's layers are Transformer Engine's, which is not installed here: rehearse where the training will run"
         raise LaunchError(f"rehearse=true: {why}, or say cluster.software.{te}=false; rehearse=false writes all without")
 
@@ -114,7 +114,7 @@ def check_layers(plan: Plan) -> None:
 def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostModel, out: Path) -> list[Rehearsed]:
     """Each stage of `stages_to_rehearse` for real, on this machine's first device. Raises LaunchError."""
     assert plan.predicted is not None
-    check_layers(plan)
+    check_layers(out)
     found = []
     for stage, why in stages_to_rehearse(plan).items():
         (result,) = worker(out, module, [rank_of(plan, stage)], environment, meta=False)
@@ -136,7 +136,7 @@ def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostMod
 
 def built(plan: Plan, module: str, environment: dict[str, str], out: Path) -> list[dict[str, Any]]:
     """First, middle and last rank without memory, in one process. Raises LaunchError."""
-    check_layers(plan)
+    check_layers(out)
     return worker(out, module, first_middle_last(plan), environment, meta=True)
 
 
