@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
 
 from orchestrator import __version__
-from orchestrator.commands import command
+from orchestrator.commands import alone, command
 from orchestrator.console.listed import COMMANDS, by_name
 from orchestrator.errors import InputError, nearest
 
@@ -39,10 +38,8 @@ def _listed(words: Sequence[str]) -> None:
 
 
 def console() -> int:
-    """The console script. What a search has made is not searched for garbage once more when the process ends, which takes up to .4 s."""
-    status = main(sys.argv[1:])
-    gc.freeze()
-    return status
+    """The console script."""
+    return alone(lambda: main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator import pictures, recipe
+from orchestrator import recipe
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.plan import json_schema, to_json
-from orchestrator.planning import Found, without_gc
+from orchestrator.planning import Found
 from orchestrator.recipe import Settings
 
 
@@ -72,9 +72,6 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
     files += job.files
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
-    if pictures.wanted():
-        with without_gc():
-            files += pictures.report_files(settings, found)
     files += render.files(job, slurm=options, container=settings.container)
     return files
 

@@ -1,5 +1,5 @@
-"""What is drawn and said of a plan and its run: report.html and trace.json, where the extra `[report]` is installed, and again after a run
-with what was measured; where its step went, and the calibration that it suggests."""
+"""What is drawn and said of a plan and its run: report.html and trace.json, where the extra `[report]` is installed, after a run with what
+was measured, or when `orchestrator report` asks; where the run's step went, and the calibration that it suggests."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TRACE: Final = "trace.json"
 SUGGESTED: Final = "calibration"
 """Folder of a run with the calibration that its timers suggest."""
 VARIABLE: Final = "ORCHESTRATOR_REPORT"
-"""none in the environment: no report is written beside plans (it takes a second)."""
+"""none in the environment: no report is written after a run (it takes a second or two)."""
 
 
 def wanted() -> bool:
-    """Whether reports are written beside plans here."""
+    """Whether a report is written after a run here."""
     return os.environ.get(VARIABLE) != "none" and drawable()
 
 

@@ -29,11 +29,12 @@ from orchestrator.model.parts import FeedForward
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import Plan, Prices
+from orchestrator.plan.check import check_fits, check_plan
+from orchestrator.plan.check import workload_of as planned_workload
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
-from orchestrator.search.check import workload_of as planned_workload
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
-from orchestrator.search.planner import Outcome, check_plan, reprice, search
+from orchestrator.search.planner import Outcome, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
@@ -87,11 +88,6 @@ class Found(Value, frozen=True, kw_only=True):
     """As `SearchResult`."""
     asked: Question | None = None
     """What the search was asked; None for a saved plan."""
-
-
-def engine_pairs(engines: Sequence[Engine], settings: Settings) -> list[tuple[Capabilities, Traits]]:
-    software = settings.cluster.software
-    return [(engine.capabilities(software), engine.traits(software)) for engine in engines]
 
 
 def training_first(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
@@ -430,13 +426,11 @@ def saved_plan(settings: Settings) -> Found:
     if engine not in ENGINES:
         raise InputError("engine", engine, "of the plan is not known", ENGINES)
     exchanging([ENGINES[engine]], settings)
-    traits = ENGINES[engine].traits(settings.cluster.software)
-    constants, saved = constants_of(settings, settings.plan, traits)
-    limit = settings.limit.of(constants.memory_margin)
-    check_plan(settings.plan, engine_pairs([ENGINES[engine]], settings), limit, constants)
-    plan = msgspec.structs.replace(reprice(settings.plan, traits, constants), prices=saved)
+    plan, limit = priced_again(settings, settings.plan)
+    check_fits(plan, limit)
     why_not = explained(settings, settings.explain) if settings.explain.given() else ()
-    uneven = unevenness(plan, traits, constants)
+    traits = ENGINES[engine].traits(settings.cluster.software)
+    uneven = unevenness(plan, traits, constants_of(settings, settings.plan, traits)[0])
     return Found(plan=plan, limit=limit, explained=why_not, elsewhere=elsewhere(settings, plan), uneven=uneven)
 
 
@@ -467,7 +461,7 @@ def priced_again(settings: Settings, plan: Plan) -> tuple[Plan, MemoryLimit]:
     """The plan with a fresh prediction, and the memory that it may use, whether it fits or not. Raises InputError."""
     traits = ENGINES[plan.engine].traits(settings.cluster.software)
     constants, saved = constants_of(settings, plan, traits)
-    check_plan(plan, engine_pairs([ENGINES[plan.engine]], settings))
+    check_plan(plan, ENGINES[plan.engine].capabilities(settings.cluster.software))
     return msgspec.structs.replace(reprice(plan, traits, constants), prices=saved), settings.limit.of(constants.memory_margin)
 
 

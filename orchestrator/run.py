@@ -20,7 +20,7 @@ import yaml
 import orchestrator
 from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.asking.answer import Answer
-from orchestrator.commands import INTERRUPTED, command
+from orchestrator.commands import INTERRUPTED, alone, command
 from orchestrator.console.listed import by_name
 from orchestrator.cost import calibration
 from orchestrator.cost.mixed import cost_model
@@ -446,5 +446,9 @@ def start_command(settings: Settings, job: Job, out: Path) -> str:
 
 if __name__ == "__main__":
     typed = sys.argv[2:] if sys.argv[1:2] == ["run"] else sys.argv[1:]
-    other = by_name(typed)  # python -m orchestrator.run plan ... is what python -m orchestrator plan ... is
-    sys.exit(main(typed) if other is None else other)
+
+    def status() -> int:
+        other = by_name(typed)  # python -m orchestrator.run plan ... is what python -m orchestrator plan ... is
+        return main(typed) if other is None else other
+
+    sys.exit(alone(status))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -154,7 +155,7 @@ def show_plan(settings: Settings, found: Found, job: Job, out: Path) -> None:
     show_found(console, settings, found)
     console.file.flush()
     what = "; candidates.csv has each choice with its price or reason" if found.outcomes else ""
-    print(f"Written to {out}{what}")
+    print(f"Written to {out}{what}; pictures of the plan: python -m orchestrator report {shlex.quote(str(out))}")
     slurm = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     by_slurm = settings.launch == "slurm" or job.num_nodes > 1
     for note in (*job.notes, *(render.unsaid(job, slurm) if by_slurm else ())):

@@ -14,10 +14,9 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Stage
+from orchestrator.plan.check import check_plan
 from orchestrator.recipe import Settings
-from orchestrator.search.check import check_plan
 from orchestrator.search.question import PlannedEngine
-from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import options_of
@@ -60,11 +59,10 @@ class Judge:
     def __init__(self, settings: Settings, engine: str) -> None:
         self.settings = settings
         software = settings.cluster.software
-        pair: tuple[Capabilities, Traits] = (ENGINES[engine].capabilities(software), ENGINES[engine].traits(software))
-        (file,) = planning.prices(settings, [pair[1]])
-        constants = planning.priced(settings, pair[1], file)
-        self.engine = PlannedEngine(capabilities=pair[0], traits=pair[1], calibration=constants)
-        self.pair = pair
+        capabilities, traits = ENGINES[engine].capabilities(software), ENGINES[engine].traits(software)
+        (file,) = planning.prices(settings, [traits])
+        constants = planning.priced(settings, traits, file)
+        self.engine = PlannedEngine(capabilities=capabilities, traits=traits, calibration=constants)
         self.limit = settings.limit.of(constants.memory_margin)
         training = settings.training
         self.model: ModelSpec = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
@@ -75,7 +73,7 @@ class Judge:
         plan = built(setup, self.settings, self.model)
         rule = ""
         try:
-            check_plan(plan, [self.pair])
+            check_plan(plan, self.engine.capabilities)
         except InputError as error:
             rule = str(error)
         try:

@@ -46,7 +46,7 @@ def powers(most: int) -> list[int]:
 
 def alternatives(setup: Setup, judge: Judge) -> dict[str, list[Setup]]:
     """Other values of each choice, what must follow from them with them."""
-    caps, cluster = judge.pair[0], judge.settings.cluster
+    caps, cluster = judge.engine.capabilities, judge.settings.cluster
     layers = transformer_layers(judge.model)
     world, node = cluster.num_gpus, cluster.gpus_per_node
     axes = caps.axes

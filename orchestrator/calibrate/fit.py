@@ -48,7 +48,6 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "layer_floor_s": (1e-5, 0.05),
     "expert_sync_s": (1e-4, 0.05),
     "expert_quantise_s": (1e-6, 1e-3),
-    "ep_overlap": (0.02, 0.95),
     "expert_efficiency": (0.2, 1.0),
 }
 """What a constant can be at all. A share that is not here ends at 1 too."""
@@ -60,7 +59,6 @@ STARTS: Final[Mapping[str, float]] = {
     "layers_per_message": 2.0,
     "expert_sync_s": 2e-3,
     "expert_quantise_s": 3e-5,
-    "ep_overlap": 0.3,
 }
 """Where the search starts for constants whose default is off."""
 

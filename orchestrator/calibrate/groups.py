@@ -72,7 +72,6 @@ bounds the clock, so that its products are faster though its peaks are the same.
 BLACKWELL: Final = (*FIRST, *ULTRA)
 KERNELS = ("gemm_efficiency", "gemm_half_features", "attention_efficiency", "attention_backward_efficiency", "pointwise_factor")
 EXPERTS = ("expert_sync_s", "expert_quantise_s")
-OVERLAPPED: Final = {"ep_overlap": (0.95, "beside the passes of another micro-batch; fitted to either Blackwell it lay at this bound")}
 
 GROUPS: Final[tuple[FitGroup, ...]] = (
     FitGroup(
@@ -113,9 +112,9 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         names=("gemm_efficiency", "fp8_efficiency", "attention_efficiency", "pointwise_factor", "overlap_efficiency"),
         read={"tp_overlap": (0.85, "as on H100")},
     ),
-    FitGroup(engines=("nemo",), gpus=(H100,), names=EXPERTS, read=OVERLAPPED, kind="moe"),
-    FitGroup(engines=("nemo",), gpus=FIRST, names=EXPERTS, read=OVERLAPPED, kind="moe"),
-    FitGroup(engines=("nemo",), gpus=ULTRA, names=EXPERTS, read=OVERLAPPED, kind="moe"),
+    FitGroup(engines=("nemo",), gpus=(H100,), names=EXPERTS, kind="moe"),
+    FitGroup(engines=("nemo",), gpus=FIRST, names=EXPERTS, kind="moe"),
+    FitGroup(engines=("nemo",), gpus=ULTRA, names=EXPERTS, kind="moe"),
     FitGroup(engines=("nemo_megatron_fsdp",), gpus=(H100,), names=("gemm_efficiency", "attention_efficiency")),
     FitGroup(
         engines=("megatron_lm_2021",),
@@ -205,7 +204,6 @@ CARRIED: Final[tuple[CarryOver, ...]] = (
             "pointwise_factor": SAME_LAYERS,
             "latency_factor": CARRIES_OVER["latency_factor"],
             "overlap_efficiency": "the same program: Megatron-core's buckets beside its backward pass",
-            # not ep_overlap: a plan has no overlap of the experts' traffic
             **dict.fromkeys(EXPERTS, "the same program: Megatron-core's experts"),
         },
     ),

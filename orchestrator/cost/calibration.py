@@ -117,8 +117,6 @@ class Calibration(Value, frozen=True, kw_only=True):
     quantises one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize): maxima, scales, casts both ways."""
     expert_efficiency: float = 1.0
     """Share of what one product of the same shape reaches, for the experts' grouped ones."""
-    ep_overlap: float = 0.0
-    """Share of expert-parallel traffic behind compute (dispatchers that overlap, shared experts beside the all-to-all)."""
     step_overhead_s: float = 5e-3
     """Per step: clipping's global norm, learning rate, logging, timers."""
 

@@ -87,7 +87,8 @@ class LayerPrices:
         kept = passes.kept()
         leaving = kept.saved if strategy.offload_activations and recompute == "full" else 0.0
         left = leaving * self._share_beyond(CHECKPOINTS_ON_GPU)
-        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, copies, self._copy_seconds(leaving))
+        alone = self.alone_share(strategy, micro_batch_size)
+        forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, alone, copies, self._copy_seconds(leaving))
         active = self.active_share(strategy, micro_batch_size)
         if active < 1:
             forward_s, backward_s = active * forward_s, active * backward_s
@@ -102,7 +103,9 @@ class LayerPrices:
             saved_bytes=kept.saved - left + self._graph_bytes(layer, strategy, micro_batch_size),
             transient_forward_bytes=kept.transient_forward + gathered,
             # Weights, and gradients before they are scattered.
-            transient_backward_bytes=kept.transient_backward + gathered * (1 + (parameters - frozen) / parameters if parameters else 0.0),
+            transient_backward_bytes=kept.transient_backward
+            + gathered * (1 + (parameters - frozen) / parameters if parameters else 0.0)
+            + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm else 0.0),  # of the forward pass beside it
             weight_bytes=held.weights + (w.fp8_copies * parameters if layer.recomputable else 0.0),
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
@@ -134,9 +137,20 @@ class LayerPrices:
         passes = self.passes.of(layer, "none", strategy, micro_batch_size, states)
         replayed = layer.recomputable and strategy.cuda_graph_impl != "none"
         most = self._workload.calibration.graph_launch_s if replayed else float("inf")
-        active = self.active_share(strategy, micro_batch_size)
-        forward = active * max(passes.forward_s, min(most, passes.launch_forward_s))
-        return forward, active * max(passes.backward_s, min(most, passes.launch_backward_s))
+        active, alone = self.active_share(strategy, micro_batch_size), self.alone_share(strategy, micro_batch_size)
+        forward = active * max(passes.forward_s + alone * passes.alone_forward_s, min(most, passes.launch_forward_s))
+        return forward, active * max(passes.backward_s + alone * passes.alone_backward_s, min(most, passes.launch_backward_s))
+
+    def alone_share(self, strategy: Strategy, micro_batch_size: int) -> float:
+        """Of a rank's passes those that no pass of another micro-batch runs beside, where Megatron pairs them (`hidden_shares`): warm-up
+        and as many at the end. Without a pipeline one forward and one backward pass of m (core/pipeline_parallel/combined_1f1b.py); of the
+        vpp m of stage r in interleaving 2(pp - r - 1) + (vpp - 1) pp + 1 (schedules.py:778), in the stages' mean pp/m of them, whatever
+        vpp."""
+        if not strategy.overlap_moe_expert_parallel_comm:
+            return 0.0
+        mesh = strategy.mesh
+        m = max(1, self._workload.training.global_batch_size // (mesh.dp * micro_batch_size))
+        return min(1.0, mesh.pp / m)
 
     def active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """Seconds of a layer against those that it takes while all ranks compute. Where ranks share cores (`Calibration.core_share`), one
@@ -149,13 +163,14 @@ class LayerPrices:
         return max(c.core_share, m / (m + mesh.pp - 1))
 
     def _seconds(
-        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, dense: Replica, copy_s: float
+        self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, alone: float, dense: Replica, copy_s: float
     ) -> tuple[float, float, dict[str, float]]:
-        """(forward, backward, both by cause): the passes with ZeRO's traffic in every micro-batch; never faster than their launches, nor
-        than `copy_s`, a copy between GPU and host memory that goes on beside each."""
+        """(forward, backward, both by cause): the passes, of which the share `alone` has no other beside it, with ZeRO's traffic in every
+        micro-batch; never faster than their launches, nor than `copy_s`, a copy between GPU and host memory that goes on beside each."""
         c = self._workload.calibration
         causes = dict(plain.causes)
-        passes = {"forward": plain.forward_s, "backward": plain.backward_s}
+        passes = {"forward": plain.forward_s + alone * plain.alone_forward_s, "backward": plain.backward_s + alone * plain.alone_backward_s}
+        causes["ep"] += alone * (plain.alone_forward_s + plain.alone_backward_s)
         launch = {"forward": plain.launch_forward_s, "backward": plain.launch_backward_s}
         available = {"forward": plain.compute_forward_s, "backward": plain.compute_backward_s}  # what the traffic may hide behind
         for item, moved_s in dense.in_passes:

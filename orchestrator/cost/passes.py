@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.cost.activations import Activations, LayerActivations
-from orchestrator.cost.compute import Seconds, gathered_bytes, layer_seconds
+from orchestrator.cost.compute import LayerSeconds, Seconds, gathered_bytes, layer_seconds
 from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
 from orchestrator.cost.recompute import one_of, tiled
@@ -35,6 +35,9 @@ class Passes(NamedTuple):
     compute_backward_s: float
     launch_forward_s: float
     launch_backward_s: float
+    alone_forward_s: float
+    alone_backward_s: float
+    """What a pass takes longer with no other micro-batch's pass beside it."""
     causes: dict[str, float]
     kept: Callable[[], Activations]
     """Its bytes, which bounds of time don't ask for."""
@@ -48,6 +51,7 @@ class _Plain(NamedTuple):
     backward: Seconds
     once_more: Seconds
     traffic: tuple[tuple[Traffic, float, float], ...]
+    alone: dict[str, float]
     activations: LayerActivations
 
 
@@ -89,24 +93,32 @@ class PassPrices:
         if strategy.moe_shared_expert_overlap:
             shared = layer_seconds(replace(layer, ops=shared_experts(layer)), *shape)
             beside = {"forward": shared.forward.compute, "backward": shared.backward.compute}
-        traffic = []
-        for item in self._traffic(layer, strategy, micro_batch_size):
-            exposed, slowed = self._exposed(item, (forward if item.when == "forward" else backward).attention)
+        priced = [
+            (item, *self._exposed(item, (forward if item.when == "forward" else backward).attention))
+            for item in self._traffic(layer, strategy, micro_batch_size)
+        ]
+        traffic, alone = [], {"forward": 0.0, "backward": 0.0}
+        shares = {"forward": 0.0, "backward": 0.0}
+        if strategy.overlap_moe_expert_parallel_comm:
+            exchange = {when: sum(exposed for item, exposed, _ in priced if exchanged(item) and item.when == when) for when in shares}
+            routed = layer_seconds(replace(layer, ops=routed_experts(layer)), *shape)
+            shares = hidden_shares(exchange, forward, backward, routed, delayed=strategy.delay_wgrad_compute)
+        for item, exposed, slowed in priced:
+            if exchanged(item):
+                hidden = exposed * shares[item.when]
+                alone[item.when] += hidden * (1 - c.overlap_slowdown)
+                exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
             if item.axis == ep.AXIS:
                 hidden = min(exposed, beside[item.when])
                 beside[item.when] -= hidden
                 exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
             traffic.append((item, exposed, slowed))
         activations = LayerActivations(layer, strategy, micro_batch_size, w.training.precision, w.traits, c, network.domain)
-        return _Plain(forward, backward, once_more, tuple(traffic), activations)
+        return _Plain(forward, backward, once_more, tuple(traffic), alone, activations)
 
     def _exposed(self, item: Traffic, attention_s: float) -> tuple[float, float]:
         """Seconds of this traffic that the pass waits for, and by which the rest slows it. `attention_s`: of the pass."""
-        c = self._workload.calibration
-        exposed, slowed = self._network.exposed(self._network.seconds(item), item, attention_s)
-        if item.axis == ep.AXIS:
-            exposed, slowed = exposed * (1 - c.ep_overlap), exposed * c.ep_overlap * c.overlap_slowdown
-        return exposed, slowed
+        return self._network.exposed(self._network.seconds(item), item, attention_s)
 
     def _priced(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes, plain: _Plain
@@ -150,6 +162,8 @@ class PassPrices:
             compute_backward_s=backward.compute + again,
             launch_forward_s=launch["forward"],
             launch_backward_s=launch["backward"],
+            alone_forward_s=plain.alone["forward"],
+            alone_backward_s=plain.alone["backward"],
             causes=causes,
             kept=cache(partial(plain.activations.with_recompute, recompute)),
         )
@@ -202,6 +216,45 @@ def shared_experts(layer: LayerSpec) -> tuple[Op, ...]:
     """The operations that megatron-core computes on a stream of their own while tokens travel (transformer/moe/shared_experts.py,
     moe_shared_expert_overlap): those of the experts that all tokens visit."""
     return tuple(op for op in layer.ops if isinstance(op, Gemm | Pointwise) and op.name.startswith("mlp.shared_experts."))
+
+
+def routed_experts(layer: LayerSpec) -> tuple[Op, ...]:
+    """The operations between the exchange of tokens and the exchange back: those of the experts that a part of the tokens visits."""
+    return tuple(op for op in layer.ops if isinstance(op, Gemm | Pointwise) and op.name.startswith("mlp.experts."))
+
+
+def exchanged(item: Traffic) -> bool:
+    """Whether this is the exchange of tokens between the ranks of experts, there or back."""
+    return item.axis == ep.AXIS and item.operation == "all_to_all"
+
+
+def hidden_shares(
+    exchange: dict[str, float], forward: Seconds, backward: Seconds, routed: LayerSeconds, *, delayed: bool
+) -> dict[str, float]:
+    """Of the seconds of `exchange` ("forward", "backward": there and back, one half each) what a layer's passes hide in Megatron's combined
+    1F1B, which runs a forward pass of one micro-batch beside a backward pass of another (core/models/common/model_chunk_schedule_plan.py,
+    TransformerLayerSchedulePlan.run):
+
+        exchange:  combine backward | dispatch forward -> dispatch backward | combine forward
+        computing: attention forward | experts backward -> experts forward  | attention backward
+
+    Each exchange hides beside what stands under it, and no more of it than that lasts: dispatch forward beside the experts' backward pass,
+    dispatch backward beside their forward pass. `delayed`: the experts' weight gradients, half of their products in backward, are computed
+    beside dispatch backward (`delay_wgrad_compute`). "Attention" is all but the `routed` experts.
+
+    >>> layer, experts = Seconds(6.0, 0.0, 0.0, 0.0), Seconds(4.0, 0.0, 0.0, 0.0)
+    >>> hidden_shares({"forward": 8.0, "backward": 8.0}, layer, layer, LayerSeconds(experts, experts), delayed=False)
+    {'forward': 0.75, 'backward': 0.75}
+    >>> hidden_shares({"forward": 8.0, "backward": 12.0}, layer, layer, LayerSeconds(experts, experts), delayed=True)
+    {'forward': 0.5, 'backward': 0.6666666666666666}
+    """
+    late = routed.backward.gemm / 2 if delayed else 0.0
+    there, back = exchange["forward"] / 2, exchange["backward"] / 2
+    hidden = {
+        "forward": min(there, routed.backward.compute - late) + min(there, backward.compute - routed.backward.compute),
+        "backward": min(back, routed.forward.compute + late) + min(back, forward.compute - routed.forward.compute),
+    }
+    return {when: hidden[when] / seconds if seconds else 0.0 for when, seconds in exchange.items()}
 
 
 def pass_key(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[object, ...]:

@@ -178,6 +178,10 @@ def _parallel(plan: Plan) -> list[Flag]:
         flags += [("--moe-token-dispatcher-type", plan.moe_token_dispatcher_type)]
         if plan.moe_shared_expert_overlap:
             flags += [("--moe-shared-expert-overlap",)]
+        if plan.overlap_moe_expert_parallel_comm:
+            flags += [("--overlap-moe-expert-parallel-comm",)]
+        if plan.delay_wgrad_compute:
+            flags += [("--delay-wgrad-compute",)]
         fields = expert_parallel_fields(plan)
         flags += [("--" + name.replace("_", "-"),) for name in ("moe_grouped_gemm", "moe_permute_fusion") if fields[name]]
     if plan.sequence_parallel:
@@ -397,9 +401,10 @@ FIRST_WITHOUT_MAX_CONNECTIONS: Final = 10.0
 
 def one_connection(plan: Plan) -> bool:
     """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1, one queue: communication is started before the GEMM that hides it (rules
-    cuda_conn_1 and, without it, cuda_conn_fsdp)."""
+    cuda_conn_1 and, without it, cuda_conn_fsdp; for the experts' exchange beside another micro-batch arguments.py:940 warns alone)."""
     older = float(plan.cluster.gpu.compute_capability) < FIRST_WITHOUT_MAX_CONNECTIONS
-    return (plan.tp > 1 or plan.cp > 1) and older and not plan.megatron_fsdp and not plan.cluster.is_cpu
+    several = plan.megatron_fsdp or plan.overlap_moe_expert_parallel_comm  # which need several queues, and are excepted
+    return (plan.tp > 1 or plan.cp > 1) and older and not several and not plan.cluster.is_cpu
 
 
 def predicted_line(plan: Plan) -> list[str]:

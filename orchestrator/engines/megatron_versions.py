@@ -34,6 +34,10 @@ class Release(Value, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     overlapped_dispatchers: tuple[str, ...] = ("alltoall",)
     """Beside whose exchange of tokens it computes shared experts."""
+    overlap_of_prediction_needs_pipeline: bool = True
+    """Whether the experts' exchange beside another micro-batch needs pp above 1 in a model with a prediction head."""
+    overlaps_experts_with_fsdp: bool = False
+    """Whether its own FSDP has that overlap too."""
     lacks: Mapping[str, str] = {}
     """Parts of models that our worker trains under the others (megatron_parts.OWN_LOOP), and what is lacking here."""
 
@@ -51,6 +55,8 @@ RELEASES: Final = (
         names="known_0.19.json",
         programs={"decoder": "pretrain_gpt.py"},  # the others left with 0.18
         overlapped_dispatchers=("alltoall", "flex"),  # transformer/transformer_config.py:1644
+        overlap_of_prediction_needs_pipeline=False,  # transformer/transformer_config.py:2709, which no longer asks for one
+        overlaps_experts_with_fsdp=True,  # distributed/fsdp/mcore_fsdp_adapter.py:100
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
         lacks={
             # transformer/mla_qk_norm_config.py:148

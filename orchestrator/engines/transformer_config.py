@@ -211,14 +211,16 @@ GROUPED_COMPUTE_CAPABILITY: Final = 8.0
 """Of the GPUs on which one kernel multiplies the tokens of all experts."""
 
 
+OVERLAPS: Final = ("moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
+
+
 def expert_parallel_fields(plan: Plan) -> dict[str, Any]:
     """How experts are divided and computed; empty in a dense model. Products of all experts at once are Transformer Engine's, from Ampere
     on (training/arguments.py:852)."""
     if not plan.model.experts:
         return {}
     te = implementation(plan) == "transformer_engine"
-    overlap = {"moe_shared_expert_overlap": True} if plan.moe_shared_expert_overlap else {}
-    return overlap | {
+    return {name: True for name in OVERLAPS if getattr(plan, name)} | {
         "expert_tensor_parallel_size": plan.etp,
         "moe_token_dispatcher_type": plan.moe_token_dispatcher_type,
         "moe_grouped_gemm": te and float(plan.cluster.gpu.compute_capability) >= GROUPED_COMPUTE_CAPABILITY,
@@ -288,6 +290,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
         more["num_distributed_optimizer_instances"] = plan.optimizer_instances
     if plan.megatron_fsdp:
         more |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": FSDP_STRATEGY[plan.zero_stage]}
+    if plan.delay_wgrad_compute:
+        more["delay_wgrad_compute"] = True
     if plan.reduce_scatter_with_fp32_accumulation:
         more["reduce_scatter_with_fp32_accumulation"] = True
     return more | {

@@ -46,7 +46,7 @@ def saved_plan(merged: Flat) -> Plan | None:
 
 
 def _check_values(plan: Plan) -> None:
-    """What the search is given must be as sound as if it came from a recipe; search/check.py checks the layout. Raises InputError."""
+    """What the search is given must be as sound as if it came from a recipe; plan/check.py checks the layout. Raises InputError."""
     if plan.cluster.num_gpus != plan.world_size:
         raise InputError("world_size", plan.world_size, f"its cluster has num_gpus={plan.cluster.num_gpus}")
     for group, values in (("model", plan.model), ("train", plan.training)):

@@ -26,7 +26,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.plan import Plan, Reason, chosen
-from orchestrator.search.check import check_plan, workload_of
+from orchestrator.plan.check import workload_of
 from orchestrator.search.inner import MOST_AT_ONCE, MOST_SIMULATED, Inner, Solution
 from orchestrator.search.question import DEFAULTS, Engines, SearchSettings
 from orchestrator.search.refuse import no_plan
@@ -38,7 +38,7 @@ from orchestrator.strategy.workload import Workload
 from orchestrator.units import format_bytes
 from orchestrator.values import Value
 
-__all__ = ["Outcome", "SearchResult", "check_plan", "reprice", "search"]
+__all__ = ["Outcome", "SearchResult", "reprice", "search"]
 
 ROUNDING = 1e-9
 """Relative slack of every bound: a bound and a price add the same terms in another order."""

@@ -11,7 +11,7 @@ from orchestrator.errors import InputError
 from orchestrator.key import declared
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
-from orchestrator.search.check import check_plan, workload_of
+from orchestrator.plan.check import check_plan, workload_of
 from orchestrator.search.question import PlannedEngine
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.layout import Prediction
@@ -49,7 +49,7 @@ def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
         if other == plan:
             continue
         try:
-            check_plan(other, [(engine.capabilities, engine.traits)])
+            check_plan(other, engine.capabilities)
         except InputError:
             continue
         price = cost_model(workload_of(other), engine.traits, engine.calibration).price(other.candidate, other.stages)

@@ -136,6 +136,17 @@ class Options(Value, frozen=True, kw_only=True):
     moe_shared_expert_overlap: Annotated[bool, Choice(doc="the shared experts beside the exchange of tokens (megatron)", offered=True)] = (
         False
     )
+    overlap_moe_expert_parallel_comm: Annotated[
+        bool,
+        Choice(
+            doc="the experts' exchange of tokens beside the computing of another micro-batch, forward beside backward (megatron)",
+            offered=True,
+        ),
+    ] = False
+    delay_wgrad_compute: Annotated[
+        bool,
+        Choice(doc="with it, the experts' weight gradients behind their inputs' ones, beside the exchange (megatron, Transformer Engine)"),
+    ] = False
     megatron_fsdp: Annotated[
         bool,
         Choice(doc="ZeRO-2 or 3 by Megatron's own FSDP (--data-parallel-sharding-strategy optim_grads...)", in_layer_price=False),

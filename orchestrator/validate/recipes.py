@@ -1,8 +1,8 @@
 """Published recipes without times: is each legal for Megatron, does it fit, how near does it come to our best plan?
 
 A recipe is a row of a table with the columns of expert_recipes_bridge.csv: a model's name, GPUs, precision and every degree. It is judged
-as it is written. What a plan has no word for (CUDA graphs of whole iterations, overlap of the experts' traffic) is taken to be the same in
-our best plan, and NVFP4 is taken for MXFP8.
+as it is written. What a plan has no word for (CUDA graphs of whole iterations) is taken to be the same in our best plan, and NVFP4 is taken
+for MXFP8. Where the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Judge:
         if offloaded:  # the activations of so many layers are on the host
             kept = max(stage.memory_by_cause["activations"] for stage in price.by_stage)
             peak -= offloaded / layers * kept * (1 + calibration.allocator_slack)
-        best, label = self._best_of(run, capabilities, strategy.moe_token_dispatcher_type)
+        best, label = self._best_of(run, capabilities)
         return Judged(
             recipe=recipe["recipe_id"],
             experts=experts,
@@ -143,14 +143,22 @@ class Judge:
         )
 
     def _constants(self, run: Run) -> Calibration:
-        """Those of the recipe's own overlap and CUDA graphs, for our best plan too: layouts are compared, not these."""
+        """Those of the recipe's own CUDA graphs, for our best plan too: layouts are compared, not these."""
         return run.experts.constants(self._choose(run)) if run.kind == "moe" else self._choose(run)
 
-    def _best_of(self, run: Run, capabilities: Capabilities, dispatcher: str) -> tuple[float | None, str]:
-        key = (run.workload, run.engine.name, dispatcher, run.experts)
+    def _best_of(self, run: Run, capabilities: Capabilities) -> tuple[float | None, str]:
+        """Seconds of the fastest plan with the recipe's dispatcher, and its label; None with the reason."""
+        strategy = run.candidate.strategy
+        pins = [Pins(moe_token_dispatcher_type=strategy.moe_token_dispatcher_type)]
+        if strategy.overlap_moe_expert_parallel_comm:
+            pins.append(replace(pins[0], overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=strategy.delay_wgrad_compute))
+        found = [self._planned(run, capabilities, one) for one in pins]
+        return min((one for one in found if one[0] is not None), default=found[0], key=lambda one: one[0] or 0.0)
+
+    def _planned(self, run: Run, capabilities: Capabilities, pins: Pins) -> tuple[float | None, str]:
+        key = (run.workload, run.engine.name, pins, run.experts.graph, run.experts.capacity)
         if key not in self._best:
             planned = PlannedEngine(capabilities=capabilities, traits=run.engine.traits, calibration=self._constants(run))
-            pins = Pins(moe_token_dispatcher_type=dispatcher)
             try:
                 found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
             except OrchestratorError as error:

@@ -42,15 +42,12 @@ class ExpertsRun:
     """Whether an expert takes no more than a share of the tokens that is known beforehand."""
 
     def constants(self, calibration: Calibration) -> Calibration:
-        """Those of this run: its host waits for the dispatch unless all is replayed or the experts' shares are known; traffic hides only
-        where the source says that it was made to."""
+        """Those of this run: its host waits for the dispatch unless all is replayed or the experts' shares are known."""
         changes: dict[str, float] = {}
         if self.graph == "whole" or self.capacity:
             changes["expert_sync_s"] = 0.0
         if self.graph == "whole":
             changes |= dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s", "expert_quantise_s"), 0.0)
-        if not self.overlaps:
-            changes["ep_overlap"] = 0.0
         return replace(calibration, **changes)
 
 

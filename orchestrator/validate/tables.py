@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
@@ -119,7 +119,10 @@ def with_settings(row: dict[str, str], settings: dict[str, str] | None) -> dict[
     dispatcher = settings.get("flex_backend", "") if kind == "flex" else kind
     graph = ": ".join(text for text in (settings.get("cuda_graph", ""), settings.get("cuda_graph_scope", "")) if text)
     more = {
-        **{name: settings.get(name, "") for name in ("etp", "a2a_overlap", "shared_expert_overlap", "capacity_factor", "pipeline_layout")},
+        **{
+            name: settings.get(name, "")
+            for name in ("etp", "a2a_overlap", "delay_wgrad", "shared_expert_overlap", "capacity_factor", "pipeline_layout")
+        },
         "dispatcher": dispatcher,
         "cuda_graph": graph,
         "routing": "forced balance" if settings.get("forced_balance") == "1" else "",
@@ -144,20 +147,8 @@ def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unus
 def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     """One row; `measured`: whether it must have a time or a peak. Raises SkipError with the reason."""
     row = with_shape(row)
-    status = row.get("status", "")
-    notes = row.get("notes", "")
-    if status not in ("ok", "oom", "crashed/oom"):
-        raise SkipError(f"status {status or 'blank'}")
-    said = f"{notes} {row.get('model_name', '')} {row.get('sweep_id', '')}"
-    for word, why in DOUBTFUL:
-        if word in said and not (why is FROZEN and row.get("task") == "lora"):
-            raise SkipError(why)
-    key = networks.gpu_key(row.get("gpu", ""))
-    if key is None:
-        raise SkipError(f"GPU {row.get('gpu') or 'not stated'} is not known")
-    engine = printed_as(row.get("engine", ""))
-    if engine is None:
-        raise SkipError(f"engine {row.get('engine') or 'not stated'} has no traits")
+    _check_comparable(row)
+    key, engine = gpu_of(row), engine_of(row)
     lora = lora_of(row, engine)
     precision, label = precision_of(row)
     if precision not in networks.gpu(key).peak_flops:
@@ -165,13 +156,104 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     if engine.variant is not None:
         engine = ENGINES[engine.variant(row, precision)]
     architecture = architecture_of(table, row)
-    seq_length = whole(row, "seq_length")
-    decoder = T5_DECODER_LENGTH if architecture.family == "t5" else None
+    zero_stage = zero_of(engine, row)
+    degrees = degrees_of(row, engine, architecture, zero_stage)
+    training = training_of(row, engine, architecture, precision, lora, degrees.global_batch_size)
+    recompute, share = recompute_of(row)
+    strategy = strategy_of(row, engine, degrees, zero_stage, recompute, training.grad_reduce_dtype)
+    candidate = Candidate(
+        engine=engine.name,
+        strategy=strategy,
+        micro_batch_size=degrees.micro_batch_size,
+        num_microbatches=degrees.num_microbatches,
+        vpp=degrees.vpp,
+        schedule="interleaved" if degrees.vpp > 1 else engine.schedule,
+    )
+    try:
+        model = _model(architecture, training.seq_length, training.decoder_seq_length, engine.name, lora)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise SkipError(f"model: {error}") from None
+    split = split_of(row, engine, architecture, model, degrees)
+    kind = row.get("peak_memory_kind", "")
+    seen = seen_of(table, row, engine, architecture, training, degrees)
+    if measured and row["status"] == "ok" and seen.time_s is None and seen.memory_bytes is None:
+        raise SkipError("neither time nor memory can be compared")
+    place = networks.cluster(table, key, degrees.num_gpus, whole(row, "gpus_per_node", 8), interconnect_of(row))
+    return Run(
+        table=table,
+        run_id=row["run_id"],
+        sweep_id=row.get("sweep_id") or table,
+        engine=engine,
+        gpu=key,
+        precision=label,
+        kind="moe" if row.get("num_experts") else "dense",
+        model=model,
+        training=_same_training(training),
+        cluster=_same_cluster(place),
+        candidate=candidate,
+        stages=layout.stages_of(
+            model, split.counts, pp=degrees.pp, vpp=degrees.vpp, recompute=recompute, full_layers=share, head=split.head
+        ),
+        illegal=split.illegal,
+        experts=experts_of(row),
+        time_s=seen.time_s,
+        memory_bytes=seen.memory_bytes,
+        memory_of=memory_of(table, engine, kind),
+        memory_kind=kind_of_memory(kind),
+        fits=seen.fits,
+    )
+
+
+def _check_comparable(row: dict[str, str]) -> None:
+    """Raises SkipError for a run that failed, or of which the source says something that no price is for."""
+    status = row.get("status", "")
+    if status not in ("ok", "oom", "crashed/oom"):
+        raise SkipError(f"status {status or 'blank'}")
+    said = f"{row.get('notes', '')} {row.get('model_name', '')} {row.get('sweep_id', '')}"
+    for word, why in DOUBTFUL:
+        if word in said and not (why is FROZEN and row.get("task") == "lora"):
+            raise SkipError(why)
+
+
+def gpu_of(row: dict[str, str]) -> str:
+    """The catalog's name of the GPU."""
+    key = networks.gpu_key(row.get("gpu", ""))
+    if key is None:
+        raise SkipError(f"GPU {row.get('gpu') or 'not stated'} is not known")
+    return key
+
+
+def engine_of(row: dict[str, str]) -> MeasuredEngine:
+    """The engine by the name that the source prints."""
+    engine = printed_as(row.get("engine", ""))
+    if engine is None:
+        raise SkipError(f"engine {row.get('engine') or 'not stated'} has no traits")
+    return engine
+
+
+class Degrees(NamedTuple):
+    """How a run was divided: ranks along each axis, and the batch in samples."""
+
+    num_gpus: int
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    vpp: int
+    ep: int
+    etp: int
+    micro_batch_size: int
+    global_batch_size: int
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.global_batch_size // (self.micro_batch_size * self.dp)
+
+
+def degrees_of(row: dict[str, str], engine: MeasuredEngine, architecture: Architecture, zero_stage: ZeroStage) -> Degrees:
+    """The degrees of a row, all of which divide what they must. Where no number of GPUs is printed the batch is what fills a pipeline."""
     tp, pp, cp, vpp, ep = (whole(row, "tp"), whole(row, "pp"), whole(row, "cp", 1), whole(row, "vpp", 1), whole(row, "ep", 1))
     etp = whole(row, "etp", 1) if row.get("num_experts") else 1
-    per_node = whole(row, "gpus_per_node", 8)
-    known_time = status == "ok" and bool(row.get("global_batch_size")) and bool(row.get("num_gpus"))
-    zero_stage = zero_of(engine, row)
     if row.get("num_experts") and not row.get("ep") and zero_stage == 3:
         raise SkipError("ep is not stated, which says what FSDP shards of the experts")
     num_gpus = world_of(row, tp * pp * cp, zero_stage)
@@ -187,106 +269,108 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         gbs = memory_only_batch
     if gbs % (mbs * dp):
         raise SkipError(f"micro_batch_size x dp = {mbs * dp} does not divide global_batch_size={gbs}")
-    microbatches = gbs // (mbs * dp)
-    if engine.name == "nemo" and not row.get("vpp") and pp > 1 and architecture.name.startswith("GPT-3") and microbatches % pp == 0:
+    if dp * tp * cp % (ep * etp):
+        raise SkipError(f"ep x etp = {ep * etp} does not divide tp x cp x dp = {tp * cp * dp}")
+    for name, count in (("num_attention_heads", architecture.num_attention_heads), ("ffn_hidden_size", architecture.ffn_hidden_size)):
+        if count % tp:
+            raise SkipError(f"tp={tp} does not divide {name}={count}")
+    turns = gbs // (mbs * dp) % pp == 0
+    if engine.name == "nemo" and not row.get("vpp") and pp > 1 and architecture.name.startswith("GPT-3") and turns:
         vpp = NEMO_INTERLEAVE
-    if pp == 1:
-        vpp = 1
-    recompute, share = recompute_of(row)
-    sequence_parallel = tp > 1 and (
-        row.get("sequence_parallel", "").startswith("yes") or (not row.get("sequence_parallel") and engine.sequence_parallel)
-    )
-    reduce_dtype: Dtype = "bf16" if "MP Mode=PURE" in notes else engine.reduce_dtype
-    training = Training(
-        global_batch_size=gbs,
-        seq_length=seq_length,
-        decoder_seq_length=decoder,
+    return Degrees(num_gpus, tp, pp, cp, dp, vpp if pp > 1 else 1, ep, etp, mbs, gbs)
+
+
+def training_of(
+    row: dict[str, str], engine: MeasuredEngine, architecture: Architecture, precision: Precision, lora: Lora | None, batch: int
+) -> Training:
+    """What decides a run's convergence; `batch`: samples of all replicas together."""
+    reduce_dtype: Dtype = "bf16" if "MP Mode=PURE" in row.get("notes", "") else engine.reduce_dtype
+    return Training(
+        global_batch_size=batch,
+        seq_length=whole(row, "seq_length"),
+        decoder_seq_length=T5_DECODER_LENGTH if architecture.family == "t5" else None,
         precision=precision,
         grad_reduce_dtype=reduce_dtype,
         grad_accum_dtype=engine.accumulate_dtype,
         lora=lora,
     )
-    shard = whole(row, "zero_shard_size", dp * cp)
-    strategy = Strategy(
-        mesh=Mesh(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp),
+
+
+def strategy_of(
+    row: dict[str, str], engine: MeasuredEngine, degrees: Degrees, zero_stage: ZeroStage, recompute: Recompute, reduce_dtype: Dtype
+) -> Strategy:
+    """The mesh and the options that a row says, or that are its engine's own where it says none."""
+    notes, said = row.get("notes", ""), row.get("sequence_parallel", "")
+    shard, ranks = whole(row, "zero_shard_size", degrees.dp * degrees.cp), degrees.dp * degrees.cp
+    overlaps = bool(experts_of(row).overlaps)
+    return Strategy(
+        mesh=Mesh(tp=degrees.tp, cp=degrees.cp, dp=degrees.dp, pp=degrees.pp, ep=degrees.ep, etp=degrees.etp),
         zero_stage=zero_stage,
-        zero_shard_size=shard if shard < dp * cp else None,
-        sequence_parallel=sequence_parallel,
+        zero_shard_size=shard if shard < ranks else None,
+        sequence_parallel=degrees.tp > 1 and (said.startswith("yes") or (not said and engine.sequence_parallel)),
         recompute=recompute,
         offload_optimizer="offload" in row.get("engine", "") or any(words in notes for words in OFFLOADED),
         grad_reduce_dtype=reduce_dtype,
         overlap_grad_reduce="every overlap off" not in notes,
         overlap_param_gather="every overlap off" not in notes,
         moe_token_dispatcher_type=dispatcher_of(row, engine),
+        overlap_moe_expert_parallel_comm=overlaps,
+        delay_wgrad_compute=overlaps and row.get("delay_wgrad") == "1",
         cp_comm_type="a2a" if "cp a2a" in row.get("flash_attention", "") else "p2p",
     )
-    if dp * tp * cp % (ep * etp):
-        raise SkipError(f"ep x etp = {ep * etp} does not divide tp x cp x dp = {tp * cp * dp}")
-    candidate = Candidate(
-        engine=engine.name,
-        strategy=strategy,
-        micro_batch_size=mbs,
-        num_microbatches=microbatches,
-        vpp=vpp,
-        schedule="interleaved" if vpp > 1 else engine.schedule,
-    )
-    try:
-        model = _model(architecture, seq_length, decoder, engine.name, lora)
-    except (KeyError, ValueError, OverflowError) as error:
-        raise SkipError(f"model: {error}") from None
-    for name, count in (("num_attention_heads", architecture.num_attention_heads), ("ffn_hidden_size", architecture.ffn_hidden_size)):
-        if count % tp:
-            raise SkipError(f"tp={tp} does not divide {name}={count}")
-    body = sum(run.count for run in model.runs if run.layer.recomputable)
-    head, illegal = None, ""
+
+
+class Split(NamedTuple):
+    """Layers of each chunk of the pipeline, as `layout.stages_of` takes them with `head`; and why no pipeline runs so, or nothing."""
+
+    counts: Sequence[int]
+    head: int | None
+    illegal: str
+
+
+def split_of(row: dict[str, str], engine: MeasuredEngine, architecture: Architecture, model: ModelSpec, degrees: Degrees) -> Split:
+    """Which layers are on which stage: the engine's own split, the printed one, or as even as it goes."""
+    body, chunks = sum(run.count for run in model.runs if run.layer.recomputable), degrees.pp * degrees.vpp
     if engine.split is not None:
-        counts, head, complete = engine.split(architecture, body, pp)
-        illegal = "" if complete else f"{engine.name} leaves a stage of pp={pp} without a block"
-    elif body < pp * vpp:
-        raise SkipError(f"{body} layers on {pp * vpp} pipeline chunks")
-    elif row.get("pipeline_layout"):
-        counts = layout.counts_of(row["pipeline_layout"], body, pp * vpp)
-    elif architecture.mtp_num_layers:
-        counts = layout.before_prediction(body, pp * vpp)
-    else:
-        counts = layout.even_counts(body, pp * vpp)
-    time_s = measured_time(row, architecture, gbs, seq_length, num_gpus) if known_time else None
-    if table == "megatron_lm_functional_goldens":
-        time_s = None
-    memory = number(row, "peak_memory_gib") if status == "ok" and "not a measured allocator peak" not in notes else None
-    fits = None if status != "ok" and "NOT_OOM?" in notes else status == "ok"
-    if not row.get("recompute") and not engine.says_recompute:
-        memory = fits = None  # what is kept is not known
-    if row.get("offload") == ACTIVATIONS or (row.get("num_experts") and not row.get("recompute") and table.startswith("nvidia")):
-        memory = fits = None  # nor here: its recipe is not known, or moves activations to the host
-    if lora is not None and precision in QUANTISED:
-        memory = fits = None  # whether frozen weights are kept in 8 bits alone is not said
-    if lora is not None and mixed_lengths(row):
+        counts, head, complete = engine.split(architecture, body, degrees.pp)
+        return Split(counts, head, "" if complete else f"{engine.name} leaves a stage of pp={degrees.pp} without a block")
+    if body < chunks:
+        raise SkipError(f"{body} layers on {chunks} pipeline chunks")
+    if row.get("pipeline_layout"):
+        return Split(layout.counts_of(row["pipeline_layout"], body, chunks), None, "")
+    return Split((layout.before_prediction if architecture.mtp_num_layers else layout.even_counts)(body, chunks), None, "")
+
+
+class Seen(NamedTuple):
+    """What was measured: seconds of a step, bytes at the peak, whether the run fitted; None where it is not said, or can't be compared."""
+
+    time_s: float | None
+    memory_bytes: float | None
+    fits: bool | None
+
+
+def seen_of(
+    table: str, row: dict[str, str], engine: MeasuredEngine, architecture: Architecture, training: Training, degrees: Degrees
+) -> Seen:
+    """Of a row what a prediction may be held against."""
+    ok, notes, experts = row["status"] == "ok", row.get("notes", ""), bool(row.get("num_experts"))
+    time_s = None
+    if ok and row.get("global_batch_size") and row.get("num_gpus") and table != "megatron_lm_functional_goldens":
+        time_s = measured_time(row, architecture, training.global_batch_size, training.seq_length, degrees.num_gpus)
+    if training.lora is not None and mixed_lengths(row):
         raise SkipError("what the allocator reserved over samples of many lengths, in their order")
-    if measured and status == "ok" and time_s is None and memory is None:
-        raise SkipError("neither time nor memory can be compared")
-    kind = row.get("peak_memory_kind", "")
-    return Run(
-        table=table,
-        run_id=row["run_id"],
-        sweep_id=row.get("sweep_id") or table,
-        engine=engine,
-        gpu=key,
-        precision=label,
-        kind="moe" if row.get("num_experts") else "dense",
-        model=model,
-        training=_same_training(training),
-        cluster=_same_cluster(networks.cluster(table, key, num_gpus, per_node, interconnect_of(row))),
-        candidate=candidate,
-        stages=layout.stages_of(model, counts, pp=pp, vpp=vpp, recompute=recompute, full_layers=share, head=head),
-        illegal=illegal,
-        experts=experts_of(row),
-        time_s=time_s,
-        memory_bytes=memory * memory_unit(kind) if memory else None,
-        memory_of=memory_of(table, engine, kind),
-        memory_kind=kind_of_memory(kind),
-        fits=fits,
+    recipe_unknown = experts and not row.get("recompute") and table.startswith("nvidia")
+    kept_unknown = (
+        (not row.get("recompute") and not engine.says_recompute)
+        or row.get("offload") == ACTIVATIONS  # in host memory, in a way that its recipe does not say
+        or recipe_unknown
+        or (training.lora is not None and training.precision in QUANTISED)  # whether frozen weights are kept in 8 bits alone
     )
+    if kept_unknown:
+        return Seen(time_s, None, None)
+    memory = number(row, "peak_memory_gib") if ok and "not a measured allocator peak" not in notes else None
+    unit = memory_unit(row.get("peak_memory_kind", ""))
+    return Seen(time_s, memory * unit if memory else None, None if not ok and "NOT_OOM?" in notes else ok)
 
 
 SLOW_DAYS: Final = ("Notes=05-26", "Notes=05-28")

@@ -40,6 +40,7 @@ def check(plan: Plan, out: Path, shared: Iterable[str]) -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
         if rank == 0:
             print("".join(f"preflight: {line}\n" for line in lines), end="", flush=True)
+        distributed.leave_within()
     kept[0].add("left", 1)
     deadline = time.monotonic() + LEAVE_S
     while rank == 0 and kept[0].add("left", 0) < world and time.monotonic() < deadline:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,9 @@ from orchestrator.plan import Plan
 
 TIMEOUT = timedelta(minutes=30)
 """Of a collective: a first step compiles kernels, a checkpoint of a large model is written between two collectives."""
+
+LEAVE_S = 60.0
+"""What a rank gets to leave its process groups in when its work is done."""
 
 
 def quiet() -> None:
@@ -41,7 +46,8 @@ def end_at_once_on_signals() -> None:
 def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = None, *, apart: bool = False) -> Iterator[torch.device]:
     """Join the job that torchrun or srun describes in the environment; yields this rank's device. `before(store, rank, world)` is called
     once the ranks can talk over the store, before anything else. `apart`: the store's names are kept from those of a process that joins
-    the same job later.
+    the same job later. The groups are left after success alone: after an error nothing may keep the rank from ending, since the others
+    wait for it.
 
     Raises InputError where the world is not the plan's.
     """
@@ -63,10 +69,25 @@ def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = N
         timeout=TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    yield device
+    dist.destroy_process_group()
+
+
+def leave_within(seconds: float = LEAVE_S) -> None:
+    """The rank's work is done and saved: whatever comes before `leave` may take so long. Then the process ends all the same, with status 0
+    and its stacks on stderr; one job would otherwise hold its GPUs for nothing (one rank of two was seen to stay for minutes after its
+    last step, in one of some thousand ends). A second limit at twice that ends a process whose interpreter is held too, with status 1."""
+
+    def end() -> None:
+        said = f"the work of this rank is done, but it did not leave its process groups within {seconds:g} s: it ends without. Stacks:"
+        print(said, file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(0)
+
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def leave(status: int) -> NoReturn:

@@ -321,7 +321,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
                 trainer.load(saved)
                 first_step = saved.step
             train(trainer, batches, out, first_step, watchdog, valid)
-            watchdog.phase("leaving", BUILD_S)
+            distributed.leave_within()
     except NonFiniteLossError as error:
         print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)
         sys.exit(NON_FINITE_STATUS)

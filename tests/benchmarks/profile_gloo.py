@@ -39,9 +39,9 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Cluster
 from orchestrator.pictures import timers
 from orchestrator.plan import from_json
+from orchestrator.plan.check import workload_of
 from orchestrator.recipe.clusters import load_cluster
 from orchestrator.report import after
-from orchestrator.search.check import workload_of
 from orchestrator.search.planner import reprice
 from orchestrator.validate import own
 from orchestrator.validate.metrics import spearman

@@ -193,6 +193,27 @@ def test_shared_experts_hide_the_exchange_of_tokens_as_long_as_they_take() -> No
     assert plain.forward_s + plain.backward_s - narrow.forward_s - narrow.backward_s == pytest.approx(gained - slowed)
 
 
+@pytest.mark.parametrize("delayed", [False, True])
+def test_the_exchange_hides_beside_another_micro_batch_but_for_the_passes_that_have_none(delayed: bool) -> None:
+    """Without a pipeline the first forward and the last backward pass of a step are alone: of m micro-batches the share 1/m gains nothing.
+    The layer of the pass beside it is in memory too."""
+
+    def layer(overlap: bool, batch: int) -> Any:
+        strategy = Strategy(mesh=Mesh(dp=32, ep=32), overlap_moe_expert_parallel_comm=overlap, delay_wgrad_compute=overlap and delayed)
+        model = cost_model(describe(MOE, S), global_batch_size=batch)
+        return model.layer(replace(candidate(dp=32), strategy=strategy, num_microbatches=batch // 32), "experts_decoder", "none")
+
+    plain = layer(False, 32)
+    gained = {m: plain.seconds - layer(True, 32 * m).seconds for m in (1, 2, 4)}
+    assert gained[1] == pytest.approx(0.0)
+    assert gained[2] > 0
+    assert gained[4] == pytest.approx(1.5 * gained[2])
+    hidden = layer(True, 64)
+    assert hidden.by_cause["ep"] < plain.by_cause["ep"]
+    assert hidden.saved_bytes == plain.saved_bytes
+    assert hidden.transient_backward_bytes - plain.transient_backward_bytes >= plain.saved_bytes
+
+
 def test_gradients_summed_in_fp32_are_exchanged_and_held_twice() -> None:
     """An all-to-all in place of the reduce-scatter: the same bytes, in n-1 messages, into a buffer as large as the gradients."""
     fields = {"dp": 8, "zero_stage": 1, "overlap_grad_reduce": False}

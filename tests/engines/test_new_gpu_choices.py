@@ -163,6 +163,21 @@ def test_how_tokens_reach_experts_is_said_to_both_releases(version: str) -> None
     assert "--moe-shared-expert-overlap" not in flags_of(other)
 
 
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
+def test_the_exchange_beside_another_micro_batch_is_said_to_both_releases(version: str) -> None:
+    """Megatron asks there for several queues, where tensor parallelism before Blackwell otherwise asks for one."""
+    model = replace(LLAMA3_8B, feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=1024))
+    plan = make_plan(model=model, tp=2, ep=4, software=Software(megatron_core=version), training=training_for(model, seq_length=4096))
+    names = {"overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm", "delay_wgrad_compute": "--delay-wgrad-compute"}
+    assert not any(flag in flags_of(plan) for flag in names.values())
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in ENGINES["megatron"].translate(plan).environment
+    plan = replace(plan, **dict.fromkeys(names, True))
+    fields = engine_fields(plan)
+    assert all(fields["transformer_config"][name] is True and flags_of(plan)[flag] == () for name, flag in names.items())
+    assert fields["ddp"]["delay_wgrad_compute"] is True
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in ENGINES["megatron"].translate(plan).environment
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_reaches_both_the_worker_and_the_command_line(name: str) -> None:
     choices, config, ddp, flags = OPTIONS[name]

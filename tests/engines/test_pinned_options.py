@@ -14,7 +14,8 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.search.planner import check_plan, search
+from orchestrator.plan.check import check_fits, check_plan
+from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.search.unasked import unasked
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -24,8 +25,8 @@ from orchestrator.units import GIB
 
 MEGATRON = ENGINES["megatron"]
 CLUSTER = cluster(num_gpus=16)
-ENGINE = [(MEGATRON.capabilities(CLUSTER.software), MEGATRON.traits(CLUSTER.software))]
-PLANNED = PlannedEngine(capabilities=ENGINE[0][0], traits=ENGINE[0][1], calibration=Calibration())
+CAPABILITIES = MEGATRON.capabilities(CLUSTER.software)
+PLANNED = PlannedEngine(capabilities=CAPABILITIES, traits=MEGATRON.traits(CLUSTER.software), calibration=Calibration())
 LIMIT = MemoryLimit(limit=79 * GIB, reserve=4 * GIB)
 
 
@@ -34,7 +35,8 @@ def planned(*, limit: MemoryLimit = LIMIT, training: dict[str, Any] | None = Non
     model = describe(LLAMA3_8B, batch.seq_length, None)
     workload = Workload(model=model, training=batch, cluster=CLUSTER)
     found = search(workload, [PLANNED], SearchSettings(pins=Pins(**pins), limit=limit, top_k=1)).plan
-    check_plan(found, ENGINE, limit, Calibration())
+    check_plan(found, CAPABILITIES)
+    check_fits(found, limit)
     return found
 
 
@@ -95,7 +97,7 @@ def test_an_edited_plan_is_judged_by_the_same_rules() -> None:
     for change, key in (({"tp_comm_overlap": True}, "tp_comm_overlap"), ({"megatron_fsdp": True}, "zero_stage"), ({"zero_shard_size": 3},
                         "zero_shard_size"), ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type")):  # fmt: skip
         with pytest.raises(InputError, match=key):
-            check_plan(replace(plan, **change), ENGINE)
+            check_plan(replace(plan, **change), CAPABILITIES)
 
 
 def test_what_nobody_asked_for_is_priced_on_the_plan_where_it_helps() -> None:

@@ -54,6 +54,7 @@ M, D = "megatron", "megatron_deepspeed"
 SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
 SHARED = replace(SIX, shared_ffn_hidden_size=32)
 MIXTURE = replace(LLAMA, feed_forward=SIX)
+OVERLAP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
 UNNORMALIZED = replace(LLAMA, feed_forward=replace(SIX, score="sigmoid", normalized=False))
 TWO_MIXTURES = replace(LLAMA, pattern=(Run(layers=1, feed_forward=SIX), Run(layers=1, feed_forward=replace(SIX, topk=3))))
 BIASED_MIXTURE = replace(MIXTURE, add_bias_linear=True)
@@ -177,6 +178,25 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     (
         *("shared_expert_overlap", M, workload(replace(LLAMA, feed_forward=SHARED))),
         *({"moe_shared_expert_overlap": True, "moe_token_dispatcher_type": "flex", "ep": 2}, "Megatron-core has it with alltoall"),
+    ),
+    ("expert_overlap", M, workload(), OVERLAP, "a dense model has no experts"),
+    ("expert_overlap", M, workload(MIXTURE), OVERLAP, "with ep=1 tokens travel nowhere"),
+    ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "pp": 2, "dp": 4}, "pp=2 needs vpp above 1"),
+    ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "recompute": "full"}, "recompute of modules only"),
+    ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "recompute": "mlp"}, "experts can't be computed again"),
+    ("expert_overlap", M, workload(MIXTURE, precision="fp32"), {**OVERLAP, "ep": 2}, "has it for 16-bit models"),
+    ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "moe_token_dispatcher_type": "allgather"}, "with alltoall and flex"),
+    (
+        *("expert_overlap", M, workload(replace(LLAMA, feed_forward=SHARED))),
+        *({**OVERLAP, "ep": 2, "moe_shared_expert_overlap": True}, "Megatron-core takes one of both"),
+    ),
+    ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "megatron_fsdp": True, "zero_stage": 3}, "0.16.1 gathers weights by"),
+    ("expert_overlap", M, workload(replace(MIXTURE, mtp_num_layers=2)), {**OVERLAP, "ep": 2}, "mtp_num_layers=2: it takes one"),
+    ("expert_overlap", M, workload(replace(MIXTURE, mtp_num_layers=1)), {**OVERLAP, "ep": 2}, "0.16.1 needs a pipeline"),
+    ("delayed_weight_gradients", M, workload(MIXTURE), {"ep": 2, "delay_wgrad_compute": True}, "needs overlap_moe_expert_parallel_comm"),
+    (
+        *("delayed_weight_gradients", M, workload(MIXTURE, software=BARE)),
+        *({**OVERLAP, "ep": 2, "delay_wgrad_compute": True}, "Transformer Engine's linears"),
     ),
     (
         *("fp32_accumulation", M, workload(), {"reduce_scatter_with_fp32_accumulation": True}),
@@ -358,6 +378,30 @@ def test_shared_experts_are_computed_beside_the_exchange_that_the_release_has() 
     kinds = ("alltoall", "flex", "allgather")
     assert [refused("0.16.1", kind) for kind in kinds] == [False, True, True]
     assert [refused("0.19.2", kind) for kind in kinds] == [False, False, True]
+
+
+def test_the_exchange_goes_beside_another_micro_batch_in_what_each_release_has() -> None:
+    """0.16.1 asks for a pipeline where there is a prediction head, and its own FSDP does not know the combined schedule."""
+
+    def refused(version: str, head: int, **choices: Any) -> bool:
+        given = workload(replace(MIXTURE, mtp_num_layers=head), software=Software(megatron_core=version))
+        return "expert_overlap" in refusals(M, given, **{"ep": 2, "zero_stage": 1, **OVERLAP, **choices})
+
+    fsdp = {"megatron_fsdp": True, "zero_stage": 3}
+    old, new = (
+        [
+            refused(version, 0),
+            refused(version, 0, moe_token_dispatcher_type="flex"),
+            refused(version, 0, pp=2, vpp=2, dp=4),
+            refused(version, 0, recompute="moe_act"),
+            refused(version, 1, pp=2, vpp=2, dp=4),
+            refused(version, 1),
+            refused(version, 0, **fsdp),
+        ]
+        for version in ("0.16.1", "0.19.2")
+    )
+    assert old == [False] * 5 + [True, True]
+    assert not any(new)
 
 
 def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> None:

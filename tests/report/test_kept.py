@@ -21,6 +21,8 @@ def test_no_search_is_done_where_the_page_has_the_candidates(tmp_path: Path, mon
     run = tmp_path / "run"
     answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu")
     answer.write(run)
+    assert not (run / PAGE).exists()  # drawing takes longer than most plans
+    assert main(["report", str(run)]) == 0
     first = (run / PAGE).read_text()
     kept = drawn_in(first, answer.plan)
     assert kept is not None

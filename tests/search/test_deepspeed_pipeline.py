@@ -15,7 +15,8 @@ from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import LayerSpan, Stage
-from orchestrator.search.planner import check_plan, search
+from orchestrator.plan.check import check_plan
+from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -87,10 +88,12 @@ def test_the_engine_proposes_it_and_takes_each_layer_in_a_mode_of_its_own() -> N
     spec = ENGINES["megatron_deepspeed"]
     where = cluster(4)
     traits = spec.traits(where.software)
-    engines = [(spec.capabilities(where.software), traits)]
+    capabilities = spec.capabilities(where.software)
     pins = Pins(pp=2, schedule=OURS)
     workload = Workload(model=gpt(4), training=training(8), cluster=where)
-    found = search(workload, planned_engines(engines, datasheet(where, traits)), SearchSettings(pins=pins, limit=AMPLE, top_k=1))
+    found = search(
+        workload, planned_engines([(capabilities, traits)], datasheet(where, traits)), SearchSettings(pins=pins, limit=AMPLE, top_k=1)
+    )
     plan = found.plan
     assert (plan.pp, plan.schedule, plan.zero_stage, plan.vpp) == (2, OURS, 1, 1)
     modes: tuple[Recompute, ...] = ("none", "full", "selective")
@@ -98,10 +101,10 @@ def test_the_engine_proposes_it_and_takes_each_layer_in_a_mode_of_its_own() -> N
     kind = plan.stages[1].layers[0].kind
     layers = tuple(LayerSpan(kind=kind, first=n, count=1, recompute=mode) for n, mode in enumerate(modes))
     by_hand = (Stage(layers=(embedding, *layers)), Stage(layers=(LayerSpan(kind=kind, first=3, count=1), head)))
-    check_plan(replace(plan, stages=by_hand), engines)
+    check_plan(replace(plan, stages=by_hand), capabilities)
     with pytest.raises(InputError, match="one stage either recomputes the same modules of all its layers"):
-        check_plan(replace(plan, stages=by_hand, schedule="1f1b"), engines)
+        check_plan(replace(plan, stages=by_hand, schedule="1f1b"), capabilities)
     with pytest.raises(InputError, match="zero_stage=0 with schedule=deepspeed_1f1b is offered in fp32 only"):
-        check_plan(replace(plan, zero_stage=0), engines)
+        check_plan(replace(plan, zero_stage=0), capabilities)
     with pytest.raises(InputError, match="megatron_deepspeed has zero_stage 0, 1 with a pipeline"):
-        check_plan(replace(plan, zero_stage=2), engines)
+        check_plan(replace(plan, zero_stage=2), capabilities)

@@ -16,9 +16,10 @@ from orchestrator.cost.mixed import cost_model
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.hardware.spec import Cluster, Gpu, Part
 from orchestrator.plan import from_json, to_json
+from orchestrator.plan.check import check_plan
 from orchestrator.recipe.clusters import _texts as texts
 from orchestrator.recipe.clusters import cluster_from, to_tree
-from orchestrator.search.planner import check_plan, search
+from orchestrator.search.planner import search
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import MIB
 
@@ -83,7 +84,7 @@ def test_the_plan_is_the_best_of_all_that_can_be_enumerated(seed: int) -> None:
     for plan in (found.plan, *found.alternatives):
         assert costs.time_floor(plan.candidate) <= plan.predicted.step_time_s * (1 + 1e-9)  # type: ignore[union-attr]
         assert costs.memory_floor(plan.candidate) <= plan.predicted.peak_memory_bytes * (1 + 1e-9)  # type: ignore[union-attr]
-    check_plan(found.plan, instance.engines)
+    check_plan(found.plan, instance.capabilities)
     for index, stage in enumerate(found.plan.predicted.by_stage):  # by the instance's own model, which is not the described one in all
         assert stage.peak_memory_bytes <= instance.limit.usable_of(instance.cluster.part_of(index, found.plan.pp))
 

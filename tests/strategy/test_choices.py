@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from orchestrator.plan import Plan, json_schema
+from orchestrator.plan.check import KEYS as PLAN_KEYS
 from orchestrator.recipe.help import help_text
 from orchestrator.recipe.keys import KEYS
 from orchestrator.report.candidates import COLUMNS
-from orchestrator.search.check import KEYS as PLAN_KEYS
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import CHOICES, OUTER_CHOICES, Candidate, Mesh, Strategy

@@ -68,13 +68,14 @@ def test_how_experts_ran_is_read_where_it_is_said(said: dict[str, str], experts:
 
 
 def test_the_host_waits_unless_it_need_not_and_traffic_hides_only_where_it_was_made_to() -> None:
-    base = Calibration(expert_sync_s=2e-3, ep_overlap=0.9)
+    base = Calibration(expert_sync_s=2e-3)
     waits = {graph: ExpertsRun(graph=graph, overlaps=True).constants(base) for graph in ("none", "routers", "whole")}  # type: ignore[arg-type]
     assert {graph: c.expert_sync_s for graph, c in waits.items()} == {"none": 2e-3, "routers": 2e-3, "whole": 0.0}
     assert waits["whole"].grouped_launch_s == 0.0 < waits["none"].grouped_launch_s
     assert ExpertsRun(capacity=True).constants(base).expert_sync_s == 0.0
-    assert ExpertsRun(overlaps=True).constants(base).ep_overlap == 0.9
-    assert ExpertsRun(overlaps=False).constants(base).ep_overlap == ExpertsRun().constants(base).ep_overlap == 0.0
+    strategies = [only(**said).candidate.strategy for said in ({"a2a_overlap": "1", "delay_wgrad": "1"}, {"a2a_overlap": "0"}, {})]
+    assert [one.overlap_moe_expert_parallel_comm for one in strategies] == [True, False, False]
+    assert [one.delay_wgrad_compute for one in strategies] == [True, False, False]
 
 
 def test_what_a_releases_recipe_sets_fills_the_blanks_where_page_and_recipe_agree(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, RunSettings, to_json
+from orchestrator.plan.check import workload_of
 from orchestrator.report import after
-from orchestrator.search.check import workload_of
 from orchestrator.search.planner import reprice
 
 pytestmark = pytest.mark.engines

@@ -88,3 +88,39 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_and_all_end(tmp_path: Pat
 def test_a_rank_that_is_slow_within_the_limit_is_left_alone(tmp_path: Path) -> None:
     assert [status for status, _ in run(tmp_path, "finishes")] == [0, 0, 0]
     assert not (tmp_path / "logs").exists()
+
+
+STAYS = """
+import ctypes, sys
+import torch, torch.distributed as dist
+from orchestrator.workers import distributed
+
+rank, how = int(sys.argv[1]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+dist.all_reduce(torch.ones(4))
+if how == "stays":
+    sys.stdin.read()
+distributed.leave_within(1.0)
+if how == "collective":
+    dist.all_reduce(torch.ones(4), async_op=True)
+    dist.destroy_process_group()
+if how == "interpreter":
+    ctypes.PyDLL(None).pause()
+distributed.leave(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("collective", 0, "did not leave its process groups within 1 s"),  # that the other rank never joins: gloo's thread waits in it
+        ("interpreter", 1, "Timeout (0:00:02)"),  # held by what waits: no thread of Python's can run
+    ],
+)
+def test_a_rank_that_is_done_ends_though_it_can_not_leave(how: str, status: int, said: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", STAYS]
+    other = subprocess.Popen([*program, "1", str(tmp_path / "store"), "stays"], stdin=subprocess.PIPE)
+    done = subprocess.run([*program, "0", str(tmp_path / "store"), how], capture_output=True, text=True, check=False, timeout=120)
+    other.communicate()
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr

@@ -92,6 +92,46 @@ def shared_expert_overlap(candidate: Candidate, workload: Workload) -> str | Non
     return None
 
 
+def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
+    """Whether Megatron's combined 1F1B, a forward beside a backward pass layer by layer, takes this."""
+    strategy, a, mesh = candidate.strategy, workload.model.architecture, candidate.mesh
+    if not strategy.overlap_moe_expert_parallel_comm:
+        return None
+    release = release_of(workload.cluster.software.megatron_core)
+    kind, modules = strategy.moe_token_dispatcher_type, RECOMPUTE_MODULES.get(strategy.recompute, ())
+    refused = (
+        (not a.experts, "a dense model has no experts"),
+        (mesh.ep == 1, "with ep=1 tokens travel nowhere"),
+        (kind == "allgather", f"moe_token_dispatcher_type={kind}: Megatron-core has it with alltoall and flex"),
+        (mesh.pp > 1 and candidate.vpp == 1, f"pp={mesh.pp} needs vpp above 1"),
+        (strategy.recompute == "full", "recompute=full: it takes recompute of modules only"),
+        ("mlp" in modules, f"recompute={strategy.recompute}: experts can't be computed again"),
+        (workload.training.precision == "fp32", "in fp32: Megatron-core has it for 16-bit models"),
+        (strategy.moe_shared_expert_overlap, "with moe_shared_expert_overlap: Megatron-core takes one of both"),
+        (a.mtp_num_layers > 1, f"mtp_num_layers={a.mtp_num_layers}: it takes one"),
+        (
+            a.mtp_num_layers == 1 and mesh.pp == 1 and release.overlap_of_prediction_needs_pipeline,
+            f"mtp_num_layers=1 with pp=1: Megatron-core {release.version} needs a pipeline for it",
+        ),
+        (
+            strategy.megatron_fsdp and not release.overlaps_experts_with_fsdp,
+            f"with megatron_fsdp: Megatron-core {release.version} gathers weights by the layers' own calls, which it does not make",
+        ),
+    )
+    return next((f"overlap_moe_expert_parallel_comm {why}" for holds, why in refused if holds), None)
+
+
+def delayed_weight_gradients(candidate: Candidate, workload: Workload) -> str | None:
+    strategy, cluster = candidate.strategy, workload.cluster
+    if not strategy.delay_wgrad_compute:
+        return None
+    if not strategy.overlap_moe_expert_parallel_comm:
+        return "delay_wgrad_compute needs overlap_moe_expert_parallel_comm"
+    if not cluster.software.transformer_engine or cluster.is_cpu:
+        return "delay_wgrad_compute needs Transformer Engine's linears, on GPUs"
+    return None
+
+
 def megatron_fsdp(candidate: Candidate, workload: Workload) -> str | None:
     strategy, mesh = candidate.strategy, candidate.mesh
     if not strategy.megatron_fsdp:
@@ -142,6 +182,19 @@ def option_rules() -> tuple[Rule, ...]:
             shared_expert_overlap,
             "moe_shared_expert_overlap",
             "moe_token_dispatcher_type",
+        ),
+        rule(
+            "expert_overlap",
+            "core/transformer/transformer_config.py:1852-1906",
+            expert_overlap,
+            *("overlap_moe_expert_parallel_comm", "moe_token_dispatcher_type", "moe_shared_expert_overlap", "megatron_fsdp"),
+            *("ep", "pp", "vpp", "recompute"),
+        ),
+        rule(
+            "delayed_weight_gradients",
+            "core/transformer/transformer_config.py:1909; training/arguments.py:1209",
+            delayed_weight_gradients,
+            *("delay_wgrad_compute", "overlap_moe_expert_parallel_comm"),
         ),
         rule(
             "fp32_accumulation",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import Calibration
-from orchestrator.cost.mixed import cost_model
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
-from orchestrator.plan import Plan
-from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
+from orchestrator.plan.plan import Plan
+from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import PLANNER, rules_of, unsuited
 from orchestrator.strategy.pins import MemoryLimit
@@ -32,14 +30,10 @@ def workload_of(plan: Plan) -> Workload:
     return Workload(model=model, training=plan.training, cluster=plan.cluster)
 
 
-def check_plan(
-    plan: Plan, engines: Sequence[tuple[Capabilities, Traits]], limit: MemoryLimit | None = None, calibration: Calibration | None = None
-) -> None:
-    """Raises InputError for a plan that its engine can't run; with `limit` and `calibration` also for one that doesn't fit."""
-    known = {capabilities.engine: (capabilities, traits) for capabilities, traits in engines}
-    if plan.engine not in known:
-        raise InputError("engine", plan.engine, "is not known here", list(known))
-    capabilities, traits = known[plan.engine]
+def check_plan(plan: Plan, capabilities: Capabilities) -> None:
+    """Raises InputError for a plan that its engine, which can do this, can't run."""
+    if plan.engine != capabilities.engine:
+        raise InputError("engine", plan.engine, "is not known here", [capabilities.engine])
     workload = workload_of(plan)
     model = workload.model
     _check_numbers(plan)
@@ -49,16 +43,19 @@ def check_plan(
         _check_recompute(f"stages[{index}].layers", stage, model, capabilities, plan.schedule)
     if capabilities.recompute_varies in ("never", "job"):
         _check_same_recompute(plan, model, capabilities.recompute_varies == "never")
-    if limit is not None and calibration is not None:
-        price = cost_model(workload, traits, calibration).price(plan.candidate, plan.stages)
-        most = limit.of(calibration.memory_margin)
-        rooms = [most.usable_of(plan.cluster.part_of(index, plan.pp)) for index in range(plan.pp)]
-        peaks = [stage.peak_memory_bytes for stage in price.by_stage]
-        worst = max(range(plan.pp), key=lambda index: peaks[index] - rooms[index])
-        if peaks[worst] > rooms[worst]:
-            need, have = format_bytes(peaks[worst]), format_bytes(rooms[worst])
-            kept = format_bytes((most.parts[plan.cluster.part_of(worst, plan.pp)] if most.parts else most.limit) - rooms[worst])
-            raise InputError("plan", plan.candidate.label(), f"needs {need} of {have} ({kept} kept free)")
+
+
+def check_fits(plan: Plan, limit: MemoryLimit) -> None:
+    """Raises InputError where a stage of the plan is predicted to need more than its GPUs may use."""
+    assert plan.predicted is not None
+    peaks = [stage.peak_memory_bytes for stage in plan.predicted.by_stage]
+    parts = [plan.cluster.part_of(index, plan.pp) for index in range(plan.pp)]
+    rooms = [limit.usable_of(part) for part in parts]
+    worst = max(range(plan.pp), key=lambda index: peaks[index] - rooms[index])
+    if peaks[worst] > rooms[worst]:
+        kept = (limit.parts[parts[worst]] if limit.parts else limit.limit) - rooms[worst]
+        why = f"needs {format_bytes(peaks[worst])} of {format_bytes(rooms[worst])} ({format_bytes(kept)} kept free)"
+        raise InputError("plan", plan.candidate.label(), why)
 
 
 def _check_numbers(plan: Plan) -> None:

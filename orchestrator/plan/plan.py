@@ -13,7 +13,7 @@ from orchestrator.key import Key, names
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE
-from orchestrator.strategy.layout import FittedOn, LayerSpan, Prediction, Stage, StagePrediction
+from orchestrator.strategy.layout import FittedOn, LayerSpan, Prediction, Stage
 from orchestrator.strategy.spec import (
     OUTER_CHOICES,
     RECOMPUTE_ORDER,
@@ -27,20 +27,6 @@ from orchestrator.strategy.spec import (
 )
 from orchestrator.values import Value
 
-__all__ = [
-    "LayerSpan",
-    "Plan",
-    "Prediction",
-    "Prices",
-    "Reason",
-    "RunSettings",
-    "Source",
-    "Stage",
-    "StagePrediction",
-    "from_json",
-    "json_schema",
-    "to_json",
-]
 VERSION = 1
 
 

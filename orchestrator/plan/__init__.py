@@ -1,0 +1,22 @@
+"""What was planned: a value that is written and read (plan.py), and whether one that somebody wrote is legal (check.py)."""
+
+from __future__ import annotations
+
+from orchestrator.plan.plan import Plan, Prices, Reason, RunSettings, Source, chosen, from_json, json_schema, to_json
+from orchestrator.strategy.layout import LayerSpan, Prediction, Stage, StagePrediction
+
+__all__ = [
+    "LayerSpan",
+    "Plan",
+    "Prediction",
+    "Prices",
+    "Reason",
+    "RunSettings",
+    "Source",
+    "Stage",
+    "StagePrediction",
+    "chosen",
+    "from_json",
+    "json_schema",
+    "to_json",
+]
