@@ -29,6 +29,9 @@ from orchestrator.strategy.spec import Candidate
 if TYPE_CHECKING:
     from orchestrator.cost.price import CostModel
 
+MANY = 64
+"""Samples of a micro-batch, from which on more of them hardly take less a sample."""
+
 
 def time_floor(costs: CostModel, candidate: Candidate) -> float:
     """Seconds that no split of the layers and no recompute up to the candidate's undercuts.
@@ -123,6 +126,7 @@ class Floors:
         self.costs, self.capabilities, self.usable = costs, capabilities, usable
         self.even_chunks = not pinned_layout and len(costs.model.runs) == 3
         self.model = costs.model
+        self._states: dict[tuple[object, ...], float] = {}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
@@ -130,7 +134,9 @@ class Floors:
 
     def shape(self, candidate: Candidate, most: int) -> float:
         """For all choices with the candidate's mesh, of up to `most` samples a micro-batch: one of more samples takes no longer a sample
-        (products fill up, latencies and launches are shared)."""
+        (products fill up, latencies and launches are shared). Of many samples all of a step's are looked at together, which meshes that
+        differ in dp or pp share."""
+        most = most if most < MANY else self.costs.training.global_batch_size
         micro_batches = self.costs.training.global_batch_size / (candidate.mesh.dp * most)
         found = []
         for parallel in (False, True) if candidate.mesh.tp > 1 and self.capabilities.sequence_parallel else (False,):
@@ -140,12 +146,18 @@ class Floors:
 
     def shape_bytes(self, candidate: Candidate) -> float:
         """Bytes that the fullest rank of any choice with the candidate's mesh has at least: the states of the mean stage."""
+        mesh, plain = candidate.mesh, candidate.strategy
+        sizes = mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.etp
         nbytes = []
         for stage in stages_offered(self.capabilities, candidate):
-            strategy = replace(candidate.strategy, zero_stage=stage, offload_optimizer=self.capabilities.offload_optimizer)
-            leanest = replace(candidate, strategy=strategy)
-            layers = sum(count * self.costs.layer_static_bytes(leanest, kind) for kind, count in self.costs.workload.counts.items())
-            nbytes.append(layers / candidate.mesh.pp)
+            key = (*sizes, stage, plain.zero_shard_size, plain.reduce_scatter_with_fp32_accumulation)  # not in which order ranks are
+            found = self._states.get(key)
+            if found is None:
+                strategy = replace(plain, zero_stage=stage, offload_optimizer=self.capabilities.offload_optimizer)
+                leanest = replace(candidate, strategy=strategy)
+                layers = sum(count * self.costs.layer_static_bytes(leanest, kind) for kind, count in self.costs.workload.counts.items())
+                found = self._states[key] = layers / mesh.pp
+            nbytes.append(found)
         return min(nbytes, default=0.0)
 
     def group(self, candidate: Candidate, most_vpp: int) -> float:

@@ -69,6 +69,7 @@ class LayerPrices:
         self._workload, self._network = workload, network
         self.passes = PassPrices(workload, network)
         self.replicas = ReplicaPrices(workload, network)
+        self._experts: dict[str, int] = {}
         self._recomputable = sum(count for kind, count in workload.counts.items() if workload.kinds[kind].recomputable)
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
@@ -128,7 +129,9 @@ class LayerPrices:
 
     def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:
         """Of the experts on one rank, before ZeRO."""
-        experts = sum(weight.local_numel(1) for weight in layer.weights if weight.kind == "expert")
+        experts = self._experts.get(layer.kind)
+        if experts is None:
+            experts = self._experts[layer.kind] = sum(weight.local_numel(1) for weight in layer.weights if weight.kind == "expert")
         return experts // (strategy.mesh.ep * strategy.mesh.etp)
 
     def floor_seconds(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int, states: StateBytes) -> tuple[float, float]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import mul
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.cost.schedule import Slot, in_flight_by_chunk
 from orchestrator.cost.schedule.names import of_chunks
@@ -13,6 +13,9 @@ from orchestrator.cost.workload import EngineWorkload
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import Candidate
+
+if TYPE_CHECKING:
+    from orchestrator.cost.layer import LayerCost
 
 USER_BUFFERS = 10
 """Gathered tensors that Transformer Engine allocates for overlapped traffic, one for each product that has some: qkv, proj, fc1 and fc2 in
@@ -117,6 +120,8 @@ class StageMemory:
 
     def even_activations(self, saved: float, more: float, *, first: bool) -> float:
         """The same where each chunk saves `saved`, and the first or the last `more` besides."""
+        if not more:
+            return self.flight * saved + self.borders
         if self._flown is None:
             self._flown = [(sum(counts), counts[0], counts[-1]) for counts in self.flights]
         return max([together * saved + (head if first else tail) * more for together, head, tail in self._flown]) + self.borders
@@ -180,3 +185,29 @@ class StageMemory:
         phases = self.phases(kept, sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step)
         phase = max(phases, key=lambda phase: phase.kept + phase.transient)
         return phase.name, self._standing(sums) | self._moving(phase)
+
+
+class RecomputedPeak:
+    """`StageMemory.peak_bytes` of some layers for one recompute after the other: states don't depend on it, so that only what passes keep
+    is added up anew. `plain`: all layers without recompute; `ends`: embedding and head, which are not recomputed, where they are."""
+
+    __slots__ = ("_backward", "_forward", "_memory", "_plain", "_stiff")
+
+    def __init__(self, memory: StageMemory, plain: StageSums, ends: Sequence[LayerCost]) -> None:
+        self._memory, self._plain = memory, plain
+        self._stiff = memory.stiff_bytes(plain.weights + plain.gradients + plain.optimizer, plain.parameters)
+        self._forward = max((cost.transient_forward_bytes for cost in ends), default=0.0)
+        self._backward = max((cost.transient_backward_bytes for cost in ends), default=0.0)
+
+    def peak_bytes(self, layers: Iterable[tuple[int, int, int, LayerCost, LayerCost]]) -> float:
+        """`layers`: (chunk, how many of a kind, of which so many are recomputed, the price without recompute, and with it)."""
+        saved, forward, backward = self._plain.saved[:], self._forward, self._backward
+        for chunk, count, inside, plain, recomputed in layers:
+            if inside:
+                saved[chunk] -= inside * (plain.saved_bytes - recomputed.saved_bytes)
+                forward, backward = max(forward, recomputed.transient_forward_bytes), max(backward, recomputed.transient_backward_bytes)
+            if count > inside:
+                forward, backward = max(forward, plain.transient_forward_bytes), max(backward, plain.transient_backward_bytes)
+        memory, plain_sums = self._memory, self._plain
+        kept = memory.activations(saved)
+        return peak(self._stiff, memory.slack, *memory.moving(kept, forward, backward, plain_sums.in_backward, plain_sums.in_step))

@@ -225,9 +225,10 @@ class CostModel:
         costs = [self.stage(candidate, stage, index) for index, stage in enumerate(stages)]
         return self.score_stages(candidate, costs)
 
-    def score_stages(self, candidate: Candidate, costs: list[StageCost]) -> tuple[float, float]:
-        """`score` for stages that are priced already."""
-        seconds = step_seconds(candidate, costs, self._transfers(candidate), self.once_seconds(candidate))
+    def score_stages(self, candidate: Candidate, costs: list[StageCost], upper: float = float("inf")) -> tuple[float, float]:
+        """`score` for stages that are priced already. `upper`: where the step takes longer, the answer may be any seconds above it that
+        the step does not undercut."""
+        seconds = step_seconds(candidate, costs, self._transfers(candidate), self.once_seconds(candidate), upper)
         return seconds, max(cost.peak_bytes for cost in costs)
 
     def price(self, candidate: Candidate, stages: tuple[Stage, ...]) -> Prediction:

@@ -22,6 +22,8 @@ from orchestrator.strategy.spec import Candidate
 COMPUTE_CAUSES = ("gemm", "attention", "memory_bound")
 CAUSES = (*COMPUTE_CAUSES, "recompute", "overhead", "offload", "tp", "cp", "ep", "pp", "dp", "overlap", "bubble", "optimizer")
 """Keys of `Prediction.by_cause`, in the order of tables."""
+ROUNDING = 1e-9
+"""Relative slack of a limit: the same terms, added in another order."""
 
 
 def simulated_schedule(cluster: Cluster, candidate: Candidate) -> str:
@@ -38,15 +40,19 @@ class Transfers(NamedTuple):
     busy_s: float = 0.0
 
 
-def step_seconds(candidate: Candidate, costs: Sequence[StageCost], moving: Transfers, once_s: float) -> float:
+def step_seconds(candidate: Candidate, costs: Sequence[StageCost], moving: Transfers, once_s: float, upper: float = float("inf")) -> float:
     """Seconds of a step with these costs, one a stage. `once_s`: what comes once a step for all stages. A stage exposes its reduction when
-    it is through; the update begins when all are, and lasts as long as the slowest one's."""
+    it is through; the update begins when all are, and lasts as long as the slowest one's. `upper`: where the step takes longer, the answer
+    may be any seconds above it that the step does not undercut."""
     forward = [cost.forward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     backward = [cost.backward_s[chunk] for chunk in range(candidate.vpp) for cost in costs]
     group = candidate.microbatch_group_size_per_vp_stage
-    ends = schedule.finish_times(moving.schedule, forward, backward, moving.hops, candidate.num_microbatches, candidate.vpp, group)
+    update = max(cost.optimizer_s for cost in costs)
+    latest = () if upper == float("inf") else [(upper - update - once_s - cost.exposed_s) * (1 + ROUNDING) for cost in costs]
+    shape = candidate.num_microbatches, candidate.vpp, group
+    ends = schedule.finish_times(moving.schedule, forward, backward, moving.hops, *shape, limits=latest)
     finished = max(end + cost.exposed_s for end, cost in zip(ends, costs, strict=True))
-    return max(finished, moving.busy_s) + max(cost.optimizer_s for cost in costs) + once_s
+    return max(finished, moving.busy_s) + update + once_s
 
 
 def once_seconds(workload: EngineWorkload, network: Network, replicas: ReplicaPrices, candidate: Candidate) -> float:

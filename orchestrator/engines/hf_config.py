@@ -77,19 +77,25 @@ def _rope(a: Architecture) -> dict[str, Any]:
     return {"rope_type": "llama3", "rope_theta": float(a.rotary_base), "factor": a.rope_scaling_factor, **LLAMA3_SCALING}
 
 
-def _rotary(a: Architecture) -> dict[str, Any]:
+def _sizes(a: Architecture) -> dict[str, Any]:
+    """Those that transformers' decoders with query groups call by the same names."""
     return {
-        "num_hidden_layers": a.num_layers,
         "hidden_size": a.hidden_size,
         "num_attention_heads": a.num_attention_heads,
         "num_key_value_heads": a.query_groups,
         "head_dim": a.head_dim,
         "intermediate_size": a.ffn_hidden_size,
         "max_position_embeddings": a.max_position_embeddings,
+        "attention_dropout": a.attention_dropout,
+    }
+
+
+def _rotary(a: Architecture) -> dict[str, Any]:
+    return _sizes(a) | {
+        "num_hidden_layers": a.num_layers,
         "hidden_act": ACTIVATIONS[a.activation],
         "rms_norm_eps": a.norm_epsilon,
         "rope_parameters": _rope(a),
-        "attention_dropout": a.attention_dropout,
     }
 
 
@@ -268,15 +274,8 @@ def _kinds(a: Architecture) -> list[str | None]:
 
 def _nemotron_h(a: Architecture) -> dict[str, Any]:
     mamba = next(layer.mixer for layer in a.each_layer() if isinstance(layer.mixer, Mamba2))
-    keywords: dict[str, Any] = {
+    keywords: dict[str, Any] = _sizes(a) | {
         "layers_block_type": _kinds(a),
-        "hidden_size": a.hidden_size,
-        "num_attention_heads": a.num_attention_heads,
-        "num_key_value_heads": a.query_groups,
-        "head_dim": a.head_dim,
-        "intermediate_size": a.ffn_hidden_size,
-        "max_position_embeddings": a.max_position_embeddings,
-        "attention_dropout": a.attention_dropout,
         "mamba_num_heads": mamba.num_heads,
         "mamba_head_dim": mamba.head_dim,
         "ssm_state_size": mamba.state_size,

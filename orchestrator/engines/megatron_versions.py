@@ -38,6 +38,9 @@ class Release(Value, frozen=True, kw_only=True):
     """Whether the experts' exchange beside another micro-batch needs pp above 1 in a model with a prediction head."""
     overlaps_experts_with_fsdp: bool = False
     """Whether its own FSDP has that overlap too."""
+    overlap_needs_several_experts: bool = True
+    """Whether that overlap gives the tokens' memory back too early where a rank has one expert: the exchange's own output is then what the
+    expert's product keeps for backward (models/gpt/fine_grained_callables.py:76; our worker's test shows it)."""
     lacks: Mapping[str, str] = {}
     """Parts of models that our worker trains under the others (megatron_parts.OWN_LOOP), and what is lacking here."""
 
@@ -56,6 +59,7 @@ RELEASES: Final = (
         programs={"decoder": "pretrain_gpt.py"},  # the others left with 0.18
         overlapped_dispatchers=("alltoall", "flex"),  # transformer/transformer_config.py:1644
         overlap_of_prediction_needs_pipeline=False,  # transformer/transformer_config.py:2709, which no longer asks for one
+        overlap_needs_several_experts=False,  # models/common/utils.py:45, should_free_input
         overlaps_experts_with_fsdp=True,  # distributed/fsdp/mcore_fsdp_adapter.py:100
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
         lacks={

@@ -81,6 +81,13 @@ AXES = (
     Axis("ZeRO-3 by Megatron-FSDP", ({"zero_stage": 3, "megatron_fsdp": True},), lambda plan: plan.megatron_fsdp),
     Axis("ZeRO-3 with hpZ", ({"zero_stage": 3, "zero_shard_size": HALF},), _shards(3)),
     Axis("optimizer offload", ({"zero_stage": 2, "offload_optimizer": True},), lambda plan: plan.offload_optimizer),
+    Axis("MLPs in pieces of a sequence", ({"tiled_mlp": HALF},), lambda plan: plan.tiled_mlp > 1),
+    Axis("logits in pieces of a sequence", ({"tiled_logits": HALF},), lambda plan: plan.tiled_logits > 1),
+    Axis(
+        "activation checkpoints in host memory",
+        ({"zero_stage": 2, "recompute": "full", "offload_activations": True},),
+        lambda plan: plan.offload_activations,
+    ),
     Axis("recompute selective", ({"recompute": "selective"},), _recomputes("selective")),
     Axis("recompute full", ({"recompute": "full"},), _recomputes("full")),
     *((Axis("recompute of other modules", tuple({"recompute": mode} for mode in MODULES), _recomputes(*MODULES)),) if MODULES else ()),

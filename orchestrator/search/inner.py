@@ -13,7 +13,7 @@ for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import le
 from typing import NamedTuple
@@ -21,7 +21,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.cost.capacity import Capacity
-from orchestrator.cost.price import CostModel, StageCost, StageSums
+from orchestrator.cost.memory import RecomputedPeak
+from orchestrator.cost.price import CostModel, LayerCost, StageCost, StageSums
 from orchestrator.model.spec import ModelSpec
 from orchestrator.search.partition import INFINITE, ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
@@ -143,10 +144,14 @@ class Inner:
         self._fastest_first: dict[int, list[Recompute]] = {}
         self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
+        self._plain_peaks: dict[tuple[Chunks, int], RecomputedPeak] = {}
+        self._priced: dict[tuple[int, str, Recompute], LayerCost] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
         self._parts = parts
-        self._places = [(p == 0, p == self.pp - 1, memory.flights, parts[p]) for p, memory in enumerate(self._memories)]
-        """All by which a stage's place changes what it costs."""
+        places: dict[tuple[object, ...], int] = {}
+        every = [(p == 0, p == self.pp - 1, memory.flights, parts[p]) for p, memory in enumerate(self._memories)]
+        self._places = [places.setdefault(place, p) for p, place in enumerate(every)]
+        """The first stage that is in the same place: in all by which that changes what it costs."""
         self.capacity: Capacity | None = None
         if self._fixed is None:
             by_layer = [mode for mode in modes if mode == "full" or self._by_layer]
@@ -154,7 +159,11 @@ class Inner:
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
         shape = costs.schedule(candidate), self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
         besides = costs.once_seconds(candidate), costs.busy_seconds(candidate)
-        self.pipeline = Pipeline(*shape, hops, *besides, lambda ways: costs.score_stages(candidate, [way.made.cost for way in ways])[0])
+
+        def score(ways: Sequence[Way], limit: float) -> float:
+            return costs.score_stages(candidate, [way.made.cost for way in ways], limit)[0]
+
+        self.pipeline = Pipeline(*shape, hops, *besides, score)
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -275,7 +284,26 @@ class Inner:
 
     def _peak(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> float:
         """Bytes of stage p so."""
-        return self._memories[p].peak_bytes(self._sums(p, chunks, recompute))
+        known = self._plain_peaks.get((chunks, p))
+        if known is None:
+            ends = [self.model.runs[i].layer.kind for i, here in ((0, p == 0), (-1, p == self.pp - 1)) if here]
+            plain = self._sums(p, chunks, ("none", 0))
+            known = self._plain_peaks[chunks, p] = RecomputedPeak(self._memories[p], plain, [self._layer(p, kind, "none") for kind in ends])
+        mode, first_n = recompute if recompute[0] != "none" else ("none", 0)
+        layers = []
+        for chunk, runs in enumerate(chunks):
+            recomputed = first_layers(self.model, runs, first_n) if len(runs) > 1 else (first_n,)
+            for (kind, count), inside in zip(runs, recomputed, strict=False):
+                layers.append((chunk, count, min(inside, count), self._layer(p, kind, "none"), self._layer(p, kind, mode)))
+        return known.peak_bytes(layers)
+
+    def _layer(self, p: int, kind: str, mode: Recompute) -> LayerCost:
+        """A layer of stage p."""
+        key = (self._parts[p], kind, mode)
+        found = self._priced.get(key)
+        if found is None:
+            found = self._priced[key] = self._by_stage[p].layer(self.candidate, kind, mode)
+        return found
 
     def _sums(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> StageSums:
         """The layers of stage p added up, in the order in which the plan has them."""
@@ -283,7 +311,7 @@ class Inner:
         known = self._added.get(key)
         if known is not None:
             return known
-        (mode, first_n), layer = recompute, partial(self._by_stage[p].layer, self.candidate)
+        (mode, first_n), layer = recompute, partial(self._layer, p)
         sums = self._by_stage[p].sums(self.candidate)
         if p == 0:
             sums.add(layer(self.model.runs[0].layer.kind, "none"), 1)
@@ -331,14 +359,18 @@ class Inner:
     def need(self, sizes: tuple[int, ...]) -> float:
         """Bytes of the fullest stage of this split at its leanest, or where all fit bytes in which they do; on a GPU with less memory than
         the largest as many more as it has less."""
-        worst = 0.0
+        worst, seen = 0.0, set[tuple[object, ...]]()
         tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in reversed(self.modes)]
         for p in range(self.pp):
             chunks = self._chunks(p, sum(sizes[:p]), sizes[p :: self.pp])
+            alike = chunks, p == 0, p == self.pp - 1, self._parts[p]
+            if alike in seen and self.vpp == 1:  # fewer micro-batches are in flight than in the stage before
+                continue
+            seen.add(alike)
             least = INFINITE
             for recompute in tries:
                 least = min(least, self._peak(p, chunks, recompute) + self.usable - self._rooms[p])
-                if least <= self.usable:
+                if least <= max(self.usable, worst):
                     break
             worst = max(worst, least)
         return worst
@@ -410,6 +442,8 @@ class Inner:
         if self._alone:
             return self._solve_alone(threshold, further)
         best, even, bound = None, None, threshold
+        if self.capacity is not None and threshold < INFINITE and self.capacity.ranges(threshold) is None:
+            return Answer(None, None, bound)
         steps, end = self._fixed_steps(self._fixed or self.even_sizes()), self.pp
         if self._fixed is None:  # the even split, whose time narrows what a stage may hold
             if steps is not None:

@@ -240,7 +240,7 @@ class Splits:
             best = walk.search(upper * (1 - ROUNDING), MOST_PASSES, sharply=True)
         return None if best is None else Found(best.seconds, tuple(way.made for way in best.ways)), walk.left
 
-    def _score(self, ways: Sequence[StageWay]) -> float:
+    def _score(self, ways: Sequence[StageWay], limit: float) -> float:
         return plan_price(self.prices, self.outer, [way.made for way in ways])
 
     @staticmethod

@@ -58,7 +58,8 @@ Steps = list[dict[int, list[tuple[int, list[Way]]]]]
 
 class Pipeline(NamedTuple):
     """What all partitions share. `hops`: seconds of a transfer by virtual border; `once_s`: of a step, beside the schedule and the update;
-    `busy_s`: of a step, that no schedule undercuts; `score`: simulated seconds of a step of these ways."""
+    `busy_s`: of a step, that no schedule undercuts; `score`: simulated seconds of a step of these ways, or where
+    that is above a limit, any seconds above it that the step does not undercut."""
 
     schedule: str
     pp: int
@@ -68,7 +69,7 @@ class Pipeline(NamedTuple):
     hops: Sequence[float]
     once_s: float
     busy_s: float
-    score: Callable[[Sequence[Way]], float]
+    score: Callable[[Sequence[Way], float], float]
 
     @property
     def passes(self) -> int:
@@ -199,7 +200,7 @@ class Partitions:
     def _down(self, p: int, state: int, above: _Above) -> None:
         """Complete the partition whose first p stages are `_path`."""
         if p == self.pp:
-            self._simulate(self._path)
+            self._simulate(self._path, self.upper if self.best is None else self.best.seconds)
             return
         found: list[tuple[float, int, Way, _Above]] = []
         cut, hop = self._cut, self.hops[p]
@@ -228,9 +229,9 @@ class Partitions:
             self._down(p + 1, end, below)
             self._path.pop()
 
-    def _simulate(self, ways: Sequence[Way]) -> float:
+    def _simulate(self, ways: Sequence[Way], limit: float = INFINITE) -> float:
         self.spent += self.pipeline.passes
-        seconds = self.pipeline.score(ways)
+        seconds = self.pipeline.score(ways, limit)
         if seconds < self.best.seconds if self.best is not None else seconds <= self.upper:
             self.best = Best(seconds, tuple(ways))
         return seconds

@@ -44,8 +44,8 @@ Engines = Sequence[PlannedEngine]
 
 
 class SearchSettings(Value, frozen=True, kw_only=True):
-    """`pins` fix choices; `top_k` best plans are wanted, one for each outer choice; `prunings` are further rules to cut branches by, such
-    as the paper's (strategy/paper.py)."""
+    """`pins` fix choices; `top_k` best plans are wanted, one for each outer choice; `prunings` are further rules that a plan must
+    keep."""
 
     pins: Pins = Pins()
     limit: MemoryLimit | None = None

@@ -181,7 +181,7 @@ def field(candidate: Candidate, name: str) -> str:
 
 
 class Tree:
-    """The tree of one engine. `prunings` are further rules, such as the paper's (strategy/paper.py)."""
+    """The tree of one engine. `prunings` are further rules that a plan must keep."""
 
     def __init__(self, capabilities: Capabilities, workload: Workload, pins: Pins, prunings: tuple[Rule, ...] = ()) -> None:
         self.capabilities, self.workload, self.pins = capabilities, workload, pins

@@ -94,6 +94,10 @@ def _streams() -> None:
     torch.cuda.Stream = torch.cuda.Event = _Stream
     torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    # The combined schedule keeps tensors for its streams and names its parts: pipeline_parallel/utils.py:212-264.
+    torch.Tensor.record_stream = lambda self, stream: None
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *args: 0
+    torch.cuda.nvtx.range = lambda *args: contextlib.nullcontext()
 
 
 def _generators() -> None:

@@ -30,7 +30,7 @@ from orchestrator.plan import Plan
 from orchestrator.workers import context_parallel, hf_weights, loop, megatron_groups, optimizer_formats, other_engine, parts, weights
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.checkpoint import Saved, layout
-from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, transformer_config, with_types
+from orchestrator.workers.models import STACKS, build_chunks, frees_sent_outputs, schedule_plan, transformer_config, with_types
 from orchestrator.workers.routing_trace import RoutingTrace
 from orchestrator.workers.saving import Snapshot
 
@@ -81,9 +81,12 @@ class MegatronTrainer:
     def _one_or_all(functions: list[Any]) -> Any:
         return functions[0] if len(functions) == 1 else functions
 
-    def _forward_step(self, batches: Iterator[Batch], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    def _forward_step(self, batches: Iterator[Batch], chunk: torch.nn.Module, return_schedule_plan: bool = False) -> tuple[Any, Any]:
+        """`return_schedule_plan`: the pass cut into its layers, for Megatron to run beside another micro-batch's
+        (overlap_moe_expert_parallel_comm, pipeline_parallel/combined_1f1b.py)."""
         batch = context_parallel.cut(next(batches), self.groups)
-        return self.losses(chunk, batch), partial(context_parallel.loss_and_log, batch, groups=self.groups)
+        made = schedule_plan(chunk, batch) if return_schedule_plan else self.losses(chunk, batch)
+        return made, partial(context_parallel.loss_and_log, batch, groups=self.groups)
 
     def forward_backward(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         for chunk in self.chunks:

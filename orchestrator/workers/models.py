@@ -143,6 +143,11 @@ def _gpt_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return model(batch["tokens"], batch["positions"], None, labels=batch["labels"], loss_mask=batch.get("loss_mask"))
 
 
+def schedule_plan(model: Any, batch: Batch) -> Any:
+    """A GPTModel's forward pass as megatron-core's plan of its layers' parts."""
+    return model.build_schedule_plan(batch["tokens"], batch["positions"], None, labels=batch["labels"], loss_mask=batch.get("loss_mask"))
+
+
 def _bert(config: TransformerConfig, engine: dict[str, Any], first: bool, last: bool, vp_stage: int | None) -> torch.nn.Module:
     from megatron.core.models.bert import bert_layer_specs
     from megatron.core.models.bert.bert_model import BertModel

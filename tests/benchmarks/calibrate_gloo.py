@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.calibrate.fit import chooser, fit
@@ -62,6 +62,16 @@ def run(folder: Path, config: Path, plan: tuple[int, int, int], steps: int) -> P
         words += ["pin.zero_stage=0", "pin.sequence_parallel=false", f"out={out}"]
         subprocess.run([sys.executable, "-m", "orchestrator.run", *words], check=True, stdout=subprocess.DEVNULL)
     return out
+
+
+def concluded(named: Mapping[str, str], ran: int, plans: int, folder: Path) -> int:
+    """Prints figures by name; the exit status, SOME_LEFT where not all plans have run."""
+    for name, value in {"plans": f"{ran} of {plans}", **named}.items():
+        print(f"{name:36s}{value}")
+    if ran == plans:
+        return 0
+    print(f"the same command with out={folder} goes on with the rest")
+    return SOME_LEFT
 
 
 def main(words: Sequence[str]) -> int:

@@ -18,8 +18,6 @@ from typing import Any
 
 from orchestrator.commands import command, usage
 from orchestrator.errors import InputError
-from orchestrator.workers.tracing.build import Source
-from orchestrator.workers.tracing.trace import described
 
 SEQ = 1024
 SHORT = {"bert": 512, "roberta": 512, "distilbert": 512, "clip": 77, "siglip": 64}
@@ -128,6 +126,9 @@ Written by `tests/benchmarks/described_models.py` (its first lines say what the 
 
 
 def row(name: str) -> str:
+    from orchestrator.workers.tracing.build import Source
+    from orchestrator.workers.tracing.trace import described
+
     kind, fields, published = ROWS[name]
     started = time.process_time()
     try:
@@ -147,11 +148,10 @@ def row(name: str) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    import transformers
-
     unknown = [name for name in words if name not in ROWS]
     if unknown:
         raise InputError("NAME", ", ".join(unknown), "is in no row", ROWS)
+    import transformers
 
     print(HEADER.format(version=transformers.__version__))
     for name in words or ROWS:

@@ -29,7 +29,7 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from statistics import median
 
-from calibrate_gloo import CONFIG, JUDGED, NO_DROPOUT, SOME_LEFT, run, run_folder
+from calibrate_gloo import CONFIG, JUDGED, NO_DROPOUT, SOME_LEFT, concluded, run, run_folder
 from msgspec.structs import replace
 
 from orchestrator.commands import arguments, command, usage
@@ -108,7 +108,6 @@ def main(words: Sequence[str]) -> int:
     for (tp, pp, mbs), found, said in sorted(rows, key=lambda row: row[1]):
         print(f"tp={tp} pp={pp} mbs={mbs:<11d} {found:8.2f} s {said:9.2f} s {said / found - 1:+7.0%}")
     named = {
-        "plans": f"{len(rows)} of {len(JUDGED)}",
         "the profile took": f"{written['seconds']:.0f} s (goal: under 180)",
         "Spearman": f"{rank:.2f} (goal: .90)",
         "median error": f"{median(abs(said / found - 1) for _, found, said in rows):.1%} (goal: 15%)",
@@ -117,12 +116,7 @@ def main(words: Sequence[str]) -> int:
         "median error without that factor": f"{median(abs(said / common / found - 1) for _, found, said in rows):.1%}",
         **{f"predicted over measured, {name}": f"{median(values):.2f}" for name, values in by_cause.items()},
     }
-    for name, value in named.items():
-        print(f"{name:36s}{value}")
-    if len(rows) == len(JUDGED):
-        return 0
-    print(f"the same command with out={folder} goes on with the rest")
-    return SOME_LEFT
+    return concluded(named, len(rows), len(JUDGED), folder)
 
 
 if __name__ == "__main__":

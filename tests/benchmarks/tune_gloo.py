@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from math import log2
 from pathlib import Path
 
-from calibrate_gloo import CONFIG, NO_DROPOUT, SOME_LEFT, run, run_folder
+from calibrate_gloo import CONFIG, NO_DROPOUT, SOME_LEFT, concluded, run, run_folder
 
 from orchestrator.commands import arguments, command, usage
 from orchestrator.tuning import read_trials
@@ -68,17 +68,11 @@ def main(words: Sequence[str]) -> int:
         was = trials.get(plan)
         print(f"tp={plan[0]} pp={plan[1]} mbs={plan[2]:<11d} {seconds:8.3f} s" + (f" {was:11.3f} s" if was else ""))
     named = {
-        "plans": f"{len(measured)} of {len(LEGAL)}",
         "tried by the tune": str(len(trials)),
         "tune took": "tp={} pp={} mbs={}".format(*taken[1]),
         "that, against the fastest": f"+{measured[taken[1]] / measured[fastest] - 1:.1%} (goal: 2%)",
     }
-    for name, value in named.items():
-        print(f"{name:36s}{value}")
-    if len(measured) == len(LEGAL):
-        return 0
-    print(f"the same command with out={folder} goes on with the rest")
-    return SOME_LEFT
+    return concluded(named, len(measured), len(LEGAL), folder)
 
 
 def nearest_first(taken: tuple[int, int, int]) -> list[tuple[int, int, int]]:

@@ -12,6 +12,7 @@ from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.cost.compute import layer_seconds
 from orchestrator.cost.price import LayerCost
 from orchestrator.engines import ENGINES
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
@@ -212,6 +213,24 @@ def test_the_exchange_hides_beside_another_micro_batch_but_for_the_passes_that_h
     assert hidden.by_cause["ep"] < plain.by_cause["ep"]
     assert hidden.saved_bytes == plain.saved_bytes
     assert hidden.transient_backward_bytes - plain.transient_backward_bytes >= plain.saved_bytes
+
+
+def test_the_router_keeps_what_it_scores_in_16_bits_whatever_the_experts_compute_in() -> None:
+    """The norm's output, of which FP8 keeps a narrow copy for linears alone; a recompute of norms drops it, one of experts does not."""
+    whole = describe(MOE, S)
+
+    def without(layer: Any) -> Any:
+        return replace(layer, ops=tuple(replace(op, saves=()) if getattr(op, "name", "") == "mlp.router" else op for op in layer.ops))
+
+    less = replace(whole, runs=tuple(replace(run, layer=without(run.layer)) for run in whole.runs))
+
+    def saved(model: Any, recompute: Recompute, **given: Any) -> float:
+        return float(cost_model(model, seq_length=S, **given).layer(candidate(dp=1), "experts_decoder", recompute).saved_bytes)
+
+    narrow = {"precision": "fp8", "cluster": replace(a100(), gpu=GPUS["H100-SXM-80GB"])}
+    for recompute, given, kept in (("none", {}, 2.0), ("none", narrow, 2.0), ("mlp", {}, 2.0), ("layernorm", {}, 0.0)):
+        more = saved(whole, recompute, **given) - saved(less, recompute, **given)  # type: ignore[arg-type]
+        assert more == pytest.approx(kept * S * MOE.hidden_size)
 
 
 def test_gradients_summed_in_fp32_are_exchanged_and_held_twice() -> None:

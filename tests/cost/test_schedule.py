@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -186,6 +187,28 @@ def test_groups_of_micro_batches_equal_the_walk_of_the_ranks_own_lists(pipeline:
     assert finish_times(*pipeline) == pytest.approx(expected, rel=1e-9)
     lanes = timeline(*pipeline)
     assert [lane[-1].end_s for lane in lanes] == pytest.approx(expected, rel=1e-9)
+
+
+@given(grouped(), st.floats(0.5, 1.2), st.integers(0, 4))
+@settings(deadline=None, max_examples=250)
+def test_a_walk_that_stops_above_its_limits_undercuts_no_end_and_says_that_they_are_missed(
+    pipeline: Grouped, share: float, rank: int
+) -> None:
+    """Of a rank the limit is a share of its end; the others have none."""
+    ends = walk(*pipeline)
+    limits = [share * end if index == rank else math.inf for index, end in enumerate(ends)]
+    found = finish_times(*pipeline, limits=limits)
+    assert all(one <= end * (1 + 1e-9) for one, end in zip(found, ends, strict=True))
+    if found != pytest.approx(ends, rel=1e-9):
+        assert any(one > limit for one, limit in zip(found, limits, strict=True))
+
+
+def test_a_limit_far_below_the_end_stops_the_walk() -> None:
+    """Transfers as long as three passes make every rank wait in every period: what is known after the first is far from the end."""
+    pipeline = ("interleaved", [1.0] * 8, [2.0] * 8, 9.0, 400, 2)
+    stopped, ends = finish_times(*pipeline, limits=[1000.0] * 4), finish_times(*pipeline)
+    assert 1000 < max(stopped) < 0.9 * max(ends)
+    assert finish_times(*pipeline, limits=[max(ends)] * 4) == ends
 
 
 def test_groups_of_pp_micro_batches_are_the_default() -> None:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import datasheet
+from orchestrator.cost.memory import RecomputedPeak
 from orchestrator.cost.price import StageMemory, StageSums
 from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.spec import Recompute
 
 RECOMPUTES = ("none", "full", "mlp")
 
@@ -31,6 +33,33 @@ def test_layers_added_one_by_one_cost_what_the_stage_costs(spans: list[tuple[str
     assert ours.forward_s == pytest.approx(whole.forward_s)
     assert ours.backward_s == pytest.approx(whole.backward_s)
     assert (ours.exposed_s, ours.optimizer_s, ours.peak_bytes) == pytest.approx((whole.exposed_s, whole.optimizer_s, whole.peak_bytes))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=2), st.integers(0, 3), st.sampled_from(["full", "mlp"])
+)
+def test_a_peak_for_another_recompute_is_the_stages_own(chunks: list[tuple[int, int]], index: int, mode: Recompute) -> None:
+    """Of each of two chunks so many layers, the first of them recomputed; embedding and head where they are."""
+    model = cost_model(gpt(num_layers=32))
+    cand = candidate(pp=4, dp=2, vpp=2, zero_stage=1)
+    outer = [(kind, chunk) for kind, chunk, here in (("embedding", 0, index == 0), ("head", 1, index == 3)) if here]
+    plain, asked = model.sums(cand), model.sums(cand)
+    for kind, chunk in outer:
+        plain.add(model.layer(cand, kind, "none"), 1, chunk)
+        asked.add(model.layer(cand, kind, "none"), 1, chunk)
+    without, recomputed = model.layer(cand, "decoder", "none"), model.layer(cand, "decoder", mode)
+    layers = []
+    for chunk, (count, some) in enumerate(chunks):
+        inside = min(some, count)
+        plain.add(without, count, chunk)
+        layers.append((chunk, count, inside, without, recomputed))
+        for cost, many in ((recomputed, inside), (without, count - inside)):
+            if many:
+                asked.add(cost, many, chunk)
+    memory = model.stage_memory(cand, index)
+    if any(count for count, _ in chunks):
+        found = RecomputedPeak(memory, plain, [model.layer(cand, kind, "none") for kind, _ in outer]).peak_bytes(layers)
+        assert found == pytest.approx(memory.peak_bytes(asked), rel=1e-12)
 
 
 def test_a_copy_of_sums_goes_its_own_way() -> None:

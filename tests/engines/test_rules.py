@@ -181,6 +181,10 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ),
     ("expert_overlap", M, workload(), OVERLAP, "a dense model has no experts"),
     ("expert_overlap", M, workload(MIXTURE), OVERLAP, "with ep=1 tokens travel nowhere"),
+    (
+        *("expert_overlap", M, workload(replace(LLAMA, feed_forward=replace(SIX, num_experts=4)))),
+        *({**OVERLAP, "ep": 4}, "ep=4, one expert a rank: Megatron-core 0.16.1 frees tokens"),
+    ),
     ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "pp": 2, "dp": 4}, "pp=2 needs vpp above 1"),
     ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "recompute": "full"}, "recompute of modules only"),
     ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "recompute": "mlp"}, "experts can't be computed again"),

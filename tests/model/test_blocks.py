@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from llama import LLAMA3_8B
 from msgspec.structs import replace
 
 from orchestrator.model.families import describe
@@ -24,22 +25,7 @@ GPT = Architecture(
     hidden_dropout=0.1,
     attention_dropout=0.1,
 )
-LLAMA = Architecture(
-    family="llama",
-    name="llama",
-    num_layers=4,
-    hidden_size=4096,
-    num_attention_heads=32,
-    num_query_groups=8,
-    ffn_hidden_size=14336,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    activation="swiglu",
-    normalization="RMSNorm",
-    position_embedding="rope",
-    add_bias_linear=False,
-    tie_embeddings=False,
-)
+LLAMA = replace(LLAMA3_8B, num_layers=4)
 
 
 def decoder(architecture: Architecture, **changes: Any) -> LayerSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from llama import LLAMA3_8B
 from msgspec.structs import replace
 from test_recipes import load
 
@@ -10,22 +11,6 @@ from orchestrator.model.families import describe
 from orchestrator.model.flops import forward_flops, model_flops_per_sample
 from orchestrator.model.spec import Architecture
 
-LLAMA3_8B = Architecture(
-    family="llama",
-    name="llama",
-    num_layers=32,
-    hidden_size=4096,
-    num_attention_heads=32,
-    num_query_groups=8,
-    ffn_hidden_size=14336,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    activation="swiglu",
-    normalization="RMSNorm",
-    position_embedding="rope",
-    add_bias_linear=False,
-    tie_embeddings=False,
-)
 LLAMA2_7B = replace(LLAMA3_8B, num_query_groups=32, ffn_hidden_size=11008, vocab_size=32000)
 LLAMA3_70B = replace(LLAMA3_8B, num_layers=80, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=28672)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from llama import LLAMA3_8B
 
 from orchestrator.errors import InputError
-from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe
 from orchestrator.model.flops import model_flops_per_sample
 from orchestrator.model.hugging_face import hugging_face
@@ -15,22 +15,6 @@ from orchestrator.model.lora import Lora, check_targets, linear_names, trainable
 from orchestrator.model.ops import Pointwise
 from orchestrator.model.spec import ModelSpec
 
-LLAMA3_8B = Architecture(
-    family="llama",
-    name="llama3_8b",
-    num_layers=32,
-    hidden_size=4096,
-    num_attention_heads=32,
-    num_query_groups=8,
-    ffn_hidden_size=14336,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    activation="swiglu",
-    normalization="RMSNorm",
-    position_embedding="rope",
-    add_bias_linear=False,
-    tie_embeddings=False,
-)
 MB = 1e6
 
 

@@ -71,7 +71,7 @@ def partition(s: Setting, given: Times) -> tuple[Partitions, list[Way]]:
         Way(forward_s=(f,), backward_s=(b,), exposed_s=exposed, optimizer_s=0.0, peak_bytes=0.0, made=None)
         for f, b, exposed in zip(given.forward, given.backward, given.exposed, strict=True)
     ]
-    pipeline = Pipeline(schedule, pp, m, 1, None, given.hops, 0.0, 0.0, lambda _: taken(s, given))
+    pipeline = Pipeline(schedule, pp, m, 1, None, given.hops, 0.0, 0.0, lambda *_: taken(s, given))
     return Partitions(pipeline, [{p: [(p + 1, [way])]} for p, way in enumerate(ways)], pp), ways
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from instances import CALIBRATION, TRAITS, Instance, planned_engines
 from msgspec.structs import replace
+from paper import PP_OUTERMOST
 from small_engines import megatron_like
 from small_models import cluster, gpt, training
 
@@ -15,7 +16,6 @@ from orchestrator.hardware.collectives import Link, all_gather, all_reduce, redu
 from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Rule
-from orchestrator.strategy.paper import PP_OUTERMOST
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GIB

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-
-from orchestrator.strategy.paper import NO_DP_WITH_SDP, PAPER_RULES, PP_FIRST, PaperRule, count, paper_strategies
+from paper import NO_DP_WITH_SDP, PAPER_RULES, PP_FIRST, PaperRule, count, paper_strategies
 
 
 def per_pp(world: int, rules: tuple[PaperRule, ...]) -> list[int]:

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 from msgspec.structs import replace
+from paper import PP_OUTERMOST
 from small_engines import HEADS, INTERLEAVED, deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
 from orchestrator.strategy.capabilities import Capabilities, Rule
-from orchestrator.strategy.paper import PP_OUTERMOST
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import Leaf, Outcome, Tree, divisors, vpp_degrees

@@ -131,6 +131,22 @@ def test_experts_over_ranks_compute_what_one_process_computes(
     assert_equal(measure(pool, corpus, plan), expert_references[model.name], model.vocab_size)
 
 
+BESIDE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dp2 ep2 zero1": (QWEN3_MOE, {"dp": 2, "ep": 2, "zero_stage": 1}),
+    "pp2 vpp2 dp2 ep2": (DEEPSEEK_LIKE, {"pp": 2, "vpp": 2, "dp": 2, "ep": 2}),
+    "tp2 sp dp2 ep2 layernorm": (MIXTRAL, {**SP, "dp": 2, "ep": 2, "recompute": ["layernorm"]}),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if "pp2" in case else pytest.mark.full) for case in BESIDE])
+def test_the_exchange_beside_another_micro_batch_changes_no_number(case: str, pool: Pool, corpus: str) -> None:
+    """Megatron-core has it for 16-bit models alone, so that the same layout without is what it is compared with."""
+    model, fields = BESIDE[case]
+    plain = trainable(plan_of(model, precision="bf16", **fields))
+    beside = replace(plain, overlap_moe_expert_parallel_comm=True)
+    assert_equal(measure(pool, corpus, beside), measure(pool, corpus, plain), model.vocab_size)
+
+
 @pytest.mark.parametrize(
     "model", [LATENT_DENSE, replace(LATENT_DENSE, mixer=LATENT), PREDICTING_TWICE, WINDOWED], ids=lambda model: model.name
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from operator import add, sub
+from operator import add, gt, sub
 
 from orchestrator.cost.schedule.order import Pass, Schedule
 from orchestrator.cost.schedule.periods import drift, shift
@@ -64,11 +64,20 @@ class Interleaved(Schedule):
         return min(full, FULL_GROUPS) * (self.group or pp) + last
 
     def finish_times(
-        self, forward: Sequence[float], backward: Sequence[float], hops: Sequence[float], num_microbatches: int, pp: int, *, jump: bool
+        self,
+        forward: Sequence[float],
+        backward: Sequence[float],
+        hops: Sequence[float],
+        num_microbatches: int,
+        pp: int,
+        *,
+        jump: bool,
+        limits: Sequence[float] = (),
     ) -> list[float]:
         """Slot t: rank r runs chunk forward t - r, then chunk backward t - first(r), first(r) = (pp-1-r) + (pp-1) + (vpp-1)N. With
         Megatron's warm-up of 2(pp-1-r) + (vpp-1)N every pass then needs only its own rank and the slot before of a neighbour; where a
-        micro-batch comes around to its next chunk, the slot N - pp further back."""
+        micro-batch comes around to its next chunk, the slot N - pp further back. `limits`: seconds of each rank; once it is clear that one
+        of them ends later, what no rank's end undercuts is the answer."""
         m, vpp, group = num_microbatches, len(forward) // pp, self.group or pp
         period, total = group * vpp, m * vpp
         body = m // group * period  # passes of the groups that are full
@@ -144,6 +153,10 @@ class Interleaved(Schedule):
                         end, body = end - periods * period, body - periods * period
                         history.clear()
                         blocks.clear()
+            if limits and jump and slot >= full and (slot - full) % period == 0 and slot < body:
+                least = rows.least_ends(b_end, slot - full, full, m)
+                if any(map(gt, least, limits)):
+                    return least
             slot += 1
         return [time + skipped for time in b_end]
 
@@ -166,9 +179,30 @@ class _Rows:
         incoming = [never, *hops[:-1]]  # transfer into virtual stage i
         outgoing = [*hops[:-1], never]  # transfer of a gradient into virtual stage i
         self.group, self.period = group, group * (len(forward) // pp)
+        self._times = forward, backward, hops
         forward_index, backward_index = _slot_indices(pp, len(forward) // pp, group)
         self._forward = [([forward[i] for i in row], [incoming[i] for i in row]) for row in forward_index]
         self._backward = [([backward[i] for i in row], [outgoing[i] for i in row]) for row in backward_index]
+
+    def least_ends(self, ends: Sequence[float], turn: int, full: int, num_microbatches: int) -> list[float]:
+        """What no rank's end undercuts, from the ends of its passes after `turn` slots in which all ranks run both: its work that is left,
+        and the way of the last gradient from rank to rank."""
+        times, pp = self._times, len(ends)
+        found = [0.0] * pp
+        for rank in range(pp - 1, -1, -1):
+            forward, backward = times[0][rank::pp], times[1][rank::pp]
+            work = num_microbatches * (sum(forward) + sum(backward))
+            done = self._first(forward, full + turn + 1 - rank) + self._first(backward[::-1], turn + 1 + rank)
+            found[rank] = ends[rank] + work - done
+            if rank < pp - 1:
+                found[rank] = max(found[rank], found[rank + 1] + times[2][rank] + backward[0])
+        return found
+
+    def _first(self, costs: Sequence[float], passes: int) -> float:
+        """Seconds of so many of a rank's passes, in groups through these chunks."""
+        periods, passes = divmod(passes, self.period)
+        chunks, passes = divmod(passes, self.group)
+        return self.group * (periods * sum(costs) + sum(costs[:chunks])) + (passes * costs[chunks] if passes else 0.0)
 
     def forward(self, slot: int) -> tuple[list[float], list[float]]:
         """(seconds, transfers) where rank r runs forward `slot - r` of these groups."""

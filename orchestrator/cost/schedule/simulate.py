@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.cost.schedule.interleaved import Interleaved
 from orchestrator.cost.schedule.names import of_chunks
 
 
@@ -38,8 +39,10 @@ def finish_times(
     group: int | None = None,
     *,
     jump: bool = True,
+    limits: Sequence[float] = (),
 ) -> list[float]:
-    """Seconds until each stage is through with its last backward. `jump` False walks every micro-batch (the reference for tests).
+    """Seconds until each stage is through with its last backward. `jump` False walks every micro-batch (the reference for tests). `limits`:
+    seconds of each stage; where one ends later, the answer may be any seconds above them that no stage undercuts.
     Raises ValueError for a schedule that is not known or that this number of micro-batches can't fill."""
     virtual = len(forward_s)
     if virtual % vpp or len(backward_s) != virtual:
@@ -53,4 +56,6 @@ def finish_times(
         return [num_microbatches * (sum(forward_s) + sum(backward_s))]
     hops = [float(p2p_s)] * virtual if isinstance(p2p_s, int | float) else [float(hop) for hop in p2p_s]
     forward, backward = [float(f) for f in forward_s], [float(b) for b in backward_s]
+    if limits and isinstance(kind, Interleaved):
+        return kind.finish_times(forward, backward, hops, num_microbatches, pp, jump=jump, limits=limits)
     return kind.finish_times(forward, backward, hops, num_microbatches, pp, jump=jump)

@@ -103,6 +103,13 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
         (not a.experts, "a dense model has no experts"),
         (mesh.ep == 1, "with ep=1 tokens travel nowhere"),
         (kind == "allgather", f"moe_token_dispatcher_type={kind}: Megatron-core has it with alltoall and flex"),
+        (
+            release.overlap_needs_several_experts
+            and kind == "alltoall"
+            and mesh.etp == 1
+            and any(e.num_experts == mesh.ep for e in a.experts),
+            f"ep={mesh.ep}, one expert a rank: Megatron-core {release.version} frees tokens that backward needs; 0.19 and flex do not",
+        ),
         (mesh.pp > 1 and candidate.vpp == 1, f"pp={mesh.pp} needs vpp above 1"),
         (strategy.recompute == "full", "recompute=full: it takes recompute of modules only"),
         ("mlp" in modules, f"recompute={strategy.recompute}: experts can't be computed again"),
@@ -188,7 +195,7 @@ def option_rules() -> tuple[Rule, ...]:
             "core/transformer/transformer_config.py:1852-1906",
             expert_overlap,
             *("overlap_moe_expert_parallel_comm", "moe_token_dispatcher_type", "moe_shared_expert_overlap", "megatron_fsdp"),
-            *("ep", "pp", "vpp", "recompute"),
+            *("ep", "etp", "pp", "vpp", "recompute"),
         ),
         rule(
             "delayed_weight_gradients",

@@ -97,6 +97,9 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
         n = 2 * f if a.gated else f
         share, uneven = self.computed_share, None if self.pad_to_capacity else self.routing
         routed, moved = ceil(tokens * self.topk * share), activation_moved(a)
+        # The norm's output, which the router's product needs in backward (mcore transformer/moe/moe_utils.py, RouterGatingLinearFunction);
+        # a checkpoint of the experts keeps it too, as its input.
+        scored = Saved(name="mlp.router.input", elements=tokens * h, group="norm")
         kept = Saved(name="moe.permuted", elements=routed * h, shard="tp", group="mlp")
         act_input = Saved(name="moe.gate_up", elements=routed * n, shard="tp", group="mlp")
         product = Saved(name="moe.product", elements=routed * f, shard="tp", group="expert_activation")
@@ -113,7 +116,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
                 Weight(name="mlp.experts.linear_fc2.bias", shape=(experts, h), kind="expert"),
             ]
         ops: list[Op] = [
-            Gemm(name="mlp.router", tokens=tokens, k=h, n=experts),
+            Gemm(name="mlp.router", tokens=tokens, k=h, n=experts, saves=(scored,)),
             Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=uneven),
             Dispatch(elements=ceil(tokens * h * share), topk=self.topk, routing=uneven, limit=(self.groups or 1, self.group_topk or 1)),
             Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, split="column", experts=experts, saves=(kept,), routing=uneven),
