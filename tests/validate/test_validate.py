@@ -493,7 +493,7 @@ def test_every_planned_engine_says_where_its_constants_are_from() -> None:
     file = shipped("megatron", "H100-SXM-80GB")
     assert file is not None
     megatron = lines["megatron", "H100-SXM-80GB"]
-    assert megatron["basis"].startswith("carried over from nemo: attention_efficiency")
+    assert megatron["basis"].startswith("carried over from nemo: attention_backward_efficiency, attention_efficiency")
     assert megatron["runs"] == file.fitted_runs
     assert megatron["interval"][1] / megatron["interval"][0] < 2.2, "of an engine whose constants were fitted there"
     alone = lines["deepspeed", "A100-SXM-80GB"]
