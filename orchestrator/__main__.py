@@ -24,7 +24,14 @@ def main(words: Sequence[str]) -> int:
     if words and ("=" in words[0] or words[0] in ("--cfg", "--schema")):
         words = ["run", *words]
     status = by_name(words)
-    return command(words, help_text, _listed) if status is None else status
+    return command(words, help_text, _listed, topic=_topic) if status is None else status
+
+
+def _topic(words: Sequence[str]) -> str:
+    """What --help says of topics of run, before any command."""
+    from orchestrator.console.asked import topic
+
+    return topic(words)
 
 
 def _listed(words: Sequence[str]) -> None:

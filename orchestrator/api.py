@@ -143,7 +143,8 @@ def explain(answer: Answer, **pins: Any) -> str:
     if not pins:
         raise InputError("explain", None, "needs a choice, as in tp=8")
     asked = Pins(**group_of(flatten({"explain": recipe.as_texts(pins)}, ""), "explain"))
-    return "\n".join(explanation_text(answer.plan, one.question, one.plan, one.why) for one in explained(answer.settings, asked))
+    pinned = answer.settings.pins.given()
+    return "\n".join(explanation_text(answer.plan, one.question, one.plan, one.why, pinned) for one in explained(answer.settings, asked))
 
 
 def audit(path: str | Path, **keys: Any) -> Audit:

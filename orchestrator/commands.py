@@ -24,7 +24,11 @@ def alone(status: Callable[[], int]) -> int:
     """A command that has the process for itself. What it has made is looked for garbage seldom, and not once more when the process ends:
     that takes up to half a second."""
     gc.set_threshold(OBJECTS)
-    found = status()
+    try:
+        found = status()
+    except KeyboardInterrupt:  # before the command itself listens: while its modules are imported
+        print("interrupted", file=sys.stderr)
+        found = INTERRUPTED
     gc.freeze()
     return found
 

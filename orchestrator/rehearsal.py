@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -100,9 +101,20 @@ def worker(out: Path, module: str, ranks: Sequence[int], environment: dict[str, 
     return found
 
 
+def check_layers(out: Path) -> None:
+    """Raises LaunchError where this machine lacks what the plan's layers are made of."""
+    te = "transformer_engine"
+    file = out / "engine.json"
+    made_of = json.loads(file.read_text()).get("module", {}).get("implementation") if file.is_file() else None
+    if made_of == te and find_spec(te) is None:
+        why = "the plan's layers are Transformer Engine's, which is not installed here: rehearse where the training will run"
+        raise LaunchError(f"rehearse=true: {why}, or say cluster.software.{te}=false; rehearse=false writes all without")
+
+
 def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostModel, out: Path) -> list[Rehearsed]:
     """Each stage of `stages_to_rehearse` for real, on this machine's first device. Raises LaunchError."""
     assert plan.predicted is not None
+    check_layers(out)
     found = []
     for stage, why in stages_to_rehearse(plan).items():
         (result,) = worker(out, module, [rank_of(plan, stage)], environment, meta=False)
@@ -124,6 +136,7 @@ def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostMod
 
 def built(plan: Plan, module: str, environment: dict[str, str], out: Path) -> list[dict[str, Any]]:
     """First, middle and last rank without memory, in one process. Raises LaunchError."""
+    check_layers(out)
     return worker(out, module, first_middle_last(plan), environment, meta=True)
 
 

@@ -83,7 +83,7 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
     recipe.check_no_question(settings)
     print(settings.why_cluster, flush=True)
     if settings.continues is not None:
-        print(resuming.said(settings.continues), flush=True)
+        print(resuming.said(settings.continues, settings.training.steps), flush=True)
     out = new_folder(settings) if settings.tune is None else tuning.tune_folder(settings)
     if settings.engine == LAYERWISE:
         tell(told, out=str(out))

@@ -13,7 +13,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
-from orchestrator.planning import Found
+from orchestrator.planning import Found, chance_of_not_fitting
 from orchestrator.recipe import Settings
 from orchestrator.units import format_seconds
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
+RISK_BY = "by the peaks of all published runs, each predicted without its own source (the reserve goes by this engine's fitted ones)"
 SHOWN_AFTER_S = 1.0
 """A search that is done by then needs no progress bar."""
 
@@ -120,9 +121,11 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if found.uneven is not None:
         say(text.uneven_text(found.uneven))
     for explanation in found.explained:
-        say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why))
+        say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why, settings.pins.given()))
         if explanation.refused is not None:
             console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
+    if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
+        say(f"risk: {100 * chance_of_not_fitting(settings, plan):.2g}% chance of running out of memory, {RISK_BY}")
 
 
 def show_search(console: Console, found: Found) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,12 @@ ENGINES_ALONE = re.compile(r"^pytestmark = \[?pytest\.mark\.engines\b", re.MULTI
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Before pytest-xdist looks at its own options. Its processes come here too, and share out nothing."""
-    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
+    """Before pytest-xdist looks at its own options. Its processes come here too, and share out nothing; they read the command line anew,
+    where no `--dist` stands, and would drop the groups."""
+    if hasattr(config, "workerinput"):
+        config.option.loadgroup = config.workerinput["dist"] == "loadgroup"
+        return
+    if not config.pluginmanager.hasplugin("xdist"):
         return
     option = config.option
     most = {PLANNER: MOST_PROCESSES, ENGINES: 2}.get(option.markexpr, 0)
@@ -37,6 +42,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "loadgroup"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """What a process of pytest-xdist is told."""
+    node.workerinput["dist"] = node.config.option.dist
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out_full(config, items)
@@ -44,6 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = _shared(item, config.option.markexpr == ENGINES)
         if group and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+        _say_group(item)
 
 
 def _leave_out_full(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -54,6 +66,13 @@ def _leave_out_full(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left_out:
         items[:] = [item for item in items if "full" not in item.keywords]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _say_group(item: pytest.Item) -> None:
+    """pytest-xdist 3.8 writes the group into an attribute that pytest 9.2 no longer reads, and would scatter every group."""
+    marker = item.get_closest_marker("xdist_group")
+    if marker is not None and getattr(item.config.option, "loadgroup", False) and hasattr(item, "_id"):
+        item._id = type(item._id).parse(f"{item.nodeid}@{marker.args[0]}")
 
 
 def _shared(item: pytest.Item, by_file: bool) -> str | None:
@@ -68,10 +87,11 @@ def _shared(item: pytest.Item, by_file: bool) -> str | None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A module beside the tests is imported by those that need it: doctests are looked for only where there are some, since several
-    import the engines. Nor are files imported of which every test needs the engines where none of these shall run."""
+    import the engines. Nor are files imported of which no test is in the half that shall run."""
     if collection_path.suffix != ".py":
         return None
     text = collection_path.read_text()
     if not collection_path.name.startswith("test_"):
-        return True if ">>> " not in text else None
-    return True if config.option.markexpr == PLANNER and ENGINES_ALONE.search(text) else None
+        return True if ">>> " not in text or config.option.markexpr == ENGINES else None
+    other = {PLANNER: ENGINES_ALONE.search(text), ENGINES: "mark.engines" not in text}
+    return True if other.get(config.option.markexpr) else None

@@ -105,17 +105,14 @@ def _plan(words: Sequence[str]) -> None:
 
 
 def risk_lines(answer: Answer) -> list[str]:
-    """The plan's chance of running out of memory and, where that is not small, the safer plan beside it."""
-    if answer.plan.cluster.is_cpu:
+    """Where the plan's chance of running out of memory, which is said with it, is not small: the safer plan beside it."""
+    safer = None if answer.plan.cluster.is_cpu else questions.safer(answer)
+    if safer is None:
         return []
-    lines = [f"risk: {100 * answer.chance_of_not_fitting:.2g}% chance of running out of memory, by how far off measured peaks were"]
-    safer = questions.safer(answer)
-    if safer is not None:
-        slower = 100 * (safer.step_time_s / answer.step_time_s - 1)
-        chance = f"{100 * safer.chance_of_not_fitting:.2g}% chance"
-        said = f"{format_seconds(safer.step_time_s)} a step (+{slower:.1f}%), {chance}: {safer.plan.engine} {choice(safer.plan)}"
-        lines.append(f"safer: memory.risk={100 * questions.SAFE:g}%: {said}")
-    return lines
+    slower = 100 * (safer.step_time_s / answer.step_time_s - 1)
+    chance = f"{100 * safer.chance_of_not_fitting:.2g}% chance"
+    said = f"{format_seconds(safer.step_time_s)} a step (+{slower:.1f}%), {chance}: {safer.plan.engine} {choice(safer.plan)}"
+    return [f"safer: memory.risk={100 * questions.SAFE:g}%: {said}"]
 
 
 def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:

@@ -150,6 +150,7 @@ class Capacity:
         self.empty_s = [candidate.vpp * overhead + end.seconds for overhead, end in zip(overheads, self.ends, strict=True)]
         """Seconds of a micro-batch in each stage, but for its layers."""
         self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
+        self._ranges: dict[float, tuple[list[int], list[int]] | None] = {}
         self._near = layers // self.pp
         hops = costs.hop_seconds(candidate)
         self.down = [0.0] * self.pp
@@ -211,6 +212,11 @@ class Capacity:
 
     def ranges(self, upper: float) -> tuple[list[int], list[int]] | None:
         """(fewest, most) layers of each stage in any split that takes at most `upper` seconds; None where there is none."""
+        if upper not in self._ranges:
+            self._ranges[upper] = self._narrowed(upper)
+        return self._ranges[upper]
+
+    def _narrowed(self, upper: float) -> tuple[list[int], list[int]] | None:
         pp, vpp, layers = self.pp, self.vpp, self.layers
         most = [layers] * pp
         for _ in range(PASSES if upper < INFINITE else 1):

@@ -71,13 +71,19 @@ class Rates(NamedTuple):
         return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, activation_itemsize(precision))
 
 
+EXPOSED_EPILOGUE = 0.33
+"""Share of the bytes of an epilogue that adds to what is there (a weight's gradient of all micro-batches) which no product hides: what the
+weight's gradient took longer than forward and the input's gradient of the same shape, against those bytes' time, in SimuMax's measurements
+of single products with up to 6,000 tokens: .28 in the median of 171 on B200, .37 of 57 on A100 (configs/system/)."""
+
+
 def gemm_seconds(
-    m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, batched: bool = False, more_bytes: float = 0.0
+    m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, batched: bool = False, added_to: float = 0.0
 ) -> float:
-    """(m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of bytes, its
-    epilogue's `more_bytes` among them (Williams et al., "Roofline", CACM 2009). A feature dimension that is no multiple of 16 bytes slows
-    tensor cores down, and keeps the `batched` GEMMs of attention off them: they run at the fp32 rate (BigScience's heads of 108 and 150
-    show it within 15%)."""
+    """(m x k) @ (k x n), m the token dimension: roofline of FLOPs at an efficiency that saturates in each dimension, and of bytes
+    (Williams et al., "Roofline", CACM 2009). `added_to`: bytes that an epilogue reads and writes, which adds the product to what is there.
+    A feature dimension that is no multiple of 16 bytes slows tensor cores down, and keeps the `batched` GEMMs of attention off them: they
+    run at the fp32 rate (BigScience's heads of 108 and 150 show it within 15%)."""
     c = calibration
     shape = (1 + c.gemm_half_tokens / m) * (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
     aligned = not (k % TENSOR_CORE_ELEMENTS or n % TENSOR_CORE_ELEMENTS)
@@ -85,8 +91,9 @@ def gemm_seconds(
     if not aligned:
         peak = rates.unaligned if batched else max(rates.unaligned, rates.peak / c.misaligned_gemm)
     flops = 2 * m * k * n * shape / (peak * c.gemm_efficiency)
-    moved = ((m * k + k * n + m * n) * rates.itemsize + more_bytes) / (rates.bandwidth * c.memory_efficiency)
-    return max(flops, moved)
+    bandwidth = rates.bandwidth * c.memory_efficiency
+    moved = ((m * k + k * n + m * n) * rates.itemsize + added_to) / bandwidth
+    return max(flops + EXPOSED_EPILOGUE * added_to / bandwidth, moved)
 
 
 def grouped_seconds(
@@ -126,18 +133,48 @@ def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[flo
     return m, k, n
 
 
-QUANTISED_BYTES: Final = 2.0 + 1.0 + 1.0
-"""Moved for each element that an experts' FP8 product takes: it is read in 16 bits and written twice, along its rows and along its columns,
-since forward and the weight's gradient sum over different dimensions (Transformer Engine, common/cast and common/transpose). Experts are
-narrow, so that this takes as long as half of a product; of other linears it is a part of `Calibration.fp8_efficiency`, much of it fused
-with the norm or activation before (pytorch/module/layernorm_linear.py)."""
+QUANTISED_BYTES: Final = 2.0 + 1.0
+"""Moved for each element that an FP8 product takes: read in 16 bits and written along its rows (Transformer Engine, common/cast). Forward
+takes the input, backward the output's gradient."""
+TURNED_BYTES: Final = 1.0
+"""More where the product has a weight's gradient, which sums over the other dimension: the same kernel writes the tensor along its columns
+too (common/transpose/cast_transpose.h)."""
+TRANSPOSED_BYTES: Final = 1.0 + 1.0
+"""Instead of that where the tensor is gathered over tensor-parallel ranks after the cast: Hopper's FP8 products want both operands along
+the dimension that they sum over, so that a kernel of its own transposes the whole (pytorch/module/base.py, grad_output_preprocess)."""
+NVFP4_BYTES: Final = 2.0 + 2.0 + 2 * 4.5 / 8
+"""Moved for each element that an NVFP4 product takes: read for the tensor's maximum (two levels of scales), read again and written along
+rows and columns, 4 bits and a scale of 8 for each 16 elements (Transformer Engine, pytorch/csrc/quantizer.cpp, NVFP4Quantizer:
+nvte_hadamard_transform_amax, then the cast)."""
+GATHERED_FP8_BYTES: Final = 1.0
+"""Of an element that tensor-parallel ranks gather for an FP8 product: it is cast before (Transformer Engine, pytorch/distributed.py,
+_all_gather_fp8, _all_gather_mxfp8). Sums travel in 16 bits."""
 
 
-NVFP4_BYTES: Final = 2.0 + 2.0 + 2 * 4.5 / 8 - QUANTISED_BYTES / 2
-"""Moved for each element that an NVFP4 product takes, beyond the share of its peak that an FP8 product reaches: read for the tensor's
-maximum (two levels of scales), read again and written along rows and columns, 4 bits and a scale of 8 for each 16 elements (Transformer
-Engine, pytorch/csrc/quantizer.cpp, NVFP4Quantizer: nvte_hadamard_transform_amax, then the cast). Less what that share has of it already:
-FP8's own, at half of its seconds."""
+def quantised_bytes(op: Gemm, strategy: Strategy, precision: str, gpu: Gpu, *, gathered: bool) -> float:
+    """Moved to quantise each element of a product's input, or of its output's gradient, as the product takes it. `gathered`: under
+    sequence parallelism a rank casts its own share to FP8, which is then gathered."""
+    if op.pad_to or precision not in QUANTISED:
+        return 0.0
+    if precision == "nvfp4":
+        return NVFP4_BYTES
+    shared = strategy.mesh.tp if gathered and strategy.sequence_parallel and not op.experts else 1
+    if op.frozen:
+        return QUANTISED_BYTES / shared
+    if shared > 1 and not gpu.has_mxfp8:
+        return QUANTISED_BYTES / shared + TRANSPOSED_BYTES
+    return (QUANTISED_BYTES + TURNED_BYTES) / shared
+
+
+def gathered_bytes(layer: LayerSpec, precision: str, gpu: Gpu) -> tuple[float, float] | None:
+    """Of an element that tensor-parallel ranks gather for one product, and of an output's gradient, which two products take: with scales
+    of blocks (Blackwell) it comes along rows and along columns. None: as wide as activations, for the vocabulary's projection, and for
+    products with adapters, which take the same input in 16 bits (pytorch/module/layernorm_linear.py, return_layernorm_output_gathered).
+    So for NVFP4: its gathers are narrow too, but wait for a maximum over all ranks and turn the columns afterwards, which nothing that
+    was measured tells apart."""
+    if precision != "fp8" or any(isinstance(op, Gemm) and (op.pad_to or op.frozen) for op in layer.ops):
+        return None
+    return GATHERED_FP8_BYTES, (2 if gpu.has_mxfp8 else 1) * GATHERED_FP8_BYTES
 
 
 def layer_seconds(
@@ -174,16 +211,13 @@ def layer_seconds(
                 one_by_one += groups
             else:
                 forward = gemm_seconds(m, k, n, op_rates, c)
-                to_weight = gemm_seconds(m, k, n, op_rates, c, more_bytes=accumulate)
+                to_weight = gemm_seconds(m, k, n, op_rates, c, added_to=accumulate)
             f_gemm += forward
+            f_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "column") * m * k / memory
+            b_memory += quantised_bytes(op, strategy, precision, gpu, gathered=op.split == "row") * m * n / memory
             if op.frozen:
                 b_gemm += forward
                 continue
-            moved = QUANTISED_BYTES if op.experts and precision in QUANTISED else 0.0
-            if precision == "nvfp4" and not op.pad_to:
-                moved += NVFP4_BYTES
-            f_memory += moved * m * k / memory
-            b_memory += moved * m * n / memory
             if traits.fp32_gradient_fusion:
                 b_gemm += forward + to_weight
             else:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from orchestrator.cost.activations import Activations, LayerActivations
-from orchestrator.cost.compute import LayerSeconds, Seconds, layer_seconds
+from orchestrator.cost.compute import LayerSeconds, Seconds, gathered_bytes, layer_seconds
 from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
 from orchestrator.cost.recompute import one_of, tiled
@@ -171,7 +171,8 @@ class PassPrices:
     def _dense_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:
         """Of tensor and context parallelism."""
         size = (layer, strategy, micro_batch_size, self._workload.itemsize)
-        yield from tp.traffic(*size)
+        narrow = gathered_bytes(layer, self._workload.training.precision, self._workload.cluster.gpu)
+        yield from tp.traffic(*size, gathered=narrow)
         yield from cp.traffic(*size, kind=self._workload.traits.context_parallel, domain=self._network.domain)
 
     def _part_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:

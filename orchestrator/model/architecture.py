@@ -18,6 +18,8 @@ from orchestrator.values import Value
 Stack = Literal["decoder", "encoder", "encoder_decoder"]
 Activation = Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"]
 """relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2)."""
+MOST_LAYERS: Final = 100_000
+"""A plan lists its layers: more would take minutes and gigabytes, and nobody means them."""
 GATED: Final = ("swiglu", "geglu", "clamped_swiglu")
 STACKS: Final[dict[str, Stack]] = {"bert": "encoder", "t5": "encoder_decoder"}
 """By family; one that is not here is a decoder."""
@@ -58,13 +60,13 @@ class Architecture(Value, frozen=True, kw_only=True):
     family: Annotated[str, Key("model.family", "gpt, llama, t5 or bert")]
     """The reader in model/families whose models are like this one."""
     name: Annotated[str, Key("model.name", "how the model is called")]
-    num_layers: Annotated[int, Key("model.num_layers", "of the decoder (gpt, llama) or encoder (bert, t5)", low=1, high=10**9)]
+    num_layers: Annotated[int, Key("model.num_layers", "of the decoder (gpt, llama) or encoder (bert, t5)", low=1, high=MOST_LAYERS)]
     hidden_size: Annotated[int, Key("model.hidden_size", "width of a token's vector", low=1, high=10**9)]
     num_attention_heads: Annotated[int, Key("model.num_attention_heads", "query heads", low=1, high=10**9)]
     ffn_hidden_size: Annotated[int, Key("model.ffn_hidden_size", "width of the feed-forward", low=1, high=10**9)]
     vocab_size: Annotated[int, Key("model.vocab_size", "unpadded", low=1, high=10**9)]
     max_position_embeddings: Annotated[int, Key("model.max_position_embeddings", "longest sequence", low=1, high=10**9)]
-    decoder_num_layers: Annotated[int, Key("model.decoder_num_layers", "of a t5's decoder", low=0, high=10**9)] = 0
+    decoder_num_layers: Annotated[int, Key("model.decoder_num_layers", "of a t5's decoder", low=0, high=MOST_LAYERS)] = 0
     num_query_groups: Annotated[int | None, Key("model.num_query_groups", "key/value heads", low=1, high=10**9)] = None
     """Key/value heads; None: as many as attention heads."""
     kv_channels: Annotated[int | None, Key("model.kv_channels", "width of one head", low=1, high=10**9)] = None
@@ -120,7 +122,7 @@ class Architecture(Value, frozen=True, kw_only=True):
         tuple[Run, ...],
         Key("model.pattern", "runs of layers that differ, repeated until num_layers: [{layers: 3}, {layers: 58, feed_forward: ...}]"),
     ] = ()
-    mtp_num_layers: Annotated[int, Key("model.mtp_num_layers", "layers of multi-token prediction", low=0, high=10**9)] = 0
+    mtp_num_layers: Annotated[int, Key("model.mtp_num_layers", "layers of multi-token prediction", low=0, high=MOST_LAYERS)] = 0
     """Layers of multi-token prediction at the head (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
 
     traced: Annotated[

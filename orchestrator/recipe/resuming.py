@@ -120,11 +120,13 @@ def names_a_model(given: Mapping[str, Any]) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- in words
 
 
-def said(checkpoint: Checkpoint) -> str:
-    """Which checkpoint is continued, in one line."""
+def said(checkpoint: Checkpoint, steps: int) -> str:
+    """Which checkpoint is continued, in one line, and whether `steps` are done with it already."""
     line = f"continues {checkpoint.folder} after step {checkpoint.step}, written by {checkpoint.engine}"
     if checkpoint.plan is None:
         line += f"; no {PLAN} says what it was trained with, so that nothing can be compared"
+    if checkpoint.step >= steps:
+        line += f"; train.steps={steps} are done with it, so that nothing is left to train: train.steps=N train.change=steps goes on"
     return line
 
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from orchestrator.plan import Plan, Prediction, StagePrediction
-from orchestrator.report.text import _table, cause_name
+from orchestrator.report.text import Fitting, _table, cause_name
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import format_bytes
 
@@ -49,15 +49,22 @@ def data_parallel_table(plan: Plan, rows: Iterable[tuple[str, int, Prediction | 
     if plan.predicted is None:
         raise ValueError("the plan has no prediction")
     title = f"Data parallelism alone (tp=1 pp=1 dp={plan.world_size}, mbs=1, all recomputed) against {format_bytes(limit.usable)} usable"
-    table = _table(("", False), *((name, True) for name in (*STATES, "rest", "needs", "over")), title=title)
-    table.add_row("the plan", *_row(plan.predicted, limit))
+    names = (*STATES, "rest", "needs", "over")
+    table = _table(("", False), *((name, True) for name in names), title=title)
+    narrow = _table(("", False), *((name, True) for name in names[-2:]), title=title)
+
+    def add(name: str, row: Sequence[str]) -> None:
+        table.add_row(Text(name, no_wrap=True), *row)
+        narrow.add_row(Text(name, no_wrap=True), *row[-2:])
+
+    add("the plan", _row(plan.predicted, limit))
     illegal = []
     for engine, stage, predicted, why in rows:
         if predicted is None:
             illegal.append(Text(f"{engine} ZeRO-{stage}: {why}"))
         else:
-            table.add_row(f"{engine} ZeRO-{stage}", *_row(predicted, limit))
-    return Group(table, *illegal)
+            add(f"{engine} ZeRO-{stage}", _row(predicted, limit))
+    return Group(Fitting(table, narrow), *illegal)
 
 
 def _row(predicted: Prediction, limit: MemoryLimit) -> Sequence[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from orchestrator.report.budget import Budget, format_amount, format_time
-from orchestrator.report.text import _table
+from orchestrator.report.text import Fitting, _table
 from orchestrator.units import format_seconds
 from orchestrator.values import Value
 
@@ -27,19 +27,21 @@ class Row(Value, frozen=True, kw_only=True):
 
 
 def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
-    """The keys that vary, then the figures; cost where there is a price."""
+    """The keys that vary, then the figures, cost where there is a price, then the plan; in a narrow terminal the plans are lines below."""
     priced = any(row.budget is not None and row.budget.cost is not None for row in rows)
     figures = ["step", "tokens/s", "training", "GPU-hours", *(["cost"] if priced else []), "memory free"]
-    table = _table(*((name, False) for name in names), *((name, True) for name in figures), ("", False), ("plan", False))
+    columns = [*((name, False) for name in names), *((name, True) for name in figures), ("", False)]
+    table, narrow, plans = _table(*columns, ("plan", False)), _table(*columns), []
     for row in rows:
-        keys = [Text(row.keys[name]) for name in names]
-        of = row.budget
+        keys = [Text(row.keys[name], no_wrap=True) for name in names]
+        plan, shown, of = row.plan, [""] * (len(figures) + 1), row.budget
         if of is None:
-            table.add_row(*keys, *([""] * (len(figures) + 1)), Text(f"none: {row.why}"))
-            continue
-        cost = [format_amount(of.cost) if of.cost is not None else ""] if priced else []
-        table.add_row(
-            *keys, format_seconds(row.step_time_s), format_amount(row.tokens_per_s), format_time(of.seconds), format_amount(of.gpu_hours),
-            *cost, f"{100 * row.headroom:.1f}%", "*" if row.on_front else "", Text(row.plan),
-        )  # fmt: skip
-    return table
+            plan = f"none: {row.why}"
+        else:
+            cost = [format_amount(of.cost) if of.cost is not None else ""] if priced else []
+            shown = [format_seconds(row.step_time_s), format_amount(row.tokens_per_s), format_time(of.seconds), format_amount(of.gpu_hours)]
+            shown += [*cost, f"{100 * row.headroom:.1f}%", "*" if row.on_front else ""]
+        table.add_row(*keys, *shown, Text(plan))
+        narrow.add_row(*keys, *shown)
+        plans.append(Text(f"{' '.join(f'{name}={row.keys[name]}' for name in names)}: {plan}"))
+    return Fitting(table, Group(narrow, *plans))

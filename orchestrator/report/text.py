@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby, takewhile
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -54,6 +55,19 @@ def _table(*columns: tuple[str, bool], title: str = "") -> Table:
     for heading, numeric in columns:
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     return table
+
+
+class Fitting:
+    """The first of several tables that the terminal has room for, without words cut in two; else the last. rich by itself narrows columns
+    to nothing, names of rows first."""
+
+    def __init__(self, *tables: RenderableType) -> None:
+        self.tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        free = options.update(max_width=1000)
+        fits = (table for table in self.tables if Measurement.get(console, free, table).minimum <= options.max_width)
+        yield next(fits, self.tables[-1])
 
 
 def _percent(share: float) -> str:
@@ -118,8 +132,8 @@ def placement(plan: Plan) -> str:
     found = []
     for axis in plan.rank_order:
         degree = plan.mesh.degree(axis)
-        if degree > 1 and axis != "ep":
-            span = plan.mesh.stride(axis) * degree
+        if degree > 1:
+            span = degree * (plan.etp if axis == "ep" else plan.mesh.stride(axis))
             level = next((level for level in levels if level.size >= plan.world_size or level.size % span == 0), levels[-1])
             found.append(f"{axis} on {level.name}")
     return ", ".join(found) or "one rank, no traffic"
@@ -463,8 +477,9 @@ def wide_tp_text(plan: Plan, other: Plan | None, why: str) -> str:
     return f"{said}With pin.tp={other.tp}, {choice(other)} takes {format_seconds(other.predicted.step_time_s)}: {costs}"
 
 
-def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -> str:
-    """Why the chosen plan does not have a choice: `plan` is the best that has it; None: there is none, because of `why`."""
+def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str, pinned: Collection[str] = ()) -> str:
+    """Why the chosen plan does not have a choice: `plan` is the best that has it; None: there is none, because of `why`. `pinned`: the
+    choices that were fixed otherwise, "tp": a faster plan than the chosen one may be had without them."""
     if plan is None:
         return f"Why not {question}? {why}"
     if plan.predicted is None or chosen.predicted is None:
@@ -475,5 +490,10 @@ def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str) -
     than = difference(chosen.predicted, plan.predicted)
     said = f"The best plan with it, {plan.engine} {choice(plan)}, takes {seconds} and {peak}: {than}"
     if plan.predicted.step_time_s < chosen.predicted.step_time_s:
-        said += "; the search takes it only where it is asked for: " + " ".join(f"pin.{word}" for word in question.split())
+        words = question.split()
+        held = [name for name in (word.split("=")[0] for word in words) if name in pinned]
+        if held:
+            said += "; you fixed another: " + " ".join(f"pin.{name}={getattr(chosen, name)}" for name in held)
+        else:
+            said += "; the search takes it only where it is asked for: " + " ".join(f"pin.{word}" for word in words)
     return f"Why not {question}? {said}"

@@ -14,7 +14,7 @@ for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import le
 from typing import NamedTuple
 
@@ -118,7 +118,7 @@ class Inner:
         """By size of the groups of micro-batches: the search with it, where it was looked at."""
         self.usable = limit.usable
         """Bytes; of a cluster of several types of GPU the largest's."""
-        self.pp, self.vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
+        self.pp, self.vpp = candidate.mesh.pp, candidate.vpp
         self.layers, self._simulated = transformer_layers(model), simulated
         self.spent = 0
         """What partitions took, in simulated passes."""
@@ -142,7 +142,6 @@ class Inner:
         self._more: dict[tuple[object, ...], Way] = {}
         self._added: dict[tuple[object, ...], StageSums] = {}
         self._between: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
-        self._plain_peaks: dict[tuple[Chunks, int], RecomputedPeak] = {}
         self._priced: dict[tuple[int, str, Recompute], LayerCost] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
         self._parts = parts
@@ -154,14 +153,19 @@ class Inner:
         if self._fixed is None:
             by_layer = [mode for mode in modes if mode == "full" or self._by_layer]
             self.capacity = Capacity(costs, candidate, modes, by_layer, self.layers, self._rooms, self._memories)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """What all partitions share."""
+        costs, candidate = self.costs, self.candidate
         hops = costs.hop_seconds(candidate) if self.pp > 1 else ()
-        shape = costs.schedule(candidate), self.pp, m, self.vpp, candidate.microbatch_group_size_per_vp_stage
+        shape = costs.schedule(candidate), self.pp, candidate.num_microbatches, self.vpp, candidate.microbatch_group_size_per_vp_stage
         besides = costs.once_seconds(candidate), costs.busy_seconds(candidate)
 
         def score(ways: Sequence[Way], limit: float) -> float:
             return costs.score_stages(candidate, [way.made.cost for way in ways], limit)[0]
 
-        self.pipeline = Pipeline(*shape, hops, *besides, score)
+        return Pipeline(*shape, hops, *besides, score)
 
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
@@ -201,27 +205,28 @@ class Inner:
     def _recomputes(self, p: int, sizes: tuple[int, ...], chunks: Chunks) -> list[tuple[Recompute, int]]:
         """Nothing where that fits, since whatever is recomputed only costs time; else of each mode the fewest layers that do."""
         whole, found = max(sizes), list[tuple[Recompute, int]]()
+        peak, room = self._peaks(p, chunks), self._rooms[p]
         for mode in self.modes:
             if mode == "none" or not whole:
-                if self._peak(p, chunks, (mode, 0)) <= self._rooms[p]:
+                if peak(mode, 0) <= room:
                     return [(mode, 0)]
             elif (mode == "full" or self._by_layer) and len(self.modes) > 1:
-                found += [(mode, n) for n in self._fewest(p, whole, chunks, mode)]
-            elif self._peak(p, chunks, (mode, self.layers)) <= self._rooms[p]:
+                found += [(mode, n) for n in self._fewest(whole, partial(peak, mode), room)]
+            elif peak(mode, self.layers) <= room:
                 found.append((mode, self.layers))
         return found
 
-    def _fewest(self, p: int, most: int, chunks: Chunks, mode: Recompute) -> list[int]:
-        """The least number of layers recomputed in this mode with which the stage fits, if any has: each more costs time and saves bytes.
-        Bytes are nearly linear in the number: the guess is that they are."""
+    def _fewest(self, most: int, peak: Callable[[int], float], room: float) -> list[int]:
+        """The least number of layers recomputed in a mode with which the stage fits, if any has: each more costs time and saves bytes.
+        Bytes are nearly linear in the number: the guess is that they are. `peak`: bytes with so many; `room`: that the stage may use."""
         low, high = 1, most
-        first, last = self._peak(p, chunks, (mode, low)), self._peak(p, chunks, (mode, high))
-        if first <= self._rooms[p] or last > self._rooms[p]:
-            return [low] if first <= self._rooms[p] else []
-        guess = low + int((first - self._rooms[p]) / (first - last) * (high - low))
+        first, last = peak(low), peak(high)
+        if first <= room or last > room:
+            return [low] if first <= room else []
+        guess = low + int((first - room) / (first - last) * (high - low))
         while high - low > 1:  # `low` does not fit, `high` does
             guess = min(max(guess, low + 1), high - 1)
-            low, high = (low, guess) if self._peak(p, chunks, (mode, guess)) <= self._rooms[p] else (guess, high)
+            low, high = (low, guess) if peak(guess) <= room else (guess, high)
             guess = high - 1 if guess == high else low + 1
         return [high]
 
@@ -230,20 +235,24 @@ class Inner:
         made = Made(sizes, chunks, recompute, cost)
         return Way(cost.forward_s, cost.backward_s, cost.exposed_s, cost.optimizer_s, cost.peak_bytes, made)
 
-    def _peak(self, p: int, chunks: Chunks, recompute: tuple[Recompute, int]) -> float:
-        """Bytes of stage p so."""
-        known = self._plain_peaks.get((chunks, p))
-        if known is None:
-            ends = [self.model.runs[i].layer.kind for i, here in ((0, p == 0), (-1, p == self.pp - 1)) if here]
-            plain = self._sums(p, chunks, ("none", 0))
-            known = self._plain_peaks[chunks, p] = RecomputedPeak(self._memories[p], plain, [self._layer(p, kind, "none") for kind in ends])
-        mode, first_n = recompute if recompute[0] != "none" else ("none", 0)
-        layers = []
-        for chunk, runs in enumerate(chunks):
-            recomputed = first_layers(self.model, runs, first_n) if len(runs) > 1 else (first_n,)
-            for (kind, count), inside in zip(runs, recomputed, strict=False):
-                layers.append((chunk, count, min(inside, count), self._layer(p, kind, "none"), self._layer(p, kind, mode)))
-        return known.peak_bytes(layers)
+    def _peaks(self, p: int, chunks: Chunks) -> Callable[[Recompute, int], float]:
+        """Bytes of stage p by mode and number of layers that are recomputed so."""
+        ends = [self.model.runs[i].layer.kind for i, here in ((0, p == 0), (-1, p == self.pp - 1)) if here]
+        layer, model = partial(self._layer, p), self.model
+        known = RecomputedPeak(self._memories[p], self._sums(p, chunks, ("none", 0)), [layer(kind, "none") for kind in ends])
+        runs = [(chunk, some, [layer(kind, "none") for kind, _ in some]) for chunk, some in enumerate(chunks) if some]
+
+        def peak_bytes(mode: Recompute, first_n: int) -> float:
+            if mode == "none":
+                first_n = 0
+            layers = []
+            for chunk, some, plain in runs:
+                recomputed = first_layers(model, some, first_n) if len(some) > 1 else (min(first_n, some[0][1]),)
+                for (kind, count), inside, cost in zip(some, recomputed, plain, strict=True):
+                    layers.append((chunk, count, inside, cost, layer(kind, mode) if inside else cost))
+            return known.peak_bytes(layers)
+
+        return peak_bytes
 
     def _layer(self, p: int, kind: str, mode: Recompute) -> LayerCost:
         """A layer of stage p."""
@@ -315,9 +324,9 @@ class Inner:
             if alike in seen and self.vpp == 1:  # fewer micro-batches are in flight than in the stage before
                 continue
             seen.add(alike)
-            least = INFINITE
+            least, peak = INFINITE, self._peaks(p, chunks)
             for recompute in tries:
-                least = min(least, self._peak(p, chunks, recompute) + self.usable - self._rooms[p])
+                least = min(least, peak(*recompute) + self.usable - self._rooms[p])
                 if least <= max(self.usable, worst):
                     break
             worst = max(worst, least)

@@ -164,18 +164,26 @@ def _grown(cluster: Cluster, times: int) -> Cluster:
 
 def _relaxed(workload: Workload, engines: Engines, settings: SearchSettings, *, fitting: bool) -> str:
     """What would help, each tried: leaving out one pin, leaving out all, and where a plan must be `fitting` an optimizer of fewer bytes,
-    more GPUs."""
+    more GPUs. Without `fitting` a plan that is only legal will do, and is said to be too large."""
     help_: list[str] = []
     names = [*settings.pins.given()]
+
+    def without(pins: Pins) -> str | None:
+        fewer = replace(settings, pins=pins)
+        found = _fits(workload, engines, fewer, fitting=True)
+        if found is not None or fitting:
+            return found
+        legal = _fits(workload, engines, fewer, fitting=False)
+        return None if legal is None else f"legal then, but too large: {legal}"
+
     for name in names:
         if name == "vpp" and settings.pins.layout is not None:
             continue
-        fewer = replace(settings, pins=replace(settings.pins, **{name: None}))
-        found = _fits(workload, engines, fewer, fitting=fitting)
+        found = without(replace(settings.pins, **{name: None}))
         if found is not None:
             help_.append(f"leave out pin.{name} ({found})")
     if not help_ and len(names) > 1:
-        found = _fits(workload, engines, replace(settings, pins=Pins()), fitting=fitting)
+        found = without(Pins())
         if found is not None:
             help_.append(f"leave out the pins {', '.join(names)} ({found})")
     if not help_ and fitting:

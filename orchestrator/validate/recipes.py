@@ -96,7 +96,9 @@ def run_of(recipe: dict[str, str]) -> Run:
         first, second = (names.get(name, "fp32") for name in moments[1:])
         training = replace(training, precision_aware_optimizer=True, exp_avg_dtype=first, exp_avg_sq_dtype=second)
     cluster = replace(run.cluster, num_gpus=run.num_gpus, software=SOFTWARE)
-    return dataclasses.replace(run, training=training, cluster=cluster)
+    off = {name: False for name in ("overlap_grad_reduce", "overlap_param_gather") if recipe.get(name) == "0"}
+    candidate = replace(run.candidate, strategy=replace(run.candidate.strategy, **off))
+    return dataclasses.replace(run, training=training, cluster=cluster, candidate=candidate)
 
 
 class Judge:
@@ -173,6 +175,7 @@ def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] |
     """`recipes` of the report: shares of those that are judged."""
     judged = [one for one in found if one.judged]
     ratios = sorted(one.ratio for one in judged if one.ratio is not None)
+    of_experts = [one.ratio for one in judged if one.ratio is not None and one.experts]
     return {
         "recipes": len(found),
         "judged": len(judged),
@@ -180,6 +183,7 @@ def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] |
         "legal": sum(one.legal for one in judged) / len(judged) if judged else None,
         "fits": sum(one.fits for one in judged) / len(judged) if judged else None,
         "within_5": sum(ratio <= CLOSE for ratio in ratios) / len(ratios) if ratios else None,
+        "experts_within_5": sum(ratio <= CLOSE for ratio in of_experts) / len(of_experts) if of_experts else None,
         "median_ratio": ratios[len(ratios) // 2] if ratios else None,
         "not_judged": dict(Counter(one.why for one in found if not one.judged)),
     }

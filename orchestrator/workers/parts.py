@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from orchestrator.errors import InputError
 
 FILE_BYTES = 4 * 2**30
 """Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
@@ -84,6 +86,13 @@ class _Part:
     shape: tuple[int, ...]
 
 
+def damaged(file: Path, why: Exception) -> InputError:
+    """The error for a file of a checkpoint that can't be read: which, and that an older one may do."""
+    return InputError(
+        "train.resume", file, f"can't be read ({why}): the checkpoint is damaged; an older one beside it is resumed by its folder"
+    )
+
+
 class Parts:
     """What all ranks wrote into a folder."""
 
@@ -93,7 +102,11 @@ class Parts:
         self._parts: dict[Whole, list[_Part]] = {}
         self._open: dict[Path, Any] = {}
         for listing in sorted(folder.glob("*.json")):
-            for number, about in enumerate(json.loads(listing.read_text())):
+            try:
+                written = json.loads(listing.read_text())
+            except (OSError, ValueError) as error:
+                raise damaged(listing, error) from None
+            for number, about in enumerate(written):
                 whole = about["kind"], about["key"], tuple(about["index"])
                 part = _Part(listing.with_suffix(".safetensors"), str(number), tuple(about["offset"]), tuple(about["shape"]))
                 self._parts.setdefault(whole, []).append(part)
@@ -115,7 +128,10 @@ class Parts:
             if any(begin >= end for begin, end in zip(begins, ends, strict=True)):
                 continue
             if part.file not in self._open:
-                self._open[part.file] = safe_open(part.file, framework="pt")
+                try:
+                    self._open[part.file] = safe_open(part.file, framework="pt")
+                except (OSError, SafetensorError) as error:
+                    raise damaged(part.file, error) from None
             here = tuple(slice(begin - at, end - at) for begin, end, at in zip(begins, ends, part.offset, strict=True))
             values = self._open[part.file].get_slice(part.name)[here]
             if target is None:

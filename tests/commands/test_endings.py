@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,9 +42,26 @@ def test_ctrl_c_and_defects_have_a_status_of_their_own(capsys: pytest.CaptureFix
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("where", [*MODULES, *BENCHMARKS], ids=str)
-def test_help_is_answered_in_words(where: str | Path) -> None:
-    script = [str(where)] if isinstance(where, Path) else ["-m", f"orchestrator.{where}"]
-    done = subprocess.run([sys.executable, *script, "--help"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("module", MODULES)
+def test_help_is_answered_in_words(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", f"orchestrator.{module}", "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.split()) > 10
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback() -> None:
+    script = "import sys; from orchestrator.commands import alone\ndef cut(): raise KeyboardInterrupt\nsys.exit(alone(cut))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.name)
+def test_a_benchmark_answers_help_in_words(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program, but in this process."""
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    said = capsys.readouterr()
+    assert (ended.value.code or 0, said.err) == (0, "")
+    assert len(said.out.split()) > 10

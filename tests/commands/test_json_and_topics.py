@@ -54,6 +54,16 @@ def test_a_command_behind_the_module_of_run_is_that_command() -> None:
     assert "python -m orchestrator compare" in said
 
 
+def test_a_topic_before_any_command_is_one_of_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """README: `--help pin` says one group."""
+    assert main(("--help", "pin")) == 0
+    said = capsys.readouterr().out
+    assert "pin.tp " in said
+    assert "model.num_layers" not in said
+    assert main(("--help", "pni")) == 2
+    assert "did you mean pin?" in capsys.readouterr().err
+
+
 def test_an_error_leaves_standard_output_empty(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("run", *TINY, "pin.tp=3", "launch=none", "--json")) == 2
     said = capsys.readouterr()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.launch import local, program_metrics
+from orchestrator.run import main
 
 HERE = Path(__file__).parent
 FLAGS = HERE.parent / "engines" / "megatron_flags.csv"
@@ -247,7 +248,7 @@ def test_a_corpus_of_one_document_is_refused_before_the_program_that_would_wait_
     assert "note: megatron_args.sh can't be started: data=" in done.stdout
 
 
-def test_what_contradicts_the_plan_is_refused(tmp_path: Path) -> None:
+def test_what_contradicts_the_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
         (["entry.args=--lr 1"], "entry.args=--lr: the plan says --lr 0.001"),
         (["entry.args=--tensor-model-parallel-size=4"], "entry.args=--tensor-model-parallel-size: the plan says"),
@@ -260,7 +261,7 @@ def test_what_contradicts_the_plan_is_refused(tmp_path: Path) -> None:
         (["launch=local"], "launch=local: there is no entry="),
     ]
     for words, why in cases:
-        done = run(tmp_path / "run", f"entry={tmp_path}/none.py", *(() if "launch=local" in words else ("launch=none",)), *words)
-        assert done.returncode == 2, (words, done.stdout, done.stderr)
-        assert why in done.stderr, words
+        where = (f"entry={tmp_path}/none.py", *(() if "launch=local" in words else ("launch=none",)), f"out={tmp_path / 'run'}")
+        assert main([*TRAIN, *where, *words]) == 2, words
+        assert why in capsys.readouterr().err, words
         assert not (tmp_path / "run").exists()

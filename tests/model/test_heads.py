@@ -38,6 +38,9 @@ def test_a_head_over_a_vocabulary_is_read(named: Any) -> None:
 
 def test_quantised_weights_are_refused_with_what_to_take_instead() -> None:
     config = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    with pytest.raises(InputError, match=r"take the config\.json of the checkpoint before it, and lora\.rank= for less memory") as error:
+    with pytest.raises(
+        InputError,
+        match=r"take the config\.json of the checkpoint before it, and lora\.rank= for less memory; to train from",
+    ) as error:
         families.from_hf_config(config, "tiny")
     assert (error.value.key, error.value.value) == ("model.hf_config.quantization_config", "gptq")

@@ -149,6 +149,10 @@ def test_a_run_knows_its_recipe(old: Path, capsys: pytest.CaptureFixture[str]) -
     assert plan.run.resume == str(old)
     assert f"continues {old}/checkpoints/step_000020 after step 20, written by megatron" in said
     assert "From the checkpoint to this plan: the same layout" in said
+    checkpoint = resuming.checkpoint_of(str(old))
+    assert checkpoint is not None
+    assert resuming.said(checkpoint, 21).endswith("written by megatron")
+    assert "train.steps=20 are done with it, so that nothing is left" in resuming.said(checkpoint, 20)
 
 
 def test_the_next_allocation_has_other_gpus(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,3 +41,14 @@ def test_data_parallelism_is_shown_beside_the_plan() -> None:
     assert re.search(r"megatron ZeRO-1 .* 60.0 GiB +fits", text)
     assert "deepspeed ZeRO-0: illegal by rule x: y" in text
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_a_narrow_terminal_keeps_the_names_of_the_rows_and_whole_figures() -> None:
+    rows = [("megatron_deepspeed", 1, needing(100), ""), ("deepspeed", 2, needing(60), "")]
+    table = data_parallel_table(PLAN, rows, LIMIT)
+    wide, narrow = as_text(table, 120), as_text(table, 80)
+    assert "activations" in wide
+    assert "activations" not in narrow
+    assert re.search(r"megatron_deepspeed ZeRO-1 +100.0 GiB +22.0 GiB", narrow)
+    assert re.search(r"deepspeed ZeRO-2 +60.0 GiB +fits", narrow)
+    assert max(map(len, narrow.splitlines())) <= 80

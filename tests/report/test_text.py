@@ -74,6 +74,9 @@ def test_axes_lie_on_the_level_that_holds_their_group() -> None:
     pp_inside = replace(PLAN, rank_order=("tp", "cp", "ep", "pp", "dp"), tp=2, pp=4, dp=8)
     assert placement(pp_inside) == "tp on nvlink, pp on nvlink, dp on infiniband"
     assert placement(replace(PLAN, tp=1, pp=1, dp=1)) == "one rank, no traffic"
+    experts = replace(PLAN, tp=1, pp=1, dp=PLAN.world_size, ep=8, etp=1)
+    assert placement(experts) == "ep on nvlink, dp on infiniband", "8 neighbours share a layer's experts"
+    assert placement(replace(experts, etp=2)).startswith("ep on infiniband"), "8 groups of 2 neighbours"
     six = replace(CLUSTER, gpus_per_node=6, levels=(replace(CLUSTER.levels[0], size=6), CLUSTER.levels[1]))
     assert placement(replace(PLAN, cluster=six, pp=1, dp=1)) == "tp on infiniband", "groups of 4 cross nodes of 6"
 

@@ -104,6 +104,15 @@ def test_a_faster_plan_that_only_a_pin_takes_is_said_to_be_that() -> None:
     assert text.endswith("the search takes it only where it is asked for: pin.cp=2 pin.cp_comm_type=a2a")
 
 
+def test_a_faster_plan_that_the_users_own_pin_forbids_names_that_pin() -> None:
+    chosen = some_plan().plan
+    assert chosen.predicted is not None
+    faster = replace(chosen, cp=2, predicted=replace(chosen.predicted, step_time_s=chosen.predicted.step_time_s * 0.9))
+    text = explanation_text(chosen, "cp=2", faster, "", {"cp": chosen.cp})
+    assert text.endswith(f"; you fixed another: pin.cp={chosen.cp}")
+    assert "only where it is asked for" not in text
+
+
 def test_what_was_not_asked_for_says_where_it_does_not_fit_as_it_stands() -> None:
     chosen = some_plan().plan
     assert chosen.predicted is not None

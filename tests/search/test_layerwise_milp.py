@@ -43,13 +43,16 @@ def check(seed: int, pp: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("pp", [1, 2, 4])
+SEED = {1: 0, 2: 1, 4: 0}
+"""By pp: an instance with a plan."""
+
+
+@pytest.mark.parametrize("pp", SEED)
 def test_no_plan_is_faster_on_medium_instances(pp: int) -> None:
-    assert sum(check(seed, pp) for seed in range(2)) >= 1
+    assert check(SEED[pp], pp)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("pp", [1, 2, 4])
-@pytest.mark.parametrize("seed", range(2, 50))
+@pytest.mark.parametrize(("seed", "pp"), [(seed, pp) for pp in SEED for seed in range(50) if seed != SEED[pp]])
 def test_no_plan_is_faster_on_more_medium_instances(seed: int, pp: int) -> None:
     check(seed, pp)

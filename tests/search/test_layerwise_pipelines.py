@@ -25,15 +25,18 @@ def check(seed: int, pp: int) -> tuple[bool, bool]:
     return True, found.exact
 
 
-@pytest.mark.parametrize(("pp", "many"), [(2, 24), (4, 10)])
-def test_the_best_of_all_pipelines_is_within_what_is_said(pp: int, many: int) -> None:
-    found = [check(seed, pp) for seed in range(many)]
-    assert sum(plan for plan, _ in found) > many / 2
-    assert sum(exact for _, exact in found) > many / 3
+SEEDS = {2: [*range(8), *range(10, 24)], 4: [0, 1, 3, 6, 7, 8, 9]}
+"""By pp. Those between, of which two of ours take as long as all these, are left to .ci/full."""
+
+
+@pytest.mark.parametrize("pp", SEEDS)
+def test_the_best_of_all_pipelines_is_within_what_is_said(pp: int) -> None:
+    found = [check(seed, pp) for seed in SEEDS[pp]]
+    assert sum(plan for plan, _ in found) > len(found) / 2
+    assert sum(exact for _, exact in found) > len(found) / 3
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("pp", [2, 4])
-@pytest.mark.parametrize("seed", range(10, 320))
+@pytest.mark.parametrize(("seed", "pp"), [(seed, pp) for pp in SEEDS for seed in range(320) if seed not in SEEDS[pp]])
 def test_the_best_of_all_pipelines_is_within_what_is_said_on_more_instances(seed: int, pp: int) -> None:
     check(seed, pp)

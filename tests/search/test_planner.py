@@ -25,7 +25,7 @@ from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, GIB, MIB
 
-SOME, QUICK, FULL = range(60), range(300), range(300, 2000)
+SOME, QUICK, FULL = range(60), range(160), range(160, 2000)
 AMPLE = MemoryLimit(limit=80 * GIB, reserve=0)
 
 
@@ -67,7 +67,8 @@ def test_the_score_is_the_oracles_on_more_instances(seed: int) -> None:
     assert agrees(Instance(seed))
 
 
-MODULE_SEEDS = range(0, 120, 8)
+MODULE_SEEDS = [seed for seed in range(0, 120, 8) if seed not in (40, 88)]
+"""The two left out have the oracle price for 9 and 4 CPU seconds what the others have it price for one."""
 
 
 def with_modules(seed: int) -> Instance:
@@ -122,7 +123,7 @@ def test_modules_are_recomputed_where_memory_is_short() -> None:
     assert len(used - {"none", "selective", "full"}) >= 2
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 20 else pytest.mark.full) for seed in range(600)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 20 and seed != 10 else pytest.mark.full) for seed in range(600)])
 def test_the_score_is_the_oracles_over_the_further_axes(seed: int) -> None:
     """Rank orders, modules recomputed, DeepSpeed's pipeline, offload, hpZ."""
     assert agrees(Wide(seed))
@@ -414,6 +415,12 @@ def test_pins_against_a_rule_name_the_rule() -> None:
     assert "no legal plan" in str(caught.value)
     assert "tp=8: illegal by rule heads_tp (transformer_config.py:924): 8 does not divide num_attention_heads=4" in str(caught.value)
     assert "leave out pin.tp" in str(caught.value)
+    assert "too large" not in str(caught.value)
+
+
+def test_what_to_relax_says_where_that_would_not_fit() -> None:
+    with pytest.raises(NoPlanError, match=r"leave out pin\.tp \(legal then, but too large: megatron tp=1 "):
+        some_plan(pins=Pins(tp=8), layers=12, limit=MemoryLimit(limit=6 * MIB, reserve=0))
 
 
 # ---- budget and progress

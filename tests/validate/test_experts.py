@@ -163,6 +163,23 @@ def test_recipes_are_judged_or_say_why_not(tmp_path: Path, capsys: pytest.Captur
     assert large.peak_gib > 80
 
 
+def test_a_recipes_own_overlaps_are_judged_and_our_best_plan_may_have_the_exchanges_too() -> None:
+    """The pinned overlap of the experts' exchange never makes our best plan slower: it is the better one of both."""
+    plain, beside, exposed = ({**RECIPE, **more} for more in ({}, {"a2a_overlap": "1"}, {"overlap_grad_reduce": "0"}))
+    strategies = [recipes.run_of(recipe).candidate.strategy for recipe in (plain, beside, exposed)]
+    assert [one.overlap_moe_expert_parallel_comm for one in strategies] == [False, True, False]
+    assert [one.overlap_grad_reduce for one in strategies] == [True, True, False]
+    judge = recipes.Judge(named(None))
+    without, with_overlap = judge.judge(plain), judge.judge(beside)
+    assert without.legal
+    assert with_overlap.legal
+    assert "overlap_moe_expert_parallel_comm" in with_overlap.best
+    assert "overlap_moe_expert_parallel_comm" not in without.best
+    found = recipes.figures([without, with_overlap])
+    ratios = [one.ratio for one in (without, with_overlap) if one.ratio is not None]
+    assert found["experts_within_5"] == found["within_5"] == sum(ratio <= 1.05 for ratio in ratios) / 2
+
+
 def test_a_table_that_is_none_of_recipes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_csv(tmp_path / "other.csv", [{"recipe_id": "a"}])
     assert main([f"recipes={table}"]) != 0

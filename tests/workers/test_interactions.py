@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 from orchestrator.errors import InputError  # noqa: E402
 from orchestrator.workers import interactions, traced_data  # noqa: E402
 
+pytestmark = pytest.mark.engines
 CSV = "userId,movieId,rating,timestamp\n7,30,5,3\n7,10,4,1\n8,10,3,9\n7,20,2,2\n"
 
 

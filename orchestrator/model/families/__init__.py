@@ -92,7 +92,8 @@ def _check_complete(config: Mapping[str, Any]) -> None:
     if quantised is not None:
         method = quantised.get("quant_method", "quantised") if isinstance(quantised, Mapping) else quantised
         why = "is of quantised weights, which are neither planned nor trained here; take the config.json of the checkpoint before it"
-        raise InputError(f"{KEY}.quantization_config", method, f"{why}, and lora.rank= for less memory")
+        why += ", and lora.rank= for less memory; to train from scratch, a copy of the file without this field"
+        raise InputError(f"{KEY}.quantization_config", method, why)
     if head is not None:
         why = "ends in no vocabulary; give its config.json as model.hf_config= alone, and its layers are recorded from its own code"
         raise InputError(f"{KEY}.architectures", head, why)

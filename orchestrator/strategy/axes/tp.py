@@ -20,22 +20,26 @@ def share(shard: str, strategy: Strategy) -> int:
     return 1
 
 
-def traffic(layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int) -> Iterator[Traffic]:
+def traffic(
+    layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int, gathered: tuple[float, float] | None = None
+) -> Iterator[Traffic]:
     """Per micro-batch. Without sequence parallelism: an all-reduce after a region in forward, before it in backward
     (tensor_parallel/mappings.py). With it: all-gather in and reduce-scatter out, the other way round in backward, and one more
-    all-gather of the input for the weight gradient (layers.py:478-549)."""
+    all-gather of the input for the weight gradient (layers.py:478-549). `gathered`: bytes of an element of a region's input, and of its
+    output's gradient, when they are gathered, where products take them in a narrower type; None: `itemsize`."""
     mesh = strategy.mesh
     if mesh.tp == 1:
         return
     for op in layer.ops:
         if not isinstance(op, BORDERS):
             continue
-        nbytes = op.elements * itemsize * micro_batch_size / mesh.cp
+        elements = op.elements * micro_batch_size / mesh.cp
         for when, operation in _operations(op, sequence_parallel=strategy.sequence_parallel):
+            width = itemsize if gathered is None or operation != "all_gather" else gathered[isinstance(op, Exit)]
             yield Traffic(
                 axis=AXIS,
                 operation=operation,  # type: ignore[arg-type]
-                nbytes=nbytes,
+                nbytes=elements * width,
                 size=mesh.tp,
                 stride=mesh.stride(AXIS),
                 when=when,  # type: ignore[arg-type]

@@ -23,5 +23,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m orchestrator.workers.tracing REQUEST.json ANSWER.json, which python -m orchestrator.describe calls")
     asked, out = map(Path, sys.argv[1:])
     out.write_bytes(msgspec.json.encode(answer(json.loads(asked.read_text()))))

@@ -13,7 +13,7 @@ import transformers
 from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, nearest
 from orchestrator.model.traced import Feed
 from orchestrator.workers.dtype import default_dtype
 from orchestrator.workers.tracing.feeds import IGNORED, MASKED_EVERY
@@ -51,7 +51,12 @@ def config_of(text: str) -> Any:
     try:
         config = transformers.AutoConfig.for_model(**fields)
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError("model.hf_config.model_type", fields["model_type"], f"transformers {transformers.__version__}: {error}") from None
+        known, version = transformers.models.auto.configuration_auto.CONFIG_MAPPING, f"transformers {transformers.__version__}"
+        if fields["model_type"] not in known:
+            near = nearest(str(fields["model_type"]), known)
+            why = f"is no architecture of {version}{f', did you mean {near}' if near else ''}; code of your own is taken by model.code="
+            raise InputError("model.hf_config.model_type", fields["model_type"], why) from None
+        raise InputError("model.hf_config.model_type", fields["model_type"], f"{version}: {error}") from None
     config.architectures = fields.get("architectures")
     return config
 
