@@ -113,7 +113,8 @@ def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:
         predicted = found.plan.predicted
         ratio = as_published.step_time_s / predicted.step_time_s if predicted is not None else None
         theirs, ours = (fastest(runs, question_of(run), one) for one in (candidate, found.plan.candidate))
-        slower = None if theirs is None or ours is None or mesh == found.plan.candidate.mesh else theirs / ours - 1
+        alike = (mesh, candidate.vpp) == (found.plan.candidate.mesh, found.plan.candidate.vpp)
+        slower = None if theirs is None or ours is None or alike else theirs / ours - 1
     return Recovered(
         label=label,
         legal=broken is None,
