@@ -75,6 +75,16 @@ def _say_group(item: pytest.Item) -> None:
         item._id = type(item._id).parse(f"{item.nodeid}@{marker.args[0]}")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups that are not in the tests' names are scattered without a word."""
+    if getattr(session.config.option, "loadgroup", False):
+        lost = [
+            item.nodeid for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid.rsplit("]", 1)[-1]
+        ]
+        if lost:
+            raise pytest.UsageError(f"pytest-xdist would scatter the groups of {len(lost)} tests, {lost[0]} among them (`_say_group`)")
+
+
 def _shared(item: pytest.Item, by_file: bool) -> str | None:
     """The fixture's folder where a test uses one of the session's, its file where it uses one of the module's, or `by_file`."""
     info = getattr(item, "_fixtureinfo", None)
