@@ -75,8 +75,8 @@ def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = N
 
 def leave_within(seconds: float = LEAVE_S) -> None:
     """The rank's work is done and saved: whatever comes before `leave` may take so long. Then the process ends all the same, with status 0
-    and its stacks on stderr; one job would otherwise hold its GPUs for nothing (one rank of two was seen to stay for minutes after its
-    last step, in one of some thousand ends). A second limit at twice that ends a process whose interpreter is held too, with status 1."""
+    and its stacks on stderr; one job would otherwise hold its GPUs for nothing (one gloo rank of two was seen to stay for five minutes
+    after its last step). A second limit at twice that ends a process whose interpreter is held too, with status 1."""
 
     def end() -> None:
         said = f"the work of this rank is done, but it did not leave its process groups within {seconds:g} s: it ends without. Stacks:"
