@@ -9,7 +9,8 @@ failed by kind, and exits with 1 where something did.
 Plans are for the checkout's own release. 2026-11-22, seed 7, with experts, latent attention, prediction heads, windows and groups of
 micro-batches in the draw: 1,000 files (of 11,275 drawn, the others illegal) under tag core_v0.16.1 in 138 s, and 1,000 (of 14,921) under
 core_v0.19.0 in 197 s, beside each other on two cores: none refused, no value another. Under 0.19 another 21 plans had no arguments, of
-models that no worker of ours trains there.
+models that no worker of ours trains there. 2026-11-23, seed 7, with the experts' exchange beside another micro-batch in the draw: 400 files
+under core_v0.16.1 (8 with it, 4 with delayed weight gradients) and 400 under core_v0.19.0 (22 and 6): none refused, no value another.
 """
 
 from __future__ import annotations
