@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's own recipes of DeepSeek-V3 set where its performance pages print nothing, release by release.
+"""What NVIDIA's own recipes set where its performance pages print nothing (Megatron-Bridge's of DeepSeek-V3), or something else.
 
 A page names its container's release, the degrees and the batch. The recipe of that release (NVIDIA-NeMo/Megatron-Bridge, the tag beside
 it; scripts/performance/configs/deepseek/deepseek_workload_base_configs.py, at v0.1.0rc4 scripts/performance/run_script.py:55-103) says
@@ -66,3 +66,20 @@ def recipe_of(row: dict[str, str]) -> dict[str, str] | None:
         if here and degrees == tuple(map(str, recipe.degrees)):
             return recipe.sets
     return None
+
+
+MISPRINTED: Final = {"dgxc-v25.02-nemo_megatron_README_175b.md": {"vpp": "6"}}
+"""By the beginning of a row's run_id: what ran, where a page says otherwise. GPT-3 175B in NVIDIA/dgxc-benchmarking: the heading of v25.02's
+tables says VP=12, which v25.01.1's recipe sets (nemo_megatron/gpt3_175b_hydra.yaml:57), but the recipe of v25.02 sets 6, and v25.04 prints
+the same ten times under VP 6."""
+
+
+def as_it_ran(row: dict[str, str]) -> dict[str, str]:
+    """The row without its page's misprint.
+
+    >>> as_it_ran({"run_id": "dgxc-v25.02-nemo_megatron_README_175b.md-L61-c0", "vpp": "12"})["vpp"]
+    '6'
+    >>> as_it_ran({"run_id": "dgxc-v25.01.1-nemo_megatron_README_175b.md-L52-c0", "vpp": "12"})["vpp"]
+    '12'
+    """
+    return next(({**row, **ran} for page, ran in MISPRINTED.items() if row.get("run_id", "").startswith(page)), row)

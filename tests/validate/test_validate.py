@@ -82,6 +82,14 @@ def test_a_row_is_priced_as_it_was_run() -> None:
     assert run.fits is True
 
 
+def test_a_run_is_read_as_its_releases_recipe_ran_it_where_the_page_kept_an_older_heading() -> None:
+    """Else the same five measurements count for two numbers of chunks, and neither is ever shown slower."""
+    shape = {"engine": "NeMo megatron-core", "num_layers": "24", "vpp": "12", "global_batch_size": "64", "dp": ""}
+    pages = ["dgxc-v25.01.1-nemo_megatron_README_175b.md-L52-c0", "dgxc-v25.02-nemo_megatron_README_175b.md-L61-c0"]
+    older, later = only(*({**shape, "run_id": page} for page in pages), table="nvidia_dgxc_benchmarking")
+    assert (older.candidate.vpp, later.candidate.vpp) == (12, 6)
+
+
 def test_a_configuration_is_shown_slower_by_a_published_run_of_the_same_training_divided_as_our_best() -> None:
     """Nemotron-4 15B: NVIDIA's own later configuration is ours, 4% faster; of another batch it says nothing."""
     shape = {"engine": "NeMo", "num_gpus": "8", "hidden_size": "2048", "num_layers": "8", "model_name": "Llama-like", "pp": "1"}
