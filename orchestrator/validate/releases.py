@@ -68,18 +68,27 @@ def recipe_of(row: dict[str, str]) -> dict[str, str] | None:
     return None
 
 
-MISPRINTED: Final = {"dgxc-v25.02-nemo_megatron_README_175b.md": {"vpp": "6"}}
-"""By the beginning of a row's run_id: what ran, where a page says otherwise. GPT-3 175B in NVIDIA/dgxc-benchmarking: the heading of v25.02's
-tables says VP=12, which v25.01.1's recipe sets (nemo_megatron/gpt3_175b_hydra.yaml:57), but the recipe of v25.02 sets 6, and v25.04 prints
-the same ten times under VP 6."""
+RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
+    (r"dgxc-v25\.02-nemo_megatron_README_175b", {"vpp": "6"}),
+    (r"dgxc-v(24\.11\.1|25\.01\.1|25\.02)-llama3\.1_README_405b", {"vocab_size": "50257"}),
+    (r"mlperf-v5\..*-llama31_405b-", {"vocab_size": "32000"}),
+)
+"""By how a row's run_id begins: what ran, where its table says otherwise.
+
+NVIDIA/dgxc-benchmarking: the heading of v25.02's tables of GPT-3 175B says VP=12, which v25.01.1's recipe sets
+(nemo_megatron/gpt3_175b_hydra.yaml:57); v25.02's recipe sets 6, and v25.04 prints the same ten times under VP 6. Until v25.02 its Llama 3.1
+405B "uses the GPT2BPETokenizer as a proxy" (llama3.1/README_405b.md:127, llama3.1_405b.yaml:93), which gives NeMo's model its vocabulary;
+from v25.04 on Llama's own (llama3.1/pretrain_llama31.py, hf_tokenizer). MLPerf's Llama 3.1 405B has Mixtral's tokenizer and a vocabulary of
+32,000 (mlcommons/training, large_language_model_pretraining/nemo/README.md:107 and 123)."""
 
 
 def as_it_ran(row: dict[str, str]) -> dict[str, str]:
-    """The row without its page's misprint.
+    """The row with what ran in place of what its table says.
 
     >>> as_it_ran({"run_id": "dgxc-v25.02-nemo_megatron_README_175b.md-L61-c0", "vpp": "12"})["vpp"]
     '6'
     >>> as_it_ran({"run_id": "dgxc-v25.01.1-nemo_megatron_README_175b.md-L52-c0", "vpp": "12"})["vpp"]
     '12'
     """
-    return next(({**row, **ran} for page, ran in MISPRINTED.items() if row.get("run_id", "").startswith(page)), row)
+    run = row.get("run_id", "")
+    return next(({**row, **ran} for begins, ran in RAN_OTHERWISE if re.match(begins, run)), row)
