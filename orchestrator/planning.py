@@ -190,6 +190,11 @@ def question(
     )
 
 
+def unproven(asked: Question) -> Question:
+    """The same question, without a proof at its end that what was left out of the search is slower."""
+    return msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, most_further=0))
+
+
 def at_risk(asked: Question, settings: Settings) -> Question:
     """The same question, alone for the fastest plan, where memory.risk= of the settings says how much memory is kept free: what was priced
     for it is not priced again, and nothing is proven at the end. Raises InputError."""

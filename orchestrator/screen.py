@@ -15,7 +15,7 @@ from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.planning import Found, chance_of_not_fitting
 from orchestrator.recipe import Settings
-from orchestrator.units import format_seconds
+from orchestrator.units import format_amount, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         if explanation.refused is not None:
             console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
     if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
-        say(f"risk: {100 * chance_of_not_fitting(settings, plan):.2g}% chance of running out of memory, {RISK_BY}")
+        say(f"risk: {format_amount(100 * chance_of_not_fitting(settings, plan), 2)}% chance of running out of memory, {RISK_BY}")
 
 
 def show_search(console: Console, found: Found) -> None:

@@ -17,12 +17,11 @@ from orchestrator.commands import command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
-from orchestrator.report.budget import format_amount
 from orchestrator.report.comparison import comparison_tables
 from orchestrator.report.sweep import sweep_table
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, screen, show_found
-from orchestrator.units import format_seconds
+from orchestrator.units import format_amount, format_seconds
 
 JSON: Final = "--json"
 
@@ -110,7 +109,7 @@ def risk_lines(answer: Answer) -> list[str]:
     if safer is None:
         return []
     slower = 100 * (safer.step_time_s / answer.step_time_s - 1)
-    chance = f"{100 * safer.chance_of_not_fitting:.2g}% chance"
+    chance = f"{format_amount(100 * safer.chance_of_not_fitting, 2)}% chance"
     said = f"{format_seconds(safer.step_time_s)} a step (+{slower:.1f}%), {chance}: {safer.plan.engine} {choice(safer.plan)}"
     return [f"safer: memory.risk={100 * questions.SAFE:g}%: {said}"]
 
@@ -126,7 +125,7 @@ def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
     for point in sorted(tried, key=lambda one: int(one.keys[key])):
         what = point.why.partition("; nearest")[0]
         if point.answer is not None and key == "gpus":
-            seconds = f"{point.answer.step_time_s:.4g} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
+            seconds = f"{format_amount(point.answer.step_time_s, 4)} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
             what = f"{seconds}, {100 * point.answer.headroom:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
         lines.append(f"  {point.keys[key]}: {what}")
     return lines
