@@ -248,6 +248,11 @@ def cautious_alone(asked: Question) -> Question:
     return msgspec.structs.replace(asked, planned=planned)
 
 
+def unproven(asked: Question) -> Question:
+    """The same question, without a proof at its end that what was left out of the search is slower."""
+    return msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, most_further=0))
+
+
 Progress = Callable[[int, int, float | None], None]
 """Called while a search goes on: outer choices done, in all, and seconds of the best plan so far."""
 
@@ -326,8 +331,8 @@ def searched_plan(
 
 def fullest(settings: Settings, asked: Question) -> Found:
     """The fastest plan that fills memory up to the reserve, of which nothing is proven at the end. Raises NoPlanError."""
-    alone = msgspec.structs.replace(asked.asked, top_k=1, most_further=0)
-    return fastest(settings, msgspec.structs.replace(by_reserve(asked), asked=alone))
+    asked = unproven(by_reserve(asked))
+    return fastest(settings, msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, top_k=1)))
 
 
 SHOWN_FASTER = 1e-3

@@ -11,13 +11,13 @@ import msgspec
 from orchestrator import planning
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point
-from orchestrator.asking.grid import point as planned
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import DAY_S
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import format_amount
 
 MOST_GPUS: Final = 16384
 """Tried where `gpus=` says no other bound."""
@@ -51,16 +51,30 @@ def whole(load: Load, keys: Mapping[str, str]) -> Answer:
 # ------------------------------------------------------------------------------------------------------------- targets
 
 
-def lacking(answer: Answer) -> str:
-    """Which target the plan misses, with figures; "" where it reaches all."""
+def lacking(answer: Answer, share: float = 1.0) -> str:
+    """Which target the plan misses, with figures; "" where it reaches all. `share`: of its step time, that a step takes."""
     targets, missed = answer.settings.targets, []
-    if targets.days is not None and answer.days > targets.days:
-        missed.append(f"{answer.days:.3g} days")
-    if targets.tokens_per_s is not None and answer.tokens_per_s < targets.tokens_per_s:
-        missed.append(f"{answer.tokens_per_s:,.0f} tokens/s")
-    if targets.cost is not None and answer.cost is not None and answer.cost > targets.cost:
-        missed.append(f"cost {answer.cost:,.0f}")
+    if targets.days is not None and answer.days * share > targets.days:
+        missed.append(f"{format_amount(answer.days * share)} days")
+    if targets.tokens_per_s is not None and answer.tokens_per_s / share < targets.tokens_per_s:
+        missed.append(f"{answer.tokens_per_s / share:,.0f} tokens/s")
+    if targets.cost is not None and answer.cost is not None and answer.cost * share > targets.cost:
+        missed.append(f"cost {answer.cost * share:,.0f}")
     return ", ".join(missed)
+
+
+def tried_for_targets(load: Load, keys: Mapping[str, str]) -> Point:
+    """The plan at these keys, with what it misses. Whether it is the fastest is not proven where no plan there could reach the targets."""
+    try:
+        settings = load(keys)
+        found = planning.fastest(settings, planning.unproven(planning.question(settings, top_k=1)))
+        answer = Answer(settings=settings, found=found)
+        at_best = 1.0 if found.at_least_s is None else found.at_least_s / answer.step_time_s
+        if at_best < 1 and not lacking(answer, at_best):
+            answer = Answer(settings=settings, found=planning.fastest(settings))
+    except (InputError, NoPlanError) as error:
+        return Point(keys=dict(keys), why=str(error))
+    return Point(keys=dict(keys), answer=answer, why=lacking(answer))
 
 
 def sizes(node: int, most: int) -> Iterator[int]:
@@ -99,11 +113,8 @@ def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer
     tried: list[Point] = []
 
     def reaches(size: int) -> bool:
-        one = planned(load, {"gpus": str(size)})
-        if one.answer is not None:
-            one = msgspec.structs.replace(one, why=lacking(one.answer))
-        tried.append(one)
-        return one.answer is not None and not one.why
+        tried.append(tried_for_targets(load, {"gpus": str(size)}))
+        return tried[-1].answer is not None and not tried[-1].why
 
     too_few, hit = 0, None
     for size in sizes(node, most):

@@ -17,13 +17,12 @@ from orchestrator.commands import command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
-from orchestrator.report.budget import format_amount
 from orchestrator.report.comparison import comparison_tables
 from orchestrator.report.risk import risk_key
 from orchestrator.report.sweep import sweep_table
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, screen, show_found
-from orchestrator.units import format_seconds
+from orchestrator.units import format_amount, format_seconds
 
 JSON: Final = "--json"
 
@@ -112,7 +111,7 @@ def fuller_lines(answer: Answer) -> list[str]:
         return []
     faster = 100 * (1 - fuller.predicted.step_time_s / answer.step_time_s)
     chance = planning.chance_of_not_fitting(answer.settings, fuller)
-    said = f"{format_seconds(fuller.predicted.step_time_s)} a step (-{faster:.1f}%), {100 * chance:.2g}% chance"
+    said = f"{format_seconds(fuller.predicted.step_time_s)} a step (-{faster:.1f}%), {format_amount(100 * chance, 2)}% chance"
     return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller)}"]
 
 
@@ -127,7 +126,7 @@ def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
     for point in sorted(tried, key=lambda one: int(one.keys[key])):
         what = point.why.partition("; nearest")[0]
         if point.answer is not None and key == "gpus":
-            seconds = f"{point.answer.step_time_s:.4g} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
+            seconds = f"{format_amount(point.answer.step_time_s, 4)} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
             what = f"{seconds}, {100 * point.answer.headroom:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
         lines.append(f"  {point.keys[key]}: {what}")
     return lines

@@ -7,6 +7,7 @@ from math import ceil
 
 from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.units import format_amount
 
 BY = "by the peaks of all published runs, each predicted without its own source"
 
@@ -14,7 +15,7 @@ BY = "by the peaks of all published runs, each predicted without its own source"
 def risk_text(chance: float, limit: MemoryLimit, none_cautious: Collection[str] | None = None) -> str:
     """How sure it is that the plan fits. `none_cautious`: the pins under which no plan has as small a chance of running out as is usual;
     None: one has, or that is not known."""
-    said = f"risk: {100 * chance:.2g}% chance of running out of memory, {BY}"
+    said = f"risk: {format_amount(100 * chance, 2)}% chance of running out of memory, {BY}"
     if limit.risk is None and limit.margin is not None:
         said += " (the reserve goes by this engine's fitted ones)"
     if none_cautious is not None:

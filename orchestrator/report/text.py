@@ -20,7 +20,7 @@ from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, said_options
-from orchestrator.units import TFLOPS, format_bytes, format_count, format_seconds
+from orchestrator.units import TFLOPS, format_amount, format_bytes, format_count, format_seconds
 
 WIDTH = 100
 """Columns that every terminal and log has."""
@@ -245,9 +245,7 @@ def format_flops(flops: float) -> str:
     >>> format_flops(432.1e12), format_flops(8.89e9), format_flops(1.4403e15)
     ('432 TFLOP/s', '8.89 GFLOP/s', '1,440 TFLOP/s')
     """
-    if flops >= 1000 * TFLOPS:
-        return f"{round(flops / TFLOPS):,} TFLOP/s"
-    return f"{flops / TFLOPS:.3g} TFLOP/s" if flops >= TFLOPS else f"{flops / GFLOPS:.3g} GFLOP/s"
+    return f"{format_amount(flops / TFLOPS)} TFLOP/s" if flops >= TFLOPS else f"{format_amount(flops / GFLOPS)} GFLOP/s"
 
 
 def cause_name(cause: str) -> str:
@@ -481,7 +479,7 @@ def wide_tp_text(plan: Plan, other: Plan | None, why: str, risk: float | None = 
 def _riskier(risk: float | None) -> str:
     if risk is None:
         return ""
-    return f"; none with it has at most a {100 * USUAL_RISK:g}% chance of running out of memory, this one {100 * risk:.2g}%"
+    return f"; none with it has at most a {100 * USUAL_RISK:g}% chance of running out of memory, this one {format_amount(100 * risk, 2)}%"
 
 
 def explanation_text(
