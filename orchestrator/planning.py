@@ -217,13 +217,15 @@ def fastest(
     any_plan: bool = False,
 ) -> Found:
     """The fastest plan of all engines that may be used, without an answer to any other question. `known`: `Found.bounds` of a search whose
-    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError."""
+    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError, and InputError where ds.* or
+    megatron.* say otherwise than the plan."""
     asked = asked or question(settings, top_k=1)
     stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
         result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known)
     index = [engine.name for engine in asked.planned].index(result.plan.engine)
     plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
+    passthrough.check(plan, ENGINES[plan.engine].passes)
     return Found(
         plan=plan,
         alternatives=result.alternatives,
@@ -433,6 +435,7 @@ def saved_plan(settings: Settings) -> Found:
     exchanging([ENGINES[engine]], settings)
     plan, limit = priced_again(settings, settings.plan)
     check_fits(plan, limit)
+    passthrough.check(plan, ENGINES[engine].passes)
     why_not = explained(settings, settings.explain) if settings.explain.given() else ()
     traits = ENGINES[engine].traits(settings.cluster.software)
     uneven = unevenness(plan, traits, constants_of(settings, settings.plan, traits)[0])
