@@ -266,13 +266,15 @@ def fastest(
     any_plan: bool = False,
 ) -> Found:
     """The fastest plan of all engines that may be used, without an answer to any other question. `known`: `Found.bounds` of a search whose
-    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError."""
+    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError, and InputError where ds.* or
+    megatron.* say otherwise than the plan."""
     asked = asked or question(settings, top_k=1)
     stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
         result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known)
     index = [engine.name for engine in asked.planned].index(result.plan.engine)
     plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
+    passthrough.check(plan, ENGINES[plan.engine].passes)
     engine = asked.planned[index]
     cautious = engine.cautious_margin
     limit = held_to(settings.limit, plan, engine.calibration.memory_margin, cautious)
@@ -304,7 +306,7 @@ def searched_plan(
     (`with_fuller`: also `Found.fuller`). Raises NoPlanError."""
     asked = question(settings, without=without)
     two = with_fuller and settings.budget_s is None and any(engine.cautious_margin is not None for engine in asked.planned)
-    most = fullest(settings, asked) if two else None  # first, as its bounds hold for less memory too
+    most = fullest(settings, asked) if two else None
     found = fastest(settings, asked, progress, known=most.bounds if most else None)
     if most is not None and faster(most.plan, found.plan):
         found = msgspec.structs.replace(found, fuller=most.plan)
@@ -329,10 +331,14 @@ def searched_plan(
         )
 
 
-def fullest(settings: Settings, asked: Question) -> Found:
-    """The fastest plan that fills memory up to the reserve, of which nothing is proven at the end. Raises NoPlanError."""
+def fullest(settings: Settings, asked: Question) -> Found | None:
+    """The fastest plan that fills memory up to the reserve, of which nothing is proven at the end; its bounds hold for less memory too.
+    None: the user's ds.* or megatron.* contradict it. Raises NoPlanError."""
     asked = unproven(by_reserve(asked))
-    return fastest(settings, msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, top_k=1)))
+    try:
+        return fastest(settings, msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, top_k=1)))
+    except InputError:
+        return None
 
 
 SHOWN_FASTER = 1e-3
@@ -510,6 +516,7 @@ def saved_plan(settings: Settings) -> Found:
     exchanging([ENGINES[engine]], settings)
     plan, limit = priced_again(settings, settings.plan)
     check_fits(plan, limit)
+    passthrough.check(plan, ENGINES[engine].passes)
     why_not = explained(settings, settings.explain, limit) if settings.explain.given() else ()
     traits = ENGINES[engine].traits(settings.cluster.software)
     uneven = unevenness(plan, traits, constants_of(settings, settings.plan, traits)[0])

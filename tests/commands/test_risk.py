@@ -24,7 +24,9 @@ FULL = {"tp": 1, "pp": 1, "cp": 1}
 def filled(**keys: object) -> planning.Found:
     """The fastest plan by the engine's reserve alone, as every plan was before there was a usual risk."""
     settings = recipe.load([f"{key}={value}" for key, value in keys.items()], Machine(host_memory=1 << 34), tuple(ENGINES))
-    return planning.fullest(settings, planning.question(settings))
+    found = planning.fullest(settings, planning.question(settings))
+    assert found is not None
+    return found
 
 
 def seconds(found: planning.Found) -> float:
