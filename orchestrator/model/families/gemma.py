@@ -23,8 +23,10 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     unit = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", UNIT)) if third else 2
     # Scores are divided by the root of this; Gemma 2 cuts them softly.
     scale = config.number("query_pre_attn_scalar", 256)
-    cap = None if config.fields.get("attn_logit_softcapping") is None else config.number("attn_logit_softcapping")
-    logits = None if config.fields.get("final_logit_softcapping") is None else config.number("final_logit_softcapping")
+    cap, logits = (
+        None if config.fields.get(field, default) is None else config.number(field, default)
+        for field, default in (("attn_logit_softcapping", None if third else 50.0), ("final_logit_softcapping", None if third else 30.0))
+    )
 
     def layer(local: bool) -> Layer:
         mixer = GroupedQueryAttention(
@@ -43,6 +45,8 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         flat,
         "gemma",
         name,
+        groups=4,
+        base=1_000_000 if third else 10_000,
         kv_channels=width,
         activation="geglu",
         norm_placement="both",
