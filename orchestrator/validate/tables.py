@@ -26,7 +26,7 @@ from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
 from orchestrator.validate.mixtures import with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
-from orchestrator.validate.releases import recipe_of
+from orchestrator.validate.releases import as_it_ran, recipe_of
 from orchestrator.validate.rows import SkipError, number, whole
 from orchestrator.validate.runs import NVFP4, ExpertsRun, MemoryKind, Run, Unusable
 
@@ -146,7 +146,7 @@ def read_rows(table: str, rows: Iterable[dict[str, str]]) -> Iterator[Run | Unus
 
 def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     """One row; `measured`: whether it must have a time or a peak. Raises SkipError with the reason."""
-    row = with_shape(row)
+    row = with_shape(as_it_ran(row))
     _check_comparable(row)
     key, engine = gpu_of(row), engine_of(row)
     lora = lora_of(row, engine)
