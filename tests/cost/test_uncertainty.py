@@ -168,10 +168,9 @@ def test_each_difference_halves_a_runs_weight_and_two_of_them_count_twice() -> N
 
 
 def test_a_cell_of_few_runs_weighs_less_than_one_of_many_and_never_more_than_its_share() -> None:
-    """n runs have n/(n + 20) of the weight that a cell of very many has: 20 half of it."""
-    one, other = Cell(situation=H100, seconds=(1.0,) * 20), Cell(situation=H100, seconds=(2.0,) * 180)
-    near = uncertainty._near(H100, (one, other), "seconds")
-    assert near.share_above(1.5) == pytest.approx(0.9 / (0.5 + 0.9))
+    """n runs have n/(n + 20) of the weight that a cell of very many has: 20 half of it, 180 nine tenths."""
+    cells = (Cell(situation=H100, bytes=(1.0,) * 20), Cell(situation=H100, bytes=(2.0,) * 180))
+    assert chance_of_not_fitting(10.0, 15.0, H100, cells) == pytest.approx(0.9 / (0.5 + 0.9))
 
 
 def test_on_the_cpu_only_own_runs_make_an_interval() -> None:
