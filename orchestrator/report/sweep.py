@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from orchestrator.report.budget import Budget, format_amount, format_time
+from orchestrator.report.budget import Budget, format_time
 from orchestrator.report.text import Fitting, _table
-from orchestrator.units import format_seconds
+from orchestrator.units import format_amount, format_seconds
 from orchestrator.values import Value
 
 

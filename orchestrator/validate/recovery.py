@@ -25,6 +25,7 @@ from orchestrator.validate.runs import Run
 
 TABLES = ("mlperf_training_logs", "nvidia_dgxc_benchmarking", "nvidia_megatron_bridge_perf", "nvidia_nemo_perf_docs")
 ENGINE = "megatron"
+LAYERS_405B = 126
 CLOSE = 1.05
 """`within_5`: the published configuration's predicted time over our best's."""
 
@@ -58,7 +59,15 @@ def configurations(runs: Sequence[Run]) -> list[Run]:
 
 def published(runs: Sequence[Run]) -> list[Run]:
     """Runs of NeMo and Megatron as they are recommended."""
-    return [run for run in runs if run.table in TABLES and run.engine.name == "nemo" and run.kind == "dense"]
+    return [run for run in runs if run.table in TABLES and run.engine.name == "nemo" and run.kind == "dense" and not proxy(run)]
+
+
+def proxy(run: Run) -> bool:
+    """Whether this is Llama 3.1 405B with layers left out, which NVIDIA divides on 32, 96 and 192 GPUs as the whole model: "not realistic
+    and were created to allow fit of Llama model to smaller number of GPUs than intended" (NVIDIA/dgxc-benchmarking at v25.02,
+    llama3.1/README_405b.md:74)."""
+    architecture = run.model.architecture
+    return run.table == "nvidia_dgxc_benchmarking" and "405b" in architecture.name and architecture.num_layers < LAYERS_405B
 
 
 def question_of(run: Run) -> object:

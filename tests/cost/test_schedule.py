@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from operator import le
 
 import pytest
 from hypothesis import given, settings
@@ -244,6 +245,7 @@ def test_in_flight_counts_in_groups_equal_the_ranks_own_lists(pp: int, vpp: int,
             peaks.append(held[:])
         found = in_flight_by_chunk("interleaved", pp, rank, m, vpp, group)
         assert {tuple(peak) for peak in peaks} >= set(found)
+        assert fewest_in_flight("interleaved", pp, rank, m, vpp, group) == max(map(min, peaks)) == max(map(min, found))
         heaviest = max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks)
         assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in found) == pytest.approx(heaviest)
         assert in_flight("interleaved", pp, rank, m, vpp, group) == max(map(sum, peaks))
@@ -458,6 +460,7 @@ def test_in_flight_counts_equal_the_ranks_own_lists(pp: int, vpp: int, m: int) -
         peaks = in_flight_by_chunk(schedule, pp, rank, m, vpp)
         assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks) == pytest.approx(heaviest)
         assert 1 <= fewest_in_flight(schedule, pp, rank, m, vpp) * vpp <= most
+        assert not any(one != other and all(map(le, one, other)) for one in peaks for other in peaks), "one covers another"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
