@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 import orchestrator
-from orchestrator import detect, pictures, recipe, tuning
+from orchestrator import detect, pictures, planning, recipe, tuning
 from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, alone, command
 from orchestrator.console.listed import by_name
@@ -250,12 +250,20 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     software = cluster.software
     traits = msgspec.structs.replace(TRAITS, flash_attention=software.flash_attention or software.transformer_engine)
     # The constants of the engine it is compared with, so that the difference is the plan's.
-    constants = calibration.calibrated(cluster, traits if best is None else ENGINES[best.engine].traits(software))
+    compared = traits if best is None else ENGINES[best.engine].traits(software)
+    constants = calibration.calibrated(cluster, compared)
+    limits = planning.layerwise_limits(settings, compared, constants)
     costs = cost_model(workload, traits, constants)
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
-    result = layerwise(layer_prices, batches, settings.limit.of(constants.memory_margin), pp=settings.pins.pp)
+    for limit in limits:
+        try:
+            result = layerwise(layer_prices, batches, limit, pp=settings.pins.pp)
+            break
+        except NoPlanError:
+            if limit is limits[-1]:
+                raise
     plan = result.plan
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings)),

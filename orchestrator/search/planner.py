@@ -105,9 +105,17 @@ def search(
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
+    Plans leave the engines' `cautious_margin` free; where none does, what the calibrations say.
+
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
+    if any(engine.cautious_margin is not None for engine in engines):
+        running = _Search(workload, engines, settings, known or {}, stop or (lambda: False), cautious=True)
+        running.look(progress)
+        if running.best.ranked:
+            return running.result(running.finish())
+        known = {}  # that less memory does not hold a choice says nothing of more
     running = _Search(workload, engines, settings, known or {}, stop or (lambda: False))
     running.look(progress)
     return running.result(running.finish())
@@ -117,10 +125,17 @@ class _Search:
     """One search: its queue, the best so far, and what became of every other choice."""
 
     def __init__(
-        self, workload: Workload, engines: Engines, settings: SearchSettings, known: Mapping[Candidate, float], stop: Callable[[], bool]
+        self,
+        workload: Workload,
+        engines: Engines,
+        settings: SearchSettings,
+        known: Mapping[Candidate, float],
+        stop: Callable[[], bool],
+        *,
+        cautious: bool = False,
     ) -> None:
         self.workload, self.engines, self.settings, self.known, self.stop = workload, engines, settings, known, stop
-        self.limits = [settings.limit_for(engine, workload) for engine in engines]
+        self.limits = [settings.limit_for(engine, workload, cautious=cautious) for engine in engines]
         self.trees = [Tree(engine.capabilities, workload, settings.pins, settings.prunings) for engine in engines]
         self.costs: list[CostModel] = []
         self.best = _Best(settings.top_k)
