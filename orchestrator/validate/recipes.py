@@ -22,12 +22,12 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
 from orchestrator.search.planner import search
-from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.validate.pricing import Choose
-from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own
+from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own, planned_engine
 from orchestrator.validate.rows import SkipError
 from orchestrator.validate.runs import Run
 from orchestrator.validate.tables import read_row
@@ -162,7 +162,7 @@ class Judge:
     def _planned(self, run: Run, capabilities: Capabilities, constants: Calibration, pins: Pins) -> tuple[float | None, str]:
         key = (run.workload, run.engine.name, pins, constants)
         if key not in self._best:
-            planned = PlannedEngine(capabilities=capabilities, traits=run.engine.traits, calibration=constants)
+            planned = planned_engine(run.workload, capabilities, run.engine.traits, constants)
             try:
                 found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
             except OrchestratorError as error:
