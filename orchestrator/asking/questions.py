@@ -1,4 +1,6 @@
-"""target.*: the least GPUs that reach it. largest=: the most that fits in memory. Both try numbers in turn, and say which."""
+"""The two questions that take several plans to answer. target.*: the least GPUs whose plan reaches it. largest=: the longest sequence, the
+largest batch or the most layers that fit in memory. Both plan for one number after the other, and give back what was tried: a `Point` each,
+which has the keys and the plan, or why there is none. `load` makes settings of the user's keys with others over them."""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ BETWEEN: Final = 8
 SHARE: Final = 32
 """The largest value is found to one part in this many."""
 LARGEST: Final = 1 << 24
+"""Above it nothing is tried: samples of a batch, tokens of a sequence, layers."""
 
 
 def answered(

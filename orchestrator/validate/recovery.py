@@ -1,7 +1,8 @@
 """Expert recovery: what do we plan where an expert's configuration was published?
 
 Given only model, GPUs, batch, sequence and precision of a production configuration (NVIDIA's tables and MLPerf's logs), the planner is
-asked for its plan. Is the published one legal for Megatron, does it fit by our memory, how far is its predicted time from our best?
+asked for its plan. Is the published one legal for Megatron, does it fit by our memory, how far is its predicted time from our best? The
+best is what a user gets unasked: sure to fit as usual, where a plan is; a published one may be faster by filling memory further.
 """
 
 from __future__ import annotations
