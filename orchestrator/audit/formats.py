@@ -28,9 +28,9 @@ def read(text: str, name: str) -> Source:
         return trainer.read(text, name, content)
     if deepspeed.is_ds_config(content):
         return deepspeed.read(text, content)
-    layout = megatron_yaml.layout_of(content)
-    if layout is not None:
-        return megatron_yaml.read(text, name, content, layout)
+    schema = megatron_yaml.schema_of(content)
+    if schema is not None:
+        return megatron_yaml.read(text, name, content, schema)
     if "recipe" in content or "cluster" in content or isinstance(content.get("train"), dict):
         raise InputError("audit", name, "is a recipe of this planner: orchestrator plan recipe=FILE plans for it")
     if is_json(text, name):

@@ -1,4 +1,6 @@
-"""Megatron's settings by their names (flags' destinations, fields of its configurations) as a recipe's keys and a setup, and back."""
+"""Megatron's settings by name (a flag's destination, or a field of its configurations), wherever they were read, as two things: the keys of
+a recipe (model.*, train.*), and the parallel layout and options that were chosen (`Setup`). And back: which flags or fields change where
+another setup is chosen. `stack` is the kind of model: "bert", "t5", or "" for a decoder."""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ VOCABULARIES: Final = {
 }  # fmt: skip
 """Tokens of tokenizers whose name says which it is."""
 COMMON_VOCABULARY: Final = 50257
+"""GPT-2's, which is assumed where nothing says the tokenizer's."""
 SENTINELS: Final = 100
+"""Tokens that T5 adds to a vocabulary, one for each span that it leaves out."""
 ACTIVATIONS: Final = {
     "swiglu": "swiglu",
     "geglu": "geglu",
@@ -61,10 +65,13 @@ ACTIVATIONS: Final = {
     "quick_geglu": "clamped_swiglu",
     "openai_gelu": "gelu",
 }
+"""Megatron's switches, with a recipe's model.activation."""
 NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 """NeMo's and Megatron-DeepSpeed's words too."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""What Megatron-FSDP shards (--data-parallel-sharding-strategy), as ZeRO stages."""
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
+"""Our recompute mode for a set of --recompute-modules."""
 
 
 class Fields:
@@ -73,10 +80,13 @@ class Fields:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = dict(given)
         self.used: set[str] = set()
+        """Names that have been read, or that need not be."""
         self.assumed: list[str] = []
+        """Sentences for the user: what the file does not say, or what is priced as something else."""
         self.broken: list[str] = []
+        """Rules of Megatron that the settings break, a sentence each."""
         self.weak: set[str] = set()
-        """Keys of a recipe that were assumed."""
+        """Keys of the recipe ("model.vocab_size") whose value was assumed."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
@@ -108,7 +118,8 @@ def is_unpriced(name: str) -> bool:
 
 
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
-    """model.* of a recipe. Raises InputError for what is missing, and for models that can't be described."""
+    """model.* of a recipe; "model._windows" is no key of one, and for `with_windows`. Raises InputError for what is missing, and for models
+    that can't be described."""
     for name, what in NOT_A_MODEL.items():
         if f.given.get(name):
             raise InputError(name, f.given[name], f"a model with {what} can't be described here")
@@ -279,9 +290,6 @@ def _mixer(f: Fields) -> dict[str, Any]:
     return {"mixer": {"kind": "attention", **mixer}} if mixer else {}
 
 
-EXPERT_FIELDS: Final = ("moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_router_num_groups", "moe_router_group_topk")
-
-
 def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
     """feed_forward, or a pattern where some layers have none. Windows that change from layer to layer make a pattern too."""
     count = f.get("num_moe_experts") or f.get("num_experts")
@@ -331,7 +339,8 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
 
 
 def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
-    """A pattern for layers whose windows differ; experts in it stay. Raises InputError where both patterns differ in length."""
+    """`model_keys` with a pattern in place of "model._windows", which has, where windows of attention differ from layer to layer, whether
+    each layer has one (1 or 0, repeated to the model's depth) and the mixer of those that do. Experts stay where they were."""
     windows = keys.pop("model._windows", None)
     if windows is None:
         return keys
@@ -430,7 +439,7 @@ def _steps(f: Fields, batch: int) -> tuple[int, int]:
 
 
 def setup_of(f: Fields, engine: str) -> Setup:
-    """What is chosen. Raises InputError for a value that is none."""
+    """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
     tp, pp, cp = (int(f.get(name) or 1) for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"))
     vpp = f.get("num_virtual_stages_per_pipeline_rank") or f.get("virtual_pipeline_model_parallel_size")
     per_chunk, layout = f.get("num_layers_per_virtual_pipeline_stage"), f.get("pipeline_model_parallel_layout")
@@ -505,7 +514,7 @@ def _zero(f: Fields) -> tuple[int, bool]:
 
 
 def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
-    """(mode, layers of each chunk; None: all)."""
+    """(mode, the first so many layers of each pipeline chunk; None: all)."""
     granularity = f.get("recompute_granularity")
     method, layers = f.get("recompute_method"), f.get("recompute_num_layers")
     modules = f.get("recompute_modules")
@@ -562,7 +571,7 @@ RECOMPUTING: Final = (
 
 
 def flags_changed(before: Setup, after: Setup) -> Change:
-    """What must change on Megatron-LM's command line."""
+    """What must change on Megatron-LM's command line for the second setup in place of the first."""
     change: Change = {}
     for name, (flag,) in SAYING.items():
         if getattr(before, name) != getattr(after, name):

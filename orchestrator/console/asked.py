@@ -18,6 +18,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
 from orchestrator.report.comparison import comparison_tables
+from orchestrator.report.risk import risk_key
 from orchestrator.report.sweep import sweep_table
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, screen, show_found
@@ -89,7 +90,7 @@ def _plan(words: Sequence[str]) -> None:
         raise InputError("out", shown(",".join(out)), "needs one folder")
     tree, load = load_of(rest)
     with SearchProgress() as progress:
-        answer, tried = questions.answered(load, tree, progress.show)
+        answer, tried = questions.answered(load, tree, progress.show, with_fuller=not as_json)
     if as_json:
         say_json({**answer.summary(), "tried": [point.summary() for point in tried], "plan": json.loads(answer.to_json())})
     else:
@@ -97,21 +98,21 @@ def _plan(words: Sequence[str]) -> None:
         for line in tried_lines(answer, tried):
             print(line)
         show_found(screen(), answer.settings, answer.found)
-        for line in risk_lines(answer):
+        for line in fuller_lines(answer):
             print(line)
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
 
 
-def risk_lines(answer: Answer) -> list[str]:
-    """Where the plan's chance of running out of memory, which is said with it, is not small: the safer plan beside it."""
-    safer = None if answer.plan.cluster.is_cpu else questions.safer(answer)
-    if safer is None:
+def fuller_lines(answer: Answer) -> list[str]:
+    """The plan that fills memory up to the reserve, where that is the faster one, with the key that takes it."""
+    fuller = answer.found.fuller
+    if fuller is None or fuller.predicted is None:
         return []
-    slower = 100 * (safer.step_time_s / answer.step_time_s - 1)
-    chance = f"{format_amount(100 * safer.chance_of_not_fitting, 2)}% chance"
-    said = f"{format_seconds(safer.step_time_s)} a step (+{slower:.1f}%), {chance}: {safer.plan.engine} {choice(safer.plan)}"
-    return [f"safer: memory.risk={100 * questions.SAFE:g}%: {said}"]
+    faster = 100 * (1 - fuller.predicted.step_time_s / answer.step_time_s)
+    chance = planning.chance_of_not_fitting(answer.settings, fuller)
+    said = f"{format_seconds(fuller.predicted.step_time_s)} a step (-{faster:.1f}%), {format_amount(100 * chance, 2)}% chance"
+    return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller)}"]
 
 
 def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:

@@ -161,6 +161,16 @@ def test_the_most_layers_fit_and_a_share_more_do_not() -> None:
         so.plan(**keys, model={"num_layers": layers + max(1, layers // questions.SHARE) + 1})
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_value_for_the_engine_that_the_plan_decides_otherwise_is_refused_by_every_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = ("launch=none",) if command == "run" else ()
+    text = said(capsys, command, *TINY, "gpus=2", "engine=megatron_deepspeed", "ds.zero_optimization.stage=3", *out, status=2)
+    assert "error: ds.zero_optimization.stage=3: contradicts the plan's zero_stage, for which it would be " in text
+
+
 # --------------------------------------------------------------------------------------------------------------- sweep
 
 
