@@ -66,7 +66,7 @@ class Answer(Value, frozen=True, kw_only=True):
 
     @property
     def memory_free(self) -> float:
-        """The share that the fullest rank leaves free of all that a GPU has, or memory.limit_gib= allows. Not `headroom`: plans of one sweep
+        """The share that the fullest rank leaves free of all that a GPU has, or memory.limit_gib= allows. Not `headroom`: plans of a sweep
         may be held to different reserves."""
         cluster, limit, predicted = self.plan.cluster, self.found.limit, self.predicted
         if not cluster.parts:
