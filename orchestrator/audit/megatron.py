@@ -25,11 +25,11 @@ DEFAULTS: Final[dict[str, Any]] = {
 """Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
 
 UNPRICED: Final = (
-    "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph", "delay_wgrad",
-    "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory", "fine_grained_activation",
-    "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc", "moe_enable_deepep", "moe_flex",
-    "moe_router_padding", "moe_shared_expert_overlap", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy", "moe_apply_probs",
-    "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_moe", "overlap_p2p",
+    "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph",
+    "delay_wgrad_compute_", "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory",
+    "fine_grained_activation", "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc", "moe_enable_deepep", "moe_flex",
+    "moe_router_padding", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy", "moe_apply_probs",
+    "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_p2p",
     "overlap_param_gather_with", "pin_cpu", "recompute_method", "rerun", "tp_comm_", "torch_compile", "use_flash_attn", "use_precision",
     "use_te_", "wgrad_deferral", "high_priority_stream", "ddp_bucket", "ddp_num_buckets", "ddp_pad", "ddp_average", "use_nccl",
     "use_sharp", "batch_p2p", "no_async_tensor", "async_tensor", "moe_permute_fusion", "moe_grouped_gemm", "gradient_accumulation_fusion",
@@ -488,6 +488,9 @@ def setup_of(f: Fields, engine: str) -> Setup:
         cuda_graph_impl="local" if f.get("cuda_graph_impl") == "local" else "none",
         cp_comm_type=cp_comm,
         moe_token_dispatcher_type=f.get("moe_token_dispatcher_type") if has_experts else "alltoall",
+        overlap_moe_expert_parallel_comm=bool(f.get("overlap_moe_expert_parallel_comm")) and has_experts,
+        delay_wgrad_compute=bool(f.get("delay_wgrad_compute")) and has_experts,
+        moe_shared_expert_overlap=bool(f.get("moe_shared_expert_overlap")) and has_experts,
         megatron_fsdp=fsdp,
     )  # fmt: skip
 
@@ -557,7 +560,8 @@ SAYING: Final[dict[str, tuple[str, ...]]] = {
 SWITCHES: Final = {
     "sequence_parallel": "--sequence-parallel", "overlap_grad_reduce": "--overlap-grad-reduce",
     "overlap_param_gather": "--overlap-param-gather",
-    "tp_comm_overlap": "--tp-comm-overlap",
+    "tp_comm_overlap": "--tp-comm-overlap", "overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
+    "delay_wgrad_compute": "--delay-wgrad-compute", "moe_shared_expert_overlap": "--moe-shared-expert-overlap",
 }  # fmt: skip
 STAGES: Final = (
     "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",

@@ -71,6 +71,8 @@ BRIDGE: Final = Schema(
     names={
         "tokenizer.vocab_size": "vocab_size", "tokenizer.tokenizer_type": "tokenizer_type",
         "comm_overlap.tp_comm_overlap": "tp_comm_overlap",
+        "comm_overlap.overlap_moe_expert_parallel_comm": "overlap_moe_expert_parallel_comm",
+        "comm_overlap.delay_wgrad_compute": "delay_wgrad_compute",
         "model.virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
     },
     sections=("model", "train", "optimizer", "scheduler", "ddp", "dist", "rng", "mixed_precision"),

@@ -222,6 +222,21 @@ def test_a_file_that_cannot_be_audited_is_one_error(text: str, keys: dict[str, o
         so.audit(file, **given)
 
 
+def test_overlaps_of_the_experts_exchange_are_read_and_priced(tmp_path: Path) -> None:
+    """Neither is among what the prediction knows nothing of; a rule of theirs that the line breaks is named."""
+    experts = "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 2048 --swiglu --disable-bias-linear --expert-model-parallel-size 4"
+    line = f"{MODEL} {REST} {experts} --moe-token-dispatcher-type alltoall --use-distributed-optimizer"
+    overlaps = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute"
+    plain, beside = (audited(tmp_path, f"{line} {more}", gpus=8) for more in ("", overlaps))
+    setup = beside.reading.setup
+    assert (setup.overlap_moe_expert_parallel_comm, setup.delay_wgrad_compute) == (True, True)
+    assert not plain.reading.setup.overlap_moe_expert_parallel_comm
+    assert not any("overlap_moe" in said or "delay_wgrad" in said for said in beside.reading.unpriced)
+    assert plain.plan.predicted is not None
+    assert beside.plan.predicted is not None
+    assert beside.plan.predicted.by_cause["ep"] < plain.plan.predicted.by_cause["ep"]
+
+
 @pytest.mark.parametrize("path", ["nowhere.sh", "."])
 def test_a_path_that_is_no_file_is_one_error(path: str) -> None:
     with pytest.raises(so.InputError, match="audit="):
