@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
+from orchestrator.cost.uncertainty import cautious_margin, situation
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
@@ -160,7 +161,10 @@ class Judge:
     def _planned(self, run: Run, capabilities: Capabilities, pins: Pins) -> tuple[float | None, str]:
         key = (run.workload, run.engine.name, pins, run.experts.graph, run.experts.capacity)
         if key not in self._best:
-            planned = PlannedEngine(capabilities=capabilities, traits=run.engine.traits, calibration=self._constants(run))
+            constants, workload = self._constants(run), run.workload
+            margin = cautious_margin(situation(workload.model, workload.training, workload.cluster, constants), constants)
+            engine = run.engine.traits
+            planned = PlannedEngine(capabilities=capabilities, traits=engine, calibration=constants, cautious_margin=margin)
             try:
                 found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
             except OrchestratorError as error:

@@ -1,7 +1,8 @@
 """Expert recovery: what do we plan where an expert's configuration was published?
 
 Given only model, GPUs, batch, sequence and precision of a production configuration (NVIDIA's tables and MLPerf's logs), the planner is
-asked for its plan. Is the published one legal for Megatron, does it fit by our memory, how far is its predicted time from our best?
+asked for its plan. Is the published one legal for Megatron, does it fit by our memory, how far is its predicted time from our best? The
+best is what a user gets unasked: sure to fit as usual, where a plan is; a published one may be faster by filling memory further.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from orchestrator.cost.price import CostModel
+from orchestrator.cost.uncertainty import cautious_margin, situation
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.model.training import QUANTISED
@@ -113,7 +115,8 @@ def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:
     label += f"tp={mesh.tp} pp={mesh.pp} cp={mesh.cp} vpp={candidate.vpp} mbs={candidate.micro_batch_size}"
     slower = None
     try:
-        planned = PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration)
+        margin = cautious_margin(situation(workload.model, workload.training, cluster, calibration), calibration)
+        planned = PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration, cautious_margin=margin)
         found = search(workload, [planned], SearchSettings(top_k=1))
     except OrchestratorError as error:
         best, ratio = f"no plan: {error}", None

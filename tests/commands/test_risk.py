@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 import orchestrator as so
 from orchestrator import planning, recipe
 from orchestrator.__main__ import main
+from orchestrator.cost.calibration import calibrated
 from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.report.risk import risk_key
+from orchestrator.strategy.layerwise import TRAITS
+from orchestrator.strategy.pins import MemoryLimit
 
 KEYS = {"recipe": "llama3_8b", "gpus": 16, "engine": "megatron"}
 CROWDED = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "engine": "megatron"}
@@ -159,6 +163,42 @@ def test_the_most_that_fits_is_what_a_sure_plan_holds() -> None:
     sure, full = so.plan(**keys), so.plan(**keys, memory={"risk": "30%"})
     assert sure.chance_of_not_fitting <= USUAL_RISK
     assert sure.plan.global_batch_size < full.plan.global_batch_size
+
+
+def limits_of(*words: str) -> list[MemoryLimit]:
+    settings = recipe.load([*words, "engine=layerwise"], Machine(host_memory=1 << 34), (*ENGINES, "layerwise"))
+    return planning.layerwise_limits(settings, TRAITS, calibrated(settings.cluster, TRAITS))
+
+
+def test_a_layer_wise_plan_is_held_to_the_same_risk() -> None:
+    words = ("recipe=llama2_7b", "gpus=8", "cluster=dgx_h100")
+    strict, reserve = limits_of(*words)
+    assert (strict.risk, reserve.risk) == (USUAL_RISK, None)
+    assert strict.usable < reserve.usable
+    (asked,) = limits_of(*words, "memory.risk=1%")
+    assert asked.usable < strict.usable
+    (own,) = limits_of(*words, "memory.reserve_gib=2")
+    assert own.reserve == 2 * 2**30
+    (measured,) = limits_of("recipe=vit_huge_32")
+    assert measured.risk is None, "the layers of a profile were measured"
+    with pytest.raises(so.InputError, match=r"memory\.risk=0\.01: goes by published peaks"):
+        limits_of("recipe=vit_huge_32", "memory.risk=1%")
+
+
+def test_the_next_limit_is_taken_where_none_keeps_the_first() -> None:
+    limits = [MemoryLimit(limit=8, reserve=reserve) for reserve in (4, 1)]
+
+    def plan_of(need: int) -> Callable[[MemoryLimit], int]:
+        def planned(limit: MemoryLimit) -> int:
+            if need > limit.usable:
+                raise so.NoPlanError(f"{need} of {limit.usable}")
+            return limit.usable
+
+        return planned
+
+    assert [planning.within(limits, plan_of(need)) for need in (3, 5)] == [4, 7]
+    with pytest.raises(so.NoPlanError, match="8 of 7"):
+        planning.within(limits, plan_of(8))
 
 
 def test_the_risk_is_kept_with_the_run(tmp_path: Path) -> None:
