@@ -205,7 +205,7 @@ def test_the_price_names_its_utilisation_risk_and_reserve() -> None:
     limit = MemoryLimit(limit=80 * GIB, reserve=10 * GIB)
     text = " ".join(as_text(price_table(PLAN, limit), 200).split())
     assert "70.0 GiB at the peak of stage 0 (backward), 100.0% of 70.0 GiB usable (80.0 GiB less 10.0 GiB reserve)" in text
-    said = " ".join(as_text(price_table(PLAN, replace(limit, risk=0.05)), 200).split())
+    said = " ".join(as_text(price_table(PLAN, replace(limit, margin=0.1, risk=0.05)), 200).split())
     assert "reserve: at most 5% chance of running out (memory.risk))" in said
     margin = " ".join(as_text(price_table(PLAN, replace(limit, margin=0.1)), 200).split())
     assert "reserve: 95% of measured peaks are at most 10.0% above their prediction)" in margin
