@@ -98,7 +98,10 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
         screen().print(tuning.tune_table(tuning.read_trials(out)))
     else:
         with SearchProgress() as progress:
-            found = found_plan(settings, progress.show, absent)
+            try:
+                found = found_plan(settings, progress.show, absent)
+            except NoPlanError as error:
+                raise resuming.with_inherited_pins(error, settings.continues, settings.pins) from None
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)
