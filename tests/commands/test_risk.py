@@ -10,6 +10,7 @@ import pytest
 import orchestrator as so
 from orchestrator import planning, recipe
 from orchestrator.__main__ import main
+from orchestrator.asking import grid
 from orchestrator.cost.calibration import calibrated
 from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.detect import Machine
@@ -81,6 +82,17 @@ def test_a_plan_that_is_read_again_is_held_to_what_it_was_found_with(tmp_path: P
     again = so.plan(plan=str(answer.write(tmp_path / "run") / "plan.json"))
     assert again.found.limit == answer.found.limit
     assert again.headroom == answer.headroom
+
+
+def test_a_sweep_compares_memory_free_of_all_that_a_gpu_has() -> None:
+    """On 8 GPUs no plan with these pins is as sure as usual, so that a smaller reserve counts than on 16: of that it leaves more."""
+    crowded, sure = (point.answer for point in so.sweep(**{**CROWDED, "gpus": [8, 16]}, pin=FULL).points)
+    assert crowded is not None
+    assert sure is not None
+    assert crowded.chance_of_not_fitting > USUAL_RISK >= sure.chance_of_not_fitting
+    assert crowded.memory_free == 1 - crowded.peak_memory_bytes / crowded.found.limit.limit
+    assert 0 < crowded.memory_free < 0.1 < sure.memory_free
+    assert grid.figures(crowded)[-1] > grid.figures(sure)[-1]
 
 
 def test_a_stated_reserve_alone_counts() -> None:
