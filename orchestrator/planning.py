@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -44,6 +45,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
+T = TypeVar("T")
 SHOWN_ALTERNATIVES = 5
 
 
@@ -155,6 +157,17 @@ def layerwise_limits(settings: Settings, traits: Traits, constants: calibration.
     return [reserve] if margin is None else [settings.limit.of(margin, USUAL_RISK), reserve]
 
 
+def within(limits: Sequence[MemoryLimit], planned: Callable[[MemoryLimit], T]) -> T:
+    """What is planned within the first of the limits that holds a plan. Raises the last one's NoPlanError."""
+    *stricter, last = limits
+    for limit in stricter:
+        try:
+            return planned(limit)
+        except NoPlanError:
+            continue
+    return planned(last)
+
+
 def with_risk(settings: Settings, traits: Traits, constants: calibration.Calibration) -> calibration.Calibration:
     """With as much memory kept free as memory.risk= asks for; as they are where it is not given. Raises InputError."""
     risk = settings.limit.risk
@@ -183,6 +196,11 @@ def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
     parts = [plan.cluster.part_of(index, plan.pp) for index in range(plan.pp)]
     stages = zip(plan.predicted.by_stage, parts, strict=True)
     return max(chance(stage.peak_memory_bytes, settings.limit.parts[part], now) for stage, part in stages)
+
+
+def chance_at(peak_bytes: float, settings: Settings, traits: Traits, constants: calibration.Calibration) -> float:
+    """As `chance_of_not_fitting` of a rank with this peak on GPUs of one type."""
+    return chance(peak_bytes, settings.limit.limit, situation_of(settings, traits, constants))
 
 
 def chance_beside(settings: Settings, limit: MemoryLimit, plan: Plan | None) -> float | None:

@@ -98,7 +98,10 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
         screen().print(tuning.tune_table(tuning.read_trials(out)))
     else:
         with SearchProgress() as progress:
-            found = found_plan(settings, progress.show, absent)
+            try:
+                found = found_plan(settings, progress.show, absent)
+            except NoPlanError as error:
+                raise resuming.with_inherited_pins(error, settings.continues, settings.pins) from None
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)
@@ -229,6 +232,7 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     `pin.pp` fixes the stages; the other pins are the engines'.
     """
     from orchestrator.report.layerwise import layerwise_table
+    from orchestrator.report.risk import risk_text
     from orchestrator.search.layerwise import AnalyticPrices, ProfilePrices, layerwise, open_batches
     from orchestrator.search.layerwise import Prices as LayerPrices
     from orchestrator.strategy.layerwise import TRAITS, galvatron_json
@@ -257,13 +261,7 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
-    for limit in limits:
-        try:
-            result = layerwise(layer_prices, batches, limit, pp=settings.pins.pp)
-            break
-        except NoPlanError:
-            if limit is limits[-1]:
-                raise
+    result = planning.within(limits, lambda limit: layerwise(layer_prices, batches, limit, pp=settings.pins.pp))
     plan = result.plan
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings)),
@@ -275,6 +273,10 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     write_folder(out, files)
     tell(told, layerwise=json.loads(msgspec.json.encode(plan)))
     screen().print(layerwise_table(plan, best, result.at_least_s))
+    if profile is None and not cluster.is_cpu:
+        chance = planning.chance_at(plan.peak_memory_bytes, settings, compared, constants)
+        kept = next((limit for limit in limits if plan.peak_memory_bytes <= limit.usable), limits[-1])
+        print(risk_text(chance, kept, settings.pins.given() if len(limits) > 1 and kept is limits[-1] else None))
     print(f"Written to {out}; galvatron.json is for Hetu-Galvatron's runtime")
     return 0
 

@@ -126,7 +126,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         if explanation.refused is not None:
             console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
     if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
-        say(risk_text(chance_of_not_fitting(settings, plan), found.limit, settings.pins.given() if found.none_cautious else None))
+        chance, pins = chance_of_not_fitting(settings, plan), settings.pins.given() if found.none_cautious else None
+        say(risk_text(chance, found.limit, pins, own_peaks=plan.prices is not None and plan.prices.own_peaks))
 
 
 def show_search(console: Console, settings: Settings, found: Found) -> None:

@@ -65,6 +65,16 @@ class Answer(Value, frozen=True, kw_only=True):
         return min(1 - stage.peak_memory_bytes / limit.usable_of(cluster.part_of(index, self.plan.pp)) for index, stage in stages)
 
     @property
+    def memory_free(self) -> float:
+        """The share that the fullest rank leaves free of all that a GPU has, or memory.limit_gib= allows. Not `headroom`: plans of a sweep
+        may be held to different reserves."""
+        cluster, limit, predicted = self.plan.cluster, self.found.limit, self.predicted
+        if not cluster.parts:
+            return 1 - self.peak_memory_bytes / limit.limit
+        stages = enumerate(predicted.by_stage)
+        return min(1 - stage.peak_memory_bytes / limit.parts[cluster.part_of(index, self.plan.pp)] for index, stage in stages)
+
+    @property
     def chance_of_not_fitting(self) -> float:
         """That the fullest rank takes more than a GPU has, 0 to 1, by how far off published runs' peaks were; memory.risk= bounds it."""
         return planning.chance_of_not_fitting(self.settings, self.plan)
@@ -154,6 +164,7 @@ class Answer(Value, frozen=True, kw_only=True):
             "peak_memory_bytes": self.peak_memory_bytes,
             "usable_memory_bytes": self.found.limit.usable,
             "headroom": self.headroom,
+            "memory_free": self.memory_free,
             "chance_of_not_fitting": self.chance_of_not_fitting,
             "steps": of.steps,
             "tokens": of.tokens,

@@ -127,7 +127,7 @@ def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
         what = point.why.partition("; nearest")[0]
         if point.answer is not None and key == "gpus":
             seconds = f"{format_amount(point.answer.step_time_s, 4)} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
-            what = f"{seconds}, {100 * point.answer.headroom:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
+            what = f"{seconds}, {100 * point.answer.memory_free:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
         lines.append(f"  {point.keys[key]}: {what}")
     return lines
 

@@ -13,6 +13,7 @@ from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.model.training import QUANTISED
+from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
 from orchestrator.values import Value
@@ -86,7 +87,7 @@ class LayerPrices:
         copies = self.replicas.of(dense, strategy, frozen)
         experts = self._expert_parameters(layer, strategy)
         if experts:
-            copies = copies.beside(self.replicas.of(experts, folded(strategy)))
+            copies = copies.beside(self.replicas.of(experts, folded(strategy), ranks=dp.group(strategy)[0]))
         parameters = dense + experts
         kept = passes.kept()
         leaving = kept.saved if strategy.offload_activations and recompute == "full" else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.errors import InputError, nearest
+from orchestrator.errors import InputError, NoPlanError, nearest
 from orchestrator.key import shown
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
@@ -19,6 +19,7 @@ from orchestrator.recipe.read import read_yaml
 from orchestrator.recipe.saved import FREE
 from orchestrator.recipe.sources import read_text
 from orchestrator.recipe.weights import FREE_FIELDS, TO, UNLIMITED, written
+from orchestrator.strategy.pins import Pins
 from orchestrator.values import Value
 
 RESUME: Final = "train.resume"
@@ -141,6 +142,14 @@ def said(checkpoint: Checkpoint, steps: int) -> str:
     if checkpoint.step >= steps:
         line += f"; train.steps={steps} are done with it, so that nothing is left to train: train.steps=N train.change=steps goes on"
     return line
+
+
+def with_inherited_pins(error: NoPlanError, checkpoint: Checkpoint | None, pins: Pins) -> NoPlanError:
+    """The error where a run is continued: with how pins, of which it may have taken over some, are left out on the command line."""
+    if checkpoint is None or not pins.given():
+        return error
+    words = " ".join(f"pin.{name}=null" for name in pins.given())
+    return NoPlanError(f"{error}; the pins of the run that is continued are kept: {words} leaves them out", error.refused)
 
 
 LAYOUT: Final = ("world_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_stage", "zero_shard_size", "rank_order")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import orchestrator as so
-from orchestrator import planning, recipe
+from orchestrator import planning, recipe, tuning
 from orchestrator.__main__ import main
+from orchestrator.asking import grid
+from orchestrator.cost.calibration import calibrated
 from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.report.risk import risk_key
+from orchestrator.strategy.layerwise import TRAITS
+from orchestrator.strategy.pins import MemoryLimit
 
 KEYS = {"recipe": "llama3_8b", "gpus": 16, "engine": "megatron"}
 CROWDED = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "engine": "megatron"}
@@ -77,6 +82,17 @@ def test_a_plan_that_is_read_again_is_held_to_what_it_was_found_with(tmp_path: P
     again = so.plan(plan=str(answer.write(tmp_path / "run") / "plan.json"))
     assert again.found.limit == answer.found.limit
     assert again.headroom == answer.headroom
+
+
+def test_a_sweep_compares_memory_free_of_all_that_a_gpu_has() -> None:
+    """On 8 GPUs no plan with these pins is as sure as usual, so that a smaller reserve counts than on 16: of that it leaves more."""
+    crowded, sure = (point.answer for point in so.sweep(**{**CROWDED, "gpus": [8, 16]}, pin=FULL).points)
+    assert crowded is not None
+    assert sure is not None
+    assert crowded.chance_of_not_fitting > USUAL_RISK >= sure.chance_of_not_fitting
+    assert crowded.memory_free == 1 - crowded.peak_memory_bytes / crowded.found.limit.limit
+    assert 0 < crowded.memory_free < 0.1 < sure.memory_free
+    assert grid.figures(crowded)[-1] > grid.figures(sure)[-1]
 
 
 def test_a_stated_reserve_alone_counts() -> None:
@@ -161,6 +177,42 @@ def test_the_most_that_fits_is_what_a_sure_plan_holds() -> None:
     assert sure.plan.global_batch_size < full.plan.global_batch_size
 
 
+def limits_of(*words: str) -> list[MemoryLimit]:
+    settings = recipe.load([*words, "engine=layerwise"], Machine(host_memory=1 << 34), (*ENGINES, "layerwise"))
+    return planning.layerwise_limits(settings, TRAITS, calibrated(settings.cluster, TRAITS))
+
+
+def test_a_layer_wise_plan_is_held_to_the_same_risk() -> None:
+    words = ("recipe=llama2_7b", "gpus=8", "cluster=dgx_h100")
+    strict, reserve = limits_of(*words)
+    assert (strict.risk, reserve.risk) == (USUAL_RISK, None)
+    assert strict.usable < reserve.usable
+    (asked,) = limits_of(*words, "memory.risk=1%")
+    assert asked.usable < strict.usable
+    (own,) = limits_of(*words, "memory.reserve_gib=2")
+    assert own.reserve == 2 * 2**30
+    (measured,) = limits_of("recipe=vit_huge_32")
+    assert measured.risk is None, "the layers of a profile were measured"
+    with pytest.raises(so.InputError, match=r"memory\.risk=0\.01: goes by published peaks"):
+        limits_of("recipe=vit_huge_32", "memory.risk=1%")
+
+
+def test_the_next_limit_is_taken_where_none_keeps_the_first() -> None:
+    limits = [MemoryLimit(limit=8, reserve=reserve) for reserve in (4, 1)]
+
+    def plan_of(need: int) -> Callable[[MemoryLimit], int]:
+        def planned(limit: MemoryLimit) -> int:
+            if need > limit.usable:
+                raise so.NoPlanError(f"{need} of {limit.usable}")
+            return limit.usable
+
+        return planned
+
+    assert [planning.within(limits, plan_of(need)) for need in (3, 5)] == [4, 7]
+    with pytest.raises(so.NoPlanError, match="8 of 7"):
+        planning.within(limits, plan_of(8))
+
+
 def test_the_risk_is_kept_with_the_run(tmp_path: Path) -> None:
     answer = so.plan(**KEYS, memory={"risk": "1%"})
     run = answer.write(tmp_path / "run")
@@ -183,3 +235,15 @@ def test_a_risk_that_is_none_is_one_error(text: str, message: str) -> None:
 def test_a_risk_and_a_reserve_contradict_each_other() -> None:
     with pytest.raises(so.InputError, match="give one"):
         so.plan(**KEYS, memory={"risk": "1%", "reserve_gib": 3})
+
+
+def test_tuning_tries_what_only_the_reserve_lets_through_last() -> None:
+    """Two sizes of micro-batch fit on 16 GPUs, one of them as surely as usual; a trial shows whether the other does."""
+    keys = {**CROWDED, "gpus": 16, **{f"pin.{name}": degree for name, degree in FULL.items()}, "pin.zero_stage": 1}
+    settings = recipe.load([f"{key}={value}" for key, value in keys.items()], Machine(host_memory=1 << 34), tuple(ENGINES))
+    trials: list[tuning.Trial] = []
+    while (plan := tuning.next_plan(settings, trials, ())) is not None:
+        trials.append(tuning.Trial(number=len(trials) + 1, plan=plan, measured_s=1.0, peak_memory_bytes=None, why=""))
+    chances = [planning.chance_of_not_fitting(settings, trial.plan) for trial in trials]
+    assert chances[0] <= USUAL_RISK < chances[-1]
+    assert chances == sorted(chances)

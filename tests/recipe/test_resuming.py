@@ -102,6 +102,17 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
+def test_a_pin_of_the_continued_run_that_forbids_all_plans_says_how_it_is_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main((*TINY, "out=old", "pin.tp=2")) == 0
+    finish(folder / "old", 20)
+    capsys.readouterr()
+    said = refused(capsys, folder, (*AGAIN, "gpus=1"))
+    assert said.endswith("; the pins of the run that is continued are kept: pin.tp=null leaves them out")
+    assert run.main((*AGAIN, "gpus=1", "pin.tp=null", "out=new")) == 0
+
+
 @pytest.mark.parametrize(
     ("done", "words", "message"),
     [
