@@ -11,6 +11,8 @@ from report_plans import LLAMA, PLAN, PREDICTED, SLOWER
 from orchestrator.engines import ENGINES
 from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import LayerSpan, Plan, Stage
+from orchestrator.report.budget import format_time
+from orchestrator.report.failures import elsewhere_text
 from orchestrator.report.text import (
     alternatives_table,
     as_text,
@@ -214,3 +216,21 @@ def test_the_price_names_its_utilisation_risk_and_reserve() -> None:
     assert "12 s a step (90%: 9 s to 20 s; scale, gpu)" in wide
     assert "0.75 to 1.67 times their prediction: far off means slower" in wide
     assert PLAN.model == LLAMA
+
+
+def test_another_number_of_gpus_is_compared_by_all_that_the_training_takes() -> None:
+    """64 GPUs at 12 s a step, 32 of them at 20 s: +100% were they as busy."""
+    other = replace(seconds(SLOWER, 20.0), world_size=32, dp=1)
+    said = elsewhere_text(PLAN, 32, other, "", None)
+    assert said.startswith("With gpus=32: megatron ")
+    assert "20 s a step, +66.7%" in said
+    assert "(+100.0% by the number of GPUs alone)" in said
+    steps = PLAN.training.steps
+    assert f"the training takes {format_time(20.0 * steps)}, here {format_time(12.0 * steps)}" in said
+    assert said.endswith("checkpoints of this plan go there whole")
+    assert elsewhere_text(PLAN, 40, other, "", "loads nothing").startswith("With gpus=40 32 of them are best used: ")
+    assert elsewhere_text(PLAN, 40, other, "", "loads nothing").endswith("no checkpoint of this plan goes there: it loads nothing")
+    assert elsewhere_text(PLAN, 7, None, "no whole node", None) == "With gpus=7 there is no plan: no whole node"
+    for one, two in ((UNPREDICTED, other), (PLAN, replace(other, predicted=None))):
+        with pytest.raises(ValueError, match="no prediction"):
+            elsewhere_text(one, 32, two, "", None)

@@ -12,7 +12,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.collectives import COLLECTIVES
-from orchestrator.search.layerwise import Outer, ProfilePrices, layerwise
+from orchestrator.search.layerwise import AnalyticPrices, Outer, ProfilePrices, layerwise
 from orchestrator.search.layerwise_stage import StageSolver, _Sequence
 from orchestrator.strategy.layerwise import TRAITS, LayerChoice, galvatron_json
 from orchestrator.strategy.pins import MemoryLimit
@@ -178,3 +178,20 @@ def test_a_change_of_tp_gathers_samples_on_the_way_in_and_gradients_on_the_way_b
     assert prices.switch("layer", 2, 2, outer) == (0.0, 0.0)
     narrow = COLLECTIVES["all_gather"](4 * MIB, 2, prices.costs.link(2, 1))
     assert prices.switch("layer", 1, 2, outer) == (pytest.approx(narrow), 0.0)
+
+
+def test_a_change_of_tp_exchanges_tokens_inside_the_larger_group() -> None:
+    """Analytic layers: of 4 ranks with 8 samples each holds its quarter of their inputs, and changes it for another, both ways."""
+    workload = Workload(model=gpt(2), training=training(16), cluster=cluster(4, bandwidth=5 * GB))
+    costs = CostModel(workload, TRAITS, CALIBRATION)
+    prices, outer = AnalyticPrices(costs), Outer(pp=1, num_microbatches=2, samples=8, ends=None)
+    kind = gpt(2).runs[1].layer.kind
+    quarter = gpt(2).runs[1].layer.input_elements * costs.itemsize * 8 / 4
+    seconds = COLLECTIVES["all_to_all"](quarter, 4, costs.link(4, 1)) + CALIBRATION.collective_overhead_s
+    assert prices.switch(kind, 1, 4, outer) == prices.switch(kind, 4, 1, outer) == pytest.approx((seconds, seconds))
+    assert prices.switch(kind, 2, 2, outer) == (0.0, 0.0)
+    two = Outer(pp=2, num_microbatches=2, samples=8, ends=None)
+    half = COLLECTIVES["all_to_all"](2 * quarter, 2, costs.link(2, 1)) + CALIBRATION.collective_overhead_s
+    assert prices.switch(kind, 1, 2, two) == pytest.approx((half, half)), "a stage of two ranks holds as many samples"
+    nothing = COLLECTIVES["all_to_all"](0, 4, costs.link(4, 1)) + CALIBRATION.collective_overhead_s
+    assert prices.switch("embedding", 1, 4, outer) == pytest.approx((nothing, nothing)), "ids are everywhere"

@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator.workers import garbage
 
 RANKS = 8
-PRELOAD = [
+OURS = [
     "orchestrator.workers.megatron",
     "orchestrator.workers.megatron_deepspeed",
     "orchestrator.workers.deepspeed",
@@ -30,8 +30,10 @@ PRELOAD = [
     "timed_cases",
     "silent_cases",
     "orchestrator.workers.states",
+]
+THEIRS = [
     "deepspeed",
-    # What the engines import at a first use, each rank anew.
+    # What the engines import at a first use, each rank anew, where these versions have it.
     "torch._dynamo",
     "torch._subclasses.schema_check_mode",
     "deepspeed.ops.op_builder.all_ops",
@@ -42,6 +44,7 @@ PRELOAD = [
     "peft",
     *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "llama", "qwen3", "bert", "t5", "mixtral", "qwen3_moe")),
 ]
+PRELOAD = OURS + THEIRS
 HERE = str(Path(__file__).parent)
 TIMEOUT_S = 120.0
 MOST_THREADS = 80
@@ -55,7 +58,7 @@ def _serve(rank: int, connection: Connection, stacks: str) -> None:
     """One rank: run (function name, world size, store, arguments) messages until the pipe closes. SIGUSR2 writes its stacks to a file."""
     faulthandler.register(signal.SIGUSR2, file=Path(stacks).open("w"))  # noqa: SIM115  (open as long as the rank lives)
     garbage.look_only_at_what_is_made_from_now_on()  # a case ends with a collection: 0.24 CPU seconds in each rank with the modules
-    missing = [name for name in PRELOAD if name not in sys.modules]
+    missing = [name for name in OURS if name not in sys.modules]
     while True:
         try:
             name, world_size, store, arguments = connection.recv()
