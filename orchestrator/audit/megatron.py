@@ -27,7 +27,8 @@ DEFAULTS: Final[dict[str, Any]] = {
 UNPRICED: Final = (
     "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph",
     "delay_wgrad_compute_", "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory",
-    "fine_grained_activation", "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc", "moe_enable_deepep", "moe_flex",
+    "fine_grained_activation", "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc", "moe_enable_deepep",
+    "moe_flex",
     "moe_router_padding", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy", "moe_apply_probs",
     "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_p2p",
     "overlap_param_gather_with", "pin_cpu", "recompute_method", "rerun", "tp_comm_", "torch_compile", "use_flash_attn", "use_precision",
