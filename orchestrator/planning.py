@@ -80,8 +80,6 @@ class Found(Value, frozen=True, kw_only=True):
     """Data parallelism alone, where the plan is more than that."""
     elsewhere: Elsewhere | None = None
     """What explain.gpus= asks for."""
-    said: Plan | None = None
-    """Where an engine's own program can't be told the plan: the fastest that it can."""
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
     none_cautious: bool = False
@@ -339,7 +337,6 @@ def searched_plan(
     with without_gc():
         return msgspec.structs.replace(
             found,
-            said=None if settings.entry is not None else said_plan(found, asked, settings),
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
@@ -437,9 +434,12 @@ def with_routing(architecture: Architecture, change: Callable[[Routing], Routing
     return msgspec.structs.replace(architecture, feed_forward=part(architecture.feed_forward), pattern=pattern)
 
 
-def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
-    """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none."""
-    plan = best.plan
+def said_plan(best: Found, settings: Settings) -> Plan | None:
+    """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there was
+    no search."""
+    plan, asked = best.plan, best.asked
+    if asked is None or settings.entry is not None:
+        return None
     alone = msgspec.structs.replace(asked.asked, top_k=1, most_further=0)
     for engine, planned in zip(asked.engines, asked.planned, strict=True):
         program = engine.program
@@ -450,7 +450,8 @@ def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
         ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
             able = [planned.able_to(capabilities)]
-            found = search(asked.workload, able, alone, stop=out_of_time(settings), known=best.bounds).plan
+            with without_gc():
+                found = search(asked.workload, able, alone, stop=out_of_time(settings), known=best.bounds).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
@@ -580,7 +581,7 @@ def found_plan(settings: Settings, progress: Progress | None = None, without: Co
 
 
 def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
-    """The plan as the job of our worker, or of the user's own program, with the user's variables. `said`: as `Found`. Raises InputError."""
+    """The plan as the job of our worker, or of the user's own program, with the user's variables. Raises InputError."""
     job = ENGINES[plan.engine].translate(plan)
     if said is not None and (program := ENGINES[said.engine].program) is not None:
         job = program.beside(job, plan, said)

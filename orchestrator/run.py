@@ -32,7 +32,7 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import Found, asked_engines, cost_of, found_plan, searched_plan, the_job, usable_engines, workload_of
+from orchestrator.planning import Found, asked_engines, cost_of, found_plan, said_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -106,7 +106,7 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)
     check_async(settings, found.plan)
-    job = the_job(settings, found.plan, found.said)
+    job = the_job(settings, found.plan, said_plan(found, settings))
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
     python = None if lacks or settings.container else sys.executable

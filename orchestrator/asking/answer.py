@@ -110,7 +110,7 @@ class Answer(Value, frozen=True, kw_only=True):
 
     def job(self) -> Job:
         """The files, arguments and environment that training would start with. Raises InputError."""
-        return planning.the_job(self.settings, self.plan, self.found.said)
+        return planning.the_job(self.settings, self.plan, planning.said_plan(self.found, self.settings))
 
     def ds_config(self, *, trainer: bool = False) -> dict[str, Any]:
         """DeepSpeed's configuration. `trainer`: with "auto" where Hugging Face's Trainer and accelerate fill in their own arguments. Raises
@@ -125,12 +125,12 @@ class Answer(Value, frozen=True, kw_only=True):
 
     def megatron_args(self) -> list[str]:
         """Words for Megatron-LM's pretrain scripts: of the plan or, where its command line can't say that, of the fastest one that it can
-        (`found.said`). Raises InputError where there is none."""
+        (`planning.said_plan`). Raises InputError where there is none."""
         program = ENGINES[self.plan.engine].program
         if program is None:
             having = [name for name, engine in ENGINES.items() if engine.program is not None]
             raise InputError("engine", self.plan.engine, "has no arguments of Megatron-LM", having)
-        told = self.found.said or self.plan
+        told = planning.said_plan(self.found, self.settings) or self.plan
         reason = program.why_not(told)
         if reason is not None:
             raise InputError("engine", self.plan.engine, f"Megatron-LM's command line can't say this plan: {reason}")

@@ -46,7 +46,8 @@ def unit(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FitGroup:
-    """`names`: fitted; `read`: set, with how it was read."""
+    """Runs that share one set of constants: of these engines on these GPUs. `names`: constants that are fitted to them; `read`: constants
+    that are not, each with its value and where that comes from."""
 
     engines: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -56,6 +57,7 @@ class FitGroup:
     """The runs that it is fitted on. A group of experts comes after the dense one of the same GPUs and adds to its constants."""
 
     def has(self, run: Run) -> bool:
+        """Whether the constants are fitted to this run."""
         if run.precision == NVFP4:
             return False  # priced by what FP8's runs say, and judged as kept out
         ran = (run.experts.graph, run.experts.overlaps)

@@ -46,6 +46,8 @@ class Seconds(NamedTuple):
 
 
 class LayerSeconds(NamedTuple):
+    """Compute of a layer's two passes, for one micro-batch."""
+
     forward: Seconds
     backward: Seconds
 

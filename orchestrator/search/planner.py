@@ -257,9 +257,10 @@ class _Search:
             self._too_large(choice, answer.need)
 
     def _solved(self, bound: float, choice: Choice, inner: Inner, *, first: bool) -> None:
-        """The choice's fastest plan, if it can be among the k best. The first time after a few partitions: the others wait in the queue by
-        their own bound, which is mostly the higher one."""
-        answer = inner.solve(self.best.threshold, Effort(AT_FIRST if first else MOST_SIMULATED))
+        """The choice's fastest plan, if it can be among the k best. The first time only near its bound, and after a few partitions: the
+        others wait in the queue by their own bound, which is mostly the higher one."""
+        most = min(self.best.threshold, bound * LOOK_AHEAD) if first else self.best.threshold
+        answer = inner.solve(most, Effort(AT_FIRST if first else MOST_SIMULATED))
         if answer.need is not None:
             self._too_large(choice, answer.need)
             return
@@ -268,8 +269,9 @@ class _Search:
             priced = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
             self._settle(choice, priced, min(seconds, inner.left))
             self.best.add(answer.solution, choice)
-        if first and not self.best.excludes(inner.left, choice.order):
-            heappush(self.queue, (max(bound, inner.left), choice.order, AGAIN, [choice], inner))
+        left = inner.left if answer.solution is not None else min(inner.left, most)
+        if first and not self.best.excludes(left, choice.order):
+            heappush(self.queue, (max(bound, left), choice.order, AGAIN, [choice], inner))
             self.total += 1
             return
         if inner.left < float("inf"):

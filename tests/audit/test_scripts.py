@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator as so
+from orchestrator import planning
 from orchestrator.audit import formats, script, shell
 from orchestrator.audit.audit import Audit
 from orchestrator.engines import ENGINES
@@ -152,7 +153,7 @@ def test_a_plan_comes_back_as_itself_from_its_own_arguments(keys: dict[str, obje
     answer = so.plan(**keys)
     program = ENGINES[answer.plan.engine].program
     assert program is not None
-    plan = answer.found.said or answer.plan
+    plan = planning.said_plan(answer.found, answer.settings) or answer.plan
     assert program.why_not(plan) is None
     (file,) = [file for file in answer.job().files if file.path == program.arguments]
     (tmp_path / file.path).write_text(file.content)

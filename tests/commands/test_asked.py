@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import orchestrator as so
-from orchestrator import api
+from orchestrator import api, planning
 from orchestrator.__main__ import COMMANDS, main
 from orchestrator.asking import grid, questions
 from orchestrator.asking.grid import beats, figures
@@ -63,7 +63,9 @@ def test_a_plan_from_python_is_the_command_s(folder: Path, capsys: pytest.Captur
 def test_what_engines_are_told_can_be_read_from_a_plan() -> None:
     megatron = so.plan(**LLAMA, gpus=8, engine="megatron")
     words = megatron.megatron_args()
-    assert words[words.index("--micro-batch-size") + 1] == str((megatron.found.said or megatron.plan).micro_batch_size)
+    assert words[words.index("--micro-batch-size") + 1] == str(
+        (planning.said_plan(megatron.found, megatron.settings) or megatron.plan).micro_batch_size
+    )
     with pytest.raises(so.InputError, match=r"engine=megatron: has no ds_config.json"):
         megatron.ds_config()
     deepspeed = so.plan(**LLAMA, gpus=8, engine="deepspeed")

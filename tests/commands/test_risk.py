@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator as so
-from orchestrator import planning, recipe
+from orchestrator import planning, recipe, tuning
 from orchestrator.__main__ import main
 from orchestrator.asking import grid
 from orchestrator.cost.calibration import calibrated
@@ -235,3 +235,15 @@ def test_a_risk_that_is_none_is_one_error(text: str, message: str) -> None:
 def test_a_risk_and_a_reserve_contradict_each_other() -> None:
     with pytest.raises(so.InputError, match="give one"):
         so.plan(**KEYS, memory={"risk": "1%", "reserve_gib": 3})
+
+
+def test_tuning_tries_what_only_the_reserve_lets_through_last() -> None:
+    """Two sizes of micro-batch fit on 16 GPUs, one of them as surely as usual; a trial shows whether the other does."""
+    keys = {**CROWDED, "gpus": 16, **{f"pin.{name}": degree for name, degree in FULL.items()}, "pin.zero_stage": 1}
+    settings = recipe.load([f"{key}={value}" for key, value in keys.items()], Machine(host_memory=1 << 34), tuple(ENGINES))
+    trials: list[tuning.Trial] = []
+    while (plan := tuning.next_plan(settings, trials, ())) is not None:
+        trials.append(tuning.Trial(number=len(trials) + 1, plan=plan, measured_s=1.0, peak_memory_bytes=None, why=""))
+    chances = [planning.chance_of_not_fitting(settings, trial.plan) for trial in trials]
+    assert chances[0] <= USUAL_RISK < chances[-1]
+    assert chances == sorted(chances)

@@ -13,10 +13,12 @@ from orchestrator.model.parts.mlp import Mlp
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be chosen."""
 SCALINGS = ("default", "llama3", "linear", "yarn", "longrope")
+"""transformers' names of the ways to stretch rotary positions that an Architecture can have."""
 
 
 def rope(config: HfConfig, default_base: int = 10000) -> dict[str, Any]:
-    """Fields of Architecture, from `rope_theta` and `rope_scaling` or from transformers 5's `rope_parameters`."""
+    """Fields of Architecture that rotary positions have, from `rope_theta` and `rope_scaling` or from transformers 5's `rope_parameters`.
+    `default_base`: of a config.json without `rope_theta`. Raises InputError for a scaling that an Architecture can't have."""
     for field in ("rope_parameters", "rope_scaling"):
         section = config.section(field)
         if section is None:
