@@ -27,16 +27,16 @@ DEFAULTS: Final[dict[str, Any]] = {
 UNPRICED: Final = (
     "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph",
     "delay_wgrad_compute_", "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory",
-    "fine_grained_activation", "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc", "moe_enable_deepep",
-    "moe_flex",
-    "moe_router_padding", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy", "moe_apply_probs",
-    "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_p2p",
+    "fine_grained_activation", "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc",
+    "moe_enable_deepep", "moe_flex", "moe_router_padding", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy",
+    "moe_apply_probs", "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_p2p",
     "overlap_param_gather_with", "pin_cpu", "recompute_method", "rerun", "tp_comm_", "torch_compile", "use_flash_attn", "use_precision",
     "use_te_", "wgrad_deferral", "high_priority_stream", "ddp_bucket", "ddp_num_buckets", "ddp_pad", "ddp_average", "use_nccl",
-    "use_sharp", "batch_p2p", "no_async_tensor", "async_tensor", "moe_permute_fusion", "moe_grouped_gemm", "gradient_accumulation_fusion",
-    "masked_softmax_fusion", "bias_gelu_fusion", "bias_swiglu_fusion", "bias_dropout_fusion", "apply_rope_fusion", "persist_layer_norm",
-    "transformer_impl", "align_", "offload_modules", "ep_overlap", "calculate_per_token_loss", "attention_softmax_in_fp32",
-    "moe_router_dtype", "moe_z_loss", "check_for_nan", "deterministic", "te_rng", "use_ring_exchange", "symmetric_ar",
+    "use_sharp", "batch_p2p", "no_async_tensor", "async_tensor", "moe_permute_fusion", "moe_grouped_gemm",
+    "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_gelu_fusion", "bias_swiglu_fusion", "bias_dropout_fusion",
+    "apply_rope_fusion", "persist_layer_norm", "transformer_impl", "align_", "offload_modules", "ep_overlap",
+    "calculate_per_token_loss", "attention_softmax_in_fp32", "moe_router_dtype", "moe_z_loss", "check_for_nan", "deterministic",
+    "te_rng", "use_ring_exchange", "symmetric_ar",
 )  # fmt: skip
 """How the names begin of settings that change time or memory, and that a plan does not say."""
 
