@@ -34,10 +34,10 @@ from orchestrator.plan.check import check_fits, check_plan, fits
 from orchestrator.plan.check import workload_of as planned_workload
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
+from orchestrator.report.unasked import Unasked, unasked
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import Outcome, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
-from orchestrator.search.unasked import Unasked, unasked
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.legality import lacking_parts, plan_only
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -83,7 +83,9 @@ class Found(Value, frozen=True, kw_only=True):
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
     none_cautious: bool = False
-    """No plan of the search has a chance of running out of memory of USUAL_RISK at most."""
+    """No plan of the search has a chance of running out of memory of USUAL_RISK at most, or only much slower ones (`safer`)."""
+    safer: Plan | None = None
+    """The fastest with such a chance, where it is much slower than the plan."""
     fuller: Plan | None = None
     """The fastest plan that fills memory up to the reserve, where somebody asks and it is the faster one."""
     uneven: Unevenness | None = None
@@ -92,6 +94,13 @@ class Found(Value, frozen=True, kw_only=True):
     """As `SearchResult`."""
     asked: Question | None = None
     """What the search was asked, by the reserve alone where no plan leaves more free; None for a saved plan."""
+
+    @property
+    def safer_takes(self) -> float | None:
+        """The step of `safer` over the plan's."""
+        if self.safer is None or self.safer.predicted is None or self.plan.predicted is None:
+            return None
+        return self.safer.predicted.step_time_s / self.plan.predicted.step_time_s
 
 
 def training_first(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
@@ -304,6 +313,7 @@ def fastest(
         limit=limit,
         bounds=result.bounds,
         none_cautious=cautious is not None and limit.risk is None,
+        safer=result.too_slow,
         asked=by_reserve(asked) if cautious is not None and limit.risk is None else asked,
     )
 
@@ -340,7 +350,7 @@ def searched_plan(
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
-            unasked=unasked(plan, engine),
+            unasked=unasked(plan, engine.capabilities, engine.traits, engine.calibration),
             uneven=unevenness(plan, engine.traits, engine.calibration),
             elsewhere=elsewhere(settings, plan),
         )

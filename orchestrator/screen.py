@@ -127,7 +127,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
             console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
     if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
         chance, pins = chance_of_not_fitting(settings, plan), settings.pins.given() if found.none_cautious else None
-        say(risk_text(chance, found.limit, pins, own_peaks=plan.prices is not None and plan.prices.own_peaks))
+        own = plan.prices is not None and plan.prices.own_peaks
+        say(risk_text(chance, found.limit, pins, own_peaks=own, longer=found.safer_takes))
 
 
 def show_search(console: Console, settings: Settings, found: Found) -> None:

@@ -46,6 +46,8 @@ LOOK_AHEAD = 1.15
 """How far above its bound so far a choice's inner bound is looked for at a time: the splits that may be faster are few, and most choices
 never come to the queue's head again."""
 STOPPED = "not looked at: the search was stopped before (search.budget_s)"
+DEAR = 1.1
+"""Times the step of the fastest plan up to the reserve that a plan with more memory free may take."""
 REJECTED_IN_PLAN = 40
 """Reasons that plan.json keeps; candidates.csv has all."""
 
@@ -69,6 +71,8 @@ class SearchResult(Value, frozen=True, kw_only=True):
     """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where the search was stopped."""
     bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
     """Seconds that no plan of an outer choice undercuts, of those that were looked at; infinite where none fits."""
+    too_slow: Plan | None = None
+    """The fastest that leaves the engines' `cautious_margin` free, where it takes DEAR times as long as the plan."""
 
 
 SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
@@ -107,20 +111,28 @@ def search(
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
-    Plans leave the engines' `cautious_margin` free; where none does, what the calibrations say.
+    Plans leave the engines' `cautious_margin` free; where none does, or the fastest that does takes DEAR times as long, what the
+    calibrations say.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
+    cautious: Plan | None = None
     if any(engine.cautious_margin is not None for engine in engines):
         running = _Search(workload, engines, settings, known or {}, stop or (lambda: False), cautious=True)
         running.look(progress)
-        if running.best.ranked:
-            return running.result(running.finish())
+        least = running.finish()
+        if running.best.score is not None:
+            fuller = _Search(workload, engines, replace(settings, top_k=1), {}, lambda: True, below_s=running.best.score / DEAR)
+            if running.complete:
+                fuller.look(None)
+            if fuller.best.score is None:
+                return running.result(least)
+            cautious = _plan(running.best.ranked[0][0], workload, running.costs[running.best.ranked[0][1].engine])
         known = {}  # that less memory does not hold a choice says nothing of more
     running = _Search(workload, engines, settings, known or {}, stop or (lambda: False))
     running.look(progress)
-    return running.result(running.finish())
+    return replace(running.result(running.finish()), too_slow=cautious)
 
 
 class _Search:
@@ -135,12 +147,13 @@ class _Search:
         stop: Callable[[], bool],
         *,
         cautious: bool = False,
+        below_s: float = float("inf"),
     ) -> None:
         self.workload, self.engines, self.settings, self.known, self.stop = workload, engines, settings, known, stop
         self.limits = [settings.limit_for(engine, workload, cautious=cautious) for engine in engines]
         self.trees = [Tree(engine.capabilities, workload, settings.pins, settings.prunings) for engine in engines]
         self.costs: list[CostModel] = []
-        self.best = _Best(settings.top_k)
+        self.best = _Best(settings.top_k, below_s)
         self.complete = True
         self.cut: list[tuple[int, Outcome]] = []
         """Branches that the trees cut, each with the place of the mesh before it."""
@@ -366,8 +379,8 @@ class _Best:
     Those that differ by rounding from the fastest are a tie, which goes to the declared order; so on behind them.
     """
 
-    def __init__(self, k: int) -> None:
-        self.k = max(1, k)
+    def __init__(self, k: int, below_s: float) -> None:
+        self.k, self.below_s = max(1, k), below_s
         self.ranked: list[tuple[Solution, Choice]] = []
 
     @property
@@ -377,13 +390,13 @@ class _Best:
 
     @property
     def threshold(self) -> float:
-        """Seconds that the next must not be above: rounding more than the k-th best; infinite while there are fewer."""
-        return self.ranked[-1][0].step_time_s * (1 + ROUNDING) if len(self.ranked) == self.k else float("inf")
+        """Seconds that the next must not be above: rounding more than the k-th best; while there are fewer, `below_s`."""
+        return self.ranked[-1][0].step_time_s * (1 + ROUNDING) if len(self.ranked) == self.k else self.below_s
 
     def excludes(self, bound: float, order: int) -> bool:
         """Whether a choice with this lower bound and place can't be among the k best any more."""
         if len(self.ranked) < self.k:
-            return False
+            return bound > self.below_s
         worst, last = self.ranked[-1]
         return bound > self.threshold or (bound >= worst.step_time_s and order > last.order)
 

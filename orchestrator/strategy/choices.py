@@ -44,7 +44,7 @@ class Choice(Value, frozen=True, kw_only=True):
     pin_type: Any = None
     """The pin's type where that is another: an order of axes is given in one word."""
     offered: Any = None
-    """A value that computes the same and that only a pin gives: a plan that would gain by it says so (search/unasked.py)."""
+    """A value that computes the same and that only a pin gives: a plan that would gain by it says so (report/unasked.py)."""
     after: str = ""
     """The choice behind which it is listed, where that is declared in another struct."""
 

@@ -67,6 +67,16 @@ def test_where_no_plan_is_so_sure_the_reserve_alone_counts_and_it_is_said() -> N
         so.plan(**CROWDED, pin=FULL, memory={"risk": "5%"})
 
 
+def test_a_plan_that_is_surer_but_much_slower_is_named_and_not_taken() -> None:
+    dear = {"recipe": "llama3_70b_lora", "gpus": 512, "cluster": "dgx_h100"}
+    answer, surer = so.plan(**dear), so.plan(**dear, memory={"risk": "5%"})
+    assert answer.chance_of_not_fitting > USUAL_RISK >= surer.chance_of_not_fitting
+    assert surer.step_time_s > 1.1 * answer.step_time_s
+    assert answer.found.safer_takes == pytest.approx(surer.step_time_s / answer.step_time_s)
+    percent = 100 * (surer.step_time_s / answer.step_time_s - 1)
+    assert f"with at most 5% a step takes {percent:.0f}% longer" in str(answer).splitlines()[-1]
+
+
 def test_a_given_plan_goes_by_the_reserve(tmp_path: Path) -> None:
     answer = so.plan(**CROWDED, memory={"risk": "30%"})
     assert answer.chance_of_not_fitting > USUAL_RISK

@@ -17,7 +17,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan
-from orchestrator.search.unasked import unasked
+from orchestrator.report.unasked import unasked
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.workload import Workload
 
@@ -142,7 +142,9 @@ def test_a_plan_that_would_gain_by_it_says_so() -> None:
     settings = recipe.load([*LONG, "launch=none", "pin.tiled_mlp=64"], machine(), list(ENGINES))
     asked = planning.question(settings, top_k=1)
     plan = planning.fastest(settings, asked).plan
-    assert [found.key for found in unasked(plan, asked.planned[0])] == ["pin.offload_activations=true"]
+    (engine,) = asked.planned
+    found = unasked(plan, engine.capabilities, engine.traits, engine.calibration)
+    assert [one.key for one in found] == ["pin.offload_activations=true"]
     asked = planning.question(recipe.load([*LONG, "launch=none", "pin.offload_activations=true"], machine(), list(ENGINES)), top_k=1)
     assert planning.fastest(settings, asked).plan.offload_activations
 

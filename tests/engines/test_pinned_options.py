@@ -15,9 +15,9 @@ from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, from_json, to_json
 from orchestrator.plan.check import check_fits, check_plan
+from orchestrator.report.unasked import unasked
 from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
-from orchestrator.search.unasked import unasked
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import said_options
 from orchestrator.strategy.workload import Workload
@@ -102,7 +102,7 @@ def test_an_edited_plan_is_judged_by_the_same_rules() -> None:
 
 def test_what_nobody_asked_for_is_priced_on_the_plan_where_it_helps() -> None:
     def kept(plan: Plan) -> dict[str, Any]:
-        return {found.key: found.predicted for found in unasked(plan, PLANNED)}
+        return {found.key: found.predicted for found in unasked(plan, PLANNED.capabilities, PLANNED.traits, PLANNED.calibration)}
 
     plan = planned(tp=8, sequence_parallel=True)
     offered = kept(plan)

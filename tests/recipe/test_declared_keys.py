@@ -21,7 +21,7 @@ from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.layers import flatten
-from orchestrator.search.unasked import OFFERED
+from orchestrator.report.unasked import OFFERED
 
 SHIPPED = sorted(Path("recipes/models").glob("*.yaml"))
 SCHEMA = recipe.recipe_schema()

@@ -6,13 +6,14 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.errors import InputError
 from orchestrator.key import declared
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.plan.check import check_plan, workload_of
-from orchestrator.search.question import PlannedEngine
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.choices import shown
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.spec import CHOICES
@@ -38,7 +39,7 @@ class Unasked(Value, frozen=True, kw_only=True):
     predicted: Prediction
 
 
-def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
+def unasked(plan: Plan, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> tuple[Unasked, ...]:
     """The choices that the plan's engine can take as it is, and that make this plan faster or smaller."""
     found = []
     now = plan.predicted
@@ -49,10 +50,10 @@ def unasked(plan: Plan, engine: PlannedEngine) -> tuple[Unasked, ...]:
         if other == plan:
             continue
         try:
-            check_plan(other, engine.capabilities)
+            check_plan(other, capabilities)
         except InputError:
             continue
-        price = cost_model(workload_of(other), engine.traits, engine.calibration).price(other.candidate, other.stages)
+        price = cost_model(workload_of(other), traits, calibration).price(other.candidate, other.stages)
         faster = price.step_time_s < now.step_time_s * (1 - WORTH_S)
         smaller = price.peak_memory_bytes < now.peak_memory_bytes * (1 - WORTH_BYTES) and price.step_time_s <= now.step_time_s
         if faster or smaller:
