@@ -157,13 +157,16 @@ class LayerPrices:
 
     def active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """Seconds of a layer against those that it takes while all ranks compute. Where ranks share cores (`Calibration.core_share`), one
-        in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: all the work over all the cores
-        bounds the step from below, and so does a rank that is alone on its cores."""
+        in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: in the mean so many of the ranks
+        compute, and take what lies between the shares of one, of half of them and of all (1)."""
         c, mesh = self._workload.calibration, strategy.mesh
         if c.core_share >= 1 or mesh.pp == 1:
             return 1.0
         m = max(1, self._workload.training.global_batch_size // (mesh.dp * micro_batch_size))
-        return max(c.core_share, m / (m + mesh.pp - 1))
+        busy = m / (m + mesh.pp - 1)
+        if busy <= 0.5:
+            return max(c.core_share, 2 * busy * c.half_core_share)
+        return max(c.core_share, c.half_core_share + (2 * busy - 1) * (1 - c.half_core_share))
 
     def _seconds(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, alone: float, dense: Replica, copy_s: float

@@ -14,7 +14,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import COLLECTIVES, Link
 from orchestrator.profile.__main__ import LAYERS, cases_of, conclude, groups_of, main, without_network
-from orchestrator.profile.measured import core_share, figure, level_of, together, wire
+from orchestrator.profile.measured import core_shares, figure, level_of, together, wire
 from orchestrator.recipe.clusters import load_cluster
 from orchestrator.validate import own
 from orchestrator.validate.pricing import Pricer
@@ -23,19 +23,23 @@ from orchestrator.validate.runs import Run
 KEYS = ["recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron"]
 
 
+PRODUCT_S = 0.004
+"""What the product before each collective takes."""
+
+
 def rows_of(bandwidth: float, hop_s: float, collective_s: float, repeats: int = 3) -> list[dict[str, Any]]:
-    """Collectives that take exactly what the cost model says of such a link."""
+    """Collectives between products, that take exactly what the cost model says of such a link."""
     link = Link(bandwidth=bandwidth, latency=hop_s)
     return [
         {"operation": name, "size": size, "stride": 1, "bytes": nbytes,
-         "seconds": [COLLECTIVES[name](nbytes, size, link) + collective_s] * repeats}
+         "seconds": [COLLECTIVES[name](nbytes, size, link) + collective_s + PRODUCT_S] * repeats, "products_s": [PRODUCT_S] * repeats}
         for name in ("all_reduce", "all_gather", "reduce_scatter", "p2p") for size in (2, 4) for nbytes in (4096, 2**20, 2**24)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("truth", [(1e9, 2e-4, 5e-4), (4.5e11, 2e-6, 1e-5), (5e10, 0.0, 3e-5)])
 def test_a_links_figures_are_found_in_its_collectives(truth: tuple[float, float, float]) -> None:
-    found = wire([row for row in rows_of(*truth) if row["operation"] != "p2p"])
+    found = wire([row for row in together([{"collectives": rows_of(*truth)}] * 2) if row["operation"] != "p2p"])
     assert found[:3] == pytest.approx(truth, rel=1e-6, abs=1e-9)
     assert found.error < 1e-9
 
@@ -48,9 +52,19 @@ def test_no_figure_of_a_link_is_negative_however_odd_the_measurements() -> None:
         wire([])
 
 
-def test_a_collective_lasts_as_long_as_on_its_slowest_rank() -> None:
-    ranks = [{"collectives": [{"operation": "p2p", "seconds": [1.0, 5.0]}]}, {"collectives": [{"operation": "p2p", "seconds": [2.0, 4.0]}]}]
-    assert together(ranks) == [{"operation": "p2p", "seconds": [2.0, 5.0]}]
+def test_a_collective_lasts_as_long_as_on_its_slowest_rank_less_the_products_between() -> None:
+    ranks = [
+        {"collectives": [{"operation": "p2p", "seconds": [1.0, 5.0], "products_s": [0.25, 0.5]}]},
+        {"collectives": [{"operation": "p2p", "seconds": [2.0, 4.0], "products_s": [0.5, 0.25]}]},
+    ]
+    assert together(ranks) == [{"operation": "p2p", "seconds": [1.5, 4.5]}]
+
+
+def test_a_collective_lost_in_the_noise_of_products_settles_nothing() -> None:
+    (lost,) = together([{"collectives": [{**rows_of(1e9, 2e-4, 5e-4)[0], "seconds": [0.9, 0.99, 1.1], "products_s": [1.0]}]}])
+    assert lost["seconds"] == pytest.approx([0.0, 0.0, 0.1])
+    rows = [row for row in together([{"collectives": rows_of(1e9, 2e-4, 5e-4)}]) if row["operation"] != "p2p"]
+    assert wire([*rows, lost])[:3] == pytest.approx((1e9, 2e-4, 5e-4), rel=0.03)
 
 
 def test_groups_cover_every_size_and_both_distances_and_lie_on_their_level() -> None:
@@ -96,7 +110,8 @@ def concluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layers[case] = {"microbatch_s": [(step - update) / plan.num_microbatches] * 3, "update_s": [update] * 3, "layer_forward_s": 1e-3}
     last = max(layers)
     alone = {"microbatch_s": [0.6 * seconds for seconds in layers[last]["microbatch_s"]]}
-    rank = {"collectives": rows_of(2e9, 1e-4, 6e-4), "cases": layers, "alone": alone, "alone_case": last, "seconds": 12.0}
+    half = {"microbatch_s": [0.7 * seconds for seconds in layers[last]["microbatch_s"]]}
+    rank = {"collectives": rows_of(2e9, 1e-4, 6e-4), "cases": layers, "alone": alone, "half": half, "alone_case": last, "seconds": 12.0}
     conclude(settings, "megatron", plans, [rank] * 4, out, "2026-11-22")
     return out
 
@@ -107,6 +122,7 @@ def test_a_profile_gives_back_the_constants_that_made_it(concluded: Path) -> Non
         assert file.constants[name].value == pytest.approx(value, rel=0.15), name
     assert file.fitted_median_error < 0.02
     assert file.constants["core_share"].value == pytest.approx(0.6)
+    assert file.constants["half_core_share"].value == pytest.approx(0.7)
     assert file.constants["collective_overhead_s"].value == pytest.approx(6e-4, rel=1e-3)
     assert file.measured is not None
     assert file.measured.num_gpus == 4
@@ -140,8 +156,20 @@ def test_cases_are_cut_to_few_layers_and_have_every_tp() -> None:
 
 
 def test_ranks_with_devices_of_their_own_lose_nothing_together() -> None:
-    ranks = [{"cases": {"a": {"microbatch_s": [1.0]}}, "alone": {"microbatch_s": [1.1]}, "alone_case": "a"}] * 2
-    assert core_share(ranks) == 1.0
+    apart = {"microbatch_s": [1.1]}
+    ranks = [{"cases": {"a": {"microbatch_s": [1.0]}}, "alone": apart, "half": apart, "alone_case": "a"}] * 2
+    assert core_shares(ranks) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("alone", "half", "shares"),
+    [(0.25, 0.55, (0.25, 0.55)), (0.25, 0.4, (0.25, 0.5)), (0.6, 0.55, (0.6, 0.6))],
+    ids=["as measured", "half of the ranks have half of the work", "one rank is never slower than several"],
+)
+def test_half_of_the_ranks_are_measured_together(alone: float, half: float, shares: tuple[float, float]) -> None:
+    both = {"cases": {"a": {"microbatch_s": [1.0, 1.0]}}, "alone_case": "a", "half": {"microbatch_s": [half]}}
+    others = {**both, "alone": None, "half": None}
+    assert core_shares([{**both, "alone": {"microbatch_s": [alone]}}, others, {**both, "alone": None}, others]) == pytest.approx(shares)
 
 
 def test_nothing_is_measured_without_a_start(capsys: pytest.CaptureFixture[str]) -> None:
