@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,7 +16,7 @@ from orchestrator import recipe
 from orchestrator.cost import calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
-from orchestrator.cost.uncertainty import Situation, kept_free, situation
+from orchestrator.cost.uncertainty import USUAL_RISK, Situation, cautious_margin, kept_free, situation
 from orchestrator.cost.uncertainty import chance_of_not_fitting as chance
 from orchestrator.engines import ENGINES, Engine, passthrough
 from orchestrator.engines.engine import Entry
@@ -29,7 +30,7 @@ from orchestrator.model.parts import FeedForward
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing, Unevenness
 from orchestrator.plan import Plan, Prices
-from orchestrator.plan.check import check_fits, check_plan
+from orchestrator.plan.check import check_fits, check_plan, fits
 from orchestrator.plan.check import workload_of as planned_workload
 from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
@@ -44,6 +45,7 @@ from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
 from orchestrator.values import Value
 
+T = TypeVar("T")
 SHOWN_ALTERNATIVES = 5
 
 
@@ -78,16 +80,18 @@ class Found(Value, frozen=True, kw_only=True):
     """Data parallelism alone, where the plan is more than that."""
     elsewhere: Elsewhere | None = None
     """What explain.gpus= asks for."""
-    said: Plan | None = None
-    """Where an engine's own program can't be told the plan: the fastest that it can."""
     limit: MemoryLimit
     """With what is kept free for the plan's engine."""
+    none_cautious: bool = False
+    """No plan of the search has a chance of running out of memory of USUAL_RISK at most."""
+    fuller: Plan | None = None
+    """The fastest plan that fills memory up to the reserve, where somebody asks and it is the faster one."""
     uneven: Unevenness | None = None
     """What model.routing costs, where it is given."""
     bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
     """As `SearchResult`."""
     asked: Question | None = None
-    """What the search was asked; None for a saved plan."""
+    """What the search was asked, by the reserve alone where no plan leaves more free; None for a saved plan."""
 
 
 def training_first(engines: Sequence[Engine], settings: Settings) -> list[Engine]:
@@ -115,6 +119,53 @@ def priced(settings: Settings, traits: Traits, file: calibration.Calibrated | No
     """The constants of this file, with as much memory kept free as memory.risk= asks for. Raises InputError for a risk that so many
     measured peaks can't tell."""
     return with_risk(settings, traits, calibration.priced(settings.cluster, traits, file))
+
+
+def planned_engine(settings: Settings, capabilities: Capabilities, traits: Traits, file: calibration.Calibrated | None) -> PlannedEngine:
+    """An engine as a search for these settings sees it. Raises InputError as `priced`."""
+    constants = priced(settings, traits, file)
+    margin = cautious_margin_for(settings, traits, constants)
+    return PlannedEngine(capabilities=capabilities, traits=traits, calibration=constants, cautious_margin=margin)
+
+
+def cautious_margin_for(settings: Settings, traits: Traits, constants: calibration.Calibration) -> float | None:
+    """As `cost.uncertainty.cautious_margin`; None also where the user has said how much memory is kept free."""
+    if settings.limit.risk is not None or settings.limit.reserve is not None or settings.cluster.is_cpu:
+        return None
+    return cautious_margin(situation_of(settings, traits, constants), constants)
+
+
+def held_to(limit: MemoryLimit, plan: Plan, margin: float, cautious: float | None) -> MemoryLimit:
+    """The strictest of both that the plan keeps: with the `cautious` margin, so that its chance of running out is USUAL_RISK at most; else
+    with the engine's own `margin`, whether it keeps that or not."""
+    if cautious is not None and fits(plan, strict := limit.of(cautious, USUAL_RISK)):
+        return strict
+    return limit.of(margin)
+
+
+def layerwise_limits(settings: Settings, traits: Traits, constants: calibration.Calibration) -> list[MemoryLimit]:
+    """What a layer-wise plan may take of a GPU's memory, the strictest first: the next where no plan keeps it. With a profile, in which
+    the layers' memory was measured, the reserve alone: how far off our formulas were on published runs says nothing of it. Raises
+    InputError."""
+    if settings.profile is not None:
+        if settings.limit.risk is not None:
+            why = "goes by published peaks, and the layers of profile= were measured: memory.reserve_gib= says what is kept free"
+            raise InputError("memory.risk", f"{settings.limit.risk:g}", why)
+        return [settings.limit.of(constants.memory_margin)]
+    margin = cautious_margin_for(settings, traits, constants)
+    reserve = settings.limit.of(with_risk(settings, traits, constants).memory_margin)
+    return [reserve] if margin is None else [settings.limit.of(margin, USUAL_RISK), reserve]
+
+
+def within(limits: Sequence[MemoryLimit], planned: Callable[[MemoryLimit], T]) -> T:
+    """What is planned within the first of the limits that holds a plan. Raises the last one's NoPlanError."""
+    *stricter, last = limits
+    for limit in stricter:
+        try:
+            return planned(limit)
+        except NoPlanError:
+            continue
+    return planned(last)
 
 
 def with_risk(settings: Settings, traits: Traits, constants: calibration.Calibration) -> calibration.Calibration:
@@ -147,6 +198,20 @@ def chance_of_not_fitting(settings: Settings, plan: Plan) -> float:
     return max(chance(stage.peak_memory_bytes, settings.limit.parts[part], now) for stage, part in stages)
 
 
+def chance_at(peak_bytes: float, settings: Settings, traits: Traits, constants: calibration.Calibration) -> float:
+    """As `chance_of_not_fitting` of a rank with this peak on GPUs of one type."""
+    return chance(peak_bytes, settings.limit.limit, situation_of(settings, traits, constants))
+
+
+def chance_beside(settings: Settings, limit: MemoryLimit, plan: Plan | None) -> float | None:
+    """The chance of running out of memory of a plan that is compared with one held to `limit`, where that is as cautious as usual and this
+    one is not; None elsewhere."""
+    if plan is None or limit.risk is None or settings.limit.risk is not None or settings.cluster.is_cpu:
+        return None
+    risk = chance_of_not_fitting(settings, plan)
+    return risk if risk > USUAL_RISK else None
+
+
 @contextmanager
 def without_gc() -> Iterator[None]:
     """What a search makes is needed to its end: looking for garbage in it takes a tenth of the time."""
@@ -177,10 +242,7 @@ def question(
     engines = [engine for engine in usable_engines(settings) if engine.name not in without]
     pairs = searched_pairs(engines, settings, programs=settings.entry is not None)
     files = prices(settings, [traits for _, traits in pairs])
-    planned = [
-        PlannedEngine(capabilities=capabilities, traits=traits, calibration=priced(settings, traits, file))
-        for (capabilities, traits), file in zip(pairs, files, strict=True)
-    ]
+    planned = [planned_engine(settings, *pair, file) for pair, file in zip(pairs, files, strict=True)]
     return Question(
         workload=workload_of(settings),
         engines=tuple(engines),
@@ -190,13 +252,21 @@ def question(
     )
 
 
-def at_risk(asked: Question, settings: Settings) -> Question:
-    """The same question, alone for the fastest plan, where memory.risk= of the settings says how much memory is kept free: what was priced
-    for it is not priced again, and nothing is proven at the end. Raises InputError."""
-    priced_as = [priced(settings, engine.traits, file) for engine, file in zip(asked.planned, asked.files, strict=True)]
-    planned = tuple(engine.costing_the_same(calibration=constants) for engine, constants in zip(asked.planned, priced_as, strict=True))
-    alone = msgspec.structs.replace(asked.asked, limit=settings.limit, top_k=1, most_further=0)
-    return msgspec.structs.replace(asked, planned=planned, asked=alone)
+def by_reserve(asked: Question) -> Question:
+    """The same question where plans may fill memory up to the reserve, though others leave more free. What was priced for the one is not
+    priced again for the other."""
+    return msgspec.structs.replace(asked, planned=tuple(engine.keeping_free() for engine in asked.planned))
+
+
+def cautious_alone(asked: Question) -> Question:
+    """The same question where no plan may leave less free than is usual."""
+    planned = tuple(engine.keeping_free(engine.cautious_margin) for engine in asked.planned)
+    return msgspec.structs.replace(asked, planned=planned)
+
+
+def unproven(asked: Question) -> Question:
+    """The same question, without a proof at its end that what was left out of the search is slower."""
+    return msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, most_further=0))
 
 
 Progress = Callable[[int, int, float | None], None]
@@ -212,13 +282,18 @@ def fastest(
     any_plan: bool = False,
 ) -> Found:
     """The fastest plan of all engines that may be used, without an answer to any other question. `known`: `Found.bounds` of a search whose
-    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError."""
+    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError, and InputError where ds.* or
+    megatron.* say otherwise than the plan."""
     asked = asked or question(settings, top_k=1)
     stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
         result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known)
     index = [engine.name for engine in asked.planned].index(result.plan.engine)
     plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
+    passthrough.check(plan, ENGINES[plan.engine].passes)
+    engine = asked.planned[index]
+    cautious = engine.cautious_margin
+    limit = held_to(settings.limit, plan, engine.calibration.memory_margin, cautious)
     return Found(
         plan=plan,
         alternatives=result.alternatives,
@@ -226,24 +301,32 @@ def fastest(
         complete=result.complete,
         at_least_s=result.at_least_s,
         searched=tuple(engine.capabilities for engine in asked.planned),
-        limit=settings.limit.of(asked.planned[index].calibration.memory_margin),
+        limit=limit,
         bounds=result.bounds,
-        asked=asked,
+        none_cautious=cautious is not None and limit.risk is None,
+        asked=by_reserve(asked) if cautious is not None and limit.risk is None else asked,
     )
 
 
-def explained(settings: Settings, questions: Pins) -> tuple[Explanation, ...]:
-    """The best plan that has each of these choices, or why there is none."""
-    asked = question(settings)
+def explained(settings: Settings, questions: Pins, limit: MemoryLimit) -> tuple[Explanation, ...]:
+    """The best plan that has each of these choices, or why there is none. `limit`: what the plan is held to that they are compared with."""
+    asked = question(settings) if limit.risk is not None else by_reserve(question(settings))
     with without_gc():
         return explain(questions, asked.workload, asked.planned, asked.asked)
 
 
-def searched_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:
-    """The fastest plan of all engines that may be used but those `without` names, and what a user may want to know beside it. Raises
-    NoPlanError."""
+def searched_plan(
+    settings: Settings, progress: Progress | None = None, without: Collection[str] = (), *, with_fuller: bool = False
+) -> Found:
+    """The fastest plan of all engines that may be used but those `without` names, and what a user may want to know beside it
+    (`with_fuller`: also `Found.fuller`). Raises NoPlanError."""
     asked = question(settings, without=without)
-    found = fastest(settings, asked, progress)
+    two = with_fuller and settings.budget_s is None and any(engine.cautious_margin is not None for engine in asked.planned)
+    most = fullest(settings, asked) if two else None
+    found = fastest(settings, asked, progress, known=most.bounds if most else None)
+    if most is not None and faster(most.plan, found.plan):
+        found = msgspec.structs.replace(found, fuller=most.plan)
+    asked = found.asked or asked
     plan, planned = found.plan, asked.planned
 
     def why_not(questions: Pins) -> tuple[Explanation, ...]:
@@ -254,7 +337,6 @@ def searched_plan(settings: Settings, progress: Progress | None = None, without:
     with without_gc():
         return msgspec.structs.replace(
             found,
-            said=None if settings.entry is not None else said_plan(found, asked, settings),
             explained=why_not(settings.explain),
             narrower=why_not(Pins(tp=inside)) if inside is not None else (),
             alone=data_parallelism_alone(asked.workload, planned) if divided(plan) else (),
@@ -262,6 +344,27 @@ def searched_plan(settings: Settings, progress: Progress | None = None, without:
             uneven=unevenness(plan, engine.traits, engine.calibration),
             elsewhere=elsewhere(settings, plan),
         )
+
+
+def fullest(settings: Settings, asked: Question) -> Found | None:
+    """The fastest plan that fills memory up to the reserve, of which nothing is proven at the end; its bounds hold for less memory too.
+    None: the user's ds.* or megatron.* contradict it. Raises NoPlanError."""
+    asked = unproven(by_reserve(asked))
+    try:
+        return fastest(settings, msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, top_k=1)))
+    except InputError:
+        return None
+
+
+SHOWN_FASTER = 1e-3
+"""Share of a step below which a plan that may run out of memory is not worth showing."""
+
+
+def faster(one: Plan, other: Plan) -> bool:
+    """Whether the first is faster by enough to be shown."""
+    if one.predicted is None or other.predicted is None:
+        return False
+    return one.predicted.step_time_s < other.predicted.step_time_s * (1 - SHOWN_FASTER)
 
 
 def elsewhere(settings: Settings, plan: Plan) -> Elsewhere | None:
@@ -331,9 +434,12 @@ def with_routing(architecture: Architecture, change: Callable[[Routing], Routing
     return msgspec.structs.replace(architecture, feed_forward=part(architecture.feed_forward), pattern=pattern)
 
 
-def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
-    """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none."""
-    plan = best.plan
+def said_plan(best: Found, settings: Settings) -> Plan | None:
+    """The fastest plan that an engine's own program can be told, where it can't be told the best one; None: it can, or none, or there was
+    no search."""
+    plan, asked = best.plan, best.asked
+    if asked is None or settings.entry is not None:
+        return None
     alone = msgspec.structs.replace(asked.asked, top_k=1, most_further=0)
     for engine, planned in zip(asked.engines, asked.planned, strict=True):
         program = engine.program
@@ -343,8 +449,9 @@ def said_plan(best: Found, asked: Question, settings: Settings) -> Plan | None:
             continue
         ((capabilities, _),) = searched_pairs([engine], settings, programs=True)
         try:
-            able = [planned.costing_the_same(capabilities=capabilities)]
-            found = search(asked.workload, able, alone, stop=out_of_time(settings), known=best.bounds).plan
+            able = [planned.able_to(capabilities)]
+            with without_gc():
+                found = search(asked.workload, able, alone, stop=out_of_time(settings), known=best.bounds).plan
         except NoPlanError:
             continue
         found = msgspec.structs.replace(found, run=settings.run, extra=plan.extra)
@@ -428,7 +535,8 @@ def saved_plan(settings: Settings) -> Found:
     exchanging([ENGINES[engine]], settings)
     plan, limit = priced_again(settings, settings.plan)
     check_fits(plan, limit)
-    why_not = explained(settings, settings.explain) if settings.explain.given() else ()
+    passthrough.check(plan, ENGINES[engine].passes)
+    why_not = explained(settings, settings.explain, limit) if settings.explain.given() else ()
     traits = ENGINES[engine].traits(settings.cluster.software)
     uneven = unevenness(plan, traits, constants_of(settings, settings.plan, traits)[0])
     return Found(plan=plan, limit=limit, explained=why_not, elsewhere=elsewhere(settings, plan), uneven=uneven)
@@ -462,16 +570,18 @@ def priced_again(settings: Settings, plan: Plan) -> tuple[Plan, MemoryLimit]:
     traits = ENGINES[plan.engine].traits(settings.cluster.software)
     constants, saved = constants_of(settings, plan, traits)
     check_plan(plan, ENGINES[plan.engine].capabilities(settings.cluster.software))
-    return msgspec.structs.replace(reprice(plan, traits, constants), prices=saved), settings.limit.of(constants.memory_margin)
+    again = msgspec.structs.replace(reprice(plan, traits, constants), prices=saved)
+    return again, held_to(settings.limit, again, constants.memory_margin, cautious_margin_for(settings, traits, constants))
 
 
-def found_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = ()) -> Found:
-    """The plan of plan=PATH, or the fastest of the engines but those `without` names. Raises InputError, NoPlanError."""
-    return saved_plan(settings) if settings.plan is not None else searched_plan(settings, progress, without)
+def found_plan(settings: Settings, progress: Progress | None = None, without: Collection[str] = (), *, with_fuller: bool = False) -> Found:
+    """The plan of plan=PATH, or the fastest of the engines but those `without` names. `with_fuller`: as `searched_plan`. Raises InputError,
+    NoPlanError."""
+    return saved_plan(settings) if settings.plan is not None else searched_plan(settings, progress, without, with_fuller=with_fuller)
 
 
 def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
-    """The plan as the job of our worker, or of the user's own program, with the user's variables. `said`: as `Found`. Raises InputError."""
+    """The plan as the job of our worker, or of the user's own program, with the user's variables. Raises InputError."""
     job = ENGINES[plan.engine].translate(plan)
     if said is not None and (program := ENGINES[said.engine].program) is not None:
         job = program.beside(job, plan, said)

@@ -23,7 +23,7 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File
 from orchestrator.launch import render
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.planning import Found, on_fewer, searched_plan, the_job
+from orchestrator.planning import Found, on_fewer, said_plan, searched_plan, the_job
 from orchestrator.recipe import Settings, resuming
 from orchestrator.report.candidates import candidates_csv
 from orchestrator.report.text import choice
@@ -92,7 +92,7 @@ def _step_time(plan: Plan) -> float:
 
 def _write(folder: Path, settings: Settings, found: Found, former: Plan) -> None:
     """The plan's files over the former's, each whole; the former's are kept in a folder of FORMER. The job's script stays: it runs."""
-    job = the_job(settings, found.plan, found.said)
+    job = the_job(settings, found.plan, said_plan(found, settings))
     files = [
         File(path="plan.json", content=to_json(found.plan)),
         File(path="candidates.csv", content=candidates_csv(found.outcomes, found.plan)),

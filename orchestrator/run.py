@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 import orchestrator
-from orchestrator import detect, pictures, recipe, tuning
+from orchestrator import detect, pictures, planning, recipe, tuning
 from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, alone, command
 from orchestrator.console.listed import by_name
@@ -32,7 +32,7 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import Found, asked_engines, cost_of, found_plan, searched_plan, the_job, usable_engines, workload_of
+from orchestrator.planning import Found, asked_engines, cost_of, found_plan, said_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
@@ -98,12 +98,15 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
         screen().print(tuning.tune_table(tuning.read_trials(out)))
     else:
         with SearchProgress() as progress:
-            found = found_plan(settings, progress.show, absent)
+            try:
+                found = found_plan(settings, progress.show, absent)
+            except NoPlanError as error:
+                raise resuming.with_inherited_pins(error, settings.continues, settings.pins) from None
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)
     check_async(settings, found.plan)
-    job = the_job(settings, found.plan, found.said)
+    job = the_job(settings, found.plan, said_plan(found, settings))
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
     python = None if lacks or settings.container else sys.executable
@@ -229,6 +232,7 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     `pin.pp` fixes the stages; the other pins are the engines'.
     """
     from orchestrator.report.layerwise import layerwise_table
+    from orchestrator.report.risk import risk_text
     from orchestrator.search.layerwise import AnalyticPrices, ProfilePrices, layerwise, open_batches
     from orchestrator.search.layerwise import Prices as LayerPrices
     from orchestrator.strategy.layerwise import TRAITS, galvatron_json
@@ -250,12 +254,14 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     software = cluster.software
     traits = msgspec.structs.replace(TRAITS, flash_attention=software.flash_attention or software.transformer_engine)
     # The constants of the engine it is compared with, so that the difference is the plan's.
-    constants = calibration.calibrated(cluster, traits if best is None else ENGINES[best.engine].traits(software))
+    compared = traits if best is None else ENGINES[best.engine].traits(software)
+    constants = calibration.calibrated(cluster, compared)
+    limits = planning.layerwise_limits(settings, compared, constants)
     costs = cost_model(workload, traits, constants)
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
-    result = layerwise(layer_prices, batches, settings.limit.of(constants.memory_margin), pp=settings.pins.pp)
+    result = planning.within(limits, lambda limit: layerwise(layer_prices, batches, limit, pp=settings.pins.pp))
     plan = result.plan
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings)),
@@ -267,6 +273,10 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     write_folder(out, files)
     tell(told, layerwise=json.loads(msgspec.json.encode(plan)))
     screen().print(layerwise_table(plan, best, result.at_least_s))
+    if profile is None and not cluster.is_cpu:
+        chance = planning.chance_at(plan.peak_memory_bytes, settings, compared, constants)
+        kept = next((limit for limit in limits if plan.peak_memory_bytes <= limit.usable), limits[-1])
+        print(risk_text(chance, kept, settings.pins.given() if len(limits) > 1 and kept is limits[-1] else None))
     print(f"Written to {out}; galvatron.json is for Hetu-Galvatron's runtime")
     return 0
 

@@ -13,7 +13,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
-from orchestrator.planning import Found, chance_of_not_fitting
+from orchestrator.planning import Found, chance_beside, chance_of_not_fitting
 from orchestrator.recipe import Settings
 from orchestrator.units import format_seconds
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 120
 """Columns where the output is no terminal: tables of plans want more than the usual 80."""
-RISK_BY = "by the peaks of all published runs, each predicted without its own source (the reserve goes by this engine's fitted ones)"
 SHOWN_AFTER_S = 1.0
 """A search that is done by then needs no progress bar."""
 
@@ -95,6 +94,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     from orchestrator.report.budget import budget, budget_text
     from orchestrator.report.failures import Failures, checkpoint_bytes, checkpoint_text, elsewhere_text, failures_text
     from orchestrator.report.memory import memory_table
+    from orchestrator.report.risk import risk_text
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -117,18 +117,20 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     if not found.complete:
         say(f"search.budget_s={settings.budget_s} ended the search: this is the best plan so far, others may be faster")
     if found.outcomes:
-        show_search(console, found)
+        show_search(console, settings, found)
     if found.uneven is not None:
         say(text.uneven_text(found.uneven))
     for explanation in found.explained:
-        say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why, settings.pins.given()))
+        risk = chance_beside(settings, found.limit, explanation.plan)
+        say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why, settings.pins.given(), risk))
         if explanation.refused is not None:
             console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
     if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
-        say(f"risk: {100 * chance_of_not_fitting(settings, plan):.2g}% chance of running out of memory, {RISK_BY}")
+        chance, pins = chance_of_not_fitting(settings, plan), settings.pins.given() if found.none_cautious else None
+        say(risk_text(chance, found.limit, pins, own_peaks=plan.prices is not None and plan.prices.own_peaks))
 
 
-def show_search(console: Console, found: Found) -> None:
+def show_search(console: Console, settings: Settings, found: Found) -> None:
     """What nearly won, what was not asked for, and how sure it is that nothing is faster."""
     from orchestrator.report import text
     from orchestrator.report.memory import data_parallel_table
@@ -144,7 +146,7 @@ def show_search(console: Console, found: Found) -> None:
     if any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
         console.print(data_parallel_table(plan, alone, found.limit))
     for other_tp in found.narrower:
-        say(text.wide_tp_text(plan, other_tp.plan, other_tp.why))
+        say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, chance_beside(settings, found.limit, other_tp.plan)))
     for other in found.unasked:
         say(text.unasked_text(plan, other.key, other.predicted, found.limit))
     say(text.proof(plan, found.at_least_s, found.searched) + ".")

@@ -118,7 +118,8 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
     constants = planning.priced(chosen, traits, file)
     plan = reprice(replace(best.plan, training=settings.training, run=settings.run, extra=settings.extra), traits, constants)
     plan = replace(plan, prices=planning.kept_prices(file))
-    return replace(chosen, plan=plan), Found(plan=plan, limit=settings.limit.of(constants.memory_margin))
+    cautious = planning.cautious_margin_for(chosen, traits, constants)
+    return replace(chosen, plan=plan), Found(plan=plan, limit=planning.held_to(settings.limit, plan, constants.memory_margin, cautious))
 
 
 def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[str]) -> Plan | None:
@@ -126,9 +127,11 @@ def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[s
     is none."""
     seen = {trial.plan.candidate for trial in trials}
     most = min((_peak(trial.plan) for trial in trials if trial.out_of_memory), default=float("inf"))
-    for top_k in (len(trials) + 1, 4 * len(trials) + 8):
+    some, more = len(trials) + 1, 4 * len(trials) + 8
+    for top_k, filled in ((some, False), (more, False), (more, True)):  # last, up to the reserve: the trial shows whether it fits
+        asked = planning.question(settings, top_k=top_k, without=without)
         try:
-            found = planning.fastest(settings, planning.question(settings, top_k=top_k, without=without))
+            found = planning.fastest(settings, planning.by_reserve(asked) if filled else asked)
         except NoPlanError:
             if not trials:
                 raise

@@ -22,6 +22,8 @@ GBIT: Final = 10**9 / 8
 US: Final = 1e-6
 MS: Final = 1e-3
 
+ALMOST: Final = 0.9995
+"""Of a unit: what three digits round to one of it."""
 ITEMSIZE: Final = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of one element by precision."""
 
@@ -42,16 +44,26 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def format_amount(amount: float, digits: int = 3) -> str:
+    """So many digits, or all that stand before the point.
+
+    >>> format_amount(1234567.8), format_amount(12.345), format_amount(0.01234), format_amount(999.7), format_amount(99.8, 2)
+    ('1,234,568', '12.3', '0.0123', '1,000', '100')
+    """
+    return f"{amount:,.0f}" if amount >= 10**digits - 0.5 else f"{amount:.{digits}g}"
+
+
 def format_seconds(seconds: float) -> str:
     """Three digits and the unit that suits.
 
-    >>> format_seconds(12.345), format_seconds(0.0123), format_seconds(4.2e-6)
-    ('12.3 s', '12.3 ms', '4.2 us')
+    >>> format_seconds(12.345), format_seconds(0.0123), format_seconds(4.2e-6), format_seconds(8654.4)
+    ('12.3 s', '12.3 ms', '4.2 us', '8654 s')
     """
-    if seconds >= 1:
-        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
-    if seconds >= MS:
-        return f"{seconds / MS:.3g} ms"
+    if seconds >= 999.5:
+        return f"{seconds:.0f} s"
+    for size, name in ((1.0, "s"), (MS, "ms")):
+        if seconds >= size * ALMOST:
+            return f"{seconds / size:.3g} {name}"
     return f"{seconds / US:.3g} us"
 
 
@@ -60,8 +72,10 @@ def format_count(count: float) -> str:
 
     >>> format_count(8_030_261_248), format_count(125e6), format_count(1.01e12)
     ('8.03B', '125M', '1.01T')
+    >>> format_count(1.47e15), format_count(999.9e9), format_count(512)
+    ('1,470T', '1T', '512')
     """
     for size, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if count >= size:
-            return f"{count / size:.3g}{name}"
+        if count >= size * ALMOST:
+            return f"{format_amount(count / size)}{name}"
     return f"{count:.0f}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 
 from orchestrator.detect import modules_of_engines
 
@@ -17,6 +18,8 @@ OPTIONAL = ("transformer_engine", "flash_attn", "apex")
 def main() -> int:
     """0 where all engines can be imported; 1 and the reason where one can't."""
     failed = False
+    with suppress(Exception):  # torch may be what can't be imported
+        importlib.import_module("orchestrator.workers.eager")  # as a rank begins: without a GPU no compiler is loaded
     for name in (*modules_of_engines(), *OPTIONAL):
         try:
             module = importlib.import_module(name)

@@ -65,6 +65,16 @@ class Answer(Value, frozen=True, kw_only=True):
         return min(1 - stage.peak_memory_bytes / limit.usable_of(cluster.part_of(index, self.plan.pp)) for index, stage in stages)
 
     @property
+    def memory_free(self) -> float:
+        """The share that the fullest rank leaves free of all that a GPU has, or memory.limit_gib= allows. Not `headroom`: plans of a sweep
+        may be held to different reserves."""
+        cluster, limit, predicted = self.plan.cluster, self.found.limit, self.predicted
+        if not cluster.parts:
+            return 1 - self.peak_memory_bytes / limit.limit
+        stages = enumerate(predicted.by_stage)
+        return min(1 - stage.peak_memory_bytes / limit.parts[cluster.part_of(index, self.plan.pp)] for index, stage in stages)
+
+    @property
     def chance_of_not_fitting(self) -> float:
         """That the fullest rank takes more than a GPU has, 0 to 1, by how far off published runs' peaks were; memory.risk= bounds it."""
         return planning.chance_of_not_fitting(self.settings, self.plan)
@@ -100,7 +110,7 @@ class Answer(Value, frozen=True, kw_only=True):
 
     def job(self) -> Job:
         """The files, arguments and environment that training would start with. Raises InputError."""
-        return planning.the_job(self.settings, self.plan, self.found.said)
+        return planning.the_job(self.settings, self.plan, planning.said_plan(self.found, self.settings))
 
     def ds_config(self, *, trainer: bool = False) -> dict[str, Any]:
         """DeepSpeed's configuration. `trainer`: with "auto" where Hugging Face's Trainer and accelerate fill in their own arguments. Raises
@@ -115,12 +125,12 @@ class Answer(Value, frozen=True, kw_only=True):
 
     def megatron_args(self) -> list[str]:
         """Words for Megatron-LM's pretrain scripts: of the plan or, where its command line can't say that, of the fastest one that it can
-        (`found.said`). Raises InputError where there is none."""
+        (`planning.said_plan`). Raises InputError where there is none."""
         program = ENGINES[self.plan.engine].program
         if program is None:
             having = [name for name, engine in ENGINES.items() if engine.program is not None]
             raise InputError("engine", self.plan.engine, "has no arguments of Megatron-LM", having)
-        told = self.found.said or self.plan
+        told = planning.said_plan(self.found, self.settings) or self.plan
         reason = program.why_not(told)
         if reason is not None:
             raise InputError("engine", self.plan.engine, f"Megatron-LM's command line can't say this plan: {reason}")
@@ -154,6 +164,7 @@ class Answer(Value, frozen=True, kw_only=True):
             "peak_memory_bytes": self.peak_memory_bytes,
             "usable_memory_bytes": self.found.limit.usable,
             "headroom": self.headroom,
+            "memory_free": self.memory_free,
             "chance_of_not_fitting": self.chance_of_not_fitting,
             "steps": of.steps,
             "tokens": of.tokens,

@@ -49,7 +49,7 @@ class Sweep(Value, frozen=True, kw_only=True):
 
     @property
     def front(self) -> tuple[Point, ...]:
-        """The points that no other one beats in training time, GPU-hours, cost and headroom together."""
+        """The points that no other one beats in training time, GPU-hours, cost and free memory together."""
         planned = [(point, figures(point.answer)) for point in self.points if point.answer is not None]
         return tuple(point for point, own in planned if not any(beats(other, own) for _, other in planned))
 
@@ -65,7 +65,7 @@ class Sweep(Value, frozen=True, kw_only=True):
             said = f"{answer.plan.engine} {choice(answer.plan)}"
             rows.append(
                 Row(keys=point.keys, plan=said, budget=answer.budget, step_time_s=answer.step_time_s, tokens_per_s=answer.tokens_per_s,
-                    headroom=answer.headroom, on_front=id(point) in front)
+                    memory_free=answer.memory_free, on_front=id(point) in front)
             )  # fmt: skip
         return rows
 
@@ -85,7 +85,7 @@ class Sweep(Value, frozen=True, kw_only=True):
 def figures(answer: Answer) -> tuple[float, ...]:
     """What a user weighs, the less the better: seconds of the training, GPU-hours, cost (0 without a price), the share of memory used."""
     of = answer.budget
-    return (of.seconds, of.gpu_hours, of.cost or 0.0, 1 - answer.headroom)
+    return (of.seconds, of.gpu_hours, of.cost or 0.0, 1 - answer.memory_free)
 
 
 def beats(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -1,4 +1,5 @@
-"""What a script of the user's own has, a model of transformers and its ranks, as keys of a plan."""
+"""A model that a user's own training script has already (a module of transformers, or its configuration), as keys that a plan is asked for
+with: what `ds_config_for` of the Python interface needs."""
 
 from __future__ import annotations
 

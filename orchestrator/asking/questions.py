@@ -1,4 +1,6 @@
-"""target.*: the least GPUs that reach it. largest=: the most that fits in memory. Both try numbers in turn, and say which."""
+"""The two questions that take several plans to answer. target.*: the least GPUs whose plan reaches it. largest=: the longest sequence, the
+largest batch or the most layers that fit in memory. Both plan for one number after the other, and give back what was tried: a `Point` each,
+which has the keys and the plan, or why there is none. `load` makes settings of the user's keys with others over them."""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ import msgspec
 from orchestrator import planning
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point
-from orchestrator.asking.grid import point as planned
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import DAY_S
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
+from orchestrator.units import format_amount
 
 MOST_GPUS: Final = 16384
 """Tried where `gpus=` says no other bound."""
@@ -26,17 +28,20 @@ BETWEEN: Final = 8
 SHARE: Final = 32
 """The largest value is found to one part in this many."""
 LARGEST: Final = 1 << 24
+"""Above it nothing is tried: samples of a batch, tokens of a sequence, layers."""
 
 
-def answered(load: Load, given: Mapping[str, Any], progress: planning.Progress | None = None) -> tuple[Answer, tuple[Point, ...]]:
-    """The answer to whatever the keys ask, and the points that were tried on the way to it (none for one plan). Raises InputError,
-    NoPlanError."""
+def answered(
+    load: Load, given: Mapping[str, Any], progress: planning.Progress | None = None, *, with_fuller: bool = False
+) -> tuple[Answer, tuple[Point, ...]]:
+    """The answer to whatever the keys ask, and the points that were tried on the way to it (none for one plan, which with `with_fuller` has
+    a faster one beside it that fills memory further). Raises InputError, NoPlanError."""
     settings = load({})
     if settings.targets.given():
         return least_gpus(load, settings, bounded="gpus" in given)
     if settings.largest is not None:
         return most_that_fits(load, settings)
-    return Answer(settings=settings, found=planning.found_plan(settings, progress)), ()
+    return Answer(settings=settings, found=planning.found_plan(settings, progress, with_fuller=with_fuller)), ()
 
 
 def whole(load: Load, keys: Mapping[str, str]) -> Answer:
@@ -46,38 +51,33 @@ def whole(load: Load, keys: Mapping[str, str]) -> Answer:
     return Answer(settings=settings, found=planning.found_plan(settings))
 
 
-SAFE: Final = 0.01
-"""The chance of running out of memory of the safer plan that is shown beside the fastest."""
-
-
-def safer(answer: Answer) -> Answer | None:
-    """The fastest plan whose chance of running out of memory is SAFE at most; None: the plan's own is, the user has said a risk or a
-    reserve, or there is none."""
-    settings = answer.settings
-    limit = settings.limit
-    first = answer.found.asked
-    if first is None or limit.risk is not None or limit.reserve is not None or answer.chance_of_not_fitting <= SAFE:
-        return None
-    asked = msgspec.structs.replace(settings, limit=msgspec.structs.replace(limit, risk=SAFE))
-    try:
-        return Answer(settings=asked, found=planning.fastest(asked, planning.at_risk(first, asked), known=answer.found.bounds))
-    except (InputError, NoPlanError):
-        return None
-
-
 # ------------------------------------------------------------------------------------------------------------- targets
 
 
-def lacking(answer: Answer) -> str:
-    """Which target the plan misses, with figures; "" where it reaches all."""
+def lacking(answer: Answer, share: float = 1.0) -> str:
+    """Which target the plan misses, with figures; "" where it reaches all. `share`: of its step time, that a step takes."""
     targets, missed = answer.settings.targets, []
-    if targets.days is not None and answer.days > targets.days:
-        missed.append(f"{answer.days:.3g} days")
-    if targets.tokens_per_s is not None and answer.tokens_per_s < targets.tokens_per_s:
-        missed.append(f"{answer.tokens_per_s:,.0f} tokens/s")
-    if targets.cost is not None and answer.cost is not None and answer.cost > targets.cost:
-        missed.append(f"cost {answer.cost:,.0f}")
+    if targets.days is not None and answer.days * share > targets.days:
+        missed.append(f"{format_amount(answer.days * share)} days")
+    if targets.tokens_per_s is not None and answer.tokens_per_s / share < targets.tokens_per_s:
+        missed.append(f"{answer.tokens_per_s / share:,.0f} tokens/s")
+    if targets.cost is not None and answer.cost is not None and answer.cost * share > targets.cost:
+        missed.append(f"cost {answer.cost * share:,.0f}")
     return ", ".join(missed)
+
+
+def tried_for_targets(load: Load, keys: Mapping[str, str]) -> Point:
+    """The plan at these keys, with what it misses. Whether it is the fastest is not proven where no plan there could reach the targets."""
+    try:
+        settings = load(keys)
+        found = planning.fastest(settings, planning.unproven(planning.question(settings, top_k=1)))
+        answer = Answer(settings=settings, found=found)
+        at_best = 1.0 if found.at_least_s is None else found.at_least_s / answer.step_time_s
+        if at_best < 1 and not lacking(answer, at_best):
+            answer = Answer(settings=settings, found=planning.fastest(settings))
+    except (InputError, NoPlanError) as error:
+        return Point(keys=dict(keys), why=str(error))
+    return Point(keys=dict(keys), answer=answer, why=lacking(answer))
 
 
 def sizes(node: int, most: int) -> Iterator[int]:
@@ -116,11 +116,8 @@ def least_gpus(load: Load, settings: Settings, *, bounded: bool) -> tuple[Answer
     tried: list[Point] = []
 
     def reaches(size: int) -> bool:
-        one = planned(load, {"gpus": str(size)})
-        if one.answer is not None:
-            one = msgspec.structs.replace(one, why=lacking(one.answer))
-        tried.append(one)
-        return one.answer is not None and not one.why
+        tried.append(tried_for_targets(load, {"gpus": str(size)}))
+        return tried[-1].answer is not None and not tried[-1].why
 
     too_few, hit = 0, None
     for size in sizes(node, most):
@@ -167,6 +164,7 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
     key, start, unit = asked_value(settings)
     rules = (NO_ACCUMULATION,) if settings.largest == "global_batch_size" else ()
     tried: list[Point] = []
+    filled = planning.cautious_alone
 
     def keys_of(value: int) -> dict[str, str]:
         keys = {key: str(value)}
@@ -178,14 +176,20 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
         keys = keys_of(value)
         try:
             at = load(keys)
-            found = planning.fastest(at, planning.question(at, top_k=1, prunings=rules), any_plan=True)
+            found = planning.fastest(at, filled(planning.question(at, top_k=1, prunings=rules)), any_plan=True)
         except (InputError, NoPlanError) as error:
             tried.append(Point(keys={key: str(value)}, why=str(error)))
             return False
         tried.append(Point(keys={key: str(value)}, answer=Answer(settings=at, found=found), why="fits"))
         return True
 
-    best = largest_of(fits, start, unit, lambda value: max(unit, value // SHARE // unit * unit))
+    def grain(value: int) -> int:
+        return max(unit, value // SHARE // unit * unit)
+
+    best = largest_of(fits, start, unit, grain)
+    if best is None and not settings.cluster.is_cpu:  # where no plan is as cautious as is usual, up to the reserve
+        tried, filled = [], planning.by_reserve
+        best = largest_of(fits, start, unit, grain)
     if best is None:
         raise NoPlanError(f"largest={settings.largest}: {key}={unit} has no plan either: {tried[-1].why}")
     at = load(keys_of(best))

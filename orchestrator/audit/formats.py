@@ -1,4 +1,4 @@
-"""Which format a file has, and its reader."""
+"""Which of the formats that can be audited a file has, told by its name and its keys; then that format's own reader reads it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ READ = (
     "a ds_config.json, accelerate's configuration, arguments of Hugging Face's Trainer, Megatron-Bridge's or NeMo's YAML, or a shell "
     "script of Megatron-LM"
 )
+"""The formats, in words for an error."""
 
 
 def read(text: str, name: str) -> Source:
-    """Raises InputError for a file that no reader takes."""
+    """The file `name` with this text: what it says, and how it is edited. Raises InputError for a file that no reader takes."""
     if not text.strip():
         raise InputError("audit", name, "is empty")
     if not is_json(text, name) and not name.endswith((".yaml", ".yml")):
@@ -28,9 +29,9 @@ def read(text: str, name: str) -> Source:
         return trainer.read(text, name, content)
     if deepspeed.is_ds_config(content):
         return deepspeed.read(text, content)
-    layout = megatron_yaml.layout_of(content)
-    if layout is not None:
-        return megatron_yaml.read(text, name, content, layout)
+    schema = megatron_yaml.schema_of(content)
+    if schema is not None:
+        return megatron_yaml.read(text, name, content, schema)
     if "recipe" in content or "cluster" in content or isinstance(content.get("train"), dict):
         raise InputError("audit", name, "is a recipe of this planner: orchestrator plan recipe=FILE plans for it")
     if is_json(text, name):

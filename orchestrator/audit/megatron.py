@@ -1,4 +1,6 @@
-"""Megatron's settings by their names (flags' destinations, fields of its configurations) as a recipe's keys and a setup, and back."""
+"""Megatron's settings by name (a flag's destination, or a field of its configurations), wherever they were read, as two things: the keys of
+a recipe (model.*, train.*), and the parallel layout and options that were chosen (`Setup`). And back: which flags or fields change where
+another setup is chosen. `stack` is the kind of model: "bert", "t5", or "" for a decoder."""
 
 from __future__ import annotations
 
@@ -23,17 +25,18 @@ DEFAULTS: Final[dict[str, Any]] = {
 """Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
 
 UNPRICED: Final = (
-    "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph", "delay_wgrad",
-    "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory", "fine_grained_activation",
-    "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc", "moe_enable_deepep", "moe_flex",
-    "moe_router_padding", "moe_shared_expert_overlap", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy", "moe_apply_probs",
-    "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_moe", "overlap_p2p",
+    "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph",
+    "delay_wgrad_compute_", "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory",
+    "fine_grained_activation", "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc",
+    "moe_enable_deepep", "moe_flex", "moe_router_padding", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy",
+    "moe_apply_probs", "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_p2p",
     "overlap_param_gather_with", "pin_cpu", "recompute_method", "rerun", "tp_comm_", "torch_compile", "use_flash_attn", "use_precision",
     "use_te_", "wgrad_deferral", "high_priority_stream", "ddp_bucket", "ddp_num_buckets", "ddp_pad", "ddp_average", "use_nccl",
-    "use_sharp", "batch_p2p", "no_async_tensor", "async_tensor", "moe_permute_fusion", "moe_grouped_gemm", "gradient_accumulation_fusion",
-    "masked_softmax_fusion", "bias_gelu_fusion", "bias_swiglu_fusion", "bias_dropout_fusion", "apply_rope_fusion", "persist_layer_norm",
-    "transformer_impl", "align_", "offload_modules", "ep_overlap", "calculate_per_token_loss", "attention_softmax_in_fp32",
-    "moe_router_dtype", "moe_z_loss", "check_for_nan", "deterministic", "te_rng", "use_ring_exchange", "symmetric_ar",
+    "use_sharp", "batch_p2p", "no_async_tensor", "async_tensor", "moe_permute_fusion", "moe_grouped_gemm",
+    "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_gelu_fusion", "bias_swiglu_fusion", "bias_dropout_fusion",
+    "apply_rope_fusion", "persist_layer_norm", "transformer_impl", "align_", "offload_modules", "ep_overlap",
+    "calculate_per_token_loss", "attention_softmax_in_fp32", "moe_router_dtype", "moe_z_loss", "check_for_nan", "deterministic",
+    "te_rng", "use_ring_exchange", "symmetric_ar",
 )  # fmt: skip
 """How the names begin of settings that change time or memory, and that a plan does not say."""
 
@@ -52,7 +55,9 @@ VOCABULARIES: Final = {
 }  # fmt: skip
 """Tokens of tokenizers whose name says which it is."""
 COMMON_VOCABULARY: Final = 50257
+"""GPT-2's, which is assumed where nothing says the tokenizer's."""
 SENTINELS: Final = 100
+"""Tokens that T5 adds to a vocabulary, one for each span that it leaves out."""
 ACTIVATIONS: Final = {
     "swiglu": "swiglu",
     "geglu": "geglu",
@@ -61,10 +66,13 @@ ACTIVATIONS: Final = {
     "quick_geglu": "clamped_swiglu",
     "openai_gelu": "gelu",
 }
+"""Megatron's switches, with a recipe's model.activation."""
 NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 """NeMo's and Megatron-DeepSpeed's words too."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""What Megatron-FSDP shards (--data-parallel-sharding-strategy), as ZeRO stages."""
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
+"""Our recompute mode for a set of --recompute-modules."""
 
 
 class Fields:
@@ -73,10 +81,13 @@ class Fields:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = dict(given)
         self.used: set[str] = set()
+        """Names that have been read, or that need not be."""
         self.assumed: list[str] = []
+        """Sentences for the user: what the file does not say, or what is priced as something else."""
         self.broken: list[str] = []
+        """Rules of Megatron that the settings break, a sentence each."""
         self.weak: set[str] = set()
-        """Keys of a recipe that were assumed."""
+        """Keys of the recipe ("model.vocab_size") whose value was assumed."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
@@ -108,7 +119,8 @@ def is_unpriced(name: str) -> bool:
 
 
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
-    """model.* of a recipe. Raises InputError for what is missing, and for models that can't be described."""
+    """model.* of a recipe; "model._windows" is no key of one, and for `with_windows`. Raises InputError for what is missing, and for models
+    that can't be described."""
     for name, what in NOT_A_MODEL.items():
         if f.given.get(name):
             raise InputError(name, f.given[name], f"a model with {what} can't be described here")
@@ -279,9 +291,6 @@ def _mixer(f: Fields) -> dict[str, Any]:
     return {"mixer": {"kind": "attention", **mixer}} if mixer else {}
 
 
-EXPERT_FIELDS: Final = ("moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_router_num_groups", "moe_router_group_topk")
-
-
 def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
     """feed_forward, or a pattern where some layers have none. Windows that change from layer to layer make a pattern too."""
     count = f.get("num_moe_experts") or f.get("num_experts")
@@ -331,7 +340,8 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
 
 
 def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
-    """A pattern for layers whose windows differ; experts in it stay. Raises InputError where both patterns differ in length."""
+    """`model_keys` with a pattern in place of "model._windows", which has, where windows of attention differ from layer to layer, whether
+    each layer has one (1 or 0, repeated to the model's depth) and the mixer of those that do. Experts stay where they were."""
     windows = keys.pop("model._windows", None)
     if windows is None:
         return keys
@@ -430,7 +440,7 @@ def _steps(f: Fields, batch: int) -> tuple[int, int]:
 
 
 def setup_of(f: Fields, engine: str) -> Setup:
-    """What is chosen. Raises InputError for a value that is none."""
+    """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
     tp, pp, cp = (int(f.get(name) or 1) for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"))
     vpp = f.get("num_virtual_stages_per_pipeline_rank") or f.get("virtual_pipeline_model_parallel_size")
     per_chunk, layout = f.get("num_layers_per_virtual_pipeline_stage"), f.get("pipeline_model_parallel_layout")
@@ -479,6 +489,9 @@ def setup_of(f: Fields, engine: str) -> Setup:
         cuda_graph_impl="local" if f.get("cuda_graph_impl") == "local" else "none",
         cp_comm_type=cp_comm,
         moe_token_dispatcher_type=f.get("moe_token_dispatcher_type") if has_experts else "alltoall",
+        overlap_moe_expert_parallel_comm=bool(f.get("overlap_moe_expert_parallel_comm")) and has_experts,
+        delay_wgrad_compute=bool(f.get("delay_wgrad_compute")) and has_experts,
+        moe_shared_expert_overlap=bool(f.get("moe_shared_expert_overlap")) and has_experts,
         megatron_fsdp=fsdp,
     )  # fmt: skip
 
@@ -505,7 +518,7 @@ def _zero(f: Fields) -> tuple[int, bool]:
 
 
 def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
-    """(mode, layers of each chunk; None: all)."""
+    """(mode, the first so many layers of each pipeline chunk; None: all)."""
     granularity = f.get("recompute_granularity")
     method, layers = f.get("recompute_method"), f.get("recompute_num_layers")
     modules = f.get("recompute_modules")
@@ -548,7 +561,8 @@ SAYING: Final[dict[str, tuple[str, ...]]] = {
 SWITCHES: Final = {
     "sequence_parallel": "--sequence-parallel", "overlap_grad_reduce": "--overlap-grad-reduce",
     "overlap_param_gather": "--overlap-param-gather",
-    "tp_comm_overlap": "--tp-comm-overlap",
+    "tp_comm_overlap": "--tp-comm-overlap", "overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
+    "delay_wgrad_compute": "--delay-wgrad-compute", "moe_shared_expert_overlap": "--moe-shared-expert-overlap",
 }  # fmt: skip
 STAGES: Final = (
     "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
@@ -562,7 +576,7 @@ RECOMPUTING: Final = (
 
 
 def flags_changed(before: Setup, after: Setup) -> Change:
-    """What must change on Megatron-LM's command line."""
+    """What must change on Megatron-LM's command line for the second setup in place of the first."""
     change: Change = {}
     for name, (flag,) in SAYING.items():
         if getattr(before, name) != getattr(after, name):

@@ -1,5 +1,6 @@
 """YAML of Megatron's programs: Megatron-Bridge's ConfigContainer and its overrides, NeMo's Hydra configurations and NeMo 2's recipes, and
-Megatron-LM's --yaml-cfg: read into a setup by Megatron's own names, and written again."""
+Megatron-LM's --yaml-cfg. Each kind of file has a `Schema`, by which its settings get Megatron's own names; audit/megatron.py makes of these
+the model, the training and the parallel layout (`Setup`), and `read` gives them with a function that writes another setup into the file."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ from orchestrator.errors import InputError
 MISSING: Final = "???"
 """OmegaConf's for a value that must be given."""
 Seen = dict[str, tuple[str, Any]]
-"""By Megatron's name: the path and the value."""
+"""The settings of a file, by Megatron's name (flag or field): their path in the file ("model.num_layers") and their value."""
 
 
-class Layout(NamedTuple):
-    """Where a kind of file says what."""
+class Schema(NamedTuple):
+    """Where a kind of file has which of Megatron's settings."""
 
     kind: str
+    """The kind of file, in words."""
     names: Mapping[str, str]
     """Paths whose name is not Megatron's own, with that."""
     sections: tuple[str, ...]
@@ -34,11 +36,11 @@ class Layout(NamedTuple):
     known: Collection[str] = ()
     """More names in `sections`."""
     adapt: Callable[[Seen, Content], None] = lambda seen, content: None
-    """Values that are said in another way, as Megatron has them."""
+    """Rewrites in place what the file says in another way than Megatron, from the settings seen so far and the whole file."""
     write: Callable[[str, Any], Any] = lambda path, value: value
-    """And back, by path; KeyError where that can't be said."""
+    """The value that the file has at a path for one of Megatron's."""
     made: Mapping[str, Any] = {}
-    """What the program takes where the file does not say: by Megatron's name."""
+    """Defaults of the program, by Megatron's name."""
 
 
 # ------------------------------------------------------------------------------------------------------------------- Bridge
@@ -64,11 +66,13 @@ def _bridge(seen: Seen, content: Content) -> None:
             seen.setdefault("seq_length", (one, value))
 
 
-BRIDGE: Final = Layout(
+BRIDGE: Final = Schema(
     kind="Megatron-Bridge's configuration",
     names={
         "tokenizer.vocab_size": "vocab_size", "tokenizer.tokenizer_type": "tokenizer_type",
         "comm_overlap.tp_comm_overlap": "tp_comm_overlap",
+        "comm_overlap.overlap_moe_expert_parallel_comm": "overlap_moe_expert_parallel_comm",
+        "comm_overlap.delay_wgrad_compute": "delay_wgrad_compute",
         "model.virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
     },
     sections=("model", "train", "optimizer", "scheduler", "ddp", "dist", "rng", "mixed_precision"),
@@ -148,7 +152,7 @@ NEMO_NAMES: Final = {
     "qkv_bias": "add_qkv_bias", "fp8_recipe": "fp8_recipe",
 }  # fmt: skip
 """Below model, in NeMo 1 (nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
-NEMO: Final = Layout(
+NEMO: Final = Schema(
     kind="NeMo's configuration",
     names={**{f"model.{name}": theirs for name, theirs in NEMO_NAMES.items()}, "trainer.gradient_clip_val": "clip_grad",
            "trainer.max_steps": "train_iters", "model.gradient_clip_val": "clip_grad",
@@ -178,7 +182,7 @@ def _nemo2(seen: Seen, content: Content) -> None:
     _activation(seen)
 
 
-NEMO2: Final = Layout(
+NEMO2: Final = Schema(
     kind="NeMo 2's recipe",
     names={
         "data.global_batch_size": "global_batch_size", "data.micro_batch_size": "micro_batch_size", "data.seq_length": "seq_length",
@@ -193,7 +197,7 @@ NEMO2: Final = Layout(
     adapt=_nemo2,
 )  # fmt: skip
 """nemo/collections/llm/recipes; as nemo_run writes one with --to-yaml."""
-MEGATRON_LM: Final = Layout(
+MEGATRON_LM: Final = Schema(
     kind="Megatron-LM's --yaml-cfg",
     names={},
     sections=("", "language_model", "model_parallel"),
@@ -236,8 +240,8 @@ def with_activation(fields: Mapping[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------ reading
 
 
-def layout_of(content: Mapping[str, Any]) -> Layout | None:
-    """The kind of file, by its sections; None: none of these."""
+def schema_of(content: Mapping[str, Any]) -> Schema | None:
+    """The schema of a file, told by its sections; None: it is none of the four, or a recipe of this package."""
     sections = {name: value for name, value in content.items() if isinstance(value, dict)}
     if "language_model" in sections or "model_parallel" in sections:
         return MEGATRON_LM
@@ -253,10 +257,11 @@ def layout_of(content: Mapping[str, Any]) -> Layout | None:
     return None
 
 
-def read(text: str, name: str, content: Content, layout: Layout) -> Source:
-    """Raises InputError for a value that is none, and for models that can't be described."""
-    seen, lists, notes = _seen(resolved(content), layout)
-    reading = _reading(seen, lists, notes, layout, content)
+def read(text: str, name: str, content: Content, schema: Schema) -> Source:
+    """The file `name` with this text and content: what it says, and how it is edited. Raises InputError for a value of the wrong type, and
+    for models that can't be described."""
+    seen, lists, notes = _seen(resolved(content), schema)
+    reading = _reading(seen, lists, notes, schema, content)
     paths = {field: path for field, (path, _) in seen.items() if path}
 
     def edited(before: Setup, after: Setup) -> str | None:
@@ -264,7 +269,7 @@ def read(text: str, name: str, content: Content, layout: Layout) -> Source:
         for field, value in megatron.fields_changed(before, after).items():
             path = paths.get(field) or paths.get(SAME.get(field, ""))
             if path is None and value is not None:
-                path = _place(field, layout)
+                path = _place(field, schema)
             if path is None:
                 if value is not None:
                     return None
@@ -272,7 +277,7 @@ def read(text: str, name: str, content: Content, layout: Layout) -> Source:
             there = seen.get(field) or seen.get(SAME.get(field, ""))
             if value is None and there is not None and isinstance(there[1], bool):
                 value = False
-            changes[path] = layout.write(path, value)
+            changes[path] = schema.write(path, value)
         return changed(text, name, changes)
 
     return Source(text=text, reading=reading, edited=edited)
@@ -286,10 +291,10 @@ SAME: Final = {
 """Flags' names that TransformerConfig has otherwise."""
 
 
-def _place(field: str, layout: Layout) -> str | None:
+def _place(field: str, schema: Schema) -> str | None:
     """Where a setting goes that the file does not have yet; None: nowhere that this knows."""
     field = SAME.get(field, field)
-    back = {name: path for path, name in reversed(list(layout.names.items())) if ".encoder." not in path and ".decoder." not in path}
+    back = {name: path for path, name in reversed(list(schema.names.items())) if ".encoder." not in path and ".decoder." not in path}
     if field in back:
         return back[field]
     ddp = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
@@ -302,12 +307,13 @@ def _place(field: str, layout: Layout) -> str | None:
         else "model_parallel"
         if "_parallel_size" in field
         else "language_model",
-    }[layout.kind]
+    }[schema.kind]
     return f"{where}.{field}" if where else field
 
 
-def _seen(content: Content, layout: Layout) -> tuple[Seen, dict[str, list[str]], list[str]]:
-    """Settings by Megatron's name, the others by list, and notes on values that are not there. Raises InputError."""
+def _seen(content: Content, schema: Schema) -> tuple[Seen, dict[str, list[str]], list[str]]:
+    """Settings by Megatron's name; the others as "path=value", those that nobody here knows ("unknown") and those that cost nothing
+    ("beside"); and notes on values that the file only refers to. Raises InputError for a value of the wrong type."""
     seen: Seen = {}
     lists: dict[str, list[str]] = {"unknown": [], "beside": []}
     notes: list[str] = []
@@ -315,9 +321,9 @@ def _seen(content: Content, layout: Layout) -> tuple[Seen, dict[str, list[str]],
     for path, value in leaves(content):
         if value in (None, {}, []):
             continue
-        section = max((one for one in layout.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
+        section = max((one for one in schema.sections if not one or path.startswith(f"{one}.")), key=len, default=None)
         last = path if not section else path.removeprefix(f"{section}.")
-        name = layout.names.get(path)
+        name = schema.names.get(path)
         if name is None and section is not None:
             plain = FIELD_OF.get(last, last)
             name = (
@@ -327,10 +333,10 @@ def _seen(content: Content, layout: Layout) -> tuple[Seen, dict[str, list[str]],
             )
         if name is None:
             about = (
-                last in layout.known or last.split(".")[0] in layout.known or last.rpartition(".")[2] in ("_target_", "_call_", "_factory_")
+                last in schema.known or last.split(".")[0] in schema.known or last.rpartition(".")[2] in ("_target_", "_call_", "_factory_")
             )
-            about = about or any(path == one or path.startswith(f"{one}.") for one in layout.others)
-            about = about or (section is not None and "." in last and layout is BRIDGE)
+            about = about or any(path == one or path.startswith(f"{one}.") for one in schema.others)
+            about = about or (section is not None and "." in last and schema is BRIDGE)
             about = about or last in megatron.DEFAULTS or last in ("virtual_pipeline_model_parallel_size", "gradient_accumulation_fusion")
             if last in ALSO:
                 seen.setdefault(ALSO[last], (path, value))
@@ -344,7 +350,7 @@ def _seen(content: Content, layout: Layout) -> tuple[Seen, dict[str, list[str]],
             seen[name] = (path, _typed(path, name, value))
         else:
             lists["beside"].append(f"{path}={value}")
-    layout.adapt(seen, content)
+    schema.adapt(seen, content)
     read = {path for path, _ in seen.values()}
     for kind, lines in lists.items():
         lists[kind] = [said for said in lines if said.partition("=")[0] not in read]
@@ -364,7 +370,7 @@ ALSO: Final = {
 
 
 def _typed(path: str, name: str, value: Any) -> Any:
-    """As its kind wants it. Raises InputError."""
+    """The value with the type that Megatron's setting `name` has; the file has it at `path`. Raises InputError."""
     kind = (megatron_kind(name) or "any").removesuffix("?")
     if kind == "int" and isinstance(value, str | float) and not isinstance(value, bool):
         try:
@@ -391,28 +397,30 @@ def _typed(path: str, name: str, value: Any) -> Any:
 
 
 WHOLE: Final = ("num_layers", "hidden_size", "num_attention_heads")
+"""A file without one of these says a part of a model: overrides of a recipe that has the rest."""
 SIMPLE: Final = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "num_query_groups", "vocab_size", "hidden_dropout",
                  "attention_dropout")  # fmt: skip
+"""What is taken of the model from such a file: settings that a recipe has under the same name."""
 
 
-def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], layout: Layout, content: Content) -> Reading:
-    """Raises InputError."""
+def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], schema: Schema, content: Content) -> Reading:
+    """All that the file says, sorted into a recipe's keys, the setup, and settings that neither has (`Reading`). Raises InputError."""
     fields = {name: value for name, (_, value) in seen.items()}
     model = content.get("model")
     model = model if isinstance(model, dict) else {}
-    stack = "t5" if layout is NEMO and isinstance(model.get("encoder"), dict) else "bert" if "bert_binary_head" in model else ""
+    stack = "t5" if schema is NEMO and isinstance(model.get("encoder"), dict) else "bert" if "bert_binary_head" in model else ""
     if stack == "t5":
         fields.setdefault("decoder_seq_length", fields.get("seq_length"))
-    for name, value in layout.made.items():
+    for name, value in schema.made.items():
         if name not in fields:
             fields[name] = value
             notes.append(f"{name}={str(value).lower()}: the recipes' own where the file does not say")
     f = megatron.Fields({name: value for name, value in fields.items() if value is not None})
     whole = all(fields.get(name) for name in WHOLE)
-    if not whole and layout in (NEMO, MEGATRON_LM):  # these say the whole model
+    if not whole and schema in (NEMO, MEGATRON_LM):  # these say the whole model
         missing = next(name for name in WHOLE if not fields.get(name))
         raise InputError(missing, None, "is missing: the configuration does not say it")
-    if layout is NEMO and model.get("mm_cfg"):
+    if schema is NEMO and model.get("mm_cfg"):
         raise InputError("model.mm_cfg", None, "a model of several modalities can't be described here")
     sequence = "seq_length" in fields or "max_position_embeddings" in fields
     if whole:
@@ -441,7 +449,7 @@ def _reading(seen: Seen, lists: dict[str, list[str]], notes: list[str], layout: 
     unpriced = [said for name, said in left.items() if megatron.is_unpriced(name)]
     more = [said for said in lists["beside"] if said.partition("=")[0].rpartition(".")[2].startswith(UNPRICED_TOO)]
     reading = Reading(
-        format=layout.kind,
+        format=schema.kind,
         keys=keys,
         weak=frozenset(f.weak),
         setup=setup,

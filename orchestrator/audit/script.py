@@ -1,4 +1,5 @@
-"""A shell script or a line of words that starts Megatron-LM's programs (or Megatron-DeepSpeed's): read into a setup, and written again."""
+"""A shell script, or one command line, that starts a program of Megatron-LM (or of Megatron-DeepSpeed): finds the command that trains,
+reads its flags as the model, the training and the parallel layout (audit/megatron.py), and writes another layout's flags into the text."""
 
 from __future__ import annotations
 
@@ -53,11 +54,14 @@ OLD_FLAGS: Final = {
 PROGRAM: Final = re.compile(r"[\w./${}-]*\w+\.py$")
 PROGRAM_WORD: Final = re.compile(r"pretrain_(gpt|bert|t5|mamba|vlm|ict|vision\w*|retro|llama\w*)")
 STACK: Final = {"bert": "bert", "t5": "t5"}
+"""Kinds of model by the program's name (pretrain_bert.py); others are decoders."""
 LAUNCHER: Final = {
     "nodes": ("--nnodes", "--num_nodes", "--nodes", "-N", "--num_machines"),
     "ranks": ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--gpus-per-node", "--ntasks-per-node"),
     "all": ("--num_processes",),
 }
+"""Words of torchrun, deepspeed, accelerate and sbatch that say how many nodes there are, how many ranks on each, or how many ranks in
+all."""
 ENOUGH: Final = 3
 """A command with fewer known flags trains nothing."""
 
@@ -87,7 +91,7 @@ def known_flags() -> dict[str, tuple[str, str]]:
 
 
 def read(text: str, name: str = "") -> Source:
-    """A script's source. Raises InputError where nothing in it trains."""
+    """The script with what it says and how it is edited. Raises InputError where nothing in it trains."""
     script = shell.read(text)
     line = training_line(script, text)
     reading = reading_of(line, script)
@@ -185,7 +189,7 @@ def _value(kind: str, flag: Flag) -> Any:
 
 
 def reading_of(line: Line, script: Script) -> Reading:
-    """Raises InputError for a value that is none, and for models that can't be described."""
+    """What the flags of a training command say. Raises InputError for a value of the wrong type, and for models that can't be described."""
     known = known_flags()
     given: dict[str, Any] = {}
     said: dict[str, str] = {}

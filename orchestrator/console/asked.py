@@ -17,12 +17,12 @@ from orchestrator.commands import command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
-from orchestrator.report.budget import format_amount
 from orchestrator.report.comparison import comparison_tables
+from orchestrator.report.risk import risk_key
 from orchestrator.report.sweep import sweep_table
 from orchestrator.report.text import choice
 from orchestrator.screen import SearchProgress, screen, show_found
-from orchestrator.units import format_seconds
+from orchestrator.units import format_amount, format_seconds
 
 JSON: Final = "--json"
 
@@ -90,7 +90,7 @@ def _plan(words: Sequence[str]) -> None:
         raise InputError("out", shown(",".join(out)), "needs one folder")
     tree, load = load_of(rest)
     with SearchProgress() as progress:
-        answer, tried = questions.answered(load, tree, progress.show)
+        answer, tried = questions.answered(load, tree, progress.show, with_fuller=not as_json)
     if as_json:
         say_json({**answer.summary(), "tried": [point.summary() for point in tried], "plan": json.loads(answer.to_json())})
     else:
@@ -98,21 +98,21 @@ def _plan(words: Sequence[str]) -> None:
         for line in tried_lines(answer, tried):
             print(line)
         show_found(screen(), answer.settings, answer.found)
-        for line in risk_lines(answer):
+        for line in fuller_lines(answer):
             print(line)
     if out:
         print(f"Written to {answer.write(out[0])}", file=sys.stderr if as_json else sys.stdout)
 
 
-def risk_lines(answer: Answer) -> list[str]:
-    """Where the plan's chance of running out of memory, which is said with it, is not small: the safer plan beside it."""
-    safer = None if answer.plan.cluster.is_cpu else questions.safer(answer)
-    if safer is None:
+def fuller_lines(answer: Answer) -> list[str]:
+    """The plan that fills memory up to the reserve, where that is the faster one, with the key that takes it."""
+    fuller = answer.found.fuller
+    if fuller is None or fuller.predicted is None:
         return []
-    slower = 100 * (safer.step_time_s / answer.step_time_s - 1)
-    chance = f"{100 * safer.chance_of_not_fitting:.2g}% chance"
-    said = f"{format_seconds(safer.step_time_s)} a step (+{slower:.1f}%), {chance}: {safer.plan.engine} {choice(safer.plan)}"
-    return [f"safer: memory.risk={100 * questions.SAFE:g}%: {said}"]
+    faster = 100 * (1 - fuller.predicted.step_time_s / answer.step_time_s)
+    chance = planning.chance_of_not_fitting(answer.settings, fuller)
+    said = f"{format_seconds(fuller.predicted.step_time_s)} a step (-{faster:.1f}%), {format_amount(100 * chance, 2)}% chance"
+    return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller)}"]
 
 
 def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
@@ -126,8 +126,8 @@ def tried_lines(answer: Answer, tried: Sequence[Point]) -> list[str]:
     for point in sorted(tried, key=lambda one: int(one.keys[key])):
         what = point.why.partition("; nearest")[0]
         if point.answer is not None and key == "gpus":
-            seconds = f"{point.answer.step_time_s:.4g} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
-            what = f"{seconds}, {100 * point.answer.headroom:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
+            seconds = f"{format_amount(point.answer.step_time_s, 4)} s a step, {format_amount(point.answer.tokens_per_s)} tokens/s"
+            what = f"{seconds}, {100 * point.answer.memory_free:.1f}% of memory free" + (f": misses with {point.why}" if point.why else "")
         lines.append(f"  {point.keys[key]}: {what}")
     return lines
 

@@ -1,4 +1,4 @@
-"""The commands of python -m orchestrator."""
+"""The list of the commands of python -m orchestrator. A command's module is imported when it is run, not before."""
 
 from __future__ import annotations
 

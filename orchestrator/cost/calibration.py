@@ -39,6 +39,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     published runs tell (cost/uncertainty.py)."""
     fitted: FittedOn | None = None
     """What those runs had; None: the constants are the datasheet's, or another engine's."""
+    own_peaks: bool = False
+    """Whether `memory_margin` is by measured peaks of the user's own runs."""
 
     parts: tuple[Calibration, ...] = ()
     """Of a cluster of several types of GPU those of each (`joined`)."""
@@ -324,7 +326,8 @@ def kept(
     unknown = sorted(constants.keys() - {*Calibration.__struct_fields__})
     if unknown:
         raise InputError("calibration", name, f"has constants that are not known: {', '.join(unknown)}")
-    return replace(base, name=name, fitted_on=fitted_on, interval=interval, fitted=measured, **constants)
+    own_peaks = interval is not None and "memory_margin" in constants
+    return replace(base, name=name, fitted_on=fitted_on, interval=interval, fitted=measured, own_peaks=own_peaks, **constants)
 
 
 THE_GPUS: Final = "the GPU's: its library's matrix products, whichever engine starts them"
@@ -495,7 +498,8 @@ def joined(parts: Sequence[Calibration]) -> Calibration:
     names = " + ".join(dict.fromkeys(part.name for part in parts))
     fitted = first.fitted if all(part.fitted is not None for part in parts) else None
     on = "; ".join(dict.fromkeys(part.fitted_on for part in parts if part.fitted_on))
-    return replace(first, name=names, fitted_on=on, interval=None, fitted=fitted, parts=tuple(parts), **most, **least)
+    own = {"interval": None, "own_peaks": False}
+    return replace(first, name=names, fitted_on=on, fitted=fitted, parts=tuple(parts), **own, **most, **least)
 
 
 def calibrated(cluster: Cluster, traits: Traits) -> Calibration:

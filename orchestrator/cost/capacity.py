@@ -236,10 +236,14 @@ class Capacity:
         spare = sum(most) - layers
         return [max(fewest, many - spare) for fewest, many in zip(self.fewest, most, strict=True)], most
 
-    def least(self, low: float, high: float) -> float:
-        """Seconds between `low` and `high` that no split undercuts; `high` where none is as fast."""
+    def least(self, low: float, high: float, enough: float = INFINITE) -> float:
+        """Seconds between `low` and `high` that no split undercuts; `high` where none is as fast. Beyond `enough` it need not be close."""
         if self.ranges(high) is None:
             return high
+        if low < enough < high:
+            if self.ranges(enough) is None:
+                return enough
+            high = enough
         while high - low > CLOSE * high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.ranges(middle) is None else (low, middle)

@@ -46,6 +46,8 @@ class Seconds(NamedTuple):
 
 
 class LayerSeconds(NamedTuple):
+    """Compute of a layer's two passes, for one micro-batch."""
+
     forward: Seconds
     backward: Seconds
 
@@ -57,18 +59,26 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
     return gpu.peak_flops[precision]
 
 
+OPERAND_BYTES: Final = {"fp8": 1.0, "nvfp4": 4.5 / 8}
+"""Of an element that a product reads, by precision, scales included; what it writes is 16 bits wide. Not here: as wide as activations."""
+
+
 class Rates(NamedTuple):
-    """FLOP/s of aligned GEMMs in the compute precision, of those that tensor cores can't load, and bytes/s."""
+    """FLOP/s of aligned GEMMs in the compute precision, of those that tensor cores can't load, bytes/s, and bytes of an element that a
+    product writes and reads."""
 
     peak: float
     unaligned: float
     bandwidth: float
     itemsize: int
+    operand: float
 
     @classmethod
     def of(cls, gpu: Gpu, precision: str, calibration: Calibration) -> Rates:
         peak = peak_flops(gpu, precision) * (calibration.fp8_efficiency if precision in QUANTISED else 1.0)
-        return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, activation_itemsize(precision))
+        itemsize = activation_itemsize(precision)
+        operand = OPERAND_BYTES.get(precision, itemsize)
+        return cls(peak, min(peak, gpu.peak_flops.get("fp32", peak)), gpu.memory_bandwidth, itemsize, operand)
 
 
 EXPOSED_EPILOGUE = 0.33
@@ -96,18 +106,18 @@ def gemm_seconds(
     return max(flops + EXPOSED_EPILOGUE * added_to / bandwidth, moved)
 
 
-def grouped_seconds(
-    groups: float, m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, more_bytes: float = 0.0
-) -> float:
-    """`groups` products of (m x k) @ (k x n), one an expert. They follow each other on few streams: tiles of the next fill the last wave of
-    the one before, so that few rows cost no FLOPs, but nothing hides the reading of the next one's weights: FLOPs' time and bytes' time
-    add up. Within 10% in the median of the 108 shapes (20 to 256 experts, 128 to 9,832 rows each) that SimuMax measured on B200
-    (configs/system/b200_bf16_ceperm.json, group_matmul), the roofline of plain products within 14%, 21% too short for the weight's
-    gradient."""
+def grouped_seconds(groups: float, m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, added_to: float = 0.0) -> float:
+    """`groups` products of (m x k) @ (k x n), one an expert; `added_to`: as for `gemm_seconds`, of the weight's gradient
+    (k x n). They follow each other on few streams: tiles of the next fill the last wave of the one before, so that few rows cost no FLOPs,
+    but nothing hides the reading of the next one's weights: FLOPs' time and bytes' time add up. Within 10% in the median of the 108
+    shapes (20 to 256 experts, 128 to 9,832 rows each) that SimuMax measured on B200 (configs/system/b200_bf16_ceperm.json, group_matmul),
+    the roofline of plain products within 14%, 21% too short for the weight's gradient."""
     c = calibration
     shape = (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
     flops = 2 * m * k * n * shape / (rates.peak * c.gemm_efficiency)
-    moved = ((m * k + k * n + m * n) * rates.itemsize + more_bytes) / (rates.bandwidth * c.memory_efficiency)
+    written = k * n if added_to else m * n
+    read = m * k + k * n + m * n - written
+    moved = (read * rates.operand + written * rates.itemsize + added_to) / (rates.bandwidth * c.memory_efficiency)
     return groups * (flops + moved) / c.expert_efficiency
 
 
@@ -207,7 +217,7 @@ def layer_seconds(
             accumulate = 2 * states.gradient * k * n
             if op.experts:
                 forward = grouped_seconds(groups, m / groups, k, n, op_rates, c)
-                to_weight = grouped_seconds(groups, m / groups, k, n, op_rates, c, more_bytes=accumulate)
+                to_weight = grouped_seconds(groups, m / groups, k, n, op_rates, c, added_to=accumulate)
                 one_by_one += groups
             else:
                 forward = gemm_seconds(m, k, n, op_rates, c)

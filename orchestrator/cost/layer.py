@@ -1,4 +1,6 @@
-"""One layer of a kind on one rank: seconds of its passes and of what comes once a step, and its bytes."""
+"""What one layer costs on one rank: seconds of its forward and backward pass, seconds that come once a step (gradient reduction, gather of
+the updated weights, optimizer), and bytes. Sums up the passes (cost/passes.py) and the data-parallel copies of its weights
+(cost/replicas.py); stages and pipelines are not known here."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
 from orchestrator.model.training import QUANTISED
+from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
 from orchestrator.values import Value
@@ -63,17 +66,18 @@ class LayerCost(Value, frozen=True, kw_only=True):
 
 
 class LayerPrices:
-    """Layers of one workload over one network."""
+    """Prices of the layers of one workload under one engine and its constants, over one network."""
 
     def __init__(self, workload: EngineWorkload, network: Network) -> None:
         self._workload, self._network = workload, network
         self.passes = PassPrices(workload, network)
         self.replicas = ReplicaPrices(workload, network)
         self._experts: dict[str, int] = {}
+        """Parameters of all experts of a layer, by kind of layer."""
         self._recomputable = sum(count for kind, count in workload.counts.items() if workload.kinds[kind].recomputable)
 
     def of(self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int) -> LayerCost:
-        """Priced anew; a layer that can't be recomputed is priced without."""
+        """The cost of a layer (not cached). A layer that can't be recomputed (embedding, head) is priced as with recompute=none."""
         if not layer.recomputable:
             recompute = "none"
         w, mesh = self._workload, strategy.mesh
@@ -83,7 +87,7 @@ class LayerPrices:
         copies = self.replicas.of(dense, strategy, frozen)
         experts = self._expert_parameters(layer, strategy)
         if experts:
-            copies = copies.beside(self.replicas.of(experts, folded(strategy)))
+            copies = copies.beside(self.replicas.of(experts, folded(strategy), ranks=dp.group(strategy)[0]))
         parameters = dense + experts
         kept = passes.kept()
         leaving = kept.saved if strategy.offload_activations and recompute == "full" else 0.0
@@ -145,10 +149,10 @@ class LayerPrices:
         return forward, active * max(passes.backward_s + alone * passes.alone_backward_s, min(most, passes.launch_backward_s))
 
     def alone_share(self, strategy: Strategy, micro_batch_size: int) -> float:
-        """Of a rank's passes those that no pass of another micro-batch runs beside, where Megatron pairs them (`hidden_shares`): warm-up
-        and as many at the end. Without a pipeline one forward and one backward pass of m (core/pipeline_parallel/combined_1f1b.py); of the
-        vpp m of stage r in interleaving 2(pp - r - 1) + (vpp - 1) pp + 1 (schedules.py:778), in the stages' mean pp/m of them, whatever
-        vpp."""
+        """The share, 0 to 1, of a rank's passes that run alone where Megatron pairs a forward with a backward pass of another micro-batch
+        to hide the exchange of tokens: warm-up, and as many at the end. 0 without that option. Without a pipeline one forward and one
+        backward pass of m (core/pipeline_parallel/combined_1f1b.py); of the vpp m of stage r in interleaving 2(pp - r - 1) + (vpp - 1) pp +
+        1 (schedules.py:778), in the stages' mean pp/m of them, whatever vpp."""
         if not strategy.overlap_moe_expert_parallel_comm:
             return 0.0
         mesh = strategy.mesh
@@ -156,9 +160,9 @@ class LayerPrices:
         return min(1.0, mesh.pp / m)
 
     def active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
-        """Seconds of a layer against those that it takes while all ranks compute. Where ranks share cores (`Calibration.core_share`), one
-        in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: in the mean so many of the ranks
-        compute, and take what lies between the shares of one, of half of them and of all (1)."""
+        """The factor, 0 to 1, on seconds that a layer takes while all ranks compute; 1 on GPUs. Where ranks share cores
+        (`Calibration.core_share`), one in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: in
+        the mean so many of the ranks compute, and take what lies between the shares of one, of half of them and of all (1)."""
         c, mesh = self._workload.calibration, strategy.mesh
         if c.core_share >= 1 or mesh.pp == 1:
             return 1.0

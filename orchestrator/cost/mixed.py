@@ -20,6 +20,7 @@ from orchestrator.strategy.spec import RECOMPUTE_ORDER, Candidate, Recompute
 from orchestrator.strategy.workload import Workload
 
 LEAST_OF = tuple(name for name in LayerCost.__struct_fields__ if name != "by_cause")
+"""The seconds and bytes of a layer of which a bound takes the least over all types of GPU."""
 
 
 def cost_model(workload: Workload, traits: Traits, calibration: Calibration, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER) -> CostModel:
@@ -28,7 +29,8 @@ def cost_model(workload: Workload, traits: Traits, calibration: Calibration, mod
 
 
 class MixedCosts(CostModel):
-    """`calibration` has those of each type (`Calibration.parts`)."""
+    """A cost model for each type of GPU (`types`, in the order of the cluster's parts), and this one over them: what is asked of a stage is
+    its own type's, what is asked of none is the least of all. `calibration.parts` has the constants of each type."""
 
     def __init__(
         self, workload: Workload, traits: Traits, calibration: Calibration, modes: tuple[Recompute, ...] = RECOMPUTE_ORDER

@@ -60,13 +60,14 @@ class Network:
         )
         return Link(bandwidth=level.bandwidth * c.p2p_efficiency, latency=level.latency * c.latency_factor)
 
-    def seconds(self, item: Traffic) -> float:
-        """Of all its operations. What travels once a step does so in messages of several layers, each with one latency. gloo scatters sums
-        by an all-reduce (measured with torch 2.13: 2(n-1)/n of the buffer leave a rank)."""
+    def seconds(self, item: Traffic, messages: float | None = None) -> float:
+        """Of all its operations. What travels once a step does so in messages of several layers, each with one latency: `messages` of them
+        (a share of one, where layers travel together). gloo scatters sums by an all-reduce (measured with torch 2.13: 2(n-1)/n of the
+        buffer leave a rank)."""
         link = self.exchange(item.size, item.stride) if item.operation == "all_to_all" else self.link(item.size, item.stride)
         c = self.calibration
         if item.when == "step":
-            link = link.slower(1 / c.layers_per_message)
+            link = link.slower(1 / c.layers_per_message if messages is None else messages)
         operation = "all_reduce" if item.operation == "reduce_scatter" and self.cluster.is_cpu else item.operation
         return item.count * (COLLECTIVES[operation](item.nbytes, item.size, link) + c.collective_overhead_s)
 

@@ -41,7 +41,8 @@ def dropped(mode: Recompute, *, fused_norms: bool) -> tuple[str, ...]:
 
 
 def again(layer: LayerSpec, mode: Recompute, *, fused_norms: bool) -> LayerSpec | None:
-    """The part of the layer that this mode of modules runs again, borders of its tensor-parallel regions included; None: none."""
+    """The part of the layer that this mode of modules runs again, with the operations at the borders of its tensor-parallel regions
+    (`Enter`, `Exit`: all-reduce, or all-gather and reduce-scatter); None: none."""
     modules = RECOMPUTE_MODULES.get(mode, ())
     if not modules:
         return None

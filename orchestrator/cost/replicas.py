@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 from orchestrator.cost.network import Network
@@ -81,9 +82,10 @@ class ReplicaPrices:
             count = self._frozen[key] = sum(weight.local_numel(tensor_parallel) for weight in frozen)
         return count
 
-    def of(self, parameters: int, strategy: Strategy, frozen: int = 0) -> Replica:
+    def of(self, parameters: int, strategy: Strategy, frozen: int = 0, ranks: int | None = None) -> Replica:
         """`parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp; `frozen` of them are not trained: stage 3 divides
-        and gathers them like the others, else they are there and nothing happens to them."""
+        and gathers them like the others, else they are there and nothing happens to them. `ranks`: those that share weights which are no
+        experts' (None: the strategy's dp x cp), by whose number a bucket is as large as it is, one of experts too."""
         w = self._workload
         per_parameter = self.states_of(strategy)
         trained = parameters - frozen
@@ -91,7 +93,7 @@ class ReplicaPrices:
         sync = gather = 0.0
         in_passes = []
         for item in dp.traffic(gathered * w.weight_itemsize, trained * self.wire_itemsize(strategy), strategy, w.traits):
-            seconds = self._network.seconds(item)
+            seconds = self._network.seconds(item, self._messages(trained, ranks or dp.group(strategy)[0]))
             if item.when != "step":
                 in_passes.append((item, seconds))
             elif item.operation == "all_gather":
@@ -102,6 +104,13 @@ class ReplicaPrices:
         if frozen:
             held = held._replace(weights=held.weights + states(frozen, per_parameter, strategy).weights)
         return Replica(held, sync, gather, self._optimizer_seconds(trained, per_parameter, strategy), tuple(in_passes))
+
+    def _messages(self, parameters: int, ranks: int) -> float | None:
+        """In how many messages so many parameters travel once a step: Megatron-core's buckets (core/distributed/
+        distributed_data_parallel.py:64) grow with the group, so that the hops of its ring take no longer than the bytes. On later stages of
+        a pipeline, and in its later chunks, a chunk is one bucket (:100), which is left out."""
+        least, each = self._workload.traits.message_parameters
+        return parameters / max(least, each * ranks) if least and self._workload.trainable == inf else None
 
     def wire_itemsize(self, strategy: Strategy) -> int:
         """Bytes of a gradient element on the data-parallel network."""

@@ -11,7 +11,7 @@ sources differ.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -45,6 +45,8 @@ TAIL: Final = 0.03
 with this the runs of a source that is left out are held as often as is promised."""
 POOR: Final = 0.15
 """Median error of a generation's published runs above which a plan says so."""
+USUAL_RISK: Final = 0.05
+"""The chance of running out of memory that a plan has at most where the user says nothing of memory, and there is such a plan."""
 STEADY: Final = 20
 """Runs of a cell at which it has half the weight that it would have with very many."""
 
@@ -240,7 +242,16 @@ def kept_free(risk: float, now: Situation) -> float:
     least = 1 / (len(near.values) + 1)
     if not least <= risk < 1:
         raise ValueError(f"a risk of {risk:g} can't be told from {len(near.values)} measured peaks: at least {least:.2g}, below 1")
-    for ratio in (1.0, *(value for value in near.values if value > 1)):
-        if near.share_above(ratio * (1 + 1e-9)) <= risk:
-            return 1 - 1 / (ratio * (1 + 1e-9))
-    raise AssertionError("no run is above the largest")
+    candidates = [1.0, *near.values[bisect_right(near.values, 1.0) :]]
+    first = bisect_left(candidates, True, key=lambda ratio: near.share_above(ratio * (1 + 1e-9)) <= risk)
+    return 1 - 1 / (candidates[first] * (1 + 1e-9))
+
+
+def cautious_margin(now: Situation, calibration: Calibration) -> float | None:
+    """The share of a GPU's memory that a plan leaves free where it can, so that its chance of running out is USUAL_RISK at most, by the
+    errors of runs that nobody fitted. None: the calibration's `memory_margin` keeps as much free, or counts alone: on the CPU, of which
+    nothing is published, and where the user's own runs measured it and nothing is predicted beyond them (as for `interval`)."""
+    if not now.generation or (calibration.own_peaks and (not now.beyond or calibration.fitted is None)):
+        return None
+    margin = kept_free(USUAL_RISK, now)
+    return margin if margin > calibration.memory_margin else None

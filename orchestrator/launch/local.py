@@ -78,6 +78,8 @@ PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
 
 SAID_ERROR = re.compile(r"^[A-Z]\w*Error: .+")
 """How our programs end for a known cause, without a traceback (PreflightError)."""
+OWN_ERROR = re.compile(r"^orchestrator(\.\w+)+: ")
+"""The class that a traceback names before the words of an error of ours, which the user can act on."""
 PREFLIGHT = "preflight: "
 """Rank 0 prints this before each line of preflight's report (workers/loop.py)."""
 HANG = Path("logs") / "hang.json"
@@ -314,6 +316,7 @@ def _of_launcher(launch_log: Path, report: str, returncode: int) -> Failure:
 
 def _advised(said: str) -> str:
     """What was said, or, where something is to be done about it, that."""
+    said = OWN_ERROR.sub("", said)
     taken = PORT_TAKEN.search(said)
     if taken is None:
         return said

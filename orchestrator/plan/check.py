@@ -45,6 +45,15 @@ def check_plan(plan: Plan, capabilities: Capabilities) -> None:
         _check_same_recompute(plan, model, capabilities.recompute_varies == "never")
 
 
+def fits(plan: Plan, limit: MemoryLimit) -> bool:
+    """Whether no stage of the plan is predicted to need more than its GPUs may use."""
+    try:
+        check_fits(plan, limit)
+    except InputError:
+        return False
+    return True
+
+
 def check_fits(plan: Plan, limit: MemoryLimit) -> None:
     """Raises InputError where a stage of the plan is predicted to need more than its GPUs may use."""
     assert plan.predicted is not None

@@ -136,6 +136,11 @@ class Prices(Value, frozen=True, kw_only=True):
     interval: tuple[float, float] | None = None
     measured: FittedOn | None = None
 
+    @property
+    def own_peaks(self) -> bool:
+        """Whether the memory margin is by measured peaks of the user's own runs, which alone have an interval."""
+        return self.interval is not None and "memory_margin" in self.constants
+
 
 class Plan(Options, frozen=True, kw_only=True):
     """A strategy for a model on a cluster, with the declared options (strategy/spec.py). The JSON is flat where people read it."""

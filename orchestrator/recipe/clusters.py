@@ -145,7 +145,9 @@ def cluster_from(
     of_each = [_levels(tree["levels"], where, num_gpus, node, one, (index, len(parts))) for index, (one, _) in enumerate(parts)]
     levels = _least(of_each) if parts else _levels(tree["levels"], where, num_gpus, node, gpu)
     if num_gpus > node and num_gpus % node:
-        raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}; gpus_per_node=N says how many a node has")
+        less = num_gpus // node * node
+        do = f"gpus={less} and gpus={less + node} are"
+        raise InputError("gpus", num_gpus, f"is no whole number of nodes of {node}: {do}; gpus_per_node=N says how many a node has")
     if num_gpus > levels[-1].size:
         raise InputError("gpus", num_gpus, f"is more than the outermost network level of {where} holds ({levels[-1].size})")
     return Cluster(

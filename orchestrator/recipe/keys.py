@@ -121,7 +121,7 @@ class Inputs(Value, frozen=True, kw_only=True):
     )
     reserve_gib: Annotated[
         float | None,
-        Key("memory.reserve_gib", "of it kept free", type=float, unit="GiB", default="by the engine's measured peaks", low=0),
+        Key("memory.reserve_gib", "of it kept free", type=float, unit="GiB", default="what memory.risk asks for", low=0),
     ] = None
     risk: Annotated[
         float | None,
@@ -130,7 +130,7 @@ class Inputs(Value, frozen=True, kw_only=True):
             "chance of running out of memory that a plan may have, by how far off measured peaks were: 1%",
             type=float,
             read=share,
-            default="5% of the engine's measured peaks",
+            default="5% where any plan leaves so much free; else the engine's reserve, by its own measured peaks",
         ),
     ] = None
     batch: Annotated[

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.errors import InputError, nearest
+from orchestrator.errors import InputError, NoPlanError, nearest
 from orchestrator.key import shown
 from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
@@ -18,7 +18,8 @@ from orchestrator.recipe.layers import Flat, flatten
 from orchestrator.recipe.read import read_yaml
 from orchestrator.recipe.saved import FREE
 from orchestrator.recipe.sources import read_text
-from orchestrator.recipe.weights import FREE_FIELDS, UNLIMITED
+from orchestrator.recipe.weights import FREE_FIELDS, TO, UNLIMITED, written
+from orchestrator.strategy.pins import Pins
 from orchestrator.values import Value
 
 RESUME: Final = "train.resume"
@@ -106,9 +107,22 @@ def recipe_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Flat:
         why = f"has no {CONFIG} that says what is trained; name it: recipe=, or model.* keys"
         raise InputError(RESUME, shown(str(checkpoint.run)), why)
     keys = {name: value for name, value in flatten(read_yaml(path), str(path)).items() if name not in NOT_TAKEN_OVER}
+    if TO in keys and TO not in given and written(keys[TO].value):
+        _exported(checkpoint, keys, given)
     if any(name.partition(".")[0] not in FREE and KEYS[name].owner not in FREE_WITH_PLAN for name in given):
         keys.pop("plan", None)
     return keys
+
+
+def _exported(checkpoint: Checkpoint, keys: Flat, given: Mapping[str, Any]) -> None:
+    """The run has written its weights to model.export_to= of these keys. Raises InputError where it would go on, since they need another
+    folder then; else the key is left out: what is said is that there is nothing left to train."""
+    folder = keys[TO].text
+    goes_on = checkpoint.plan is not None and checkpoint.step < checkpoint.plan.training.steps
+    if goes_on or "train.steps" in given or "train.tokens" in given:
+        why = "has the weights of the run that is continued, whose recipe names it; give a new folder"
+        raise InputError(TO, shown(folder), why)
+    del keys[TO]
 
 
 def names_a_model(given: Mapping[str, Any]) -> bool:
@@ -128,6 +142,14 @@ def said(checkpoint: Checkpoint, steps: int) -> str:
     if checkpoint.step >= steps:
         line += f"; train.steps={steps} are done with it, so that nothing is left to train: train.steps=N train.change=steps goes on"
     return line
+
+
+def with_inherited_pins(error: NoPlanError, checkpoint: Checkpoint | None, pins: Pins) -> NoPlanError:
+    """The error where a run is continued: with how pins, of which it may have taken over some, are left out on the command line."""
+    if checkpoint is None or not pins.given():
+        return error
+    words = " ".join(f"pin.{name}=null" for name in pins.given())
+    return NoPlanError(f"{error}; the pins of the run that is continued are kept: {words} leaves them out", error.refused)
 
 
 LAYOUT: Final = ("world_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_stage", "zero_shard_size", "rank_order")

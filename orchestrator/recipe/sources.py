@@ -6,11 +6,13 @@ import errno
 import math
 import shlex
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.errors import InputError
 from orchestrator.key import shown
+from orchestrator.model.labelled import label_ids, rows_of, text_and_labels
 from orchestrator.model.traced import Traced
 from orchestrator.plan import RunSettings, Source
 
@@ -87,10 +89,29 @@ def _check_read(found: Mapping[str, Any], traced: Traced) -> None:
         raise InputError("data", shown(found["data"]), traced.why_drawn)
     if traced.reads == "text" and text:
         return
+    if traced.reads == "labelled_texts" and found["data"] is not None:
+        _check_labels(Path(found["data"]), found["tokenizer"], traced)
     for name, key in OF_TEXT.items():
         if found[name] and not (name == "tokenizer" and traced.reads in ("text", "labelled_texts")):
             why = "is of text that data= names" if traced.reads == "text" else f"is of text, and {traced.model_class} is trained on none"
             raise InputError(key, shown(str(found[name])), why)
+
+
+LABELS_CHECKED: Final = 100_000
+"""Samples whose labels are looked at before anything is planned: a fraction of a second. The ranks look at all."""
+
+
+def _check_labels(path: Path, tokenizer: str | None, traced: Traced) -> None:
+    """Raises InputError for labelled texts without a tokenizer, and for the first sample whose labels are not the model's."""
+    if tokenizer is None:
+        raise InputError("tokenizer", None, f"is missing: {path} is text, which {traced.model_class} takes as its tokenizer's ids")
+    ids = label_ids(traced)
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            for where, row in islice(rows_of(str(path), lines), LABELS_CHECKED):
+                text_and_labels(where, row, traced, ids)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("data", shown(str(path)), f"is no file of labelled texts: {error}") from None
 
 
 def blend_of(key: str, value: Any) -> tuple[Source, ...]:

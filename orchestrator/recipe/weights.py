@@ -122,13 +122,18 @@ def _as_computed(a: Architecture) -> Architecture:
     return msgspec.structs.replace(a, feed_forward=part(a.feed_forward), pattern=pattern)
 
 
+def written(folder: str) -> bool:
+    """Whether there are files in it."""
+    return Path(folder).is_dir() and any(Path(folder).iterdir())
+
+
 def _new_folder(text: str) -> str:
     """Absolute; new or empty, below a folder that can be written. Raises InputError; makes nothing."""
     folder = Path(text).absolute()
     try:
         if folder.exists() and not folder.is_dir():
             raise InputError(TO, shown(text), "is a file; a folder that is new or empty is needed")
-        if folder.is_dir() and any(folder.iterdir()):
+        if written(str(folder)):
             raise InputError(TO, shown(text), "is a folder with files in it; name a new one")
         parent = next(parent for parent in (folder, *folder.parents) if parent.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):

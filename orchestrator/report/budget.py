@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.hardware.catalog import POWER_W
 from orchestrator.hardware.spec import Cluster
 from orchestrator.plan import Plan
-from orchestrator.units import format_count
+from orchestrator.units import format_amount, format_count
 from orchestrator.values import Value
 
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -71,17 +71,8 @@ def format_time(seconds: float) -> str:
     """
     for size, name in ((2 * DAY_S, "days"), (HOUR_S, "hours"), (60, "minutes")):
         if seconds >= size:
-            return f"{seconds / min(size, DAY_S):.3g} {name}" if seconds < 1000 * DAY_S else f"{seconds / DAY_S:,.0f} days"
+            return f"{format_amount(seconds / min(size, DAY_S))} {name}"
     return f"{seconds:.3g} s"
-
-
-def format_amount(amount: float) -> str:
-    """Three digits, or all that stand before the point.
-
-    >>> format_amount(1234567.8), format_amount(12.345), format_amount(0.01234)
-    ('1,234,568', '12.3', '0.0123')
-    """
-    return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.3g}"
 
 
 def budget_text(of: Budget, rank: str = "GPU") -> str:

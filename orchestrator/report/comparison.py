@@ -12,7 +12,7 @@ from rich.text import Text
 from orchestrator.plan import Plan
 from orchestrator.report.budget import budget
 from orchestrator.report.text import NOISE, PIPE_WIDTH, _table, as_text, cause_name, choice
-from orchestrator.units import format_bytes, format_seconds
+from orchestrator.units import format_amount, format_bytes, format_seconds
 from orchestrator.values import Value
 
 
@@ -78,7 +78,7 @@ def comparison_tables(of: Comparison, names: tuple[str, str] = ("one", "other"))
         head.add_row(name, write(first["step_time_s"]), write(second["step_time_s"]))
     head.add_row("tokens/s", f"{first['tokens_per_s']:,.0f}", f"{second['tokens_per_s']:,.0f}")
     head.add_row("memory", format_bytes(first["peak_memory_bytes"]), format_bytes(second["peak_memory_bytes"]))
-    head.add_row("days", f"{first['days']:.3g}", f"{second['days']:.3g}")
+    head.add_row("days", format_amount(first["days"]), format_amount(second["days"]))
     head.add_row("GPU-hours", f"{first['gpu_hours']:,.0f}", f"{second['gpu_hours']:,.0f}")
     step = _causes("step time", of.seconds, names, seconds=True)
     memory = _causes("memory of the fullest stage", of.memory_bytes, names, seconds=False)

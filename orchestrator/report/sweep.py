@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from orchestrator.report.budget import Budget, format_amount, format_time
+from orchestrator.report.budget import Budget, format_time
 from orchestrator.report.text import Fitting, _table
-from orchestrator.units import format_seconds
+from orchestrator.units import format_amount, format_seconds
 from orchestrator.values import Value
 
 
@@ -21,7 +21,7 @@ class Row(Value, frozen=True, kw_only=True):
     budget: Budget | None = None
     step_time_s: float = 0.0
     tokens_per_s: float = 0.0
-    headroom: float = 0.0
+    memory_free: float = 0.0
     on_front: bool = False
     why: str = ""
 
@@ -40,7 +40,7 @@ def sweep_table(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
         else:
             cost = [format_amount(of.cost) if of.cost is not None else ""] if priced else []
             shown = [format_seconds(row.step_time_s), format_amount(row.tokens_per_s), format_time(of.seconds), format_amount(of.gpu_hours)]
-            shown += [*cost, f"{100 * row.headroom:.1f}%", "*" if row.on_front else ""]
+            shown += [*cost, f"{100 * row.memory_free:.1f}%", "*" if row.on_front else ""]
         table.add_row(*keys, *shown, Text(plan))
         narrow.add_row(*keys, *shown)
         plans.append(Text(f"{' '.join(f'{name}={row.keys[name]}' for name in names)}: {plan}"))

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.model.routing import Unevenness, times
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Prediction, Stage
@@ -19,7 +20,7 @@ from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.choices import line
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import OUTER_CHOICES, RANK_ORDER, said_options
-from orchestrator.units import TFLOPS, format_bytes, format_count, format_seconds
+from orchestrator.units import TFLOPS, format_amount, format_bytes, format_count, format_seconds
 
 WIDTH = 100
 """Columns that every terminal and log has."""
@@ -244,9 +245,7 @@ def format_flops(flops: float) -> str:
     >>> format_flops(432.1e12), format_flops(8.89e9), format_flops(1.4403e15)
     ('432 TFLOP/s', '8.89 GFLOP/s', '1,440 TFLOP/s')
     """
-    if flops >= 1000 * TFLOPS:
-        return f"{round(flops / TFLOPS):,} TFLOP/s"
-    return f"{flops / TFLOPS:.3g} TFLOP/s" if flops >= TFLOPS else f"{flops / GFLOPS:.3g} GFLOP/s"
+    return f"{format_amount(flops / TFLOPS)} TFLOP/s" if flops >= TFLOPS else f"{format_amount(flops / GFLOPS)} GFLOP/s"
 
 
 def cause_name(cause: str) -> str:
@@ -315,7 +314,7 @@ def price_table(plan: Plan, limit: MemoryLimit | None = None) -> RenderableType:
         room, whole = rooms[worst], limit.parts[parts[worst]] if limit.parts else limit.limit
         memory_line += f", {_percent(stage.peak_memory_bytes / room)} of {format_bytes(room)} usable"
         why = "" if limit.margin is None else f": 95% of measured peaks are at most {_percent(limit.margin)} above their prediction"
-        if limit.risk is not None:
+        if limit.risk is not None and limit.margin is not None:
             why = f": at most {100 * limit.risk:g}% chance of running out (memory.risk)"
         memory_line += f" ({format_bytes(whole)} less {format_bytes(whole - room)} reserve{why})"
     lines.add_row(Text("memory", style="bold"), memory_line)
@@ -465,8 +464,8 @@ def unasked_text(plan: Plan, key: str, other: Prediction, limit: MemoryLimit) ->
     return f"Not asked for: {key}: this plan in {seconds}, {format_bytes(other.peak_memory_bytes)}{room}"
 
 
-def wide_tp_text(plan: Plan, other: Plan | None, why: str) -> str:
-    """What a plan whose tp is wider than the innermost network level is to be compared with."""
+def wide_tp_text(plan: Plan, other: Plan | None, why: str, risk: float | None = None) -> str:
+    """What a plan whose tp is wider than the innermost network level is to be compared with. `risk`: as in `explanation_text`."""
     level = plan.cluster.levels[0].name
     said = f"tp {plan.tp} is wider than {level}, which few published runs have been: its price is less sure than the others'. "
     if other is None:
@@ -474,12 +473,21 @@ def wide_tp_text(plan: Plan, other: Plan | None, why: str) -> str:
     if plan.predicted is None or other.predicted is None:
         raise ValueError("the plan has no prediction")
     costs = difference(plan.predicted, other.predicted)
-    return f"{said}With pin.tp={other.tp}, {choice(other)} takes {format_seconds(other.predicted.step_time_s)}: {costs}"
+    return f"{said}With pin.tp={other.tp}, {choice(other)} takes {format_seconds(other.predicted.step_time_s)}: {costs}{_riskier(risk)}"
 
 
-def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str, pinned: Collection[str] = ()) -> str:
+def _riskier(risk: float | None) -> str:
+    if risk is None:
+        return ""
+    return f"; none with it has at most a {100 * USUAL_RISK:g}% chance of running out of memory, this one {format_amount(100 * risk, 2)}%"
+
+
+def explanation_text(
+    chosen: Plan, question: str, plan: Plan | None, why: str, pinned: Collection[str] = (), risk: float | None = None
+) -> str:
     """Why the chosen plan does not have a choice: `plan` is the best that has it; None: there is none, because of `why`. `pinned`: the
-    choices that were fixed otherwise, "tp": a faster plan than the chosen one may be had without them."""
+    choices that were fixed otherwise, "tp": a faster plan than the chosen one may be had without them. `risk`: the plan's chance of running
+    out of memory, where it is above what is usual and the chosen one's is not."""
     if plan is None:
         return f"Why not {question}? {why}"
     if plan.predicted is None or chosen.predicted is None:
@@ -489,7 +497,8 @@ def explanation_text(chosen: Plan, question: str, plan: Plan | None, why: str, p
     seconds, peak = format_seconds(plan.predicted.step_time_s), format_bytes(plan.predicted.peak_memory_bytes)
     than = difference(chosen.predicted, plan.predicted)
     said = f"The best plan with it, {plan.engine} {choice(plan)}, takes {seconds} and {peak}: {than}"
-    if plan.predicted.step_time_s < chosen.predicted.step_time_s:
+    said += _riskier(risk)
+    if risk is None and plan.predicted.step_time_s < chosen.predicted.step_time_s:
         words = question.split()
         held = [name for name in (word.split("=")[0] for word in words) if name in pinned]
         if held:

@@ -32,9 +32,19 @@ from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
 
-MOST_SIMULATED, MOST_AT_ONCE = 20, 60
-"""Partitions simulated for one outer choice, and where none is looked at further at the end. Where stage times are nearly equal, far fewer
-lie between bound and optimum."""
+MOST_SIMULATED = 20
+"""Partitions simulated for one outer choice. Where stage times are nearly equal, far fewer lie between bound and optimum."""
+
+
+class Effort(NamedTuple):
+    """What an inner search may take: partitions that are simulated; and where some are left out, passes in a second look at them with a
+    sharper bound."""
+
+    simulated: int
+    further: int = 0
+
+
+MUCH = Effort(MOST_SIMULATED)
 
 
 class Solution(NamedTuple):
@@ -107,19 +117,19 @@ class Inner:
 
     def __init__(
         self, costs: CostModel, model: ModelSpec, capabilities: Capabilities, leaf: Leaf, limit: MemoryLimit, layout: str | None = None,
-        simulated: int = MOST_AT_ONCE, floor: Callable[[Candidate], float] = lambda _: 0.0,
+        floor: Callable[[Candidate], float] = lambda _: 0.0,
     ) -> None:  # fmt: skip
         """`floor`: seconds that no plan of a candidate undercuts, for groups of micro-batches that the leaf offers beside its own."""
         self.costs, self.model, self.capabilities = costs, model, capabilities
         self.candidate, self.modes, groups = candidate, modes, _ = leaf
         self._floor = floor
-        self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout, simulated=simulated)
+        self._alike = partial(Inner, costs, model, capabilities, limit=limit, layout=layout)
         self._sizes = {candidate: self} | dict.fromkeys(replace(candidate, microbatch_group_size_per_vp_stage=size) for size in groups)
         """By size of the groups of micro-batches: the search with it, where it was looked at."""
         self.usable = limit.usable
         """Bytes; of a cluster of several types of GPU the largest's."""
         self.pp, self.vpp = candidate.mesh.pp, candidate.vpp
-        self.layers, self._simulated = transformer_layers(model), simulated
+        self.layers = transformer_layers(model)
         self.spent = 0
         """What partitions took, in simulated passes."""
         self.left = INFINITE
@@ -357,8 +367,9 @@ class Inner:
 
     # ---- the search
 
-    def bound(self, low: float, high: float) -> Answer:
-        """A lower bound of `solve` between `low`, which is one, and `high`, without simulating; `need` where no split fits."""
+    def bound(self, low: float, high: float, enough: float = INFINITE) -> Answer:
+        """A lower bound of `solve` between `low`, which is one, and `high`, without simulating; `need` where no split fits. Beyond `enough`
+        it need not be close."""
         if self._fixed is not None:
             need = self.need(self._fixed)
             if need > self.usable or self._alone:
@@ -370,13 +381,12 @@ class Inner:
         assert self.capacity is not None
         if self.capacity.ranges(INFINITE) is None:
             return Answer(None, self.need(self.even_sizes()), INFINITE)
-        return Answer(None, None, self.capacity.least(low, high))
+        return Answer(None, None, self.capacity.least(low, high, enough))
 
-    def solve(self, threshold: float = INFINITE, further: int = 0) -> Answer:
-        """The best partition of at most `threshold` seconds; else why there is none. `further`: once more where some were left out, with a
-        sharper bound and for so many simulated passes."""
+    def solve(self, threshold: float = INFINITE, effort: Effort = MUCH) -> Answer:
+        """The best partition of at most `threshold` seconds; else why there is none."""
         if len(self._sizes) == 1:
-            return self._solve(threshold, further)
+            return self._solve(threshold, effort)
         spent, left, found, bound = 0, INFINITE, None, INFINITE
         for candidate, inner in self._sizes.items():
             floor = self._floor(candidate)
@@ -384,7 +394,7 @@ class Inner:
                 bound = min(bound, floor)
                 continue
             inner = self._sizes[candidate] = inner or self._alike(leaf=Leaf(candidate, self.modes))
-            answer = inner._solve(threshold, further)
+            answer = inner._solve(threshold, effort)
             if inner is self and answer.need is not None:
                 return answer  # larger groups hold no less
             spent, left, bound = spent + inner.spent, min(left, inner.left), min(bound, answer.bound_s)
@@ -393,24 +403,24 @@ class Inner:
         self.spent, self.left = spent, left
         return found or Answer(None, None, bound)
 
-    def _solve(self, threshold: float, further: int) -> Answer:
+    def _solve(self, threshold: float, effort: Effort) -> Answer:
         """`solve` with the candidate's own groups."""
         self.left = INFINITE
         if self._alone:
-            return self._solve_alone(threshold, further)
+            return self._solve_alone(threshold, effort)
         best, even, bound = None, None, threshold
         if self.capacity is not None and threshold < INFINITE and self.capacity.ranges(threshold) is None:
             return Answer(None, None, bound)
         steps, end = self._fixed_steps(self._fixed or self.even_sizes()), self.pp
         if self._fixed is None:  # the even split, whose time narrows what a stage may hold
             if steps is not None:
-                even, _ = self._best(steps, end, None, INFINITE if further else threshold)
+                even, _ = self._best(steps, end, None, INFINITE if effort.further else threshold)
                 if even is not None and even.seconds <= threshold:
                     best = even
             self.left = INFINITE
             steps, end = self._steps(threshold if best is None else best.seconds), self.layers
         if steps is not None:
-            best, bound = self._best(steps, end, best, threshold, further, even)
+            best, bound = self._best(steps, end, best, threshold, effort, even)
         if best is not None:
             return Answer(self._solution(best), None, best.seconds)
         if steps is None and (self._fixed is not None or threshold == INFINITE):
@@ -418,13 +428,13 @@ class Inner:
         return Answer(None, None, bound)
 
     def _best(
-        self, steps: Steps, end: int, best: Best | None, upper: float, further: int = 0, near: Best | None = None
+        self, steps: Steps, end: int, best: Best | None, upper: float, effort: Effort = MUCH, near: Best | None = None
     ) -> tuple[Best | None, float]:
         """The best of these partitions and `best`, and seconds that none undercuts. Where all stages recompute the same number of layers:
         for each number from the least with which one fits, until no larger one can be faster."""
         if not self._one_count:
             walk = Partitions(self.pipeline, steps, end)
-            return self._walk(walk, best, upper, further, near), walk.bound
+            return self._walk(walk, best, upper, effort, near), walk.bound
         left, bound, n = INFINITE, INFINITE, self._least_count(steps, end)
         most = max(max(way.made.sizes) for row in steps for onwards in row.values() for _, ways in onwards for way in ways)
         while True:
@@ -443,7 +453,7 @@ class Inner:
             ]  # fmt: skip
             fitting = through(kept, end)
             if fitting is not None:
-                best = self._walk(Partitions(self.pipeline, fitting, end), best, upper, further, near)
+                best = self._walk(Partitions(self.pipeline, fitting, end), best, upper, effort, near)
                 left = min(left, self.left)
             if n >= most:
                 break
@@ -472,19 +482,19 @@ class Inner:
             self._more[key] = self._way(p, made.sizes, made.chunks, ("full", n))
         return self._more[key]
 
-    def _walk(self, walk: Partitions, best: Best | None, upper: float, further: int = 0, near: Best | None = None) -> Best | None:
+    def _walk(self, walk: Partitions, best: Best | None, upper: float, effort: Effort = MUCH, near: Best | None = None) -> Best | None:
         walk.best = best
-        found = walk.search(upper, self._simulated * self.pipeline.passes)
-        if further and walk.left < INFINITE:
-            found = walk.search(upper, further, sharply=True, near=near)
+        found = walk.search(upper, effort.simulated * self.pipeline.passes)
+        if effort.further and walk.left < INFINITE:
+            found = walk.search(upper, effort.further, sharply=True, near=near)
         self.spent, self.left = self.spent + walk.spent, walk.left
         return found
 
-    def _solve_alone(self, threshold: float, further: int) -> Answer:
+    def _solve_alone(self, threshold: float, effort: Effort) -> Answer:
         """The same mode everywhere: one search for each."""
         answers = []
         for inner in self._alone:
-            answers.append(inner.solve(threshold, further))
+            answers.append(inner.solve(threshold, effort))
             if answers[-1].solution is not None:
                 threshold = min(threshold, answers[-1].solution.step_time_s)
         self.left = min(inner.left for inner in self._alone)

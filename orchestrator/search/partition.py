@@ -32,6 +32,9 @@ MOST_CLIMBS = 6
 ROUNDING = 1e-12
 """Relative slack of a bound against a simulated time: the same terms, added in another order."""
 CLOSE = 1e-9
+"""Relative: how close the game's bound comes to the best one, where that one leaves nothing to look at."""
+LEFT_OPEN = 1e-3
+"""And where it does."""
 INFINITE = float("inf")
 
 
@@ -187,7 +190,8 @@ class Partitions:
         if sharply and self.pp > 1 and not self._excluded(self.bound):
             met = sorted(self._sharpen(), key=lambda best: best.seconds)[:MOST_CLIMBS]
             for start in met if near is None else [near, *met]:
-                self._climb(start)
+                if not self._excluded(self.bound):
+                    self._climb(start)
         if not self._excluded(self.bound):
             self._down(0, self.start, _Above(0.0, 0.0, 0.0, 0.0, 0.0 if self._cut is None else self._cut.constant))
         return self.best
@@ -243,7 +247,7 @@ class Partitions:
         while since < len(pairs) and self.spent < self.most:
             ways = self._moved(here.ways, *pairs[turn % len(pairs)])
             turn, since = turn + 1, since + 1
-            if ways is not None and (seconds := self._simulate(ways)) < here.seconds:
+            if ways is not None and (seconds := self._simulate(ways, here.seconds)) < here.seconds:
                 here, since = Best(seconds, tuple(ways)), 0
 
     def _moved(self, ways: Sequence[Way], giving: int, taking: int) -> list[Way] | None:
@@ -312,27 +316,27 @@ class Partitions:
         paths: list[CriticalPath] = []
         payoffs: list[list[float]] = []
         met: list[Best] = []
+        by_partition: list[float] = []
 
-        def play(path: CriticalPath) -> tuple[float, list[float], list[float]]:
+        def add(path: CriticalPath) -> None:
             paths.append(path)
             payoffs.append([path.seconds(times) for times in partitions])
-            return game(payoffs)
 
         for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
             met.append(Best(self._simulate(chosen), tuple(chosen)))
             partitions.append(times := self._times(chosen))
             for path, row in zip(paths, payoffs, strict=True):
                 row.append(path.seconds(times))
-            value, by_path, by_partition = play(longest(graph, times)[1])
-            seconds, path = longest(graph, Times.mean(partitions, by_partition))
-            if seconds > value * (1 + CLOSE):
-                value, by_path, _ = play(path)
+            add(longest(graph, times)[1])
+            _, by_path, by_partition = game(payoffs, by_partition)
+            value, path = longest(graph, Times.mean(partitions, by_partition))
             cut, chosen = self._along(CriticalPath.mean(paths, by_path))
             least = cut.togo[0][self.start] + cut.constant
             if least + fixed > self.bound:
                 self.bound, self._cut = least + fixed, cut
-            if self._excluded(self.bound) or least >= value * (1 - CLOSE):
+            if self._excluded(self.bound) or least >= value * (1 - (CLOSE if self._excluded(value + fixed) else LEFT_OPEN)):
                 break
+            add(path)
         return met
 
 

@@ -27,7 +27,7 @@ from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
 from orchestrator.plan import Plan, Reason, chosen
 from orchestrator.plan.check import workload_of
-from orchestrator.search.inner import MOST_AT_ONCE, MOST_SIMULATED, Inner, Solution
+from orchestrator.search.inner import MOST_SIMULATED, Effort, Inner, Solution
 from orchestrator.search.question import DEFAULTS, Engines, SearchSettings
 from orchestrator.search.refuse import no_plan
 from orchestrator.strategy.capabilities import Traits
@@ -71,8 +71,10 @@ class SearchResult(Value, frozen=True, kw_only=True):
     """Seconds that no plan of an outer choice undercuts, of those that were looked at; infinite where none fits."""
 
 
-SHAPE, GROUP, FLOOR, SOLVE = -2, -1, 0, 1
-"""What an entry of the queue waits for: its mesh's choices; its choices' own floors; its inner bound; its solution."""
+SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
+"""What an entry of the queue waits for: its mesh's choices; its choices' own floors; its inner bound; its first solution; its best one."""
+AT_FIRST = 1
+"""Partitions simulated for a choice until it comes to the queue's head again."""
 WIDE = 1_000_000
 """More choices than a mesh has: places in declared order count the meshes first."""
 
@@ -105,9 +107,17 @@ def search(
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
+    Plans leave the engines' `cautious_margin` free; where none does, what the calibrations say.
+
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
+    if any(engine.cautious_margin is not None for engine in engines):
+        running = _Search(workload, engines, settings, known or {}, stop or (lambda: False), cautious=True)
+        running.look(progress)
+        if running.best.ranked:
+            return running.result(running.finish())
+        known = {}  # that less memory does not hold a choice says nothing of more
     running = _Search(workload, engines, settings, known or {}, stop or (lambda: False))
     running.look(progress)
     return running.result(running.finish())
@@ -117,14 +127,20 @@ class _Search:
     """One search: its queue, the best so far, and what became of every other choice."""
 
     def __init__(
-        self, workload: Workload, engines: Engines, settings: SearchSettings, known: Mapping[Candidate, float], stop: Callable[[], bool]
+        self,
+        workload: Workload,
+        engines: Engines,
+        settings: SearchSettings,
+        known: Mapping[Candidate, float],
+        stop: Callable[[], bool],
+        *,
+        cautious: bool = False,
     ) -> None:
         self.workload, self.engines, self.settings, self.known, self.stop = workload, engines, settings, known, stop
-        self.limits = [settings.limit_for(engine, workload) for engine in engines]
+        self.limits = [settings.limit_for(engine, workload, cautious=cautious) for engine in engines]
         self.trees = [Tree(engine.capabilities, workload, settings.pins, settings.prunings) for engine in engines]
         self.costs: list[CostModel] = []
         self.best = _Best(settings.top_k)
-        self.simulated = MOST_SIMULATED if settings.most_further else MOST_AT_ONCE
         self.complete = True
         self.cut: list[tuple[int, Outcome]] = []
         """Branches that the trees cut, each with the place of the mesh before it."""
@@ -195,10 +211,10 @@ class _Search:
             if self._late():
                 self.complete = False
                 for choice in (choice for left in (group, *(item[3] for item in self.queue)) for choice in left):
-                    self.outcomes[choice.order] = self._outcome(choice, reason=STOPPED)
+                    self.outcomes.setdefault(choice.order, self._outcome(choice, reason=STOPPED))
                 break
             if self.best.excludes(bound, order):
-                self.slower += [(choice, bound) for choice in group]
+                self.slower += [(choice, bound) for choice in group if choice.order not in self.outcomes]
                 self.done += len(group)
             elif step == SHAPE:
                 found = self._below(group[0])
@@ -217,7 +233,7 @@ class _Search:
                 self._bounded(bound, group[0], inner)
             else:
                 assert inner is not None
-                self._solved(bound, group[0], inner)
+                self._solved(bound, group[0], inner, first=step == SOLVE)
         if progress is not None:
             progress(self.total, self.total, self.best.score)
 
@@ -230,29 +246,37 @@ class _Search:
                 self._too_large(choice, floor, "at least ")
                 return
             model, capabilities = self.workload.model, self.engines[i].capabilities
-            given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout, self.simulated
+            given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
             inner = Inner(*given, self.floors[i].leaf)
         look = bound * LOOK_AHEAD
-        answer = inner.bound(bound, look)
+        answer = inner.bound(bound, look, self.best.threshold * (1 + ROUNDING))
         if answer.need is None:
             step = FLOOR if answer.bound_s == look else SOLVE
             heappush(self.queue, (max(bound, answer.bound_s), choice.order, step, [choice], inner))
         else:
             self._too_large(choice, answer.need)
 
-    def _solved(self, bound: float, choice: Choice, inner: Inner) -> None:
-        """The choice's fastest plan, if it can be among the k best."""
-        answer = inner.solve(self.best.threshold)
-        if inner.left < float("inf"):
-            self.unfinished.append((inner, choice))
+    def _solved(self, bound: float, choice: Choice, inner: Inner, *, first: bool) -> None:
+        """The choice's fastest plan, if it can be among the k best. The first time only near its bound, and after a few partitions: the
+        others wait in the queue by their own bound, which is mostly the higher one."""
+        most = min(self.best.threshold, bound * LOOK_AHEAD) if first else self.best.threshold
+        answer = inner.solve(most, Effort(AT_FIRST if first else MOST_SIMULATED))
+        if answer.need is not None:
+            self._too_large(choice, answer.need)
+            return
         if answer.solution is not None:
             seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
             priced = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
             self._settle(choice, priced, min(seconds, inner.left))
             self.best.add(answer.solution, choice)
-        elif answer.need is not None:
-            self._too_large(choice, answer.need)
-        else:
+        left = inner.left if answer.solution is not None else min(inner.left, most)
+        if first and not self.best.excludes(left, choice.order):
+            heappush(self.queue, (max(bound, left), choice.order, AGAIN, [choice], inner))
+            self.total += 1
+            return
+        if inner.left < float("inf"):
+            self.unfinished.append((inner, choice))
+        if answer.solution is None:
             self.slower.append((choice, max(bound, answer.bound_s, min(self.best.threshold, inner.left) * (1 - ROUNDING))))
             self.done += 1
 
@@ -282,9 +306,9 @@ class _Search:
         for inner, choice in sorted(self.unfinished, key=lambda entry: entry[0].left):
             tie = best.score * (1 + ROUNDING)  # goes to the first in declared order, whichever is looked at first
             may_win = inner.left < best.score * (1 - ROUNDING) or (inner.left <= tie and choice.order < best.ranked[0][1].order)
-            if most and may_win and not self._late():
+            if most and may_win and inner.left < least and not self._late():
                 spent -= inner.spent
-                answer = inner.solve(tie, max(1, (most - spent - inner.spent) // 3))
+                answer = inner.solve(tie, Effort(MOST_SIMULATED, max(1, (most - spent - inner.spent) // 3)))
                 spent += inner.spent
                 if answer.solution is not None and answer.solution.step_time_s <= tie:
                     best.add(answer.solution, choice)

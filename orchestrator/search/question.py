@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
+from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Recompute
@@ -16,20 +19,33 @@ from orchestrator.values import Value
 
 class PlannedEngine:
     """An engine as a search sees it: what it can do, how it behaves, and the constants of its prices. It keeps its latest cost model, so
-    that one search after another for the same workload prices each layer once."""
+    that one search after another for the same workload prices each layer once.
 
-    def __init__(self, *, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> None:
+    `cautious_margin`: the share of a GPU's memory that its plans leave free where any plan of the search does, more than the
+    calibration's `memory_margin`, which holds where none does; None: that one alone."""
+
+    def __init__(
+        self, *, capabilities: Capabilities, traits: Traits, calibration: Calibration, cautious_margin: float | None = None
+    ) -> None:
         self.capabilities, self.traits, self.calibration = capabilities, traits, calibration
+        self.cautious_margin = cautious_margin
         self._latest: list[tuple[Workload, CostModel]] = []
 
     @property
     def name(self) -> str:
         return self.capabilities.engine
 
-    def costing_the_same(self, *, capabilities: Capabilities | None = None, calibration: Calibration | None = None) -> PlannedEngine:
-        """The same engine where it can do something else (as its own program does), or keeps other memory free."""
-        both = capabilities or self.capabilities, calibration or self.calibration
-        other = PlannedEngine(capabilities=both[0], traits=self.traits, calibration=both[1])
+    def able_to(self, capabilities: Capabilities) -> PlannedEngine:
+        """The same engine where it can do something else, as its own program does."""
+        return self._costing_the_same(capabilities, self.calibration, self.cautious_margin)
+
+    def keeping_free(self, margin: float | None = None) -> PlannedEngine:
+        """The same engine and prices where this share of memory is kept free whether any plan does or not; None: the calibration's."""
+        constants = self.calibration if margin is None else replace(self.calibration, memory_margin=margin)
+        return self._costing_the_same(self.capabilities, constants, None)
+
+    def _costing_the_same(self, capabilities: Capabilities, calibration: Calibration, cautious: float | None) -> PlannedEngine:
+        other = PlannedEngine(capabilities=capabilities, traits=self.traits, calibration=calibration, cautious_margin=cautious)
         other._latest = self._latest
         return other
 
@@ -55,10 +71,12 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     most_further: int = 1_500_000
     """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 
-    def limit_for(self, engine: PlannedEngine, workload: Workload) -> MemoryLimit:
-        """With what is kept free for this engine."""
+    def limit_for(self, engine: PlannedEngine, workload: Workload, *, cautious: bool = False) -> MemoryLimit:
+        """With what is kept free for this engine: its `cautious_margin`, where it has one and that is asked for."""
         parts = tuple(part.gpu.memory for part in workload.cluster.parts)
         limit = self.limit or MemoryLimit(limit=max(parts, default=workload.cluster.gpu.memory), reserve=None, parts=parts)
+        if cautious and engine.cautious_margin is not None:
+            return limit.of(engine.cautious_margin, USUAL_RISK)
         return limit.of(engine.calibration.memory_margin)
 
 

@@ -63,7 +63,8 @@ def no_plan(
     limits = [settings.limit_for(engine, workload) for engine in engines]
     need, nearest, refused, most = _nearest(workload, engines, limits, outcomes, pins)
     have = format_bytes(most.usable)
-    kept = f" ({format_bytes(most.limit)} less {format_bytes(most.reserve)} kept free)" if most.reserve else ""
+    why = "" if most.risk is None else f" for memory.risk={100 * most.risk:g}%"
+    kept = f" ({format_bytes(most.limit)} less {format_bytes(most.reserve)} kept free{why})" if most.reserve else ""
     relax = _relaxed(workload, engines, settings, fitting=True)
     return NoPlanError(f"no plan fits for {who}: needs {format_bytes(need)} of {have}{kept}; nearest: {nearest}{relax}", refused)
 

@@ -127,6 +127,9 @@ class Traits(Value, frozen=True, kw_only=True):
     DeepSpeed's stage 3 prefetches; DeepSpeed's stages 1 and 2 gather inside `step`: False there."""
     bucket_itemsize: int = 2
     """Bytes of an element in the reduction buckets (`bucket_elements` x `bucket_copies`)."""
+    message_parameters: tuple[int, int] = (0, 0)
+    """Parameters whose gradients, or weights, travel in one message of the once-a-step traffic: at least the first, or the second for each
+    data-parallel rank where that is more. 0: as `Calibration.layers_per_message` says."""
     flash_attention: bool = True
     logits_bytes: float = 8.0
     """Bytes per local logit at the loss's peak: compute-dtype logits, fp32 copy and the saved softmax."""

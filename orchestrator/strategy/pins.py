@@ -58,17 +58,18 @@ class MemoryLimit(Value, frozen=True, kw_only=True):
     parts: tuple[int, ...] = ()
     """`limit` of each type of a cluster of several; `limit` is then the largest of them."""
     risk: float | None = None
-    """The chance of running out that a plan may have, where the user has said one; `margin` is then what that keeps free."""
+    """The chance of running out that a plan may have; `margin` is then what that keeps free. None: `margin` is the reserve alone."""
 
-    def of(self, margin: float) -> MemoryLimit:
-        """This limit for an engine of which `margin` is kept free where the user has not said how much.
+    def of(self, margin: float, risk: float | None = None) -> MemoryLimit:
+        """This limit for an engine of which `margin` is kept free, for a chance of `risk`, where the user has not said how much.
 
         >>> MemoryLimit(limit=1000, reserve=None).of(0.07).usable, MemoryLimit(limit=1000, reserve=0).of(0.07).usable
         (930, 1000)
         """
         if self.reserve is not None:
             return self
-        return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin, parts=self.parts, risk=self.risk)
+        risk = self.risk if risk is None else risk
+        return MemoryLimit(limit=self.limit, reserve=round(self.limit * margin), margin=margin, parts=self.parts, risk=risk)
 
     @property
     def usable(self) -> int:

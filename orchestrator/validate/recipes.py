@@ -22,12 +22,12 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
 from orchestrator.search.planner import search
-from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.validate.pricing import Choose
-from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own
+from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own, planned_engine
 from orchestrator.validate.rows import SkipError
 from orchestrator.validate.runs import Run
 from orchestrator.validate.tables import read_row
@@ -122,7 +122,7 @@ class Judge:
         if strategy.zero_stage == 3:
             candidate = replace(candidate, strategy=replace(strategy, megatron_fsdp=True))
         broken = broken_rule(capabilities, candidate, workload)
-        calibration = self._constants(run)
+        calibration = self._constants(recipe, run)
         model = CostModel(workload, run.engine.traits, calibration)
         price = model.price(candidate, run.stages)
         peak = price.peak_memory_bytes
@@ -131,7 +131,7 @@ class Judge:
         if offloaded:  # the activations of so many layers are on the host
             kept = max(stage.memory_by_cause["activations"] for stage in price.by_stage)
             peak -= offloaded / layers * kept * (1 + calibration.allocator_slack)
-        best, label = self._best_of(run, capabilities)
+        best, label = self._best_of(run, capabilities, calibration)
         return Judged(
             recipe=recipe["recipe_id"],
             experts=experts,
@@ -144,23 +144,25 @@ class Judge:
             best=label,
         )
 
-    def _constants(self, run: Run) -> Calibration:
-        """Those of the recipe's own CUDA graphs, for our best plan too: layouts are compared, not these."""
-        return run.experts.constants(self._choose(run)) if run.kind == "moe" else self._choose(run)
+    def _constants(self, recipe: dict[str, str], run: Run) -> Calibration:
+        """Those of the recipe's own CUDA graphs and of its Transformer Engine without user buffers (`tp_comm_overlap` 0), for our best plan
+        too: layouts are compared, not these."""
+        constants = run.experts.constants(self._choose(run)) if run.kind == "moe" else self._choose(run)
+        return replace(constants, tp_overlap=0.0) if recipe.get("tp_comm_overlap") == "0" else constants
 
-    def _best_of(self, run: Run, capabilities: Capabilities) -> tuple[float | None, str]:
+    def _best_of(self, run: Run, capabilities: Capabilities, constants: Calibration) -> tuple[float | None, str]:
         """Seconds of the fastest plan with the recipe's dispatcher, and its label; None with the reason."""
         strategy = run.candidate.strategy
         pins = [Pins(moe_token_dispatcher_type=strategy.moe_token_dispatcher_type)]
         if strategy.overlap_moe_expert_parallel_comm:
             pins.append(replace(pins[0], overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=strategy.delay_wgrad_compute))
-        found = [self._planned(run, capabilities, one) for one in pins]
+        found = [self._planned(run, capabilities, constants, one) for one in pins]
         return min((one for one in found if one[0] is not None), default=found[0], key=lambda one: one[0] or 0.0)
 
-    def _planned(self, run: Run, capabilities: Capabilities, pins: Pins) -> tuple[float | None, str]:
-        key = (run.workload, run.engine.name, pins, run.experts.graph, run.experts.capacity)
+    def _planned(self, run: Run, capabilities: Capabilities, constants: Calibration, pins: Pins) -> tuple[float | None, str]:
+        key = (run.workload, run.engine.name, pins, constants)
         if key not in self._best:
-            planned = PlannedEngine(capabilities=capabilities, traits=run.engine.traits, calibration=self._constants(run))
+            planned = planned_engine(run.workload, capabilities, run.engine.traits, constants)
             try:
                 found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
             except OrchestratorError as error:

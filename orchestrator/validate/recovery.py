@@ -1,7 +1,8 @@
 """Expert recovery: what do we plan where an expert's configuration was published?
 
 Given only model, GPUs, batch, sequence and precision of a production configuration (NVIDIA's tables and MLPerf's logs), the planner is
-asked for its plan. Is the published one legal for Megatron, does it fit by our memory, how far is its predicted time from our best?
+asked for its plan. Is the published one legal for Megatron, does it fit by our memory, how far is its predicted time from our best? The
+best is what a user gets unasked: sure to fit as usual, where a plan is; a published one may be faster by filling memory further.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
+from orchestrator.cost.uncertainty import cautious_margin, situation
 from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.model.training import QUANTISED
 from orchestrator.search.planner import search
 from orchestrator.search.question import PlannedEngine, SearchSettings
-from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Traits
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.workload import Workload
 from orchestrator.validate.pricing import Choose
 from orchestrator.validate.runs import Run
 
 TABLES = ("mlperf_training_logs", "nvidia_dgxc_benchmarking", "nvidia_megatron_bridge_perf", "nvidia_nemo_perf_docs")
 ENGINE = "megatron"
+LAYERS_405B = 126
 CLOSE = 1.05
 """`within_5`: the published configuration's predicted time over our best's."""
 
@@ -58,7 +63,15 @@ def configurations(runs: Sequence[Run]) -> list[Run]:
 
 def published(runs: Sequence[Run]) -> list[Run]:
     """Runs of NeMo and Megatron as they are recommended."""
-    return [run for run in runs if run.table in TABLES and run.engine.name == "nemo" and run.kind == "dense"]
+    return [run for run in runs if run.table in TABLES and run.engine.name == "nemo" and run.kind == "dense" and not proxy(run)]
+
+
+def proxy(run: Run) -> bool:
+    """Whether this is Llama 3.1 405B with layers left out, which NVIDIA divides on 32, 96 and 192 GPUs as the whole model: "not realistic
+    and were created to allow fit of Llama model to smaller number of GPUs than intended" (NVIDIA/dgxc-benchmarking at v25.02,
+    llama3.1/README_405b.md:74)."""
+    architecture = run.model.architecture
+    return run.table == "nvidia_dgxc_benchmarking" and "405b" in architecture.name and architecture.num_layers < LAYERS_405B
 
 
 def question_of(run: Run) -> object:
@@ -87,6 +100,13 @@ def megatrons_own(capabilities: Capabilities) -> Capabilities:
     return replace(capabilities, precisions=tuple({*capabilities.precisions, *QUANTISED}), rules=rules)
 
 
+def planned_engine(workload: Workload, capabilities: Capabilities, traits: Traits, calibration: Calibration) -> PlannedEngine:
+    """As a user has it: our best plan runs out of memory with a chance of 5% at most, where there is such a plan."""
+    now = situation(workload.model, workload.training, workload.cluster, calibration)
+    margin = cautious_margin(now, calibration)
+    return PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration, cautious_margin=margin)
+
+
 def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:
     """Plans the model of this run anew, both priced by the same traits and constants. `runs`: all that were published."""
     engine = ENGINES[ENGINE]
@@ -104,7 +124,7 @@ def recover(run: Run, choose: Choose, runs: Sequence[Run] = ()) -> Recovered:
     label += f"tp={mesh.tp} pp={mesh.pp} cp={mesh.cp} vpp={candidate.vpp} mbs={candidate.micro_batch_size}"
     slower = None
     try:
-        planned = PlannedEngine(capabilities=capabilities, traits=traits, calibration=calibration)
+        planned = planned_engine(workload, capabilities, traits, calibration)
         found = search(workload, [planned], SearchSettings(top_k=1))
     except OrchestratorError as error:
         best, ratio = f"no plan: {error}", None

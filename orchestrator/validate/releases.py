@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's own recipes of DeepSeek-V3 set where its performance pages print nothing, release by release.
+"""What NVIDIA's own recipes set where its performance pages print nothing (Megatron-Bridge's of DeepSeek-V3), or something else.
 
 A page names its container's release, the degrees and the batch. The recipe of that release (NVIDIA-NeMo/Megatron-Bridge, the tag beside
 it; scripts/performance/configs/deepseek/deepseek_workload_base_configs.py, at v0.1.0rc4 scripts/performance/run_script.py:55-103) says
@@ -66,3 +66,29 @@ def recipe_of(row: dict[str, str]) -> dict[str, str] | None:
         if here and degrees == tuple(map(str, recipe.degrees)):
             return recipe.sets
     return None
+
+
+RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
+    (r"dgxc-v25\.02-nemo_megatron_README_175b", {"vpp": "6"}),
+    (r"dgxc-v(24\.11\.1|25\.01\.1|25\.02)-llama3\.1_README_405b", {"vocab_size": "50257"}),
+    (r"mlperf-v5\..*-llama31_405b-", {"vocab_size": "32000"}),
+)
+"""By how a row's run_id begins: what ran, where its table says otherwise.
+
+NVIDIA/dgxc-benchmarking: the heading of v25.02's tables of GPT-3 175B says VP=12, which v25.01.1's recipe sets
+(nemo_megatron/gpt3_175b_hydra.yaml:57); v25.02's recipe sets 6, and v25.04 prints the same ten times under VP 6. Until v25.02 its Llama 3.1
+405B "uses the GPT2BPETokenizer as a proxy" (llama3.1/README_405b.md:127, llama3.1_405b.yaml:93), which gives NeMo's model its vocabulary;
+from v25.04 on Llama's own (llama3.1/pretrain_llama31.py, hf_tokenizer). MLPerf's Llama 3.1 405B has Mixtral's tokenizer and a vocabulary of
+32,000 (mlcommons/training, large_language_model_pretraining/nemo/README.md:107 and 123)."""
+
+
+def as_it_ran(row: dict[str, str]) -> dict[str, str]:
+    """The row with what ran in place of what its table says.
+
+    >>> as_it_ran({"run_id": "dgxc-v25.02-nemo_megatron_README_175b.md-L61-c0", "vpp": "12"})["vpp"]
+    '6'
+    >>> as_it_ran({"run_id": "dgxc-v25.01.1-nemo_megatron_README_175b.md-L52-c0", "vpp": "12"})["vpp"]
+    '12'
+    """
+    run = row.get("run_id", "")
+    return next(({**row, **ran} for begins, ran in RAN_OTHERWISE if re.match(begins, run)), row)

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, orphans, preflight
+from orchestrator.workers import checkpoint, data, distributed, garbage, orphans, preflight
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
@@ -287,6 +287,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
     parser.add_argument("--continue", action="store_true", dest="continued", help="from the newest checkpoint in --out, if there is one")
     arguments = parser.parse_args()
+    garbage.look_only_at_what_is_made_from_now_on()
     distributed.quiet()
     distributed.end_at_once_on_signals()
     orphans.end_with_launcher()

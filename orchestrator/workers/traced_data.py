@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.errors import InputError
+from orchestrator.model.labelled import labels_tokens
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
 from orchestrator.workers import data, distributed, interactions, sft, traced_text
@@ -38,7 +39,7 @@ class Batches:
         self.plan, self.feeds, self.num_samples, self.take, self.dp_rank = plan, feeds, num_samples, take, dp_rank
         traced = plan.model.traced
         texts = plan.run.data is not None and traced is not None and traced.reads == "labelled_texts"
-        self.weighted = texts and traced is not None and traced_text.labels_tokens(traced)
+        self.weighted = texts and traced is not None and labels_tokens(traced)
         """Whether samples have labels in different numbers: "loss_scale" [1] then makes sums over a micro-batch's labels such that their
         mean over micro-batches and ranks is the mean over the global batch's."""
 

@@ -22,7 +22,8 @@ from orchestrator.workers.parts import Place
 from orchestrator.workers.tracing import build
 
 POOLER = "pooler"
-"""Of a base model, what checkpoints of its language models lack: transformers too makes it anew."""
+"""In the name of parameters that a base model has and a checkpoint of its language model lacks: they stay as the seed made them, as in
+transformers."""
 
 
 def load(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
@@ -100,6 +101,8 @@ def _whole(model: nn.Module, places: Sequence[Place], plan: Plan, groups: Groups
 
 
 def _joined(tensor: torch.Tensor, places: list[Place], groups: Groups) -> torch.Tensor:
+    """A parameter as it was before AutoTP cut it: the parts of all tensor-parallel ranks, each at its `places` (one, or several where a
+    fused weight was cut in pieces). Every rank of the group calls this and gets the whole."""
     whole = places[0].global_shape
     if tuple(tensor.shape) == whole:
         return tensor

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator as so
+from orchestrator import planning
 from orchestrator.audit import formats, script, shell
 from orchestrator.audit.audit import Audit
 from orchestrator.engines import ENGINES
@@ -152,7 +153,7 @@ def test_a_plan_comes_back_as_itself_from_its_own_arguments(keys: dict[str, obje
     answer = so.plan(**keys)
     program = ENGINES[answer.plan.engine].program
     assert program is not None
-    plan = answer.found.said or answer.plan
+    plan = planning.said_plan(answer.found, answer.settings) or answer.plan
     assert program.why_not(plan) is None
     (file,) = [file for file in answer.job().files if file.path == program.arguments]
     (tmp_path / file.path).write_text(file.content)
@@ -220,6 +221,21 @@ def test_a_file_that_cannot_be_audited_is_one_error(text: str, keys: dict[str, o
     given = {name: value for name, value in {"gpus": 16, "cluster": "dgx_h100", **keys}.items() if value is not None}
     with pytest.raises(so.InputError, match=message.replace("(", r"\(")):
         so.audit(file, **given)
+
+
+def test_overlaps_of_the_experts_exchange_are_read_and_priced(tmp_path: Path) -> None:
+    """Neither is among what the prediction knows nothing of; a rule of theirs that the line breaks is named."""
+    experts = "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 2048 --swiglu --disable-bias-linear --expert-model-parallel-size 4"
+    line = f"{MODEL} {REST} {experts} --moe-token-dispatcher-type alltoall --use-distributed-optimizer"
+    overlaps = "--overlap-moe-expert-parallel-comm --delay-wgrad-compute"
+    plain, beside = (audited(tmp_path, f"{line} {more}", gpus=8) for more in ("", overlaps))
+    setup = beside.reading.setup
+    assert (setup.overlap_moe_expert_parallel_comm, setup.delay_wgrad_compute) == (True, True)
+    assert not plain.reading.setup.overlap_moe_expert_parallel_comm
+    assert not any("overlap_moe" in said or "delay_wgrad" in said for said in beside.reading.unpriced)
+    assert plain.plan.predicted is not None
+    assert beside.plan.predicted is not None
+    assert beside.plan.predicted.by_cause["ep"] < plain.plan.predicted.by_cause["ep"]
 
 
 @pytest.mark.parametrize("path", ["nowhere.sh", "."])

@@ -101,3 +101,18 @@ def test_what_is_kept_free_follows_from_measured_peaks(folder: Path, capsys: pyt
     plan = from_json(Path("a", "plan.json").read_bytes())
     assert plan.predicted is not None
     assert plan.predicted.peak_memory_bytes <= 0.75 * plan.cluster.gpu.memory
+
+
+def test_the_users_own_peaks_count_in_place_of_published_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A margin that own runs measured is what is kept free, less or more than published runs ask for; one that a file without own runs
+    carries along (from timers of a run, say) is not theirs."""
+    path = mine(folder / "mine.json", memory_margin=0.01)
+    planned(*WORDS, f"calibration={path}", "out=a")
+    said = " ".join(capsys.readouterr().out.split())
+    assert " reserve: 95% of measured peaks are at most 1.0% above their prediction)" in said
+    assert "(the reserve goes by those of your own runs)" in said
+    without = msgspec.structs.replace(msgspec.json.decode(path.read_bytes(), type=CalibrationFile), interval=None)
+    path.write_bytes(msgspec.json.encode(without))
+    planned(*WORDS, f"calibration={path}", "out=b")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "GiB reserve: at most 5% chance of running out (memory.risk))" in said

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import orchestrator as so
-from orchestrator import api
+from orchestrator import api, planning
 from orchestrator.__main__ import COMMANDS, main
 from orchestrator.asking import grid, questions
 from orchestrator.asking.grid import beats, figures
@@ -63,7 +63,9 @@ def test_a_plan_from_python_is_the_command_s(folder: Path, capsys: pytest.Captur
 def test_what_engines_are_told_can_be_read_from_a_plan() -> None:
     megatron = so.plan(**LLAMA, gpus=8, engine="megatron")
     words = megatron.megatron_args()
-    assert words[words.index("--micro-batch-size") + 1] == str((megatron.found.said or megatron.plan).micro_batch_size)
+    assert words[words.index("--micro-batch-size") + 1] == str(
+        (planning.said_plan(megatron.found, megatron.settings) or megatron.plan).micro_batch_size
+    )
     with pytest.raises(so.InputError, match=r"engine=megatron: has no ds_config.json"):
         megatron.ds_config()
     deepspeed = so.plan(**LLAMA, gpus=8, engine="deepspeed")
@@ -159,6 +161,16 @@ def test_the_most_layers_fit_and_a_share_more_do_not() -> None:
     assert so.plan(**keys, model={"num_layers": layers}).plan.model == answer.plan.model
     with pytest.raises(so.NoPlanError):
         so.plan(**keys, model={"num_layers": layers + max(1, layers // questions.SHARE) + 1})
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_value_for_the_engine_that_the_plan_decides_otherwise_is_refused_by_every_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = ("launch=none",) if command == "run" else ()
+    text = said(capsys, command, *TINY, "gpus=2", "engine=megatron_deepspeed", "ds.zero_optimization.stage=3", *out, status=2)
+    assert "error: ds.zero_optimization.stage=3: contradicts the plan's zero_stage, for which it would be " in text
 
 
 # --------------------------------------------------------------------------------------------------------------- sweep

@@ -45,14 +45,14 @@ def priced_again(plan: Plan) -> Plan:
 def test_with_entry_the_search_is_over_what_the_program_can_be_told() -> None:
     told = found("entry=pretrain_gpt.py")
     assert why_not(told.plan) is None
-    assert told.said is None
+    assert planning.said_plan(told, settings_of(*CASE, "entry=pretrain_gpt.py")) is None
     assert seconds(told.plan) <= seconds(found("pin.recompute=none").plan) * (1 + 1e-9)
     assert seconds(told.plan) > seconds(found("engine=megatron").plan)
 
 
 def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_with_their_own_price() -> None:
     of_worker = found("engine=megatron")
-    said = of_worker.said
+    said = planning.said_plan(of_worker, settings_of(*CASE, "engine=megatron"))
     assert why_not(of_worker.plan) is not None
     assert said is not None
     assert seconds(said) == seconds(found("entry=pretrain_gpt.py").plan) == pytest.approx(seconds(priced_again(said)))
@@ -79,7 +79,7 @@ def test_the_time_in_the_header_is_that_of_the_arguments(words: tuple[str, ...],
     assert run.main([*words, "launch=none", f"out={tmp_path / 'out'}"]) == 0
     settings = settings_of(*words)
     result = planning.searched_plan(settings)
-    told = result.said or result.plan
+    told = planning.said_plan(result, settings) or result.plan
     assert why_not(told) is None
     again = priced_again(told).predicted
     assert again is not None

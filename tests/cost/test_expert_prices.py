@@ -62,12 +62,24 @@ def test_experts_products_take_their_flops_and_their_bytes() -> None:
     """Four experts of 128 rows, 4096 x 2048, at 1 PFLOP/s and 4 TB/s, half of each reached: 2.1 GFLOP in 4.3 us, and 18.4 MB
     in 9.2 us, four times one after the other. The plain product of all 512 rows reads the weight once."""
     plain = Calibration(gemm_efficiency=0.5, gemm_half_tokens=0, gemm_half_features=0, memory_efficiency=0.5, expert_efficiency=1.0)
-    rates = Rates(1e15, 1e15, 4e12, 2)
+    rates = Rates(1e15, 1e15, 4e12, 2, 2)
     flops, moved = 2 * 128 * 4096 * 2048, 2 * (128 * 4096 + 4096 * 2048 + 128 * 2048)
     assert grouped_seconds(4, 128, 4096, 2048, rates, plain) == pytest.approx(4 * (flops / 0.5e15 + moved / 2e12))
     assert grouped_seconds(4, 128, 4096, 2048, rates, plain) > gemm_seconds(512, 4096, 2048, rates, plain)
-    added = grouped_seconds(4, 128, 4096, 2048, rates, plain, more_bytes=1e6) - grouped_seconds(4, 128, 4096, 2048, rates, plain)
+    added = grouped_seconds(4, 128, 4096, 2048, rates, plain, added_to=1e6) - grouped_seconds(4, 128, 4096, 2048, rates, plain)
     assert added == pytest.approx(4 * 1e6 / 2e12)
+
+
+def test_fp8_products_of_experts_read_one_byte_an_element_and_write_two() -> None:
+    """Forward writes rows, the weight's gradient the weight; each reads the two other tensors."""
+    plain = Calibration(gemm_efficiency=0.5, gemm_half_tokens=0, gemm_half_features=0, memory_efficiency=0.5, expert_efficiency=1.0)
+    wide, narrow = Rates(1e15, 1e15, 4e12, 2, 2), Rates(1e15, 1e15, 4e12, 2, 1)
+    rows, weight, out = 128 * 4096, 4096 * 2048, 128 * 2048
+    for added, read in ((0.0, rows + weight), (1e6, rows + out)):
+        saved = [grouped_seconds(1, 128, 4096, 2048, rates, plain, added_to=added) for rates in (wide, narrow)]
+        assert saved[0] - saved[1] == pytest.approx(read / 2e12)
+    h100, operands = GPUS["H100-SXM-80GB"], {"bf16": 2, "fp8": 1.0}
+    assert {precision: Rates.of(h100, precision, plain).operand for precision in operands} == operands
 
 
 @pytest.mark.parametrize(

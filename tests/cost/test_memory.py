@@ -254,3 +254,14 @@ def test_gpt3_175b_fits_selene_as_published() -> None:
     assert 55 < peak["selective"] < 79
     assert peak["none"] > 80
     assert peak["full"] < peak["selective"]
+
+
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_zero_3_gathers_a_layer_at_a_time_and_its_gradients_beside_it(mode: Recompute) -> None:
+    """2 bytes a parameter for the weights in both passes, and as many for the gradients before they are scattered in backward."""
+    model = cost_model(traits=DEEPSPEED)
+    divided, whole = (model.layer(candidate(dp=4, tp=2, zero_stage=stage), "decoder", mode) for stage in (3, 2))
+    assert divided.parameters == whole.parameters
+    assert divided.transient_forward_bytes - whole.transient_forward_bytes == 2 * divided.parameters
+    assert divided.transient_backward_bytes - whole.transient_backward_bytes == 4 * divided.parameters
+    assert divided.saved_bytes == whole.saved_bytes

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.cost.network import Network
 from orchestrator.cost.price import CostModel
+from orchestrator.cost.replicas import ReplicaPrices
 from orchestrator.cost.stage import StageSums, exposed_seconds
 from orchestrator.strategy.axes.traffic import Hidden, Traffic
 from orchestrator.units import GB, GBIT
@@ -101,6 +102,24 @@ def test_messages_of_several_layers_share_their_latency_once_a_step_alone() -> N
     counted = replace(HALF, collective_overhead_s=1e-3)
     bare = replace(HALF, collective_overhead_s=0.0)
     assert network(counted).seconds(item(count=3)) - network(bare).seconds(item(count=3)) == pytest.approx(3e-3)
+
+
+def test_gradients_travel_in_megatrons_buckets_which_grow_with_the_group() -> None:
+    """8 ranks: buckets of at least 40 million parameters; 64: one million for each, of experts too, whose own group is smaller. A layer has
+    so many of the hops as it fills of a bucket, and its bytes whatever the buckets."""
+    c = replace(HALF, collective_overhead_s=0.0)
+    for ranks, bucket in ((8, 40e6), (64, 64e6)):
+        seconds = {}
+        for least in (40_000_000, 400_000_000):
+            traits = replace(MEGATRON, message_parameters=(least, 1_000_000))
+            model = cost_model(calibration=c, traits=traits, cluster=a100(ranks))
+            prices = ReplicaPrices(model.workload, model.network)
+            strategy = candidate(dp=ranks, zero_stage=1).strategy
+            seconds[least] = prices.of(10_000_000, strategy).sync_s, prices.of(10_000_000, strategy, ranks=8 * ranks).sync_s
+        (few, of_experts), (many, _) = seconds[40_000_000], seconds[400_000_000]
+        hops = (few - many) / (10e6 / bucket - 10e6 / 400e6)
+        assert hops > 0
+        assert few - of_experts == pytest.approx(hops * (10e6 / bucket - 10e6 / max(40e6, 8e6 * ranks)))
 
 
 # ---- once a step

@@ -16,7 +16,9 @@ from orchestrator.cost import calibration
 from orchestrator.cost.calibration import CPU, Calibration, datasheet
 from orchestrator.cost.network import Network
 from orchestrator.errors import InputError
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.collectives import Link
+from orchestrator.hardware.spec import Gpu
 from orchestrator.model.families import describe
 from orchestrator.model.spec import Enter, Exit
 from orchestrator.strategy.axes import cp, dp, ep, tp
@@ -420,3 +422,10 @@ def test_a_bubble_costs_nothing_where_ranks_share_cores() -> None:
         assert passes[1].backward_s == pytest.approx(share * passes[0].backward_s)
         assert sum(passes[1].by_cause.values()) == pytest.approx(share * sum(passes[0].by_cause.values()))
         assert one.forward_s == pytest.approx(passes[0].forward_s)
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_by_a_datasheet_attention_is_never_nearer_the_peak_than_products_nor_its_backward_than_its_forward(gpu: Gpu) -> None:
+    """Softmax is no matrix product, and the backward pass computes the scores again."""
+    found = datasheet(replace(a100(8), gpu=gpu), MEGATRON)
+    assert 0 < found.attention_backward_efficiency <= found.attention_efficiency <= found.gemm_efficiency <= 1

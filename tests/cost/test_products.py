@@ -71,6 +71,6 @@ def test_adapters_and_the_vocabulary_gather_in_16_bits() -> None:
 def test_a_third_of_what_a_weights_gradient_is_added_to_is_not_hidden() -> None:
     """2 m k n FLOPs at the peak, and a third of 4 k n bytes: 8 s and 4 s of bytes, of which 1.32 show."""
     plain = Calibration(gemm_efficiency=1.0, gemm_half_tokens=0.0, gemm_half_features=0.0, memory_efficiency=1.0)
-    rates = Rates(peak=2 * 64.0**3 / 8, unaligned=1.0, bandwidth=4 * 64.0**2 / 4, itemsize=0)
+    rates = Rates(peak=2 * 64.0**3 / 8, unaligned=1.0, bandwidth=4 * 64.0**2 / 4, itemsize=0, operand=0)
     assert gemm_seconds(64, 64, 64, rates, plain) == 8
     assert gemm_seconds(64, 64, 64, rates, plain, added_to=4 * 64.0**2) == pytest.approx(8 + 4 * EXPOSED_EPILOGUE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from operator import le, mul
 
 import pytest
 from hypothesis import given, settings
@@ -232,20 +233,23 @@ def test_larger_groups_hide_transfers_and_hold_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pp", "vpp", "m", "group"), [(2, 2, 5, 3), (4, 2, 6, 6), (4, 2, 22, 6), (3, 3, 18, 5), (4, 3, 50, 7), (2, 2, 41, 3)]
+    ("pp", "vpp", "m", "group"),
+    [(2, 2, 5, 3), (4, 2, 6, 6), (4, 2, 22, 6), (3, 3, 18, 5), (4, 3, 50, 7), (2, 2, 41, 3), (2, 3, 6, 4), (2, 4, 9, 3)],
 )
 def test_in_flight_counts_in_groups_equal_the_ranks_own_lists(pp: int, vpp: int, m: int, group: int) -> None:
     rng = random.Random(m)
     for rank in range(pp):
-        weight = [rng.random() for _ in range(vpp)]
+        weights = [[rng.random() ** 3 for _ in range(vpp)] for _ in range(40)]  # chunks that weigh much more than others, too
         held, peaks = [0] * vpp, list[list[int]]()
         for name, _, chunk in order_interleaved(rank, m, pp, vpp, group):
             held[chunk] += 1 if name == "F" else -1
             peaks.append(held[:])
         found = in_flight_by_chunk("interleaved", pp, rank, m, vpp, group)
         assert {tuple(peak) for peak in peaks} >= set(found)
-        heaviest = max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks)
-        assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in found) == pytest.approx(heaviest)
+        assert fewest_in_flight("interleaved", pp, rank, m, vpp, group) == max(map(min, peaks)) == max(map(min, found))
+        for weight in weights:
+            heaviest, ours = (max(sum(map(mul, counts, weight)) for counts in given) for given in (peaks, found))
+            assert ours == pytest.approx(heaviest)
         assert in_flight("interleaved", pp, rank, m, vpp, group) == max(map(sum, peaks))
         warm_up = 2 * (pp - rank - 1) + (vpp - 1) * group
         assert max(map(sum, peaks)) == min(m * vpp, warm_up + 1)
@@ -458,6 +462,7 @@ def test_in_flight_counts_equal_the_ranks_own_lists(pp: int, vpp: int, m: int) -
         peaks = in_flight_by_chunk(schedule, pp, rank, m, vpp)
         assert max(sum(n * w for n, w in zip(counts, weight, strict=True)) for counts in peaks) == pytest.approx(heaviest)
         assert 1 <= fewest_in_flight(schedule, pp, rank, m, vpp) * vpp <= most
+        assert not any(one != other and all(map(le, one, other)) for one in peaks for other in peaks), "one covers another"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

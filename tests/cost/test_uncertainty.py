@@ -5,13 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from cost_cases import DEEPSPEED, MEGATRON, a100, gpt
 from msgspec.structs import replace
 
 from orchestrator.cost import uncertainty
 from orchestrator.cost.calibration import Calibration, calibrated, datasheet
-from orchestrator.cost.uncertainty import Cell, Situation, chance_of_not_fitting, interval, kept_free, situation
+from orchestrator.cost.uncertainty import (
+    USUAL_RISK,
+    Cell,
+    Ratios,
+    Situation,
+    cautious_margin,
+    chance_of_not_fitting,
+    interval,
+    kept_free,
+    situation,
+)
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.model.families import describe
 from orchestrator.model.training import Training
@@ -118,6 +129,33 @@ def test_what_is_kept_free_for_a_risk_leaves_that_risk(risk: float) -> None:
         assert chance_of_not_fitting(80.0 * (1 - share) * 1.02, 80.0, H100) > risk
 
 
+def test_a_cautious_margin_leaves_the_usual_risk_and_more_free_than_the_reserve() -> None:
+    margin = cautious_margin(H100, Calibration(memory_margin=0.063))
+    assert margin is not None
+    assert 0.063 < margin == kept_free(USUAL_RISK, H100)
+    assert chance_of_not_fitting(80.0 * (1 - margin), 80.0, H100) <= USUAL_RISK
+    assert chance_of_not_fitting(80.0 * (1 - 0.063), 80.0, H100) > USUAL_RISK
+    assert cautious_margin(H100, Calibration(memory_margin=margin)) is None, "the reserve keeps as much free"
+    assert cautious_margin(replace(H100, generation=""), Calibration()) is None, "nothing is published of the CPU"
+
+
+def test_the_users_own_peaks_count_until_it_is_extrapolated() -> None:
+    own = Calibration(memory_margin=0.02, own_peaks=True, fitted=FittedOn(kinds=("dense 16-bit",), num_gpus=8, seq_length=2048))
+    near, far = situation(MODEL, TRAINING, a100(16), own), situation(MODEL, TRAINING, a100(64), own)
+    assert cautious_margin(near, own) is None
+    assert cautious_margin(near, replace(own, own_peaks=False)) == kept_free(USUAL_RISK, near)
+    assert cautious_margin(far, own) == kept_free(USUAL_RISK, far)
+
+
+def test_what_is_kept_free_is_the_least_that_leaves_the_risk() -> None:
+    """By trying every measured ratio in turn, which the search for it does not."""
+    values = uncertainty.ratios(H100, "bytes")
+    for risk in (0.002, 0.05, 0.3, 0.99):
+        ratios = [1.0, *(value for value in values.values if value > 1)]
+        first = next(ratio for ratio in ratios if values.share_above(ratio * (1 + 1e-9)) <= risk)
+        assert kept_free(risk, H100) == 1 - 1 / (first * (1 + 1e-9))
+
+
 def test_a_risk_that_nobody_measured_is_refused() -> None:
     for risk in (0.0, 1e-6, 1.0):
         with pytest.raises(ValueError, match="can't be told from"):
@@ -134,3 +172,47 @@ def test_the_packages_errors_are_ratios_around_one_of_many_sources() -> None:
             assert all(ratio > 0 for ratio in ratios)
     size = Path(uncertainty.__file__).with_name("errors.json").stat().st_size
     assert size < 40_000, "every plan reads it"
+
+
+def test_quantiles_of_equal_weights_are_hazens() -> None:
+    """R. Hyndman and Y. Fan, "Sample quantiles in statistical packages", 1996, type 5: linear between the middles of n equal steps, the
+    least value below the first of them and the largest above the last."""
+    values = [1.3, 0.7, 1.0, 2.0, 0.9]
+    shares = np.linspace(0, 1, 21)
+    found = [Ratios((value, 3.0) for value in values).quantile(float(share)) for share in shares]
+    assert found == pytest.approx(list(np.quantile(values, shares, method="hazen")))
+    assert Ratios([(1.5, 1.0)]).quantile(0.2) == Ratios([(1.5, 1.0)]).quantile(0.9) == 1.5
+
+
+def test_a_weight_of_two_is_two_runs() -> None:
+    """Between the middles of unequal weights a quantile is not that of the runs counted singly, but a share of the weight is."""
+    weighted, single = Ratios([(0.8, 1.0), (1.2, 2.0), (1.5, 1.0)]), Ratios([(0.8, 1.0), (1.2, 1.0), (1.2, 1.0), (1.5, 1.0)])
+    for value in (0.5, 0.8, 1.0, 1.2, 1.4, 1.5):
+        assert weighted.share_above(value) == pytest.approx(single.share_above(value))
+    assert [single.share_above(value) for value in (0.5, 0.8, 0.9, 1.2, 1.3, 1.5)] == pytest.approx([1, 1, 0.75, 0.75, 0.25, 0.25])
+    assert single.share_above(1.6) == 1 / 5, "the next run may be above all four"
+    assert weighted.quantile(0.5) == 1.2
+
+
+def test_each_difference_halves_a_runs_weight_and_two_of_them_count_twice() -> None:
+    other = {"generation": "8", "transformers": True, "experts": True, "eight_bit": True, "beyond": ("scale", "engine")}
+    shares = {name: uncertainty.weight(H100, replace(H100, **{name: value})) for name, value in other.items()}
+    assert shares == {"generation": 1 / 4, "transformers": 1 / 4, "experts": 1 / 2, "eight_bit": 1 / 2, "beyond": 1 / 4}
+    every = replace(H100, **other)
+    assert uncertainty.weight(H100, every) == uncertainty.weight(every, H100) == 1 / 256
+    assert uncertainty.weight(every, every) == 1
+    assert uncertainty.weight(replace(H100, beyond=("scale",)), replace(H100, beyond=("scale", "gpu"))) == 1 / 2
+
+
+def test_a_cell_of_few_runs_weighs_less_than_one_of_many_and_never_more_than_its_share() -> None:
+    """n runs have n/(n + 20) of the weight that a cell of very many has: 20 half of it, 180 nine tenths."""
+    cells = (Cell(situation=H100, bytes=(1.0,) * 20), Cell(situation=H100, bytes=(2.0,) * 180))
+    assert chance_of_not_fitting(10.0, 15.0, H100, cells) == pytest.approx(0.9 / (0.5 + 0.9))
+
+
+def test_on_the_cpu_only_own_runs_make_an_interval() -> None:
+    cpu = replace(H100, generation="")
+    assert interval(cpu, Calibration()) is None
+    assert interval(replace(cpu, beyond=("scale",)), Calibration(interval=(0.9, 1.1))) == (0.9, 1.1)
+    assert uncertainty.poorly_predicted(cpu) == ""
+    assert interval(H100, Calibration(), ()) is None

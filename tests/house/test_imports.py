@@ -6,6 +6,9 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("imports")  # one `nodes_of`
 PACKAGE = Path(__file__).parents[2] / "orchestrator"
 EVERYWHERE = {"units", "errors", "values", "key", "extensions", "commands", "__init__", "__version__"}
 WORLDLY = {"commands"}

@@ -279,6 +279,8 @@ def test_last_line_is_that_of_the_last_traceback(log: str, line: str | None) -> 
         (-6, "", "Traceback (most recent call last):\n  File\nValueError: bad\nFatal Python error: Aborted\n", 134, "ValueError: bad"),
         (-9, "", "Traceback (most recent call last):\n  File\nValueError: caught\n", 137,
          "ended by SIGKILL (out of memory, or killed by someone)"),
+        (2, "", "Traceback (most recent call last):\n  File\norchestrator.errors.InputError: data=a.csv:2: is no text\n", 2,
+         "data=a.csv:2: is no text"),
         (-11, "Traceback (most recent call last):\n  File\nValueError: of the run before\n", "", 139, "ended by SIGSEGV"),
         (3, "KeyError: of the run before\n", "", 3, "ended with status 3 and said nothing"),
     ],

@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 STEPS = 4
 TRAIN = ("recipe=gpt_tiny", "gpus=4", "engine=megatron", "pin.tp=2", "pin.pp=2", "pin.vpp=1", "pin.micro_batch_size=4",
          "pin.recompute=none", "train.warmup=1")  # fmt: skip
+ALONE = ("recipe=gpt_tiny", "gpus=2", "engine=megatron", "pin.tp=2", *TRAIN[6:])
 FAST = """
 gpu: cpu
 gpus_per_node: 64
@@ -107,11 +108,11 @@ def job_of(out: Path) -> str:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of a local run, which was planned for a faster network than there is."""
+    """The losses of a local run on two ranks, without the pipeline, which was planned for a faster network than there is."""
     out = tmp_path_factory.mktemp("local") / "run"
     cluster = out.with_name("fast.yaml")
     cluster.write_text(FAST)
-    code, said = end(begin(out, dict(os.environ), "launch=local", f"train.steps={STEPS}", f"cluster={cluster}"))
+    code, said = end(begin(out, dict(os.environ), "launch=local", f"train.steps={STEPS}", f"cluster={cluster}", train=ALONE))
     assert code == 0, said
     slow = next(line for line in status(out)["preflight"] if line.startswith("tp=2: an all-reduce takes "))
     assert re.search(r"assumes \(.* GB/s measured, the link has 1e\+05\): its .* grow, the step from .* to about .*$", slow)
@@ -127,7 +128,7 @@ def test_two_nodes_train_to_the_losses_of_a_local_run(tmp_path: Path, cluster: d
     assert code == 0, said
     assert "Submitted as job" in said
     assert f"step {STEPS}/{STEPS}" in said
-    assert losses(out) == pytest.approx(reference, abs=1e-6)
+    assert losses(out) == pytest.approx(reference, abs=1e-5)
     assert (status(out)["status"], status(out)["steps"]) == ("finished", STEPS)
     assert (out / "logs" / "rank-0.log").read_text().splitlines()[1] == "ranks 0-1: n0, 2-3: n1"
 
@@ -147,7 +148,7 @@ def test_a_killed_rank_is_requeued_and_goes_on_to_the_same_losses(tmp_path: Path
     assert code == 0, said
     assert (status(out)["status"], status(out)["restarts"], status(out)["steps"]) == ("finished", 1, STEPS)
     assert [row["step"] for row in metrics(out)] == [1, 2, 3, 4]
-    assert losses(out) == pytest.approx(reference, abs=1e-6)
+    assert losses(out) == pytest.approx(reference, abs=1e-5)
 
 
 @pytest.mark.full

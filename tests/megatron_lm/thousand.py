@@ -9,7 +9,8 @@ failed by kind, and exits with 1 where something did.
 Plans are for the checkout's own release. 2026-11-22, seed 7, with experts, latent attention, prediction heads, windows and groups of
 micro-batches in the draw: 1,000 files (of 11,275 drawn, the others illegal) under tag core_v0.16.1 in 138 s, and 1,000 (of 14,921) under
 core_v0.19.0 in 197 s, beside each other on two cores: none refused, no value another. Under 0.19 another 21 plans had no arguments, of
-models that no worker of ours trains there.
+models that no worker of ours trains there. 2026-11-23, seed 7, with the experts' exchange beside another micro-batch in the draw: 400 files
+under core_v0.16.1 (8 with it, 4 with delayed weight gradients) and 400 under core_v0.19.0 (22 and 6): none refused, no value another.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ ONLY_IN: dict[str, list[dict[str, Any]]] = {
     ],
 }  # fmt: skip
 """Users' own values that the parser or the classes of one release alone have, by that release."""
+
+EXPERTS_BESIDE = ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute")
+"""Counted, as most draws can't have them."""
 
 
 def random_plan(draw: random.Random, version: str) -> Any:
@@ -123,7 +127,9 @@ def random_plan(draw: random.Random, version: str) -> Any:
     if world % (tp * pp * cp) or (pp > 1 and family is T5):
         return None
     dp = world // (tp * pp * cp)
-    vpp = one([1, 1, 2, 3]) if pp > 1 else 1
+    # The experts' exchange beside another micro-batch, and what it takes of the rest.
+    beside = bool(model.experts) and precision != "fp32" and one([True, False])
+    vpp = one([2, 3] if beside else [1, 1, 2, 3]) if pp > 1 else 1
     micro = one([1, 2, 4])
     if batch % (dp * micro):
         return None
@@ -136,7 +142,7 @@ def random_plan(draw: random.Random, version: str) -> Any:
             sizes[0], sizes[1] = sizes[0] - 1, sizes[1] + 1
     if family is not T5 and (sum(sizes) != layers or min(sizes) < 1):
         return None
-    mode = one(["none", "none", "selective", "mlp", "layernorm", "core_attn+layernorm", "full"])
+    mode = one(["none", "none", "selective", "layernorm", "core_attn+layernorm", *([] if beside else ["mlp", "full"])])
     recompute: list[tuple[str, int]] | None = None
     if mode == "full":  # the first so many layers of every chunk, all of shorter ones; or so many of a stage, as long as that is the same
         first = draw.randint(1, max(sizes))
@@ -184,6 +190,9 @@ def random_plan(draw: random.Random, version: str) -> Any:
         more = {"ep": one([1, 2, 4, 8]), "etp": one([1, tp]), "moe_token_dispatcher_type": one(["alltoall", "allgather", "flex"])}
         if any(part.shared_ffn_hidden_size for part in model.experts):
             more["moe_shared_expert_overlap"] = one([True, False])
+        if beside:
+            more |= {"ep": one([2, 4, 8]), "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": one([True, False])}
+            more |= {"moe_token_dispatcher_type": one(["alltoall", "flex"]), "moe_shared_expert_overlap": False}
         plan = replace(plan, **more)
     if pp > 1 and dp > 1 and one([True, False, False]):
         plan = replace(plan, rank_order=PP_BEFORE_DP)
@@ -407,6 +416,7 @@ def main(number: int, seed: int) -> int:
     draw = random.Random(seed)
     begin = time.perf_counter()
     done, tried, kinds, examples, unsaid = 0, 0, Counter[str](), dict[str, str](), Counter[str]()
+    beside: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         while done < number:
             tried += 1
@@ -425,6 +435,7 @@ def main(number: int, seed: int) -> int:
                 continue
             words = words_of(files["megatron_args.sh"], Path(folder))
             done += 1
+            beside.update(word for word in words if word in EXPERTS_BESIDE)
             said = io.StringIO()
             try:
                 with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -437,6 +448,7 @@ def main(number: int, seed: int) -> int:
                 kinds[kind] += 1
                 examples.setdefault(kind, f"{text}\n      {' '.join(words)[:3000]}")
     print(f"Megatron-LM {megatron.version}: {done} files of {tried} drawn, seed {seed}, {time.perf_counter() - begin:.0f} s")
+    print("  " + ", ".join(f"{beside[flag]} with {flag}" for flag in EXPERTS_BESIDE))
     for reason, count in unsaid.items():
         print(f"  {count:4} have no arguments: {reason}")
     for kind, count in kinds.most_common():

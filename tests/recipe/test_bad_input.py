@@ -110,7 +110,10 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "pinned pp beyond the layers": (("recipe=gpt_tiny", "gpus=16", "launch=none", "pin.pp=16"), "pp=16"),
     "pinned micro-batch that doesn't divide the batch": ((*TINY, "pin.micro_batch_size=5"), "micro_batch_size=5"),
     "a batch smaller than the ranks that need it": ((*TINY, "pin.dp=4", "train.global_batch_size=2"), "dp=4"),
-    "GPUs that fill no node": (("recipe=t5_large", "gpus=12", "launch=none"), "gpus=12: is no whole number of nodes of 8"),
+    "GPUs that fill no node": (
+        ("recipe=t5_large", "gpus=12", "launch=none"),
+        "gpus=12: is no whole number of nodes of 8: gpus=8 and gpus=16 are;",
+    ),
     "a layout that drops a layer": ((*TINY, "pin.pp=2", "pin.layout=Et*2|tL"), "pin.layout=Et*2|tL"),
     "a layout that is none": ((*TINY, "pin.pp=2", "pin.layout=EttX|ttL"), "pin.layout=EttX|ttL"),
     "a layout of another number of stages": ((*TINY, "pin.pp=4", "pin.layout=Et*2|t*2L"), "has 2 chunks, which pp=4 does not divide"),

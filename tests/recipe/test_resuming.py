@@ -102,6 +102,39 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
+def test_a_pin_of_the_continued_run_that_forbids_all_plans_says_how_it_is_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main((*TINY, "out=old", "pin.tp=2")) == 0
+    finish(folder / "old", 20)
+    capsys.readouterr()
+    said = refused(capsys, folder, (*AGAIN, "gpus=1"))
+    assert said.endswith("; the pins of the run that is continued are kept: pin.tp=null leaves them out")
+    assert run.main((*AGAIN, "gpus=1", "pin.tp=null", "out=new")) == 0
+
+
+@pytest.mark.parametrize(
+    ("done", "words", "message"),
+    [
+        (40, (), "train.steps=40: "),
+        (40, ("train.steps=50", "train.change=steps"), "has the weights of the run that is continued, whose recipe names it; give a new"),
+        (20, (), "has the weights of the run that is continued"),
+    ],
+)
+def test_weights_that_the_old_run_exported_are_named_where_the_new_one_would_export(
+    done: int, words: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing is left to train, that is said, and not that the exported weights are there already."""
+    assert run.main((*TINY, "out=old", "model.export_to=weights")) == 0
+    finish(folder / "old", done)
+    (folder / "weights").mkdir()
+    (folder / "weights" / "model.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    said = refused(capsys, folder, (*AGAIN, *words))
+    assert message in said
+    assert said.startswith("train.steps" if "steps=40" in message else f"model.export_to={folder / 'weights'}: ")
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_ways_to_resume_wrongly(case: str, old: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, message = WRONG[case]

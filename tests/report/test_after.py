@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
+from orchestrator.hardware.catalog import GPUS
 from orchestrator.planning import cost_of, fastest
 from orchestrator.report import after
 from orchestrator.report.text import as_text
@@ -115,3 +116,78 @@ def test_axes_are_told_by_the_ranks_that_a_group_joins() -> None:
 def test_rows_of_some_ranks_alone_say_nothing() -> None:
     assert after.after(PLAN, COST, after.read(rows()[:3])) is None
     assert after.after(PLAN, COST, ()) is None
+
+
+@pytest.mark.parametrize(("own", "named"), [(0.24, False), (0.26, True)])
+def test_ranks_that_share_cores_are_slow_from_two_and_a_half_times_their_like(own: float, named: bool) -> None:
+    """A rank computes `own` seconds where the others take 0.1."""
+    assert bool(said({3: own}).slow_ranks) is named
+
+
+@pytest.mark.parametrize(("own", "named"), [(0.14, False), (0.16, True)])
+def test_gpus_are_slow_from_one_and_a_half_times_their_like(own: float, named: bool) -> None:
+    on_gpus = replace(PLAN, cluster=replace(PLAN.cluster, gpu=GPUS["A100-SXM-80GB"]))
+    (found,) = [after.slow_ranks(on_gpus, after.read(rows({3: own})))]
+    assert [one.ranks for one in found] == ([(3,)] if named else [])
+    for one in found:
+        assert one.times == pytest.approx(own / 0.1)
+        assert one.extra_s == pytest.approx(own - 0.1)
+
+
+def test_a_slow_rank_that_hardly_costs_the_step_anything_is_not_named() -> None:
+    """Three times 5 ms: 10 of 500 ms, below a twentieth; three times 15 ms: 30."""
+    assert not said(dict.fromkeys(range(3), 0.005) | {3: 0.015}).slow_ranks
+    assert [one.ranks for one in said(dict.fromkeys(range(3), 0.015) | {3: 0.045}).slow_ranks] == [(3,)]
+
+
+def test_one_rank_alone_has_none_to_be_compared_with() -> None:
+    assert after.slow_ranks(PLAN, after.read(rows({0: 0.4})[:1])) == []
+
+
+def test_of_two_slow_links_the_dearer_stands_first() -> None:
+    found = said(None, {(0, 1): 0.1, (0, 2): 0.15})
+    assert [one.ranks for one in found.slow_links] == [(0, 2), (0, 1)]
+    assert [one.axis for one in found.slow_links] == ["pp", "tp"]
+    assert [one.extra_s for one in found.slow_links] == pytest.approx([0.14, 0.09])
+    assert not found.constants, "what stands out is not to be learned"
+
+
+def test_a_long_group_is_named_by_its_first_eight_ranks() -> None:
+    one = after.Standing(axis="dp", ranks=tuple(range(8)), hosts=("a", "b"), times=2.0, extra_s=0.5)
+    assert "between ranks 0, 1, 2, 3, 4, 5, 6, 7 on a, b takes 2.0 times" in one.said()
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... on" in replace(one, ranks=tuple(range(9))).said()
+    assert "ranks 0, 1, 2 on" in replace(one, ranks=(0, 1, 2)).said()
+
+
+def test_what_held_a_rank_up_is_not_its_own_and_never_more_than_the_phase() -> None:
+    (row, *_) = after.read(rows())
+    assert row.held(0, "passes") == pytest.approx(0.38)
+    assert row.own(0, "passes") == pytest.approx(0.1)
+    assert row.own(0, "update") == 0.01
+    assert row.own(0, "no such phase") == 0.0
+    late = replace(row, phases=({"passes": 0.2}, {"passes": 0.2}))
+    assert late.own(0, "passes") == 0.0
+    assert row.step_s(1) == pytest.approx(0.5)
+
+
+def test_the_causes_that_are_named_are_the_three_largest_and_worth_a_twentieth() -> None:
+    causes = {"compute": (1.0, 1.5), "tp": (0.5, 0.2), "dp": (0.1, 0.2), "pp": (0.2, 0.04), "data": (0.0, 0.06)}
+    constants = {"gemm_efficiency": (0.5, 0.4), "p2p_efficiency": (1.0, 0.5)}
+    one = after.After(steps=(4,), ranks=1, causes=causes, slow_ranks=(), slow_links=(), constants=constants)
+    why = "most by compute +500 ms, tp traffic -300 ms, pp traffic -160 ms"
+    assert one.lines() == [f"predicted 1.8 s, measured 2 s (step 4, timers of 1 rank); {why}"]
+    assert one.suggests() == "gemm_efficiency 0.4 in place of 0.5"
+    near = replace(one, causes={"compute": (1.0, 1.04)})
+    assert near.lines()[0].endswith("timers of 1 rank)")
+    assert near.suggests() == ""
+    assert replace(one, causes={"compute": (1.0, 0.9)}).suggests()
+    assert replace(one, steps=(4, 5), ranks=2).lines()[0].startswith("predicted 1.8 s, measured 2 s (steps 4 and 5, timers of 2 ranks)")
+    assert replace(one, ranks=2).lines()[1:] == ["no rank and no link stands out"]
+
+
+def test_differences_of_the_table_have_their_sign() -> None:
+    found = replace(said(), causes={"compute": (1.0, 1.5), "tp": (0.5, 0.0), "data": (0.0, 0.1)})
+    text = [" ".join(line.split()) for line in as_text(after.after_table(found)).splitlines()]
+    assert "compute 1 s 1.5 s +500 ms" in text
+    assert "tp traffic 500 ms - -500 ms" in text
+    assert "data - 100 ms +100 ms" in text

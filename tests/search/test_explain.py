@@ -11,7 +11,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Cluster
 from orchestrator.plan import Plan
 from orchestrator.report.text import explanation_text, proof, unasked_text, wide_tp_text
-from orchestrator.search.explain import Explanation, explain, narrower_tp
+from orchestrator.search.explain import Explanation, data_parallelism_alone, explain, narrower_tp
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -166,3 +166,18 @@ def test_floors_undercut_every_price() -> None:
         assert outcome.step_time_s is not None
         assert floors.leaf(outcome.candidate) <= outcome.step_time_s * (1 + 1e-9)
         assert floors.group(outcome.candidate, 8) <= outcome.step_time_s * (1 + 1e-9)
+
+
+def test_data_parallelism_alone_is_shown_for_every_stage_with_its_bytes_or_the_rule_against_it() -> None:
+    engine = ENGINES["deepspeed"]
+    given = planned_engines([(engine.capabilities(cluster(8).software), engine.traits(cluster(8).software))], CALIBRATION)
+    rows = data_parallelism_alone(workload(cluster(8)), given)
+    assert [row.zero_stage for row in rows] == [0, 1, 2, 3]
+    assert rows[0].least is None
+    assert "zero_stage=0 sums gradients in bf16" in rows[0].why
+    causes = [row.least.predicted.by_stage[0].memory_by_cause for row in rows[1:] if row.least is not None]
+    states = [sum(of[cause] for cause in ("weights", "gradients", "optimizer")) for of in causes]
+    assert states[0] > states[1] > states[2], "a higher stage divides more of them"
+    for row in data_parallelism_alone(workload(cluster(6)), given):
+        assert row.least is None
+        assert "dp=6 does not divide global_batch_size=16" in row.why

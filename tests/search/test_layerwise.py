@@ -11,9 +11,10 @@ from small_models import cluster, gpt, training
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.errors import NoPlanError
-from orchestrator.search.layerwise import ProfilePrices, layerwise
+from orchestrator.hardware.collectives import COLLECTIVES
+from orchestrator.search.layerwise import AnalyticPrices, Outer, ProfilePrices, layerwise
 from orchestrator.search.layerwise_stage import StageSolver, _Sequence
-from orchestrator.strategy.layerwise import TRAITS, galvatron_json
+from orchestrator.strategy.layerwise import TRAITS, LayerChoice, galvatron_json
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import GB, MIB
@@ -122,3 +123,75 @@ def test_the_file_for_galvatron_has_an_entry_for_every_layer() -> None:
     assert len(str(file["pp_division"]).split(",")) == file["pp_deg"] == plan.pp
     assert (file["world_size"], file["global_bsz"], file["chunks"]) == (4, 16, plan.num_microbatches)
     assert file["embed_sdp"] == file["vocab_sdp"]
+
+
+def test_a_measured_layer_is_divided_as_its_choice_says() -> None:
+    """Of 4 ranks with 8 samples: 20 MiB of weights and four times that of states; 2 ms a sample forward, twice that backward; 1 MiB of
+    output; 40, 22 and 13 MiB kept a sample at tp 1, 2 and 4. All-reduces over a link of 5 GB/s."""
+    prices = measured()
+    ways = {way.choice: way for way in prices.ways("layer", Outer(pp=1, num_microbatches=2, samples=8, ends=None))}
+    assert {choice.tp for choice in ways} == {1, 2, 4}
+    one, two, four = (ways[LayerChoice(tp=tp)] for tp in (1, 2, 4))
+    assert [way.static_bytes / MIB for way in (one, two, four)] == [80, 40, 20]
+    assert [way.saved_bytes / MIB for way in (one, two, four)] == [2 * 40, 4 * 22, 8 * 13]
+    assert (one.forward_s, one.backward_s) == pytest.approx((2 * 2e-3, 2 * 4e-3)), "without traffic: two samples a rank"
+    reduced = 2 * COLLECTIVES["all_reduce"](8 * MIB, 4, prices.costs.link(4, 1))
+    assert (four.forward_s, four.backward_s) == pytest.approx((8 * 2e-3 / 4 + reduced, 8 * 4e-3 / 4 + reduced))
+    assert one.sync_s == pytest.approx(COLLECTIVES["all_reduce"](20 * MIB, 4, prices.costs.link(4, 1)))
+    assert two.sync_s == pytest.approx(COLLECTIVES["all_reduce"](10 * MIB, 2, prices.costs.link(2, 2)))
+    assert four.sync_s == 0.0, "nobody else has its weights"
+
+    again = ways[LayerChoice(tp=2, recompute=True)]
+    assert (again.forward_s, again.backward_s) == pytest.approx((two.forward_s, two.backward_s + two.forward_s))
+    assert (again.saved_bytes, again.transient_bytes) == (4 * MIB, two.saved_bytes), "its input is kept, the rest lives in backward"
+    sharded = ways[LayerChoice(tp=2, zero3=True)]
+    assert sharded.static_bytes == two.static_bytes / 2
+    assert sharded.transient_bytes == 10 * MIB
+    gather = COLLECTIVES["all_gather"](10 * MIB, 2, prices.costs.link(2, 2))
+    scatter = COLLECTIVES["reduce_scatter"](10 * MIB, 2, prices.costs.link(2, 2))
+    assert sharded.forward_s == pytest.approx(two.forward_s + gather)
+    assert sharded.backward_s == pytest.approx(two.backward_s + gather + scatter)
+    assert sharded.sync_s == 0.0
+    both = ways[LayerChoice(tp=2, zero3=True, recompute=True)]
+    assert both.transient_bytes == two.saved_bytes + 10 * MIB
+    assert all(way.optimizer_s == 0.0 for way in ways.values())
+
+
+def test_what_stands_at_the_ends_and_passes_between_stages_of_a_profile() -> None:
+    """Two stages of 2 ranks, 8 samples: half of 100 MiB of states, and of 10 MiB a sample of each rank's 4 in flight, at either end."""
+    prices, outer = measured(), Outer(pp=2, num_microbatches=2, samples=8, ends=None)
+    assert [prices.fixed_bytes(outer, stage, flight) / MIB for stage, flight in ((0, 2), (1, 1))] == [(100 + 80) / 2, (100 + 40) / 2]
+    alone = Outer(pp=1, num_microbatches=2, samples=8, ends=None)
+    assert prices.fixed_bytes(alone, 0, 1) / MIB == 100 + 20
+    assert prices.hop_s(alone) == 0.0
+    assert prices.hop_s(outer) == pytest.approx(COLLECTIVES["p2p"](4 * MIB, 2, prices.costs.pair_link(0, 2, 2)))
+    middle = Outer(pp=4, num_microbatches=2, samples=8, ends=None)
+    assert [prices.fixed_bytes(middle, stage, 1) > 0 for stage in range(4)] == [True, False, False, True]
+
+
+def test_a_change_of_tp_gathers_samples_on_the_way_in_and_gradients_on_the_way_back() -> None:
+    """From tp 1 to 4 each rank takes the samples of 4: 8 of 1 MiB; from 4 to 1 it keeps its own, and their gradients come together."""
+    prices, outer = measured(), Outer(pp=1, num_microbatches=2, samples=8, ends=None)
+    seconds = COLLECTIVES["all_gather"](8 * MIB, 4, prices.costs.link(4, 1))
+    assert prices.switch("layer", 1, 4, outer) == (pytest.approx(seconds), 0.0)
+    assert prices.switch("layer", 4, 1, outer) == (0.0, pytest.approx(seconds))
+    assert prices.switch("layer", 2, 2, outer) == (0.0, 0.0)
+    narrow = COLLECTIVES["all_gather"](4 * MIB, 2, prices.costs.link(2, 1))
+    assert prices.switch("layer", 1, 2, outer) == (pytest.approx(narrow), 0.0)
+
+
+def test_a_change_of_tp_exchanges_tokens_inside_the_larger_group() -> None:
+    """Analytic layers: of 4 ranks with 8 samples each holds its quarter of their inputs, and changes it for another, both ways."""
+    workload = Workload(model=gpt(2), training=training(16), cluster=cluster(4, bandwidth=5 * GB))
+    costs = CostModel(workload, TRAITS, CALIBRATION)
+    prices, outer = AnalyticPrices(costs), Outer(pp=1, num_microbatches=2, samples=8, ends=None)
+    kind = gpt(2).runs[1].layer.kind
+    quarter = gpt(2).runs[1].layer.input_elements * costs.itemsize * 8 / 4
+    seconds = COLLECTIVES["all_to_all"](quarter, 4, costs.link(4, 1)) + CALIBRATION.collective_overhead_s
+    assert prices.switch(kind, 1, 4, outer) == prices.switch(kind, 4, 1, outer) == pytest.approx((seconds, seconds))
+    assert prices.switch(kind, 2, 2, outer) == (0.0, 0.0)
+    two = Outer(pp=2, num_microbatches=2, samples=8, ends=None)
+    half = COLLECTIVES["all_to_all"](2 * quarter, 2, costs.link(2, 1)) + CALIBRATION.collective_overhead_s
+    assert prices.switch(kind, 1, 2, two) == pytest.approx((half, half)), "a stage of two ranks holds as many samples"
+    nothing = COLLECTIVES["all_to_all"](0, 4, costs.link(4, 1)) + CALIBRATION.collective_overhead_s
+    assert prices.switch("embedding", 1, 4, outer) == pytest.approx((nothing, nothing)), "ids are everywhere"

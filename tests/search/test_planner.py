@@ -17,7 +17,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.check import check_plan
 from orchestrator.search.partition import Partitions, Way
 from orchestrator.search.planner import SearchResult, reprice, search
-from orchestrator.search.question import SearchSettings
+from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit, Pins
@@ -222,6 +222,35 @@ def test_more_memory_is_never_slower() -> None:
             times.append(math.inf)
     assert times == sorted(times, reverse=True)
     assert times[0] > times[-1]
+
+
+def cautious_plan(size: int, margin: float | None, **changes: Any) -> SearchResult:
+    """On GPUs of so many MiB, of which a fiftieth is kept free, and `margin` where a plan leaves it."""
+    engine = PlannedEngine(
+        capabilities=megatron_like(), traits=TRAITS, calibration=replace(CALIBRATION, memory_margin=0.02), cautious_margin=margin
+    )
+    workload = Workload(model=gpt(12, hidden=256, seq=128, vocab=1024), training=training(16, seq=128), cluster=cluster(8))
+    return search(workload, [engine], SearchSettings(limit=MemoryLimit(limit=size * MIB, reserve=None), top_k=3), **changes)
+
+
+def test_plans_leave_the_cautious_margin_free_where_one_can() -> None:
+    found, tight = cautious_plan(40, 0.3), cautious_plan(40, None)
+    same = some_plan(limit=MemoryLimit(limit=40 * MIB, reserve=round(40 * MIB * 0.3)), layers=12, top_k=3)
+    assert seconds(found.plan) == seconds(same.plan) > seconds(tight.plan)
+    for plan in (found.plan, *found.alternatives):
+        assert plan.predicted is not None
+        assert plan.predicted.peak_memory_bytes <= 0.7 * 40 * MIB
+
+
+def test_where_no_plan_leaves_the_cautious_margin_free_the_reserve_counts() -> None:
+    """Also with bounds of a search over less memory, which say nothing of it, and told to take the first plan that it finds."""
+    found, tight = cautious_plan(24, 0.9), cautious_plan(24, None)
+    assert found == tight
+    known = dict.fromkeys(found.bounds, math.inf)
+    assert cautious_plan(24, 0.9, known=known).plan == tight.plan
+    assert cautious_plan(24, 0.9, stop=lambda: True).plan.predicted is not None
+    with pytest.raises(NoPlanError, match=r"8\.0 MiB less 163\.8 KiB kept free"):
+        cautious_plan(8, 0.9)
 
 
 def test_a_reserve_is_memory_that_is_not_there() -> None:

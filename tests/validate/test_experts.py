@@ -67,6 +67,13 @@ def test_how_experts_ran_is_read_where_it_is_said(said: dict[str, str], experts:
     assert only(**said).experts == experts
 
 
+def test_what_a_card_promises_of_its_memory_is_not_taken_for_a_measurement() -> None:
+    """A peak that a card's metrics print counts tensors alone; a text only says below how much it stays."""
+    printed = only(peak_memory_gib="44.252", peak_memory_kind="peak allocated, GiB (card metric)")
+    assert (printed.memory_bytes, printed.memory_kind) == (44.252 * 2**30, "allocated")
+    assert only(peak_memory_gib="65", peak_memory_kind="peak allocated, GiB, from the text").memory_bytes is None
+
+
 def test_the_host_waits_unless_it_need_not_and_traffic_hides_only_where_it_was_made_to() -> None:
     base = Calibration(expert_sync_s=2e-3)
     waits = {graph: ExpertsRun(graph=graph, overlaps=True).constants(base) for graph in ("none", "routers", "whole")}  # type: ignore[arg-type]

@@ -82,6 +82,28 @@ def test_a_row_is_priced_as_it_was_run() -> None:
     assert run.fits is True
 
 
+def test_a_run_is_read_as_its_releases_recipe_ran_it_where_the_page_says_otherwise() -> None:
+    """An older heading: else the same five measurements count for two numbers of chunks, and neither is ever shown slower. A proxy's
+    tokenizer: else the last stage has a head of two and a half times its work."""
+    shape = {"engine": "NeMo megatron-core", "num_layers": "24", "vpp": "12", "global_batch_size": "64", "dp": "", "vocab_size": "128256"}
+    pages = ("dgxc-v25.01.1-nemo_megatron_README_175b.md-L52-c0", "dgxc-v25.02-nemo_megatron_README_175b.md-L61-c0")
+    older, later = only(*({**shape, "run_id": page} for page in pages), table="nvidia_dgxc_benchmarking")
+    assert (older.candidate.vpp, later.candidate.vpp) == (12, 6)
+    named = (
+        "dgxc-v25.02-llama3.1_README_405b.md-L52-c0",
+        "dgxc-v25.04-llama3.1_README.md-L110-c3",
+        "mlperf-v5.0-NVIDIA-eos-llama31_405b-0",
+    )
+    runs = only(*({**shape, "run_id": name} for name in named), table="nvidia_dgxc_benchmarking")
+    assert [run.model.architecture.vocab_size for run in runs] == [50257, 128256, 32000]
+
+
+def test_a_model_cut_down_to_fit_on_few_gpus_is_no_production_configuration() -> None:
+    shape = {"engine": "NeMo megatron-core", "model_name": "Llama 3.1 405b", "vpp": "7", "pp": "1", "tp": "8", "dp": "1"}
+    whole, proxy = only(*({**shape, "num_layers": layers} for layers in ("126", "7")), table="nvidia_dgxc_benchmarking")
+    assert recovery.configurations([whole, proxy]) == [whole]
+
+
 def test_a_configuration_is_shown_slower_by_a_published_run_of_the_same_training_divided_as_our_best() -> None:
     """Nemotron-4 15B: NVIDIA's own later configuration is ours, 4% faster; of another batch it says nothing."""
     shape = {"engine": "NeMo", "num_gpus": "8", "hidden_size": "2048", "num_layers": "8", "model_name": "Llama-like", "pp": "1"}

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import save_file
 
 from orchestrator.errors import InputError
 from orchestrator.workers.parts import WEIGHT, Parts
+
+pytestmark = pytest.mark.engines
 
 
 @pytest.fixture

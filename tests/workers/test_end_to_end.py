@@ -53,18 +53,21 @@ def start(plan: Plan, out: Path) -> list[dict[str, Any]]:
     return read_metrics(out)
 
 
-def test_two_ranks_train_and_a_resumed_run_continues(tmp_path: Path) -> None:
+def test_two_ranks_train_and_a_resumed_run_continues_on_one(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"tp": 2, "zero_stage": 1, "steps": 4, "lr": 3e-3}
     metrics = start(make_plan(GPT, run=RunSettings(save_every=2), **fields), tmp_path / "first")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert all(set(line) == FIELDS for line in metrics)
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.2
     resume = RunSettings(save_every=2, resume=str(tmp_path / "first" / "checkpoints" / "step_000002"))
-    resumed = start(make_plan(GPT, run=resume, **fields), tmp_path / "a second")
+    command, environment = one_rank(make_plan(GPT, run=resume, **fields | {"tp": 1}), tmp_path / "a second")
+    done = subprocess.run(command, cwd=tmp_path / "a second", env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    resumed = read_metrics(tmp_path / "a second")
     for before, after in zip(metrics[2:], resumed, strict=True):
         assert after["step"] == before["step"]
-        assert after["loss"] == pytest.approx(before["loss"], abs=1e-6)
-        assert after["grad_norm"] == pytest.approx(before["grad_norm"], rel=1e-5)
+        assert after["loss"] == pytest.approx(before["loss"], abs=1e-5)
+        assert after["grad_norm"] == pytest.approx(before["grad_norm"], rel=1e-4)
 
 
 def test_two_ranks_train_under_deepspeed(tmp_path: Path) -> None:

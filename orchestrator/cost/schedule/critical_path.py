@@ -33,10 +33,11 @@ def mean(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> list[fl
     return [sum(map(mul, shares, values)) for values in zip(*columns, strict=True)]
 
 
-def game(payoffs: Sequence[Sequence[float]]) -> tuple[float, list[float], list[float]]:
+def game(payoffs: Sequence[Sequence[float]], played: Sequence[float] = ()) -> tuple[float, list[float], list[float]]:
     """(value, shares of the rows, shares of the columns) of a game in which the row's player wants much of `payoffs[row][column]`, which
     are positive, and the column's player little: the linear program "most sum y where
-    payoffs y <= 1" by the simplex method (Dantzig 1951), whose first basis is its slacks.
+    payoffs y <= 1" by the simplex method (Dantzig 1951), whose first basis is its slacks. `played`: shares of the first columns in a game
+    that had fewer rows and columns; those that have one enter the basis first.
 
     >>> game([[4.0, 1.0], [1.0, 4.0]])
     (2.5, [0.5, 0.5], [0.5, 0.5])
@@ -46,9 +47,13 @@ def game(payoffs: Sequence[Sequence[float]]) -> tuple[float, list[float], list[f
     table = [[*(payoff / scale for payoff in row), *(float(i == j) for j in range(rows)), 1.0] for i, row in enumerate(payoffs)]
     gains = [-1.0] * columns + [0.0] * (rows + 1)
     basis = list(range(columns, columns + rows))
+    known = sorted((column for column, share in enumerate(played) if share > 0.0), key=played.__getitem__)
     for _ in range(MOST_PIVOTS):
-        enter = min(range(columns + rows), key=gains.__getitem__)
+        again = bool(known)
+        enter = known.pop() if again else min(range(columns + rows), key=gains.__getitem__)
         if gains[enter] >= -TINY:
+            if again:
+                continue
             break
         leave = min((i for i in range(rows) if table[i][enter] > TINY), key=lambda i: (table[i][-1] / table[i][enter], basis[i]))
         pivot = table[leave][enter]

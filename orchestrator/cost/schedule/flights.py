@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import lru_cache
 from itertools import accumulate, takewhile
-from operator import le, sub
+from operator import sub
 
 from orchestrator.cost.schedule.names import of_chunks
 
@@ -48,10 +48,28 @@ def in_flight_by_chunk(
 def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> int:
     """Micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many, wherever it is.
 
+    With `vpp` > 1 that chunk is always the last one: forward passes come to it last in each group, and backward passes first. It holds most
+    when a group's last forward pass or first backward pass has just been, or at either end of the order.
+
     >>> fewest_in_flight("1f1b", 4, 1, 8), fewest_in_flight("interleaved", 2, 0, 4, 2)
     (3, 2)
     """
-    return max(map(min, in_flight_by_chunk(schedule, pp, stage, num_microbatches, vpp, group)))
+    kind = of_chunks(schedule, vpp, group)
+    if vpp == 1:
+        return in_flight_by_chunk(schedule, pp, stage, num_microbatches)[0][0]
+    count, group = kind.telling(pp, num_microbatches), group or pp
+    warm_up, total = 2 * (pp - stage - 1) + (vpp - 1) * group, count * vpp
+    if warm_up >= total:
+        return count
+
+    def done(passes: int, chunk: int) -> int:
+        """Of the last chunk among the first so many passes, where it is this one of a group's."""
+        whole, inside = divmod(passes, group * vpp)
+        size = min(group, count - whole * group)
+        return whole * group + min(max(inside - chunk * size, 0), size)
+
+    turns = {end for first in range(0, total, group * vpp) for end in (first + warm_up, min(first + group * vpp, total) - 1)}
+    return max(done(k + 1, vpp - 1) - done(k - warm_up, 0) for k in {*turns, total - 1} if warm_up <= k < total)
 
 
 @lru_cache(maxsize=4096)
@@ -62,12 +80,12 @@ def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1,
 
 @lru_cache(maxsize=8192)
 def _corners(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int, group: int | None) -> tuple[tuple[int, ...], ...]:
-    """The peaks of the order, each a forward pass that a backward one follows, without those between two others on a line."""
+    """The peaks of the order, each a forward pass that a backward one follows, without those between two others on a line. All have as
+    many micro-batches in flight over all chunks, so that none covers another."""
     if vpp == 1:  # never more than when the first backward pass begins: from then on each one goes before a forward pass
         order = of_chunks(schedule, vpp).order(pp, stage, num_microbatches)
         return ((sum(step.action == "forward" for step in takewhile(lambda step: step.action != "backward", order)),),)
-    corners = _interleaved_corners(pp, stage, num_microbatches, vpp, group or pp)
-    return tuple(peak for peak in corners if not any(other != peak and all(map(le, peak, other)) for other in corners))
+    return tuple(_interleaved_corners(pp, stage, num_microbatches, vpp, group or pp))
 
 
 def _interleaved_corners(pp: int, stage: int, num_microbatches: int, vpp: int, group: int) -> dict[tuple[int, ...], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.engines.megatron.requirements import NAME
 from orchestrator.engines.rules.recompute import fused_attention
+from orchestrator.engines.transformer_config import DDP_BUCKET_ELEMENTS_PER_RANK, DDP_MIN_BUCKET_ELEMENTS
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.capabilities import StateBytes, Traits
 
@@ -22,6 +23,7 @@ def traits(software: Software) -> Traits:
         gradient_bytes_on_wire="grad_reduce_dtype",
         gradient_buffer="grad_reduce_dtype",
         reduce_scatter_from_stage=1,
+        message_parameters=(DDP_MIN_BUCKET_ELEMENTS, DDP_BUCKET_ELEMENTS_PER_RANK),
         flash_attention=fused_attention(software),
         fused_norms=software.transformer_engine,
         fp8_weight_copies=True,

@@ -13,10 +13,12 @@ from orchestrator.model.parts.mlp import Mlp
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Fixed in megatron-core (rotary_pos_embedding.py, _apply_scaling); only the factor can be chosen."""
 SCALINGS = ("default", "llama3", "linear", "yarn", "longrope")
+"""transformers' names of the ways to stretch rotary positions that an Architecture can have."""
 
 
 def rope(config: HfConfig, default_base: int = 10000) -> dict[str, Any]:
-    """Fields of Architecture, from `rope_theta` and `rope_scaling` or from transformers 5's `rope_parameters`."""
+    """Fields of Architecture that rotary positions have, from `rope_theta` and `rope_scaling` or from transformers 5's `rope_parameters`.
+    `default_base`: of a config.json without `rope_theta`. Raises InputError for a scaling that an Architecture can't have."""
     for field in ("rope_parameters", "rope_scaling"):
         section = config.section(field)
         if section is None:
@@ -40,19 +42,22 @@ def rope(config: HfConfig, default_base: int = 10000) -> dict[str, Any]:
     return {"rotary_base": config.integer("rope_theta", default_base)}
 
 
-def decoder(config: HfConfig, family: str, name: str, **more: Any) -> Architecture:
-    """The architecture of these fields; `more` stands in their place or beside them."""
+def decoder(
+    config: HfConfig, family: str, name: str, *, groups: int | None = None, epsilon: float = 1e-6, base: int = 10000, **more: Any
+) -> Architecture:
+    """The architecture of these fields; `more` stands in their place or beside them. `groups`, `epsilon`, `base`: the key-value heads, the
+    norms' epsilon and the rotary base of a config.json that does not say them, as transformers' own class of the model has them."""
     fields: dict[str, Any] = {
         "num_layers": config.integer("num_hidden_layers"),
         "hidden_size": config.integer("hidden_size"),
         "num_attention_heads": config.integer("num_attention_heads"),
-        "num_query_groups": config.optional_integer("num_key_value_heads"),
+        "num_query_groups": config.optional_integer("num_key_value_heads", groups),
         "kv_channels": config.optional_integer("head_dim"),
         "vocab_size": config.integer("vocab_size"),
         "max_position_embeddings": config.integer("max_position_embeddings"),
         "activation": "swiglu",
         "normalization": "RMSNorm",
-        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "norm_epsilon": config.number("rms_norm_eps", epsilon),
         "position_embedding": "rope",
         "add_bias_linear": False,
         "tie_embeddings": config.flag("tie_word_embeddings", False),
@@ -60,7 +65,7 @@ def decoder(config: HfConfig, family: str, name: str, **more: Any) -> Architectu
     }
     if "ffn_hidden_size" not in more:
         fields["ffn_hidden_size"] = config.integer("intermediate_size")
-    return Architecture(family=family, name=name, **(fields | rope(config) | more))
+    return Architecture(family=family, name=name, **(fields | rope(config, base) | more))
 
 
 def pattern_of(layers: Sequence[Layer]) -> tuple[Run, ...]:
@@ -83,19 +88,19 @@ def windowed(config: HfConfig, is_local: Callable[[int], bool]) -> list[bool]:
     return [is_local(index) for index in range(count)] if types is None else [kind == "sliding_attention" for kind in types]
 
 
-def router_groups(config: HfConfig) -> dict[str, Any]:
-    """Fields of Experts, from `n_group` and `topk_group`; one group is none."""
-    groups = config.optional_integer("n_group")
-    return {} if groups is None or groups == 1 else {"groups": groups, "group_topk": config.integer("topk_group")}
+def router_groups(config: HfConfig, groups: int | None = None, topk: int | None = None) -> dict[str, Any]:
+    """Fields of Experts, from `n_group` and `topk_group`, or these where it does not say them; one group is none."""
+    groups = config.optional_integer("n_group", groups)
+    return {} if groups is None or groups == 1 else {"groups": groups, "group_topk": config.integer("topk_group", topk)}
 
 
-def balance(config: HfConfig) -> dict[str, Any]:
+def balance(config: HfConfig, default: float = 0.0) -> dict[str, Any]:
     """Fields of Experts, from `router_aux_loss_coef`, which transformers' models of experts add where they return the router's logits."""
-    return {"aux_loss_coeff": config.number("router_aux_loss_coef", 0.0)}
+    return {"aux_loss_coeff": config.number("router_aux_loss_coef", default)}
 
 
-def first_dense(config: HfConfig, mixer: Any, experts: Any) -> tuple[Run, ...]:
+def first_dense(config: HfConfig, mixer: Any, experts: Any, default: int = 0) -> tuple[Run, ...]:
     """The first `first_k_dense_replace` layers have an MLP, the others experts."""
-    dense, count = int(config.number("first_k_dense_replace", 0)), config.integer("num_hidden_layers")
+    dense, count = int(config.number("first_k_dense_replace", default)), config.integer("num_hidden_layers")
     layers = [Layer(mixer=mixer, feed_forward=Mlp() if index < dense else experts) for index in range(count)]
     return pattern_of(layers)

@@ -16,7 +16,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     config.refuse_unless("moe_layer_freq", 1, "every layer after the first dense ones has experts")
     second = config.fields.get("model_type") == "deepseek_v2"
     mixer = LatentAttention(
-        q_lora_rank=config.optional_integer("q_lora_rank"),
+        q_lora_rank=config.optional_integer("q_lora_rank", 1536),
         kv_lora_rank=config.integer("kv_lora_rank"),
         qk_head_dim=config.integer("qk_nope_head_dim"),
         qk_rope_head_dim=config.integer("qk_rope_head_dim"),
@@ -28,11 +28,11 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         num_experts=config.integer("n_routed_experts"),
         topk=config.integer("num_experts_per_tok"),
         ffn_hidden_size=width,
-        shared_ffn_hidden_size=width * (config.optional_integer("n_shared_experts") or 0),
+        shared_ffn_hidden_size=width * (config.optional_integer("n_shared_experts", 2 if second else 1) or 0),
         score="softmax" if second else "sigmoid",
         normalized=config.flag("norm_topk_prob", not second),
-        scaling=config.number("routed_scaling_factor", 1.0),
-        **router_groups(config),
+        scaling=config.number("routed_scaling_factor", 1.0 if second else 2.5),
+        **router_groups(config, None if second else 8, None if second else 4),
         expert_bias=not second,
     )
     return decoder(
@@ -41,7 +41,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         name,
         num_query_groups=None,
         kv_channels=None if config.integer("hidden_size") % config.integer("num_attention_heads") == 0 else mixer.v_head_dim,
-        pattern=first_dense(config, mixer, experts),
+        pattern=first_dense(config, mixer, experts, 0 if second else 3),
         mtp_num_layers=int(config.number("num_nextn_predict_layers", 0)),
     )
 

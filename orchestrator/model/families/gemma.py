@@ -23,8 +23,18 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     unit = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", UNIT)) if third else 2
     # Scores are divided by the root of this; Gemma 2 cuts them softly.
     scale = config.number("query_pre_attn_scalar", 256)
-    cap = None if config.fields.get("attn_logit_softcapping") is None else config.number("attn_logit_softcapping")
-    logits = None if config.fields.get("final_logit_softcapping") is None else config.number("final_logit_softcapping")
+    cap, logits = (
+        None if config.fields.get(field, default) is None else config.number(field, default)
+        for field, default in (("attn_logit_softcapping", None if third else 50.0), ("final_logit_softcapping", None if third else 30.0))
+    )
+
+    # transformers 5 has a section for the layers with a window, and one for the others.
+    sections = config.section("rope_parameters") or config
+    nested, windows = sections.section("full_attention"), sections.section("sliding_attention")
+    local_base = config.integer("rope_local_base_freq", LOCAL_ROTARY_BASE)
+    if windows is not None:
+        windows.choice("rope_type", ("default",), "default")
+        local_base = windows.integer("rope_theta", local_base)
 
     def layer(local: bool) -> Layer:
         mixer = GroupedQueryAttention(
@@ -32,17 +42,18 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
             qk_norm="head" if third else None,
             softcap=cap,
             score_width=scale,
-            rotary_base=config.integer("rope_local_base_freq", LOCAL_ROTARY_BASE) if local and third else None,
+            rotary_base=local_base if local and third else None,
             rotary_scaled=not local,
         )
         return Layer(mixer=mixer, feed_forward=Mlp())
 
-    nested = (config.section("rope_parameters") or config).section("full_attention")
     flat = config if nested is None else HfConfig({**config.fields, "rope_parameters": nested.fields}, config.key)
     return decoder(
         flat,
         "gemma",
         name,
+        groups=4,
+        base=1_000_000 if third else 10_000,
         kv_channels=width,
         activation="geglu",
         norm_placement="both",

@@ -32,9 +32,11 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         config,
         "glm4_moe",
         name,
+        groups=8,
+        epsilon=1e-5,
         rotary_percent=share,
         add_qkv_bias=config.flag("attention_bias", False),
-        pattern=first_dense(config, mixer, experts),
+        pattern=first_dense(config, mixer, experts, 1),
         mtp_num_layers=int(config.number("num_nextn_predict_layers", 0)),
     )
 

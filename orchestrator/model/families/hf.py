@@ -31,9 +31,9 @@ class HfConfig:
             raise InputError(f"{self.key}.{field}", repr(value), "must be an integer above 0")
         return int(value)
 
-    def optional_integer(self, field: str) -> int | None:
-        """The integer, or None where the field is absent or null."""
-        return None if self.fields.get(field) is None else self.integer(field)
+    def optional_integer(self, field: str, default: int | None = None) -> int | None:
+        """The integer; None where the field is null, `default` where it is absent."""
+        return None if self.fields.get(field, default) is None else self.integer(field, default)
 
     def number(self, field: str, default: float | None = None) -> float:
         """A number that is not negative."""

@@ -58,6 +58,8 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         text,
         "llama4",
         name,
+        groups=8,
+        base=500_000,
         num_layers=count,
         ffn_hidden_size=text.integer("intermediate_size_mlp", 16384),
         kv_channels=text.optional_integer("head_dim") or 128,

@@ -17,8 +17,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     config.choice("hidden_act", ("silu",), "silu")
     said = "sliding_window" in config.fields
     window = config.optional_integer("sliding_window") if said else WINDOW
-    groups = config.optional_integer("num_key_value_heads") or GROUPS
-    return decoder(config, "mistral", name, num_query_groups=groups, mixer=GroupedQueryAttention(window=window) if window else None)
+    return decoder(config, "mistral", name, groups=GROUPS, mixer=GroupedQueryAttention(window=window) if window else None)
 
 
 FAMILY = Family(name="mistral", from_hf_config=from_hf_config, hf_model_types=("mistral",))

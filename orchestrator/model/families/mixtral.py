@@ -17,9 +17,9 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         num_experts=config.integer("num_local_experts"),
         topk=config.integer("num_experts_per_tok", 2),
         ffn_hidden_size=config.integer("intermediate_size"),
-        **balance(config),
+        **balance(config, 0.001),
     )
-    return decoder(config, "mixtral", name, feed_forward=experts)
+    return decoder(config, "mixtral", name, groups=8, epsilon=1e-5, base=1_000_000, feed_forward=experts)
 
 
 FAMILY = Family(name="mixtral", from_hf_config=from_hf_config, hf_model_types=("mixtral",))

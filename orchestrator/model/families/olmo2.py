@@ -13,7 +13,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     """A config.json of OLMo 2."""
     config.choice("hidden_act", ("silu",), "silu")
     config.refuse_unless("attention_bias", False, "no published OLMo 2 has biases")
-    return decoder(config, "olmo2", name, norm_placement="post", mixer=GroupedQueryAttention(qk_norm="hidden"))
+    return decoder(config, "olmo2", name, epsilon=1e-5, norm_placement="post", mixer=GroupedQueryAttention(qk_norm="hidden"))
 
 
 FAMILY = Family(name="olmo2", from_hf_config=from_hf_config, hf_model_types=("olmo2",))

@@ -18,7 +18,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     section = config.section("rope_parameters")
     share = (section or config).number("partial_rotary_factor", 1.0)
     mixer = GroupedQueryAttention(window=window) if window else None
-    return decoder(config, "phi3", name, rotary_percent=share, hidden_dropout=dropout, mixer=mixer)
+    return decoder(config, "phi3", name, epsilon=1e-5, rotary_percent=share, hidden_dropout=dropout, mixer=mixer)
 
 
 FAMILY = Family(name="phi3", from_hf_config=from_hf_config, hf_model_types=("phi3",))

@@ -18,7 +18,7 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
     config.refuse_unless("use_sliding_window", False, "no published Qwen3 has windows")
     config.refuse_unless("attention_bias", False, "no published Qwen3 has biases")
     width = config.optional_integer("head_dim") or HEAD_DIM
-    return decoder(config, "qwen3", name, kv_channels=width, mixer=GroupedQueryAttention(qk_norm="head"))
+    return decoder(config, "qwen3", name, groups=32, kv_channels=width, mixer=GroupedQueryAttention(qk_norm="head"))
 
 
 FAMILY = Family(name="qwen3", from_hf_config=from_hf_config, hf_model_types=("qwen3",))

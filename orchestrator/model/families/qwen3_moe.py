@@ -22,9 +22,9 @@ def from_hf_config(config: HfConfig, name: str) -> Architecture:
         topk=config.integer("num_experts_per_tok"),
         ffn_hidden_size=config.integer("moe_intermediate_size"),
         normalized=config.flag("norm_topk_prob", False),
-        **balance(config),
+        **balance(config, 0.001),
     )
-    return decoder(config, "qwen3_moe", name, mixer=GroupedQueryAttention(qk_norm="head"), feed_forward=experts)
+    return decoder(config, "qwen3_moe", name, groups=4, mixer=GroupedQueryAttention(qk_norm="head"), feed_forward=experts)
 
 
 FAMILY = Family(name="qwen3_moe", from_hf_config=from_hf_config, hf_model_types=("qwen3_moe",))

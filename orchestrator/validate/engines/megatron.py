@@ -15,6 +15,8 @@ from orchestrator.validate.engines.engine import EAGER, FP32_STATES, MEGATRON_ST
 PLANNED: Final = "megatron"
 NEMO_STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
 """NVIDIA's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 off): --grad-reduce-in-bf16, param_and_grad_buffer.py."""
+BRIDGES_BUCKET: Final = 128 * 1024 * 1024
+"""Parameters of a bucket in NeMo's and Bridge's recipes, whatever the group (Megatron-Bridge, training/comm_overlap.py:577)."""
 FUSED_LOSS_LOGITS: Final = 10.0
 """Megatron's --cross-entropy-loss-fusion: bf16 logits 2, fp32 copy 4, and exponentials 4 that jit does not write in place."""
 IN_PLACE_LOGITS: Final = 2.0
@@ -41,7 +43,13 @@ def _of_functional_tests(row: Mapping[str, str], precision: Precision) -> str:
 
 NEMO: Final = MeasuredEngine(
     # its recipes pass chunks on beside the products (Transformer Engine's user buffers)
-    traits=_traits("nemo", constants={"tp_overlap": 0.85}, states=all_stages(NEMO_STATES, FP32_STATES), logits_bytes=IN_PLACE_LOGITS),
+    traits=_traits(
+        "nemo",
+        constants={"tp_overlap": 0.85},
+        states=all_stages(NEMO_STATES, FP32_STATES),
+        logits_bytes=IN_PLACE_LOGITS,
+        message_parameters=(BRIDGES_BUCKET, 0),
+    ),
     printed=("nemo", "bridge"),
     resembles=PLANNED,
     dispatcher="flex",  # of 110 recipes of experts 90 (expert_recipes_bridge), the others say nothing

@@ -1,4 +1,9 @@
-"""`python -m orchestrator.workers.tracing REQUEST.json ANSWER.json`: one description, or why there is none (orchestrator/describe.py)."""
+"""`python -m orchestrator.workers.tracing REQUEST.json ANSWER.json`: records the layers of a model from its own code, in a process of its
+own, since that needs torch and orchestrator/describe.py, which starts it, does not.
+
+The request has "config" (a Hugging Face config.json as text) or "code" ("package.module:factory"), "seq_length" and "decoder_seq_length"
+(tokens; null: none) and "itemsize" (bytes of an activation's element). The answer has "traced" (model/traced.py) or "error", the parts of
+an InputError."""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ from orchestrator.workers.tracing.trace import described
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The content of ANSWER.json."""
     source = Source(config=request.get("config", ""), code=request.get("code", ""))
     try:
         return {"traced": described(source, request["seq_length"], request["decoder_seq_length"], request["itemsize"])}

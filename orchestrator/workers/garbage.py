@@ -1,0 +1,20 @@
+"""To be imported before all else by what a rank runs: while the engines are imported, nothing is garbage.
+
+Importing them makes half a million objects that stay. Python looks through those that it has again and again meanwhile: 0.4 of the 2.5 CPU
+seconds that a rank needs to import its worker (2 cores, 2026-11-23); and later in each full collection, 0.24 s.
+"""
+
+from __future__ import annotations
+
+import gc
+
+THRESHOLDS = gc.get_threshold()
+
+
+def look_only_at_what_is_made_from_now_on() -> None:
+    """Once everything is imported: collections are as often as before, and pass over the modules."""
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+
+
+gc.set_threshold(1_000_000)

@@ -1,0 +1,52 @@
+"""Two plans side by side: differences from the largest, columns that sum to the plans' totals, figures that follow from each other."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from report_plans import PLAN, PREDICTED, SLOWER
+
+from orchestrator.report.comparison import compared, comparison_tables, facts
+from orchestrator.report.text import as_text
+
+
+def test_causes_stand_from_the_largest_difference_whichever_plan_is_the_slower() -> None:
+    for one, other in ((PLAN, SLOWER), (SLOWER, PLAN)):
+        found = compared(one, other)
+        apart = {name: abs(pair[0] - pair[1]) for name, pair in found.seconds.items()}
+        assert list(apart.values()) == sorted(apart.values(), reverse=True)
+        assert list(apart)[:2] == ["tp_traffic", "bubble"]
+
+
+def test_the_columns_sum_to_the_plans_own_steps_and_peaks() -> None:
+    found = compared(PLAN, SLOWER)
+    assert [sum(pair[index] for pair in found.seconds.values()) for index in (0, 1)] == pytest.approx([12.0, 13.44])
+    least = replace(PLAN, predicted=replace(PREDICTED, by_stage=PREDICTED.by_stage[::-1]))
+    memory = compared(PLAN, least).memory_bytes  # of the fullest stage of each, wherever it stands
+    assert all(one == other for one, other in memory.values())
+    assert sum(one for one, _ in memory.values()) == pytest.approx(PREDICTED.peak_memory_bytes)
+
+
+def test_a_cause_that_one_plan_lacks_is_nothing_there() -> None:
+    without = replace(PLAN, predicted=replace(PREDICTED, by_cause={"compute": 9.0}))
+    assert compared(PLAN, without).seconds["bubble"] == (1.0, 0.0)
+    assert compared(without, PLAN).seconds["bubble"] == (0.0, 1.0)
+
+
+def test_differences_have_their_sign_and_rounding_errors_no_row() -> None:
+    causes = {**PREDICTED.by_cause, "tp_traffic": 3.3, "bubble": 0.64, "waiting": 1e-13}
+    noisy = replace(SLOWER, predicted=replace(PREDICTED, step_time_s=13.44, by_cause=causes))
+    text = [" ".join(line.split()) for line in as_text(comparison_tables(compared(PLAN, noisy), ("a", "b"))).splitlines()]
+    assert "step time a b difference" in text
+    assert "tp traffic 1.5 s 3.3 s +1.8 s" in text
+    assert "bubble 1 s 640 ms -360 ms" in text
+    assert "compute 9 s 9 s" in text
+    assert "total 12 s 13.4 s +1.44 s" in text
+    assert not any(line.startswith("waiting") for line in text)
+
+
+def test_a_plans_figures_follow_from_its_step() -> None:
+    found = facts(PLAN)
+    assert found["tokens_per_s"] == pytest.approx(512 * 8192 / 12.0, rel=1e-4)
+    assert found["days"] * 86400 == pytest.approx(PLAN.training.steps * 12.0)
+    assert found["gpu_hours"] == pytest.approx(found["days"] * 24 * 64)
