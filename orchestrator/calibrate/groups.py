@@ -26,7 +26,6 @@ OTHER_UNITS: Final[Mapping[str, str]] = {
     "allocator_slack": "share",
     "transient_activations": "tensors",
     "core_share": "share",
-    "half_core_share": "share",
     "memory_margin": "share",
     "overlap_slowdown": "ratio",
     "latency_factor": "ratio",

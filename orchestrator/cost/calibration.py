@@ -125,9 +125,6 @@ class Calibration(Value, frozen=True, kw_only=True):
     core_share: float = 1.0
     """Share of what a rank would have alone that is left where all ranks compute at once: 1 on devices of their own. Ranks that share
     cores leave them to the others while they wait in a pipeline, so that its bubble costs nothing as long as somebody has work."""
-    half_core_share: float = 0.5
-    """The same where half of the ranks compute: half, where these fill the cores as well as all do. Above that they leave some idle that
-    more ranks would use, or stand in each other's way where the cores are threads of one."""
 
     # Network
     inner_efficiency: float = 0.80
@@ -264,7 +261,7 @@ def digest(traits: Traits) -> str:
 SHARES: Final = frozenset(
     name
     for name in Calibration.__struct_fields__
-    if name.endswith(("_efficiency", "_overlap")) or name in ("allocator_slack", "core_share", "half_core_share", "memory_margin")
+    if name.endswith(("_efficiency", "_overlap")) or name in ("allocator_slack", "core_share", "memory_margin")
 )
 """Constants that are shares: 0 to 1. (`tp_overlap` below 0 in `Calibration` says that no file has it.)"""
 
@@ -337,7 +334,7 @@ CARRIES_OVER: Final[Mapping[str, str]] = {
     **dict.fromkeys(("memory_efficiency", "optimizer_efficiency"), "the GPU's memory bandwidth"),
     **dict.fromkeys(("inner_efficiency", "outer_efficiency", "outer_scaling", "p2p_efficiency", "latency_factor"), THE_NETWORKS),
     **dict.fromkeys(("host_efficiency", "host_adam_bandwidth"), "the host's"),
-    **dict.fromkeys(("core_share", "half_core_share"), "the machine's"),
+    "core_share": "the machine's",
 }
 """Constants that say nothing of an engine, with the reason: those of a user's file that hold when the engine's traits have changed since
 it was fitted (another version, Transformer Engine installed)."""

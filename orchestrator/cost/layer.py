@@ -161,16 +161,13 @@ class LayerPrices:
 
     def active_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """The factor, 0 to 1, on seconds that a layer takes while all ranks compute; 1 on GPUs. Where ranks share cores
-        (`Calibration.core_share`), one in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: in
-        the mean so many of the ranks compute, and take what lies between the shares of one, of half of them and of all (1)."""
+        (`Calibration.core_share`), one in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: all
+        the work over all the cores bounds the step from below, and so does a rank that is alone on its cores."""
         c, mesh = self._workload.calibration, strategy.mesh
         if c.core_share >= 1 or mesh.pp == 1:
             return 1.0
         m = max(1, self._workload.training.global_batch_size // (mesh.dp * micro_batch_size))
-        busy = m / (m + mesh.pp - 1)
-        if busy <= 0.5:
-            return max(c.core_share, 2 * busy * c.half_core_share)
-        return max(c.core_share, c.half_core_share + (2 * busy - 1) * (1 - c.half_core_share))
+        return max(c.core_share, m / (m + mesh.pp - 1))
 
     def _seconds(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, alone: float, dense: Replica, copy_s: float

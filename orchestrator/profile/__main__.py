@@ -38,7 +38,7 @@ from orchestrator.job import File
 from orchestrator.launch import local, render, slurm
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import fastest, usable_engines
-from orchestrator.profile.measured import Figure, Wire, core_shares, figure, layers, level_of, together, wire
+from orchestrator.profile.measured import Figure, Wire, core_share, figure, layers, level_of, together, wire
 from orchestrator.recipe import Settings
 from orchestrator.strategy.pins import Pins
 from orchestrator.units import KIB, MIB, format_seconds
@@ -204,10 +204,8 @@ def conclude(
     constants = {name: value for name, value in found.constants.items() if name not in fixed}
     messages = [row for row in rows if row["operation"] == "p2p"]
     inner = wires[0]
-    alone, half = core_shares(ranks) if cluster.is_cpu else (1.0, 1.0)
     constants |= {
-        "core_share": alone,
-        "half_core_share": half,
+        "core_share": core_share(ranks) if cluster.is_cpu else 1.0,
         "collective_overhead_s": inner.collective_s,
         "latency_factor": 1.0,
         "inner_efficiency": 1.0,
@@ -277,7 +275,6 @@ def everything(
         },
         "layers_median_error": error,
         "alone_micro_batch_s": told(figure(ranks[0]["alone"]["microbatch_s"])),
-        "half_micro_batch_s": told(figure([s for rank in ranks for s in (rank["half"] or {}).get("microbatch_s", ())])),
     }  # fmt: skip
 
 

@@ -85,11 +85,11 @@ def level_of(cluster: Cluster, size: int, stride: int) -> int:
 
 
 def together(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The collectives of all ranks: each repetition lasts as long as on its slowest rank, less what the products before it take alone on
-    the slowest, in the median."""
-    rows = []
-    for each in zip(*(rank["collectives"] for rank in ranks), strict=True):
-        products = median(slowest([row["products_s"] for row in each]))
+    """The collectives of all ranks: each repetition lasts as long as on its slowest rank, less what the products between take alone on the
+    slowest, in the median of all that were measured."""
+    rows, each_row = [], [*zip(*(rank["collectives"] for rank in ranks), strict=True)]
+    products = median(seconds for each in each_row for seconds in slowest([row["products_s"] for row in each]))
+    for each in each_row:
         seconds = [max(total - products, 0.0) for total in slowest([row["seconds"] for row in each])]
         rows.append({**{key: value for key, value in each[0].items() if key != "products_s"}, "seconds": seconds})
     return rows
@@ -105,12 +105,7 @@ def layers(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {name: [seconds for rank in ranks for seconds in rank["cases"][name]["microbatch_s"]] for name in ranks[0]["cases"]}
 
 
-def core_shares(ranks: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds of a micro-batch on a rank that is alone, and on one of half of the ranks, over those of one among all: 1 where ranks have
-    devices of their own. Never less for half of them than for one, nor than half: that much work is theirs."""
-    among_all = median(layers(ranks)[ranks[0]["alone_case"]])
-    alone, half = (
-        min(1.0, median([seconds for rank in ranks for seconds in (rank[which] or {}).get("microbatch_s", ())]) / among_all)
-        for which in ("alone", "half")
-    )
-    return alone, max(half, alone, 0.5)
+def core_share(ranks: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of a micro-batch on a rank that is alone over those of one among all: 1 where ranks have devices of their own."""
+    alone = median(ranks[0]["alone"]["microbatch_s"])
+    return float(min(1.0, alone / median(layers(ranks)[ranks[0]["alone_case"]])))

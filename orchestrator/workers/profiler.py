@@ -5,8 +5,7 @@
 Collectives go over the plan's backend, by every group in OUT/groups.json at once, and between products, as in a training step: a rank
 whose cores others compute on is not at once there to send. Layers are those of the plans in
 OUT/cases/: each rank takes them alone (workers/rehearsal.py), all at the same time, since ranks that share a socket, a power budget or
-cores slow each other; the last case once more on rank 0, and on every second rank, while the others wait. Each rank writes
-OUT/measured/rank-N.json.
+cores slow each other; the last case once more on rank 0 while the others wait. Each rank writes OUT/measured/rank-N.json.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ import torch.distributed as dist
 from orchestrator.plan import from_json
 from orchestrator.workers import distributed, loop, orphans, rehearsal
 
-REPEATS: Final = 7
+REPEATS: Final = 5
 """Of each collective and size, after one that is not kept."""
-IN_A_ROW: Final = 3
+IN_A_ROW: Final = 10
 """Products, and collectives between them, of a repetition."""
 WIDTH: Final = 512
 """Rows and columns of a product's matrices: some milliseconds on a core, as the half of a small layer."""
-STEPS: Final = 4
+STEPS: Final = 8
 """Of each case, of which the first is not kept."""
 WAIT: Final = timedelta(minutes=10)
 
@@ -102,7 +101,7 @@ def operation(name: str, nbytes: int, size: int, group: Any, device: torch.devic
 
 
 class Meeting:
-    """A barrier of `world` ranks over a store of their own, which needs no process group."""
+    """A barrier of all ranks over the store, which needs no process group."""
 
     def __init__(self, store: dist.Store, world: int) -> None:
         self._store, self._world, self._met = store, world, 0
@@ -170,10 +169,8 @@ def main() -> None:
     together()
     alone = case(folders[-1], rank, lambda: None) if rank == 0 else None
     together()
-    half = case(folders[-1], rank, Meeting(dist.PrefixStore("half", stores[0]), (world + 1) // 2)) if rank % 2 == 0 else None
-    together()
     (out / "measured").mkdir(exist_ok=True)
-    found = {"rank": rank, "collectives": traffic, "cases": layers, "alone": alone, "half": half, "alone_case": folders[-1].name,
+    found = {"rank": rank, "collectives": traffic, "cases": layers, "alone": alone, "alone_case": folders[-1].name,
              "collectives_s": collectives_s, "seconds": time.perf_counter() - begin}  # fmt: skip
     (out / "measured" / f"rank-{rank}.json").write_text(json.dumps(found))
     together()

@@ -14,7 +14,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.collectives import COLLECTIVES, Link
 from orchestrator.profile.__main__ import LAYERS, cases_of, conclude, groups_of, main, without_network
-from orchestrator.profile.measured import core_shares, figure, level_of, together, wire
+from orchestrator.profile.measured import core_share, figure, level_of, together, wire
 from orchestrator.recipe.clusters import load_cluster
 from orchestrator.validate import own
 from orchestrator.validate.pricing import Pricer
@@ -110,8 +110,7 @@ def concluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layers[case] = {"microbatch_s": [(step - update) / plan.num_microbatches] * 3, "update_s": [update] * 3, "layer_forward_s": 1e-3}
     last = max(layers)
     alone = {"microbatch_s": [0.6 * seconds for seconds in layers[last]["microbatch_s"]]}
-    half = {"microbatch_s": [0.7 * seconds for seconds in layers[last]["microbatch_s"]]}
-    rank = {"collectives": rows_of(2e9, 1e-4, 6e-4), "cases": layers, "alone": alone, "half": half, "alone_case": last, "seconds": 12.0}
+    rank = {"collectives": rows_of(2e9, 1e-4, 6e-4), "cases": layers, "alone": alone, "alone_case": last, "seconds": 12.0}
     conclude(settings, "megatron", plans, [rank] * 4, out, "2026-11-22")
     return out
 
@@ -122,7 +121,6 @@ def test_a_profile_gives_back_the_constants_that_made_it(concluded: Path) -> Non
         assert file.constants[name].value == pytest.approx(value, rel=0.15), name
     assert file.fitted_median_error < 0.02
     assert file.constants["core_share"].value == pytest.approx(0.6)
-    assert file.constants["half_core_share"].value == pytest.approx(0.7)
     assert file.constants["collective_overhead_s"].value == pytest.approx(6e-4, rel=1e-3)
     assert file.measured is not None
     assert file.measured.num_gpus == 4
@@ -156,20 +154,8 @@ def test_cases_are_cut_to_few_layers_and_have_every_tp() -> None:
 
 
 def test_ranks_with_devices_of_their_own_lose_nothing_together() -> None:
-    apart = {"microbatch_s": [1.1]}
-    ranks = [{"cases": {"a": {"microbatch_s": [1.0]}}, "alone": apart, "half": apart, "alone_case": "a"}] * 2
-    assert core_shares(ranks) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("alone", "half", "shares"),
-    [(0.25, 0.55, (0.25, 0.55)), (0.25, 0.4, (0.25, 0.5)), (0.6, 0.55, (0.6, 0.6))],
-    ids=["as measured", "half of the ranks have half of the work", "one rank is never slower than several"],
-)
-def test_half_of_the_ranks_are_measured_together(alone: float, half: float, shares: tuple[float, float]) -> None:
-    both = {"cases": {"a": {"microbatch_s": [1.0, 1.0]}}, "alone_case": "a", "half": {"microbatch_s": [half]}}
-    others = {**both, "alone": None, "half": None}
-    assert core_shares([{**both, "alone": {"microbatch_s": [alone]}}, others, {**both, "alone": None}, others]) == pytest.approx(shares)
+    ranks = [{"cases": {"a": {"microbatch_s": [1.0]}}, "alone": {"microbatch_s": [1.1]}, "alone_case": "a"}] * 2
+    assert core_share(ranks) == 1.0
 
 
 def test_nothing_is_measured_without_a_start(capsys: pytest.CaptureFixture[str]) -> None:
