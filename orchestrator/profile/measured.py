@@ -15,6 +15,10 @@ HELD: Final = (0.05, 0.95)
 """Quantiles that are written as a figure's spread."""
 
 
+LEAST: Final = 1e-6
+"""Seconds below which a collective's time is not told from others: it is lost in the noise of the products beside it."""
+
+
 class Figure(NamedTuple):
     """A measured figure: median, 5% and 95% quantile, and of how many repetitions."""
 
@@ -46,9 +50,10 @@ class Wire(NamedTuple):
 
 
 def wire(rows: Sequence[Mapping[str, Any]]) -> Wire:
-    """The least relative squares over rows of {operation, size, bytes, seconds: [...]}: every collective's time is linear in what a byte,
-    a hop and a collective take (hardware/collectives.py), none of which is negative (Lawson and Hanson's NNLS). Raises ValueError without
-    rows."""
+    """The least squares over rows of {operation, size, bytes, seconds: [...]}, each relative to its median, or to the spread of its
+    repetitions (half of what lies between their quartiles) where that is wider, so that what noise hides settles nothing: every
+    collective's time is linear in what a byte, a hop and a collective take (hardware/collectives.py), none of which is negative (Lawson
+    and Hanson's NNLS). Raises ValueError without rows."""
     from scipy.optimize import nnls
 
     if not rows:
@@ -59,13 +64,15 @@ def wire(rows: Sequence[Mapping[str, Any]]) -> Wire:
         a_byte = operation(nbytes, size, Link(bandwidth=1.0, latency=0.0))
         a_hop = operation(0.0, size, Link(bandwidth=1.0, latency=1.0))
         seconds = median(row["seconds"])
-        matrix.append([a_byte / seconds, a_hop / seconds, 1 / seconds])
-        target.append(1.0)
+        low, high = (float(np.quantile(row["seconds"], share)) for share in (0.25, 0.75))
+        unit = max(seconds, (high - low) / 2, LEAST)
+        matrix.append([a_byte / unit, a_hop / unit, 1 / unit])
+        target.append(seconds / unit)
     columns = np.array(matrix)
     scale = columns.max(axis=0)
     found, _ = nnls(columns / scale, np.array(target))
     per_byte, hop_s, collective_s = (float(value) for value in found / scale)
-    off = np.abs(columns @ np.array([per_byte, hop_s, collective_s]) - 1)
+    off = np.abs(columns @ np.array([per_byte, hop_s, collective_s]) - target)
     return Wire(1 / per_byte if per_byte else float("inf"), hop_s, collective_s, float(np.median(off)))
 
 
@@ -78,12 +85,19 @@ def level_of(cluster: Cluster, size: int, stride: int) -> int:
 
 
 def together(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The collectives of all ranks: each repetition lasts as long as on its slowest rank."""
-    rows = []
-    for each in zip(*(rank["collectives"] for rank in ranks), strict=True):
-        seconds = [max(repetition) for repetition in zip(*(row["seconds"] for row in each), strict=True)]
-        rows.append({**each[0], "seconds": seconds})
+    """The collectives of all ranks: each repetition lasts as long as on its slowest rank, less what the products between take alone on the
+    slowest, in the median of all that were measured."""
+    rows, each_row = [], [*zip(*(rank["collectives"] for rank in ranks), strict=True)]
+    products = median(seconds for each in each_row for seconds in slowest([row["products_s"] for row in each]))
+    for each in each_row:
+        seconds = [max(total - products, 0.0) for total in slowest([row["seconds"] for row in each])]
+        rows.append({**{key: value for key, value in each[0].items() if key != "products_s"}, "seconds": seconds})
     return rows
+
+
+def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """Of the same repetitions on every rank, the longest of each."""
+    return [max(repetition) for repetition in zip(*ranks, strict=True)]
 
 
 def layers(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -2,9 +2,10 @@
 
     python -m orchestrator.workers.profiler --plan plan.json --out .
 
-Collectives go over the plan's backend, by every group in OUT/groups.json at once, as in a training step. Layers are those of the plans in
+Collectives go over the plan's backend, by every group in OUT/groups.json at once, and between products, as in a training step: a rank
+whose cores others compute on is not at once there to send. Layers are those of the plans in
 OUT/cases/: each rank takes them alone (workers/rehearsal.py), all at the same time, since ranks that share a socket, a power budget or
-cores slow each other; the first case once more on rank 0 while the others wait. Each rank writes OUT/measured/rank-N.json.
+cores slow each other; the last case once more on rank 0 while the others wait. Each rank writes OUT/measured/rank-N.json.
 """
 
 from __future__ import annotations
@@ -26,16 +27,39 @@ import torch.distributed as dist
 from orchestrator.plan import from_json
 from orchestrator.workers import distributed, loop, orphans, rehearsal
 
-REPEATS: Final = 7
+REPEATS: Final = 5
 """Of each collective and size, after one that is not kept."""
-STEPS: Final = 4
+IN_A_ROW: Final = 10
+"""Products, and collectives between them, of a repetition."""
+WIDTH: Final = 512
+"""Rows and columns of a product's matrices: some milliseconds on a core, as the half of a small layer."""
+STEPS: Final = 8
 """Of each case, of which the first is not kept."""
 WAIT: Final = timedelta(minutes=10)
 
 
 def collectives(groups: list[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Seconds of every operation, group and number of bytes; a group is {size, stride}: all such groups work at the same time."""
+    """Seconds of every operation, group and number of bytes, with a product before it, and of that product; a group is {size, stride}: all
+    such groups work at the same time."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    square = torch.rand(WIDTH, WIDTH, device=device)
+
+    def product() -> None:
+        torch.mm(square, square)
+
+    def seconds_of(work: Callable[[], None]) -> list[float]:
+        seconds = []
+        for _ in range(REPEATS + 1):
+            dist.barrier()
+            loop.synchronise(device)
+            begin = time.perf_counter()
+            for _ in range(IN_A_ROW):
+                product()
+                work()
+            loop.synchronise(device)
+            seconds.append((time.perf_counter() - begin) / IN_A_ROW)
+        return seconds[1:]
+
     for shape in groups:
         size, stride = shape["size"], shape["stride"]
         mine = None
@@ -44,17 +68,11 @@ def collectives(groups: list[dict[str, Any]], device: torch.device) -> Iterator[
                 ranks = [first + i * stride for i in range(size)]
                 made = dist.new_group(ranks)
                 mine = made if rank in ranks else mine
-        for name, nbytes in ((name, nbytes) for name in shape["operations"] for nbytes in shape["bytes"]):
-            work = operation(name, nbytes, size, mine, device)
-            seconds = []
-            for _ in range(REPEATS + 1):
-                dist.barrier()
-                loop.synchronise(device)
-                begin = time.perf_counter()
-                work()
-                loop.synchronise(device)
-                seconds.append(time.perf_counter() - begin)
-            yield {"operation": name, "size": size, "stride": stride, "bytes": nbytes, "seconds": seconds[1:]}
+        for name in shape["operations"]:
+            products_s = seconds_of(lambda: None)
+            for nbytes in shape["bytes"]:
+                seconds = seconds_of(operation(name, nbytes, size, mine, device))
+                yield {"operation": name, "size": size, "stride": stride, "bytes": nbytes, "seconds": seconds, "products_s": products_s}
 
 
 def operation(name: str, nbytes: int, size: int, group: Any, device: torch.device) -> Callable[[], None]:
@@ -148,10 +166,8 @@ def main() -> None:
     for folder in folders:
         together()
         layers[folder.name] = case(folder, rank, together)
-    alone = None
     together()
-    if rank == 0:
-        alone = case(folders[-1], rank, lambda: None)
+    alone = case(folders[-1], rank, lambda: None) if rank == 0 else None
     together()
     (out / "measured").mkdir(exist_ok=True)
     found = {"rank": rank, "collectives": traffic, "cases": layers, "alone": alone, "alone_case": folders[-1].name,

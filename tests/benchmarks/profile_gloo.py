@@ -10,11 +10,10 @@ is begun after `limit_s` seconds: what has run by then is judged, and the same c
 predicted is the machine as it was while it was profiled: load shows in the numbers, most of all as one factor common to all plans, so that
 what is left without it is told too; and, by the ranks' timers, predicted over measured of computing and of traffic, each in the median.
 
-On 2026-11-22, 2 cores of an AMD EPYC under a load of 20 from other work: the profile took 141 s; the plan ranked first was the fastest of
-the twelve (by datasheets 41% slower than that); Spearman .6, where the steps of a single plan spread by a factor of two; predictions were
-1.6 times too long in the median, within 11% of that factor. Three of the plans later that day at the same load: 1.26 times too long, within
-11% of that; by cause computing 2.2 times (all ranks are profiled computing at once, in a training some wait meanwhile), traffic .2 and
-waiting .5 times (collectives are profiled while nobody computes). Not yet run on an idle machine.
+On 2026-11-23, 2 cores of an AMD EPYC, nothing else running: the profile took 75 s. Two rounds of the twelve plans, the least of both:
+median error 5.1%, all within 12%, Spearman .87, the plan ranked first 4.8% behind the fastest. Six of the twelve lie within 10% of the
+fastest, and a plan's two rounds differ by 10% in the median, once by 49%: ranks among the six are this machine's noise. What is left are
+plans with two of four ranks at work at a time: 8 to 12% too short.
 """
 
 from __future__ import annotations

@@ -23,19 +23,23 @@ from orchestrator.validate.runs import Run
 KEYS = ["recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron"]
 
 
+PRODUCT_S = 0.004
+"""What the product before each collective takes."""
+
+
 def rows_of(bandwidth: float, hop_s: float, collective_s: float, repeats: int = 3) -> list[dict[str, Any]]:
-    """Collectives that take exactly what the cost model says of such a link."""
+    """Collectives between products, that take exactly what the cost model says of such a link."""
     link = Link(bandwidth=bandwidth, latency=hop_s)
     return [
         {"operation": name, "size": size, "stride": 1, "bytes": nbytes,
-         "seconds": [COLLECTIVES[name](nbytes, size, link) + collective_s] * repeats}
+         "seconds": [COLLECTIVES[name](nbytes, size, link) + collective_s + PRODUCT_S] * repeats, "products_s": [PRODUCT_S] * repeats}
         for name in ("all_reduce", "all_gather", "reduce_scatter", "p2p") for size in (2, 4) for nbytes in (4096, 2**20, 2**24)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("truth", [(1e9, 2e-4, 5e-4), (4.5e11, 2e-6, 1e-5), (5e10, 0.0, 3e-5)])
 def test_a_links_figures_are_found_in_its_collectives(truth: tuple[float, float, float]) -> None:
-    found = wire([row for row in rows_of(*truth) if row["operation"] != "p2p"])
+    found = wire([row for row in together([{"collectives": rows_of(*truth)}] * 2) if row["operation"] != "p2p"])
     assert found[:3] == pytest.approx(truth, rel=1e-6, abs=1e-9)
     assert found.error < 1e-9
 
@@ -48,9 +52,19 @@ def test_no_figure_of_a_link_is_negative_however_odd_the_measurements() -> None:
         wire([])
 
 
-def test_a_collective_lasts_as_long_as_on_its_slowest_rank() -> None:
-    ranks = [{"collectives": [{"operation": "p2p", "seconds": [1.0, 5.0]}]}, {"collectives": [{"operation": "p2p", "seconds": [2.0, 4.0]}]}]
-    assert together(ranks) == [{"operation": "p2p", "seconds": [2.0, 5.0]}]
+def test_a_collective_lasts_as_long_as_on_its_slowest_rank_less_the_products_between() -> None:
+    ranks = [
+        {"collectives": [{"operation": "p2p", "seconds": [1.0, 5.0], "products_s": [0.25, 0.5]}]},
+        {"collectives": [{"operation": "p2p", "seconds": [2.0, 4.0], "products_s": [0.5, 0.25]}]},
+    ]
+    assert together(ranks) == [{"operation": "p2p", "seconds": [1.5, 4.5]}]
+
+
+def test_a_collective_lost_in_the_noise_of_products_settles_nothing() -> None:
+    (lost,) = together([{"collectives": [{**rows_of(1e9, 2e-4, 5e-4)[0], "seconds": [0.9, 0.99, 1.1], "products_s": [1.0]}]}])
+    assert lost["seconds"] == pytest.approx([0.0, 0.0, 0.1])
+    rows = [row for row in together([{"collectives": rows_of(1e9, 2e-4, 5e-4)}]) if row["operation"] != "p2p"]
+    assert wire([*rows, lost])[:3] == pytest.approx((1e9, 2e-4, 5e-4), rel=0.03)
 
 
 def test_groups_cover_every_size_and_both_distances_and_lie_on_their_level() -> None:
