@@ -21,7 +21,7 @@ from orchestrator.strategy.pins import MemoryLimit
 
 KEYS = {"recipe": "llama3_8b", "gpus": 16, "engine": "megatron"}
 CROWDED = {"recipe": "llama3_8b", "gpus": 8, "cluster": "dgx_h100", "engine": "megatron"}
-"""Its fastest plan by the reserve alone has a chance of 28%."""
+"""Its fastest plan by the reserve alone has a chance of 24%."""
 FULL = {"tp": 1, "pp": 1, "cp": 1}
 """Of this, every plan fills the GPU further than is usual."""
 
@@ -78,7 +78,7 @@ def test_a_plan_that_is_surer_but_much_slower_is_named_and_not_taken() -> None:
 
 
 def test_a_given_plan_goes_by_the_reserve(tmp_path: Path) -> None:
-    answer = so.plan(**CROWDED, memory={"risk": "30%"})
+    answer = so.plan(**CROWDED, memory={"risk": "20%"})
     assert answer.chance_of_not_fitting > USUAL_RISK
     run = answer.write(tmp_path / "run")
     again = so.plan(plan=str(run / "plan.json"))
@@ -176,7 +176,7 @@ def test_what_is_explained_is_held_to_what_the_plan_is() -> None:
     """The best plan with a choice is as sure to fit, where one is; where none is, its chance is said."""
     answer = so.plan(**CROWDED)
     *alone, together = so.explain(answer, **FULL).splitlines()
-    assert "none with it has at most a 5% chance of running out of memory, this one 27%" in together
+    assert "none with it has at most a 5% chance of running out of memory, this one 23%" in together
     assert not any("chance" in line for line in alone)
 
 
