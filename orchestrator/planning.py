@@ -289,14 +289,15 @@ def fastest(
     *,
     known: Mapping[Candidate, float] | None = None,
     any_plan: bool = False,
+    fullest_s: float | None = None,
 ) -> Found:
     """The fastest plan of all engines that may be used, without an answer to any other question. `known`: `Found.bounds` of a search whose
-    space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError, and InputError where ds.* or
-    megatron.* say otherwise than the plan."""
+    space has all of this one's. `any_plan`: the first that is found will do. `fullest_s`: seconds of the fastest plan that fills memory up
+    to the reserve, where that is known. Raises NoPlanError, and InputError where ds.* or megatron.* say otherwise than the plan."""
     asked = asked or question(settings, top_k=1)
     stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
-        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known)
+        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known, fullest_s=fullest_s)
     index = [engine.name for engine in asked.planned].index(result.plan.engine)
     plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
     passthrough.check(plan, ENGINES[plan.engine].passes)
@@ -333,7 +334,8 @@ def searched_plan(
     asked = question(settings, without=without)
     two = with_fuller and settings.budget_s is None and any(engine.cautious_margin is not None for engine in asked.planned)
     most = fullest(settings, asked) if two else None
-    found = fastest(settings, asked, progress, known=most.bounds if most else None)
+    fullest_s = most.plan.predicted.step_time_s if most and most.plan.predicted else None
+    found = fastest(settings, asked, progress, known=most.bounds if most else None, fullest_s=fullest_s)
     if most is not None and faster(most.plan, found.plan):
         found = msgspec.structs.replace(found, fuller=most.plan)
     asked = found.asked or asked

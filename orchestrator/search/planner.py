@@ -108,11 +108,12 @@ def search(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     known: Mapping[Candidate, float] | None = None,
+    fullest_s: float | None = None,
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
     Plans leave the engines' `cautious_margin` free; where none does, or the fastest that does takes DEAR times as long, what the
-    calibrations say.
+    calibrations say. `fullest_s`: seconds of the fastest plan by the latter, where that is known.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
@@ -123,10 +124,11 @@ def search(
         running.look(progress)
         least = running.finish()
         if running.best.score is not None:
-            fuller = _Search(workload, engines, replace(settings, top_k=1), {}, lambda: True, below_s=running.best.score / DEAR)
-            if running.complete:
+            if running.complete and fullest_s is None:
+                fuller = _Search(workload, engines, replace(settings, top_k=1), {}, lambda: True, below_s=running.best.score / DEAR)
                 fuller.look(None)
-            if fuller.best.score is None:
+                fullest_s = fuller.best.score
+            if not running.complete or fullest_s is None or fullest_s * DEAR >= running.best.score:
                 return running.result(least)
             cautious = _plan(running.best.ranked[0][0], workload, running.costs[running.best.ranked[0][1].engine])
         known = {}  # that less memory does not hold a choice says nothing of more
