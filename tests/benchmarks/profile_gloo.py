@@ -10,10 +10,10 @@ is begun after `limit_s` seconds: what has run by then is judged, and the same c
 predicted is the machine as it was while it was profiled: load shows in the numbers, most of all as one factor common to all plans, so that
 what is left without it is told too; and, by the ranks' timers, predicted over measured of computing and of traffic, each in the median.
 
-On 2026-11-23, 2 cores of an AMD EPYC, nothing else running: the profile took 75 s. Two rounds of the twelve plans, the least of both:
-median error 5.1%, all within 12%, Spearman .87, the plan ranked first 4.8% behind the fastest. Six of the twelve lie within 10% of the
-fastest, and a plan's two rounds differ by 10% in the median, once by 49%: ranks among the six are this machine's noise. What is left are
-plans with two of four ranks at work at a time: 8 to 12% too short.
+On 2026-11-23, 2 cores of an AMD EPYC, nothing else running, the profile in 68 s: three rounds of the twelve plans, the least of each, and
+four profiles of the same day (the last two as it is now): Spearman .92 to .94, median error 4 to 10%, the plan ranked first 4.8% behind the
+fastest. Single rounds say little here: the same plan's times differ by 10% in the median from round to round, the twelve times of two rounds
+have a Spearman of .69, .70 and .94 with each other, and the fastest plan of one round was 37% and 19% behind in the two others.
 """
 
 from __future__ import annotations

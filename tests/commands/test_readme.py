@@ -24,7 +24,11 @@ ANSWERS = {
     "how often to save?": (r"failures: .* best is train\.save_every=\d+",),
 }
 """What the command of a question says."""
-LONG = ("the least GPUs for ten days, or so many tokens a second?", "the longest sequence, largest batch, most layers that fit?")
+LONG = (
+    "the least GPUs for ten days, or so many tokens a second?",
+    "the longest sequence, largest batch, most layers that fit?",
+    "why not tp 1? one node less?",
+)
 """Left to .ci/full: 17 and 13 CPU seconds."""
 
 

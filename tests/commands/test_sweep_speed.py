@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import orchestrator
 
 MOST_CPU_S = 6.0
 
 
+@pytest.mark.full
 def test_eighteen_points_of_a_dense_model_in_under_six_cpu_seconds() -> None:
     """2.3 on 2 cores of an AMD EPYC, beside eight other programs (tests/benchmarks/sweep_speed.py measures it)."""
     words = ["sweep", "recipe=llama3_8b", "gpus=8,16,32,64,128,256", "cluster=dgx_h100,dgx_a100_80gb,dgx_b200", "--json"]
