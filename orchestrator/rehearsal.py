@@ -135,8 +135,8 @@ def rehearse(plan: Plan, module: str, environment: dict[str, str], cost: CostMod
 
 
 def built(plan: Plan, module: str, environment: dict[str, str], out: Path) -> list[dict[str, Any]]:
-    """First, middle and last rank without memory, in one process. Raises LaunchError."""
-    check_layers(out)
+    """First, middle and last rank without memory, in one process: Transformer Engine's layers, which need a GPU, as megatron-core's own of
+    the same weights. Raises LaunchError."""
     return worker(out, module, first_middle_last(plan), environment, meta=True)
 
 

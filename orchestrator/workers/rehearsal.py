@@ -10,6 +10,8 @@ and head it has, and how many parameters.
 
 from __future__ import annotations
 
+from orchestrator.workers import garbage  # isort: skip  (before all else, as the ranks do)
+
 import argparse
 import importlib
 import json
@@ -106,7 +108,9 @@ def rehearse(
 ) -> dict[str, Any]:
     """What the rank measures of itself; the first step is not timed. `together` is called before each step."""
     device = distributed.prepare_device(plan)
-    trainer = importlib.import_module(module).build(plan, engine, device)
+    worker = importlib.import_module(module)
+    garbage.look_only_at_what_is_made_from_now_on()
+    trainer = worker.build(plan, engine, device)
     batches, _ = loop.open_batches(trainer, out / "data")
     know_what_comes(trainer, plan)
     count = microbatches(plan, engine)
