@@ -103,6 +103,25 @@ def test_what_a_run_suggests_predicts_its_computing_and_traffic() -> None:
     assert after.SAID[0] in found.constants
 
 
+@pytest.mark.parametrize("update", [0.012, 0.03])
+def test_what_a_run_suggests_predicts_its_update(update: float) -> None:
+    """The step's fixed 10 ms stay; what is left is the optimizer's memory traffic, at the share of memory speed that it then has."""
+    given = rows()
+    for row in given:
+        row["phases"] = [phases | {"update": update} for phases in row["phases"]]
+    found = after.after(PLAN, COST, after.read(given))
+    assert found is not None
+    was, now = found.constants["optimizer_efficiency"]
+    fixed = COST.calibration.step_overhead_s
+    assert now == pytest.approx(was * (found.causes["optimizer"][0] - fixed) / (update - fixed), rel=1e-5)
+    again = reprice(PLAN, COST.traits, after.calibration_file(PLAN, COST, found).calibration(COST.calibration))
+    assert after.predicted_causes(again, fixed)["optimizer"] == pytest.approx(update, rel=0.02)
+
+
+def test_an_update_of_the_fixed_seconds_or_less_suggests_nothing_of_it() -> None:
+    assert "optimizer_efficiency" not in said().constants
+
+
 def test_axes_are_told_by_the_ranks_that_a_group_joins() -> None:
     wide = replace(PLAN, tp=1, pp=2, dp=2, world_size=4)
 
