@@ -171,6 +171,29 @@ def test_of_two_slow_links_the_dearer_stands_first() -> None:
     assert not found.constants, "what stands out is not to be learned"
 
 
+def test_a_groups_transfers_count_once_however_many_ranks_tell_of_them() -> None:
+    """Eight ranks in one group, evenly apart, of which each says 1 s; on a GPU's link it should take far less."""
+    ranks = {"first": 0, "size": 4, "stride": 1}
+    alone = replace(PLAN, tp=4, pp=1, cluster=replace(PLAN.cluster, gpu=GPUS["A100-SXM-80GB"]))
+    given = rows()
+    for row in given:
+        row["traffic"] = [{**group(step, (), "all_reduce", 1.0), "ranks": ranks} for step in range(2)]
+    read = after.read(given)
+    (one,) = after.slow_links(alone, COST, read)
+    assert (one.axis, one.ranks, one.hosts) == ("tp", (0, 1, 2, 3), ("n0", "n1"))
+    priced = after.priced_seconds(COST, read[0].traffic[0])
+    assert priced is not None
+    assert one.times == pytest.approx(1.0 / priced)
+    assert one.extra_s == pytest.approx(1.0 - priced)
+    assert not after.slow_links(replace(alone, cluster=PLAN.cluster), COST, read), "on shared cores prices of traffic are not so sure"
+
+
+def test_ranks_evenly_apart_are_those() -> None:
+    assert after.read([rows()[0] | {"traffic": [{**group(0, (), "all_reduce", 1.0), "ranks": {"first": 3, "size": 3, "stride": 2}}]}])[
+        0
+    ].traffic[0].members == (3, 5, 7)
+
+
 def test_a_long_group_is_named_by_its_first_eight_ranks() -> None:
     one = after.Standing(axis="dp", ranks=tuple(range(8)), hosts=("a", "b"), times=2.0, extra_s=0.5)
     assert "between ranks 0, 1, 2, 3, 4, 5, 6, 7 on a, b takes 2.0 times" in one.said()
