@@ -2,7 +2,8 @@
 
 A recipe is a row of a table with the columns of expert_recipes_bridge.csv: a model's name, GPUs, precision and every degree. It is judged
 as it is written. What a plan has no word for (CUDA graphs of whole iterations) is taken to be the same in our best plan, and NVFP4 is taken
-for MXFP8. Where the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without.
+for MXFP8. A recipe that does not force its routers to be even, and our best plan with it, are priced with uneven ones (uneven.py). Where
+the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def run_of(recipe: dict[str, str]) -> Run:
         "sequence_parallel": "yes" if recipe.get("sequence_parallel") == "1" else "no",
         "zero_stage": "",
         "task": "",
+        "routing": {"1": "forced balance", "0": "real router"}.get(recipe.get("forced_balance", ""), ""),
         "gpus_per_node": "4" if recipe["gpu"].startswith(("GB", "VR")) else "8",
         "notes": "",
         "dp": "",
