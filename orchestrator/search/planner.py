@@ -15,6 +15,7 @@ is faster by rounding only is a tie.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -166,9 +167,7 @@ class _Space:
         }
         self.meshes = [(self.floors[mesh.engine].shape_bytes(mesh.leaf.candidate), mesh) for mesh in meshes]
         """In declared order, each with the bytes of its states."""
-        self._bounds: dict[int, float] = {}
-        self._below: dict[int, tuple[list[Choice], list[tuple[int, Outcome]]]] = {}
-        self._groups: dict[int, list[tuple[float, list[Choice]]]] = {}
+        self.bound, self.below, self.groups = cache(self._bound), cache(self._below), cache(self._groups)
 
     def _meshes(self) -> list[Choice]:
         """The legal meshes of all engines, in declared order."""
@@ -184,39 +183,30 @@ class _Space:
             self.costs.append(engine.costs(self.workload, tuple(mode for mode in RECOMPUTE_ORDER if mode in offered)))
         return meshes
 
-    def bound(self, mesh: Choice) -> float:
+    def _bound(self, mesh: Choice) -> float:
         """Seconds that no choice of the mesh undercuts."""
-        if mesh.order not in self._bounds:
-            shape = mesh.leaf.candidate
-            most = self.trees[mesh.engine].micro_batch_sizes(shape)[-1]
-            self._bounds[mesh.order] = self.floors[mesh.engine].shape(shape, most)
-        return self._bounds[mesh.order]
+        most = self.trees[mesh.engine].micro_batch_sizes(mesh.leaf.candidate)[-1]
+        return self.floors[mesh.engine].shape(mesh.leaf.candidate, most)
 
-    def below(self, mesh: Choice) -> tuple[list[Choice], list[tuple[int, Outcome]]]:
+    def _below(self, mesh: Choice) -> tuple[list[Choice], list[tuple[int, Outcome]]]:
         """The mesh's choices, and the branches that the tree cut on the way to them."""
-        if mesh.order not in self._below:
-            layout = self.settings.pins.layout
-            cuts: list[Outcome] = []
-            found: list[Choice] = []
-            for leaf in self.trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
-                if layout is not None:
-                    chunk_sizes(layout, self.workload.model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
-                found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
-            self._below[mesh.order] = found, [(mesh.order, outcome) for outcome in cuts]
-        return self._below[mesh.order]
+        layout = self.settings.pins.layout
+        cuts: list[Outcome] = []
+        found: list[Choice] = []
+        for leaf in self.trees[mesh.engine].below(mesh.leaf.candidate, cuts.append):
+            if layout is not None:
+                chunk_sizes(layout, self.workload.model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
+            found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
+        return found, [(mesh.order, outcome) for outcome in cuts]
 
-    def groups(self, mesh: Choice) -> list[tuple[float, list[Choice]]]:
+    def _groups(self, mesh: Choice) -> list[tuple[float, list[Choice]]]:
         """The mesh's choices: those that differ only in ZeRO stage, offload and virtual stages share a group and its bound in seconds."""
-        if mesh.order not in self._groups:
-            groups: dict[tuple[object, ...], list[Choice]] = {}
-            for choice in self.below(mesh)[0]:
-                candidate = choice.leaf.candidate
-                groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size), []).append(choice)
-            bound = self.floors[mesh.engine].group
-            self._groups[mesh.order] = [
-                (bound(group[0].leaf.candidate, max(choice.leaf.candidate.vpp for choice in group)), group) for group in groups.values()
-            ]
-        return self._groups[mesh.order]
+        groups: dict[tuple[object, ...], list[Choice]] = {}
+        for choice in self.below(mesh)[0]:
+            candidate = choice.leaf.candidate
+            groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size), []).append(choice)
+        bound = self.floors[mesh.engine].group
+        return [(bound(group[0].leaf.candidate, max(choice.leaf.candidate.vpp for choice in group)), group) for group in groups.values()]
 
 
 class _Search:
@@ -398,7 +388,17 @@ class _Search:
     def plan(self, place: int = 0) -> Plan:
         """The best, or what comes so many places behind it."""
         solution, choice = self.best.ranked[place]
-        return _plan(solution, self.workload, self.costs[choice.engine])
+        training, costs = self.workload.training, self.costs[choice.engine]
+        return Plan(
+            **chosen(solution.candidate),
+            global_batch_size=training.global_batch_size,
+            stages=solution.stages,
+            predicted=costs.price(solution.candidate, solution.stages),
+            model=self.workload.model.architecture,
+            training=training,
+            cluster=self.workload.cluster,
+            calibration=costs.calibration.name,
+        )
 
     def result(self, least: float) -> SearchResult:
         """The plans, and every other choice with its reason. `least`: seconds that no plan undercuts. Raises NoPlanError."""
@@ -474,19 +474,6 @@ class _Best:
 
 def _percent(bound: float, top: float) -> str:
     return f"{100 * max(0.0, bound / top - 1):.1f}%"
-
-
-def _plan(solution: Solution, workload: Workload, costs: CostModel) -> Plan:
-    return Plan(
-        **chosen(solution.candidate),
-        global_batch_size=workload.training.global_batch_size,
-        stages=solution.stages,
-        predicted=costs.price(solution.candidate, solution.stages),
-        model=workload.model.architecture,
-        training=workload.training,
-        cluster=workload.cluster,
-        calibration=costs.calibration.name,
-    )
 
 
 def _in_order(cut: list[tuple[int, Outcome]], outcomes: dict[int, Outcome]) -> tuple[Outcome, ...]:
