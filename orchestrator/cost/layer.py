@@ -103,16 +103,14 @@ class LayerPrices:
         alone = self.alone_share(strategy, micro_batch_size)
         forward_s, backward_s, causes = self._seconds(layer, recompute, strategy, passes, alone, copies, self._copy_seconds(leaving))
         active = self.active_share(strategy, micro_batch_size)
-        if active < 1:
-            forward_s, backward_s = active * forward_s, active * backward_s
-            causes = {cause: active * seconds for cause, seconds in causes.items()}
+        causes = {cause: active * seconds for cause, seconds in causes.items()}
         held = copies.held
         gathered = 0.0  # weights as ZeRO-3 gathers them
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
             gathered = float(parameters * w.weight_itemsize)
         return LayerCost(
-            forward_s=forward_s,
-            backward_s=backward_s,
+            forward_s=active * forward_s,
+            backward_s=active * backward_s,
             saved_bytes=kept.saved - left + self._graph_bytes(layer, strategy, micro_batch_size),
             transient_forward_bytes=kept.transient_forward + gathered,
             # Weights, and gradients before they are scattered.
@@ -171,11 +169,9 @@ class LayerPrices:
         """The factor, 0 to 1, on seconds that a layer takes while all ranks compute; 1 on GPUs. Where ranks share cores
         (`Calibration.core_share`), one in a pipeline of p stages works m of m + p - 1 times, and the others have its cores meanwhile: all
         the work over all the cores bounds the step from below, and so does a rank that is alone on its cores."""
-        c, mesh = self._workload.calibration, strategy.mesh
-        if c.core_share >= 1 or mesh.pp == 1:
-            return 1.0
+        mesh = strategy.mesh
         m = max(1, self._workload.training.global_batch_size // (mesh.dp * micro_batch_size))
-        return max(c.core_share, m / (m + mesh.pp - 1))
+        return max(self._workload.calibration.core_share, m / (m + mesh.pp - 1))
 
     def _seconds(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, plain: Passes, alone: float, dense: Replica, copy_s: float
