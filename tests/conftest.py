@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
+"""Cores are shared: a deadline in milliseconds measures the neighbours."""
 
 os.environ.setdefault("ORCHESTRATOR_REPORT", "none")  # of a thousand runs nobody looks at: tests/report/test_page.py writes its own
 ROOT = Path(__file__).parents[1]

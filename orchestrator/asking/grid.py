@@ -16,7 +16,7 @@ from orchestrator.key import count, is_structured, options_of, parse, share, sho
 from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
-from orchestrator.recipe.read import check_key
+from orchestrator.recipe.read import check_key, key_and_value
 from orchestrator.report.sweep import Row, sweep_table
 from orchestrator.report.text import PIPE_WIDTH, as_text, choice
 from orchestrator.values import Value
@@ -120,11 +120,10 @@ def varied(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     """
     plain: list[str] = []
     lists: dict[str, list[str]] = {}
-    names = [word.partition("=")[0] for word in words]
+    names = [key_and_value(word)[0] for word in words]
     for word in words:
-        name, equals, text = word.partition("=")
-        if equals:
-            check_key(name, text)
+        name, text = key_and_value(word)
+        check_key(name, text)
         values = [value.strip() for value in text.split(",")]
         if len(values) == 1 or not takes_a_list(name):
             plain.append(word)

@@ -67,7 +67,7 @@ def read(text: str, name: str, content: Content) -> Source:
     known = NAMES | {f"megatron_lm_{field}" for field in (*PLUGIN, *PLUGIN_MORE)}
     reading = sorted_out(given, known, UNPRICED, reading)
 
-    def edited(before: Setup, after: Setup) -> str | None:
+    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes = _changes(before, after, kind, content)
         return None if changes is None else changed(text, name, changes)
 
@@ -124,7 +124,7 @@ def _ranks(given: Given, kind: str, precision: str, content: Content, name: str)
         setup["cp"] = reading.setup.cp
     if reading.setup.tp > 1:
         setup["tp"] = reading.setup.tp
-    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, assumed=tuple(told))
+    return replace(reading, setup=replace(reading.setup, **setup), accumulation=None, steps=None, assumed=tuple(told))
 
 
 def _fsdp_stage(given: Given) -> tuple[int, str]:

@@ -51,7 +51,7 @@ class Audit:
         self.judged: Judged | None = None
         try:
             self.judged = self.judge.judged(setup)
-            self.problem = next(iter(source.reading.broken), self.judged.rule)
+            self.problem = next(iter(source.reading.broken), self.judged.rule) or self._miscounted(self.judged.plan)
         except InputError as error:
             self.problem = str(error)
 
@@ -63,6 +63,17 @@ class Audit:
     def plan(self) -> Plan | None:
         """With its prediction; None: the file's numbers make no plan."""
         return None if self.judged is None else self.judged.plan
+
+    def _miscounted(self, plan: Plan) -> str:
+        """Why DeepSpeed refuses the file's batch, micro-batch and accumulation on these GPUs; "": it does not, or a key replaces one."""
+        steps, said = self.reading.steps, self.reading.setup
+        own = (said.tp, said.cp, said.micro_batch_size) == (plan.tp, plan.cp, plan.micro_batch_size)
+        if not own or self._counts(self.reading, plan):
+            return ""
+        return (
+            f"train_batch_size={plan.global_batch_size}: is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x "
+            f"data-parallel ranks = {plan.micro_batch_size} x {steps} x {plan.dp}"
+        )
 
     @property
     def legal(self) -> bool:
@@ -110,7 +121,7 @@ class Audit:
             return None
 
     def _change(self, better: Better) -> Change:
-        text = self.source.edited(self.reading.setup, better.setup)
+        text = self.source.edited(self.reading.setup, better.setup, self.settings.cluster.num_gpus)
         if text is not None and not self._says(text, better.setup):
             text = None
         diff = "" if text is None else "".join(_diff(self.source.text, text, Path(self.name).name))
@@ -119,12 +130,19 @@ class Audit:
     def _says(self, text: str, setup: Setup) -> bool:
         """Whether the changed file, read again, is this plan and otherwise what it was."""
         try:
-            again = formats.read(text, self.name)
-            before, after = ({name: value for name, value in one.keys.items() if name != PADDED} for one in (self.reading, again.reading))
-            same = before == after and self._samples(self.reading) == self._samples(again.reading)
-            return same and self.judge.judged(again.reading.setup).plan == self.judge.judged(setup).plan
+            again, _ = divided(formats.read(text, self.name).reading, self.settings)
+            follow = (PADDED, *(("gpus",) if self.reading.steps else ()))
+            before, after = ({name: value for name, value in one.keys.items() if name not in follow} for one in (self.reading, again))
+            same = before == after and self._samples(self.reading) == self._samples(again)
+            plan = self.judge.judged(setup).plan
+            return same and self._counts(again, plan) and self.judge.judged(again.setup).plan == plan
         except InputError:
             return False
+
+    def _counts(self, reading: Reading, plan: Plan) -> bool:
+        """Whether the file's accumulation is the plan's, where the batch is the file's own."""
+        own = reading.keys.get("train.global_batch_size") == plan.global_batch_size
+        return reading.steps in (None, plan.num_microbatches) or not own
 
     def _samples(self, reading: Reading) -> int | None:
         return samples_of(reading, reading.setup, self.settings.cluster.num_gpus)
@@ -188,10 +206,23 @@ def audit(path: str | Path, tree: Tree, machine: Machine) -> Audit:
         raise InputError("audit", str(path), f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
     source = formats.read(text, str(path))
     settings, assumed = settings_of(source.reading, tree, machine)
-    if assumed:
-        reading = msgspec.structs.replace(source.reading, assumed=(*source.reading.assumed, *assumed))
-        source = msgspec.structs.replace(source, reading=reading)
-    return Audit(str(path), source, settings, pinned(source.reading.setup, settings.pins))
+    reading, more = divided(source.reading, settings)
+    reading = msgspec.structs.replace(reading, assumed=(*reading.assumed, *assumed, *more))
+    source = msgspec.structs.replace(source, reading=reading)
+    return Audit(str(path), source, settings, pinned(reading.setup, settings.pins))
+
+
+def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:
+    """With DeepSpeed's own micro-batch where the file leaves it out (runtime/config.py, _set_batch_related_parameters): the batch over
+    accumulation steps and data-parallel ranks; and what is said of it."""
+    if not reading.divided or settings.pins.micro_batch_size is not None:
+        return reading, []
+    setup, steps = pinned(reading.setup, settings.pins), reading.steps or 1
+    ranks = max(1, settings.cluster.num_gpus // (setup.tp * setup.cp))
+    micro = max(1, settings.training.global_batch_size // (ranks * steps))
+    over = f"{ranks} ranks" + (f" and {steps} accumulation steps" if steps > 1 else "")
+    said = f"micro-batches of {micro}: the file does not say; DeepSpeed's are the batch over {over}"
+    return msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, micro_batch_size=micro)), [said]
 
 
 def settings_of(reading: Reading, tree: Tree, machine: Machine) -> tuple[Settings, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from orchestrator.audit.document import Given, changed
@@ -33,7 +34,7 @@ def is_ds_config(value: object) -> bool:
 
 def read(text: str, content: Mapping[str, Any]) -> Source:
     """Raises InputError for a value that is none."""
-    return Source(text=text, reading=reading_of(content), edited=lambda before, after: _edited(text, content, before, after))
+    return Source(text=text, reading=reading_of(content), edited=partial(_edited, text, content))
 
 
 def reading_of(content: Mapping[str, Any]) -> Reading:
@@ -91,11 +92,12 @@ def reading_of(content: Mapping[str, Any]) -> Reading:
             unpriced.append(said)
         else:
             beside.append(said)
-    if micro is None:
+    if micro is None and batch is None:
         given.assumed.append("micro-batches of 1: the file does not say; pin.micro_batch_size= does")
     accumulation = (steps or 1) if batch is None and micro else None
-    return Reading(format="ds_config of DeepSpeed", keys=keys, setup=setup, accumulation=accumulation, unknown=tuple(unknown),
-                   unpriced=tuple(unpriced), beside=tuple(beside), assumed=tuple(given.assumed))  # fmt: skip
+    return Reading(format="ds_config of DeepSpeed", keys=keys, setup=setup, accumulation=accumulation,
+                   steps=None if batch is None or (micro and not steps) else steps or 1, divided=bool(batch and not micro),
+                   unknown=tuple(unknown), unpriced=tuple(unpriced), beside=tuple(beside), assumed=tuple(given.assumed))  # fmt: skip
 
 
 def _optimizer(given: Given) -> dict[str, Any]:
@@ -144,15 +146,19 @@ def _changes(before: Setup, after: Setup) -> dict[str, Any] | None:
     return found
 
 
-def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup) -> str | None:
-    """In the text's own indentation. Accumulation follows the micro-batch where both are said."""
+def _edited(text: str, content: Mapping[str, Any], before: Setup, after: Setup, gpus: int) -> str | None:
+    """In the text's own indentation. Where accumulation is said it follows: from the batch over all GPUs, or else from what a step was."""
     changes = _changes(before, after)
     if changes is None:
         return None
-    steps = content.get("gradient_accumulation_steps")
+    steps, batch = content.get("gradient_accumulation_steps"), content.get("train_batch_size")
+    if isinstance(batch, int) and "train_micro_batch_size_per_gpu" not in content and (after.tp, after.cp) != (before.tp, before.cp):
+        changes["train_micro_batch_size_per_gpu"] = after.micro_batch_size
     if isinstance(steps, int) and steps > 0:
-        samples = steps * before.micro_batch_size * after.tp * after.cp
-        shared = after.micro_batch_size * before.tp * before.cp
+        if isinstance(batch, int):
+            samples, shared = batch, after.micro_batch_size * (gpus // (after.tp * after.cp))
+        else:
+            samples, shared = steps * before.micro_batch_size * after.tp * after.cp, after.micro_batch_size * before.tp * before.cp
         if samples % shared:
             return None
         if samples // shared != steps:

@@ -264,7 +264,7 @@ def read(text: str, name: str, content: Content, schema: Schema) -> Source:
     reading = _reading(seen, lists, notes, schema, content)
     paths = {field: path for field, (path, _) in seen.items() if path}
 
-    def edited(before: Setup, after: Setup) -> str | None:
+    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes: dict[str, Any] = {}
         for field, value in megatron.fields_changed(before, after).items():
             path = paths.get(field) or paths.get(SAME.get(field, ""))

@@ -61,7 +61,7 @@ def read(text: str, content: Content) -> Source:
         unpriced=unpriced,
     )
 
-    def unchanged(before: Setup, after: Setup) -> str | None:
+    def unchanged(before: Setup, after: Setup, gpus: int) -> str | None:
         return text if before == after else None
 
     return Source(text=text, reading=reading, edited=unchanged)

@@ -55,6 +55,10 @@ class Reading(Value, frozen=True, kw_only=True):
     setup: Setup
     accumulation: int | None = None
     """Micro-batches of a step, where the file says them in place of the batch."""
+    steps: int | None = None
+    """Micro-batches of a step that DeepSpeed counts where the file says the batch too: the three numbers must be one for the GPUs."""
+    divided: bool = False
+    """Whether the micro-batch is the batch over `steps` and the ranks: DeepSpeed's own division where a file leaves it out."""
     broken: tuple[str, ...] = ()
     """Rules of the engine that the file breaks in what no plan says."""
     unknown: tuple[str, ...] = ()
@@ -68,11 +72,11 @@ class Reading(Value, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A file with its reading. `edited` gives its text with another setup, or None where that can't be said there."""
+    """A file with its reading. `edited` gives its text with another setup on so many GPUs, or None where that can't be said there."""
 
     text: str
     reading: Reading
-    edited: Callable[[Setup, Setup], str | None]
+    edited: Callable[[Setup, Setup, int], str | None]
 
 
 @cache

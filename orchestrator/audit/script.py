@@ -96,7 +96,7 @@ def read(text: str, name: str = "") -> Source:
     line = training_line(script, text)
     reading = reading_of(line, script)
 
-    def edited(before: Setup, after: Setup) -> str | None:
+    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         return _edited(text, line, before, after)
 
     return Source(text=text, reading=reading, edited=edited)

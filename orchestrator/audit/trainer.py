@@ -42,7 +42,7 @@ def read(text: str, name: str, content: Content) -> Source:
     """Raises InputError."""
     reading, ds = _reading(content, name)
 
-    def edited(before: Setup, after: Setup) -> str | None:
+    def edited(before: Setup, after: Setup, gpus: int) -> str | None:
         changes = _changes(before, after, content, ds)
         return None if changes is None else changed(text, name, changes)
 

@@ -157,8 +157,8 @@ class Ratios:
     """Measured over predicted, weighted by nearness.
 
     >>> four = Ratios([(1.0, 1.0), (0.9, 1.0), (1.3, 1.0), (1.1, 1.0)])
-    >>> four.quantile(0.5), round(four.share_above(1.2), 2)
-    (1.05, 0.25)
+    >>> four.quantile(0.5), four.quantile(0.0), four.quantile(1.0), round(four.share_above(1.2), 2)
+    (1.05, 0.9, 1.3, 0.25)
     """
 
     def __init__(self, pairs: Iterable[tuple[float, float]]) -> None:

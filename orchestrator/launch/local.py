@@ -74,8 +74,8 @@ CONSEQUENCE = re.compile(r"SignalException: Process \d+ got signal|ChildFailedEr
 """How torchrun ends when it is ended, or when a rank has failed (torch/distributed/elastic/multiprocessing/api.py, errors/__init__.py)."""
 PORT_TAKEN = re.compile(r"port: (\d+),.*EADDRINUSE")
 """Of the store that the ranks meet at (torch/csrc/distributed/c10d/socket.cpp)."""
-
-
+CRASHED = re.compile(r'^Current thread .*\n  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
+"""faulthandler writes this of a process that ends by its own fault (Python/traceback.c); torch's error recorder turns it on."""
 SAID_ERROR = re.compile(r"^[A-Z]\w*Error: .+")
 """How our programs end for a known cause, without a traceback (PreflightError)."""
 OWN_ERROR = re.compile(r"^orchestrator(\.\w+)+: ")
@@ -269,10 +269,21 @@ def describe_failure(out: Path, launch_log: Path, returncode: int) -> Failure:
     log = _log(out, rank)
     raised = traceback_line(_tail(log))
     if code < 0 and (raised is None or code == -signal.SIGKILL):
-        return Failure(status=128 - code, said=_ended_by(code), log=log, rank=rank, host=_host(log))
+        return Failure(status=128 - code, said=_ended_by(code) + crashed_in(_tail(log)), log=log, rank=rank, host=_host(log))
     status = 128 - code if code < 0 else code  # gloo's threads abort a process that leaves with an exception
     said = raised or last_line(_tail(log)) or f"ended with status {code} and said nothing"
     return Failure(status=status, said=_advised(said), log=log, rank=rank, host=_host(log))
+
+
+def crashed_in(log: str) -> str:
+    """Where the fault that ended a rank happened, to follow what ended it; nothing where the log doesn't say.
+
+    >>> said = 'Fatal Python error: Aborted\\n\\nCurrent thread 0x7f (most recent call first):\\n  File "/a/b.py", line 3 in step\\n'
+    >>> crashed_in(said)
+    ', in step (b.py:3)'
+    """
+    found = CRASHED.search(log)
+    return f", in {found[3]} ({Path(found[1]).name}:{found[2]})" if found else ""
 
 
 def _ended_by(code: int) -> str:

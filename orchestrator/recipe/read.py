@@ -32,10 +32,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     beside: Tree = {}
     seen: dict[str, str] = {}
     for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            hint = nearest(name, ["--help", "--cfg", "--schema", "--version"]) if name.startswith("-") else None
-            raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
+        name, value = key_and_value(word)
         check_key(name, value)
         if name in seen:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
@@ -53,6 +50,19 @@ def read_arguments(words: Sequence[str]) -> Tree:
     plain = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(plain, dict)
     return typing.cast(Tree, plain | beside)
+
+
+def key_and_value(word: str) -> tuple[str, str]:
+    """A word of the command line, divided. Raises InputError.
+
+    >>> key_and_value("data.env=A=1")
+    ('data.env', 'A=1')
+    """
+    name, equals, value = word.partition("=")
+    if not equals:
+        hint = nearest(name, ["--help", "--cfg", "--schema", "--version"]) if name.startswith("-") else None
+        raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
+    return name, value
 
 
 def as_texts(value: Any) -> Any:

@@ -81,7 +81,10 @@ def checkpoint_of(resume: str | None) -> Checkpoint | None:
         written = next((path for path in (where / PLAN, run / PLAN) if path.is_file()), None)
         plan = None if written is None else from_json(read_text(written, limit=None), str(written))
         return Checkpoint(folder=where, run=run, step=step, engine=engine, plan=plan)
-    raise InputError(RESUME, shown(resume), f"holds no finished checkpoint ({FOLDER}/{MARKER})")
+    written = start / PLAN
+    saves = not written.is_file() or from_json(read_text(written, limit=None), str(written)).run.save_every
+    why = "" if saves else ": its run was not asked to save (train.save_every=0)"
+    raise InputError(RESUME, shown(resume), f"holds no finished checkpoint ({FOLDER}/{MARKER}){why}")
 
 
 def with_long_form(given: Flat) -> Flat:

@@ -98,13 +98,14 @@ class Splits:
         self.first = prices.runs[0][0] if prices.runs[0][0] in ENDS else None
         self.last = prices.runs[-1][0] if prices.runs[-1][0] in ENDS else None
         self.overhead, self.once = prices.overheads_s()
-        self.back = 2 * prices.hop_s(outer)
+        self.hop = prices.hop_s(outer)
+        self.back = 2 * self.hop
         self.fastest = {
             kind: min((way.forward_s + way.backward_s for way in prices.ways(kind, outer)), default=INFINITE) for kind, _ in prices.runs
         }
         self.work_s = sum(count * self.fastest[kind] for kind, count in prices.runs) + self.pp * self.overhead
         """Seconds of a micro-batch in all stages at least; infinite where some layer has no legal way."""
-        self.least = filled(self.work_s, self.pp, self.m, 1, self.back / 2) + self.once if self.work_s < INFINITE else INFINITE
+        self.least = filled(self.work_s, self.pp, self.m, 1, self.hop) + self.once if self.work_s < INFINITE else INFINITE
         """Seconds that no split undercuts, as far as is known."""
         self._held = [(n, prices.fixed_bytes(outer, p, n)) for p in range(self.pp) for n in (in_flight("1f1b", self.pp, p, self.m),)]
         """Micro-batches in flight by stage, and bytes that are there whatever the layers."""
@@ -232,8 +233,7 @@ class Splits:
         """(the best of less than `upper` seconds, seconds that nothing which was left out undercuts)."""
         if steps is None:
             return None, INFINITE
-        hops = [self.back / 2] * self.pp
-        pipeline = Pipeline("1f1b", self.pp, self.m, 1, None, hops, self.once, 0.0, self._score)
+        pipeline = Pipeline("1f1b", self.pp, self.m, 1, None, [self.hop] * self.pp, self.once, 0.0, self._score)
         walk = Partitions(pipeline, steps, self.layers)
         best = walk.search(upper * (1 - ROUNDING), MOST_PASSES)
         if walk.left < (upper if best is None else best.seconds):

@@ -2,7 +2,8 @@
 
 A recipe is a row of a table with the columns of expert_recipes_bridge.csv: a model's name, GPUs, precision and every degree. It is judged
 as it is written. What a plan has no word for (CUDA graphs of whole iterations) is taken to be the same in our best plan, and NVFP4 is taken
-for MXFP8. Where the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without.
+for MXFP8. A recipe that does not force its routers to be even, and our best plan with it, are priced with uneven ones (uneven.py). Where
+the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from msgspec.structs import replace
 
@@ -21,6 +22,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
+from orchestrator.model.training import Fp8Recipe
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
@@ -84,6 +86,7 @@ def run_of(recipe: dict[str, str]) -> Run:
         "sequence_parallel": "yes" if recipe.get("sequence_parallel") == "1" else "no",
         "zero_stage": "",
         "task": "",
+        "routing": {"1": "forced balance", "0": "real router"}.get(recipe.get("forced_balance", ""), ""),
         "gpus_per_node": "4" if recipe["gpu"].startswith(("GB", "VR")) else "8",
         "notes": "",
         "dp": "",
@@ -95,6 +98,9 @@ def run_of(recipe: dict[str, str]) -> Run:
         names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
         first, second = (names.get(name, "fp32") for name in moments[1:])
         training = replace(training, precision_aware_optimizer=True, exp_avg_dtype=first, exp_avg_sq_dtype=second)
+    scaling = recipe.get("fp8_recipe", "")
+    if training.precision == "fp8" and scaling in get_args(Fp8Recipe):
+        training = replace(training, fp8_recipe=scaling)
     cluster = replace(run.cluster, num_gpus=run.num_gpus, software=SOFTWARE)
     off = {name: False for name in ("overlap_grad_reduce", "overlap_param_gather") if recipe.get(name) == "0"}
     candidate = replace(run.candidate, strategy=replace(run.candidate.strategy, **off))

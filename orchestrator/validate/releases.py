@@ -72,6 +72,7 @@ RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     (r"dgxc-v25\.02-nemo_megatron_README_175b", {"vpp": "6"}),
     (r"dgxc-v(24\.11\.1|25\.01\.1|25\.02)-llama3\.1_README_405b", {"vocab_size": "50257"}),
     (r"mlperf-v5\..*-llama31_405b-", {"vocab_size": "32000"}),
+    (r"(mlperf-v6\.0-gptoss-|gpt_oss_20b_pretrain_)", {"vocab_size": "128256"}),
 )
 """By how a row's run_id begins: what ran, where its table says otherwise.
 
@@ -79,7 +80,8 @@ NVIDIA/dgxc-benchmarking: the heading of v25.02's tables of GPT-3 175B says VP=1
 (nemo_megatron/gpt3_175b_hydra.yaml:57); v25.02's recipe sets 6, and v25.04 prints the same ten times under VP 6. Until v25.02 its Llama 3.1
 405B "uses the GPT2BPETokenizer as a proxy" (llama3.1/README_405b.md:127, llama3.1_405b.yaml:93), which gives NeMo's model its vocabulary;
 from v25.04 on Llama's own (llama3.1/pretrain_llama31.py, hf_tokenizer). MLPerf's Llama 3.1 405B has Mixtral's tokenizer and a vocabulary of
-32,000 (mlcommons/training, large_language_model_pretraining/nemo/README.md:107 and 123)."""
+32,000 (mlcommons/training, large_language_model_pretraining/nemo/README.md:107 and 123). Its GPT-OSS 20B has Llama 3's, as
+Megatron-Bridge's recipes of the same layouts (src/megatron/bridge/perf_recipes/gpt_oss/common.py, _apply_gpt_oss_20b_common_configs)."""
 
 
 def as_it_ran(row: dict[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
-from orchestrator.validate import layout, networks
+from orchestrator.validate import layout, networks, uneven
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
@@ -155,7 +155,7 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
         raise SkipError(f"{key} has no {precision}")
     if engine.variant is not None:
         engine = ENGINES[engine.variant(row, precision)]
-    architecture = architecture_of(table, row)
+    architecture = uneven.routed(architecture_of(table, row), row)
     zero_stage = zero_of(engine, row)
     degrees = degrees_of(row, engine, architecture, zero_stage)
     training = training_of(row, engine, architecture, precision, lora, degrees.global_batch_size)
@@ -290,6 +290,7 @@ def training_of(
         seq_length=whole(row, "seq_length"),
         decoder_seq_length=T5_DECODER_LENGTH if architecture.family == "t5" else None,
         precision=precision,
+        fp8_recipe="blockwise" if "blockwise" in row.get("precision", "").lower() else None,
         grad_reduce_dtype=reduce_dtype,
         grad_accum_dtype=engine.accumulate_dtype,
         lora=lora,

@@ -12,39 +12,29 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import distributed, groups, orphans, preflight
 
-LEAVE_S = 10.0
-"""What the others get to leave before the process that holds the store does."""
 
-
-def check(plan: Plan, out: Path, shared: Iterable[str]) -> None:
-    """Every rank. `shared`: the distributions that are compared. Raises PreflightError."""
-    kept: list[dist.Store] = []
+def check(plan: Plan, out: Path, shared: Iterable[str]) -> NoReturn:
+    """Every rank; ends the process. `shared`: the distributions that are compared. Raises PreflightError."""
 
     def before(store: dist.Store, rank: int, world: int) -> None:
         places = preflight.check_nodes(plan, out, store, rank, world, shared=shared)
-        kept.append(store)
         if rank == 0:
             print(places, flush=True)
 
-    with distributed.joined(plan, before, apart=True) as device:
-        lines = preflight.bandwidth_report(plan, preflight.check_groups(groups.of_plan(plan).several(), device))
-        rank, world = dist.get_rank(), dist.get_world_size()
-        if rank == 0:
-            print("".join(f"preflight: {line}\n" for line in lines), end="", flush=True)
-        distributed.leave_within()
-    kept[0].add("left", 1)
-    deadline = time.monotonic() + LEAVE_S
-    while rank == 0 and kept[0].add("left", 0) < world and time.monotonic() < deadline:
-        time.sleep(0.05)
+    job = distributed.join(plan, before, apart=True)
+    lines = preflight.bandwidth_report(plan, preflight.check_groups(groups.of_plan(plan).several(), job.device))
+    if job.rank == 0:
+        print("".join(f"preflight: {line}\n" for line in lines), end="", flush=True)
+    job.leave()
 
 
 def engine_packages(folder: Path) -> list[str]:
@@ -69,7 +59,6 @@ def main() -> None:
     except preflight.PreflightError as error:
         print(f"PreflightError: {error}", file=sys.stderr, flush=True)
         distributed.leave(preflight.MISMATCH_STATUS)
-    distributed.leave(0)
 
 
 if __name__ == "__main__":

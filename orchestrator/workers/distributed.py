@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import faulthandler
+import contextlib
 import logging
 import os
 import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,8 +22,8 @@ from orchestrator.plan import Plan
 TIMEOUT = timedelta(minutes=30)
 """Of a collective: a first step compiles kernels, a checkpoint of a large model is written between two collectives."""
 
-LEAVE_S = 60.0
-"""What a rank gets to leave its process groups in when its work is done."""
+LEAVE = timedelta(seconds=60)
+"""What a rank that is done waits for the others."""
 
 
 def quiet() -> None:
@@ -42,12 +40,30 @@ def end_at_once_on_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@contextmanager
-def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = None, *, apart: bool = False) -> Iterator[torch.device]:
-    """Join the job that torchrun or srun describes in the environment; yields this rank's device. `before(store, rank, world)` is called
-    once the ranks can talk over the store, before anything else. `apart`: the store's names are kept from those of a process that joins
-    the same job later. The groups are left after success alone: after an error nothing may keep the rank from ending, since the others
-    wait for it.
+class Job(NamedTuple):
+    """What a rank has once it has joined: its device and the store that all ranks share."""
+
+    device: torch.device
+    store: dist.Store
+    rank: int
+    world: int
+
+    def leave(self) -> NoReturn:
+        """The work of this rank is done and saved: end its process with status 0 once all ranks say so, or after LEAVE_S. Rank 0, whose
+        process may hold the store, goes last. The process groups are left to the kernel (`leave`); what goes wrong with the store
+        meanwhile concerns nobody any more."""
+        with contextlib.suppress(RuntimeError):  # dist.DistStoreError is one
+            for key in ("done", "gone"):
+                if self.store.add(f"leave/{key}", 1) == self.world:
+                    self.store.set(f"leave/{key}/all", "")
+                if key == "done" or self.rank == 0:
+                    self.store.wait([f"leave/{key}/all"], LEAVE)
+        leave(0)
+
+
+def join(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = None, *, apart: bool = False) -> Job:
+    """Join the job that torchrun or srun describes in the environment. `before(store, rank, world)` is called once the ranks can talk over
+    the store, before anything else. `apart`: the store's names are kept from those of a process that joins the same job later.
 
     Raises InputError where the world is not the plan's.
     """
@@ -69,32 +85,16 @@ def joined(plan: Plan, before: Callable[[dist.Store, int, int], None] | None = N
         timeout=TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    yield device
-    dist.destroy_process_group()
-
-
-def leave_within(seconds: float = LEAVE_S) -> None:
-    """The rank's work is done and saved: whatever comes before `leave` may take so long. Then the process ends all the same, with status 0
-    and its stacks on stderr; one job would otherwise hold its GPUs for nothing (one gloo rank of two was seen to stay for five minutes
-    after its last step). A second limit at twice that ends a process whose interpreter is held too, with status 1."""
-
-    def end() -> None:
-        said = f"the work of this rank is done, but it did not leave its process groups within {seconds:g} s: it ends without. Stacks:"
-        print(said, file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(all_threads=True)
-        os._exit(0)
-
-    faulthandler.dump_traceback_later(2 * seconds, exit=True)
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
+    return Job(device, store, rank, world)
 
 
 def leave(status: int) -> NoReturn:
-    """End this process without Python's own teardown. A thread of gloo's that lets go of the last collective's tensors then asks for the
-    interpreter, which a closing Python answers by ending the thread inside a C++ destructor: std::terminate, SIGABRT after a training that
-    went well (seen in 8% of the ends of two ranks on one core, torch 2.13). destroy_process_group doesn't join such a thread where an
-    engine still holds the group."""
+    """End this process without destroying process groups and without Python's own teardown; to be called while what holds groups is alive.
+
+    A thread of gloo's that lets go of the last collective's tensors asks for the interpreter. Where the main thread joins it, holding the
+    interpreter, both wait for ever: seen where a DistributedDataParallel was freed after its last step, in 2 of 24 ends of two ranks on
+    one core (torch 2.13). A Python that closes answers by ending the thread inside a C++ destructor: std::terminate, SIGABRT after a
+    training that went well, in 8% of such ends."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -75,7 +75,7 @@ def ranks_of(mesh: Mesh, axes: tuple[str, ...]) -> list[list[int]]:
 
 
 def of_plan(plan: Plan) -> Groups:
-    """The plan's groups, made with torch. A collective of the whole world, which must be joined (distributed.joined)."""
+    """The plan's groups, made with torch. A collective of the whole world, which must be joined (distributed.join)."""
     mesh, mine = plan.candidate.mesh, dist.get_rank()
     made: dict[str, dist.ProcessGroup] = {}
     for kind in KINDS:

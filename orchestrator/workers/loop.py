@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import resource
@@ -13,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -280,8 +279,8 @@ def train(
     return losses
 
 
-def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
-    """The main program of a worker: read the job's files, join, build, resume, train."""
+def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoReturn:
+    """The main program of a worker: read the job's files, join, build, resume, train; ends the process."""
     parser = argparse.ArgumentParser(description="One rank of a training job; started by torchrun.")
     parser.add_argument("--plan", type=Path, required=True, help="plan.json; engine.json lies beside it")
     parser.add_argument("--out", type=Path, required=True, help="where metrics.jsonl and checkpoints/ go")
@@ -295,23 +294,20 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     engine = read_engine(arguments.plan.parent)
     out = arguments.out
     limit = plan.run.step_timeout_s
-    guards: list[Watchdog] = []
 
     def before(store: dist.Store, rank: int, world: int) -> None:
         places = preflight.check_nodes(plan, out, store, rank, world, engine.get("requires", {}))
         if rank == 0:
             print(places, flush=True)
-        guards.append(Watchdog.beside(store, rank, world, out, limit))
 
     try:
-        with contextlib.ExitStack() as stack:
-            device = stack.enter_context(distributed.joined(plan, before))
-            watchdog = stack.enter_context(guards[0])
+        job = distributed.join(plan, before)
+        with Watchdog.beside(job.store, job.rank, job.world, out, limit) as watchdog:
             watchdog.phase("building the model", BUILD_S if limit else 0.0)
-            trainer = build(plan, engine, device)
+            trainer = build(plan, engine, job.device)
             watchdog.phase("preflight of the groups", preflight.TIMEOUT_S)
-            for line in preflight.bandwidth_report(plan, preflight.check_groups(trainer.groups.several(), device)):
-                if dist.get_rank() == 0:
+            for line in preflight.bandwidth_report(plan, preflight.check_groups(trainer.groups.several(), job.device)):
+                if job.rank == 0:
                     print(f"preflight: {line}", flush=True)
             watchdog.phase("reading data and checkpoint", BUILD_S if limit else 0.0)
             batches, valid = open_batches(trainer, out / "data")
@@ -322,7 +318,7 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
                 trainer.load(saved)
                 first_step = saved.step
             train(trainer, batches, out, first_step, watchdog, valid)
-            distributed.leave_within()
+        job.leave()
     except NonFiniteLossError as error:
         print(f"NonFiniteLossError: {error}", file=sys.stderr, flush=True)
         sys.exit(NON_FINITE_STATUS)
@@ -363,12 +359,10 @@ def read_engine(folder: Path) -> dict[str, Any]:
 
 def main(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> None:
     """`run` under torch's error recorder, so that torchrun knows the first failure; ends the process."""
-    status: str | int | None = 0
     try:
         record(run)(build)
     except SystemExit as end:
-        status = end.code
+        distributed.leave(end.code if isinstance(end.code, int) else int(end.code is not None))
     except BaseException:
         traceback.print_exc()
-        status = 1
-    distributed.leave(status if isinstance(status, int) else int(status is not None))
+        distributed.leave(1)

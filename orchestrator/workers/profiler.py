@@ -151,30 +151,28 @@ def main() -> None:
     plan = from_json(given.plan.read_bytes(), str(given.plan))
     out = given.out.resolve()
     folders = sorted(path for path in (out / "cases").iterdir() if (path / "plan.json").is_file())
-    stores: list[dist.Store] = []
     begin = time.perf_counter()
-    with distributed.joined(plan, lambda store, rank, world: stores.append(store)) as device:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        for folder in folders[:1]:
-            importlib.import_module((folder / "module").read_text())
-        if "megatron.core" in sys.modules:
-            importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
-        traffic = list(collectives(json.loads((out / "groups.json").read_text()), device))
+    job = distributed.join(plan)
+    for folder in folders[:1]:
+        importlib.import_module((folder / "module").read_text())
+    if "megatron.core" in sys.modules:
+        importlib.import_module("orchestrator.workers.megatron_groups").prepare(plan)
+    traffic = list(collectives(json.loads((out / "groups.json").read_text()), job.device))
+    dist.destroy_process_group()
     collectives_s = time.perf_counter() - begin
-    together = Meeting(dist.PrefixStore("cases", stores[0]), world)
+    together = Meeting(dist.PrefixStore("cases", job.store), job.world)
     layers = {}
     for folder in folders:
         together()
-        layers[folder.name] = case(folder, rank, together)
+        layers[folder.name] = case(folder, job.rank, together)
     together()
-    alone = case(folders[-1], rank, lambda: None) if rank == 0 else None
+    alone = case(folders[-1], job.rank, lambda: None) if job.rank == 0 else None
     together()
     (out / "measured").mkdir(exist_ok=True)
-    found = {"rank": rank, "collectives": traffic, "cases": layers, "alone": alone, "alone_case": folders[-1].name,
+    found = {"rank": job.rank, "collectives": traffic, "cases": layers, "alone": alone, "alone_case": folders[-1].name,
              "collectives_s": collectives_s, "seconds": time.perf_counter() - begin}  # fmt: skip
-    (out / "measured" / f"rank-{rank}.json").write_text(json.dumps(found))
-    together()
-    distributed.leave(0)
+    (out / "measured" / f"rank-{job.rank}.json").write_text(json.dumps(found))
+    job.leave()
 
 
 if __name__ == "__main__":

@@ -46,6 +46,37 @@ def test_a_change_of_a_ds_config_is_read_again_as_what_it_says() -> None:
         assert content["train_batch_size"] == 256
 
 
+def audited(folder: Path, content: dict[str, object], gpus: int) -> so.Audit:
+    (folder / "ds_config.json").write_text(json.dumps(content, indent=2))
+    return so.audit(folder / "ds_config.json", recipe="gpt2_xl", gpus=gpus, cluster="dgx_h100")
+
+
+COUNTED = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}}
+
+
+def test_three_numbers_that_are_not_one_for_the_gpus_are_refused_as_deepspeed_does(tmp_path: Path) -> None:
+    """64 = 4 x 4 x 4 ranks; on 8 they are 128 (DeepSpeed: "Check batch related parameters"). What is proposed holds for the 8."""
+    assert audited(tmp_path, COUNTED, 4).legal
+    found = audited(tmp_path, COUNTED, 8)
+    assert found.problem == (
+        "train_batch_size=64: is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x data-parallel ranks = 4 x 4 x 8"
+    )
+    row = next(row for row in found.changes if row.text is not None and "micro_batch_size" in row.what)
+    content = json.loads(str(row.text))
+    assert content["train_batch_size"] == 64 == content["train_micro_batch_size_per_gpu"] * content["gradient_accumulation_steps"] * 8
+
+
+@pytest.mark.parametrize(("steps", "micro"), [(None, 8), (2, 4)])
+def test_a_micro_batch_that_is_left_out_is_what_deepspeed_makes_of_the_batch(steps: int | None, micro: int, tmp_path: Path) -> None:
+    """64 samples over 8 ranks: 8 each at once, or 4 in each of two steps; it was taken to be 1."""
+    left = {name: value for name, value in COUNTED.items() if name != "train_micro_batch_size_per_gpu"}
+    found = audited(tmp_path, left | {"gradient_accumulation_steps": steps}, 8)
+    assert found.plan is not None
+    assert (found.plan.micro_batch_size, found.plan.num_microbatches, found.legal) == (micro, steps or 1, True)
+    assert any(line.startswith(f"micro-batches of {micro}: ") for line in found.reading.assumed)
+    assert all(json.loads(row.text)["train_batch_size"] == 64 for row in found.changes if row.text is not None)
+
+
 @pytest.mark.parametrize("recipe", ["llama3_8b", "gpt2_xl"])
 def test_a_plan_of_deepspeed_comes_back_as_itself(recipe: str, tmp_path: Path) -> None:
     answer = so.plan(recipe=recipe, gpus=16, engine="deepspeed", cluster="dgx_h100")

@@ -244,10 +244,10 @@ def test_a_change_is_a_diff_of_the_file_alone_and_means_what_it_says(kind: str, 
 def test_what_fsdp_can_say_of_stages_and_recompute_is_said() -> None:
     source = formats.read(FSDP, "run.yaml")
     setup = source.reading.setup
-    text = str(source.edited(setup, replace(setup, zero_stage=2, recompute="none")))
+    text = str(source.edited(setup, replace(setup, zero_stage=2, recompute="none"), 8))
     assert text == FSDP.replace("FULL_SHARD", "SHARD_GRAD_OP").replace("checkpointing: true", "checkpointing: false")
-    assert source.edited(setup, replace(setup, zero_stage=1)) is None
-    assert source.edited(setup, replace(setup, micro_batch_size=2)) is None
+    assert source.edited(setup, replace(setup, zero_stage=1), 8) is None
+    assert source.edited(setup, replace(setup, micro_batch_size=2), 8) is None
 
 
 def test_a_change_of_the_micro_batch_leaves_the_batch(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("sweep", *TINY, "gpus=2,4", "memory.limit_gib=0.001"), "none of 2 combinations has a plan"),
     (("sweep", *TINY, f"gpus={','.join(map(str, range(1, 2100)))}"), "at most 2,000"),
     (("compare", *TINY, "gpus=2"), "no key has several values"),
+    (("compare", "a.json", "b.json"), "a.json: is not key=value"),
+    (("sweep", *TINY, "gpus=2,4", "--jsn"), "--jsn: is not key=value"),
     (("compare", *TINY, "gpus=2,4,8"), "compare takes two values of one key"),
     (("compare", *TINY, "gpus=2,4", "pin.tp=1,2"), "compare takes two values of one key"),
     (("compare", "plan=a.json,b.json"), "plan=a.json: can't be read"),

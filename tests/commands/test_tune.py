@@ -164,6 +164,35 @@ def test_what_ends_badly_is_a_result_and_running_out_of_memory_bounds_what_is_tr
     assert "taken" in text
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_plans_of_two_engines_teach_each_its_own_prices(timed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine that wins is not the first one's; or its ranks have no timers, and it keeps the prices that it had."""
+    out = tmp_path / "out"
+    words = [word for word in WORDS if not word.startswith("engine=")]
+    settings = recipe.load([*words, f"out={out}", "tune=2"], Machine(), [*ENGINES])
+    others = [planning.fastest(recipe.load([*words, f"engine={name}"], Machine(), [*ENGINES])).plan for name in ("megatron", "deepspeed")]
+    in_turn = sorted(others, key=lambda plan: -seconds(really(plan, settings)))
+    assert in_turn[0].engine != in_turn[1].engine
+    asked = iter(in_turn)
+    monkeypatch.setattr(tuning, "next_plan", lambda *_: next(asked))
+    run_it = machine([])
+
+    def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -> Trial:
+        trial = run_it(settings, plan, how, folder, number)
+        if number == 2 and not timed:
+            (folder / "timers.jsonl").unlink()
+        return trial
+
+    monkeypatch.setattr(tuning, "tried", tried)
+    chosen, found = tuning.tuned(settings, "local", out)
+    assert found.plan.candidate == in_turn[1].candidate
+    assert (found.plan.prices is not None) == timed
+    learned = {path.name: json.loads(path.read_text()) for path in (out / "tune").glob("*-cpu.json")}
+    assert learned.keys() == {f"{plan.engine}-cpu.json" for plan in in_turn[: 2 if timed else 1]}
+    assert all(file["engine"] == name.removesuffix("-cpu.json") and file["fitted_runs"] == 1 for name, file in learned.items())
+    assert (chosen.calibration == str(out / "tune")) == timed
+
+
 def after_text(trials: Sequence[Trial]) -> str:
     from orchestrator.report.text import as_text
 

@@ -284,6 +284,30 @@ def test_a_ring_of_attention_adds_up_its_steps_and_holds_their_outputs_until_the
     assert cp.working_bytes(op, strategy, 1, 2, inner=4, steps=1) == 3 * sh / 4
 
 
+@pytest.mark.parametrize(("tp", "samples"), [(2, 1), (4, 1), (2, 3)])
+def test_heads_divided_by_tensor_parallelism_divide_what_context_parallelism_moves_and_holds(tp: int, samples: int) -> None:
+    """With as many groups of keys as ranks at least; a rank has one group of keys at least, and one head of queries."""
+    (op,) = (op for op in LAYER.ops if isinstance(op, Attention))
+    op, one = replace(op, heads=8, kv_heads=4), Strategy(mesh=Mesh(cp=4))
+    many = replace(one, mesh=Mesh(cp=4, tp=tp))
+    for steps in (1, 2, 4):
+        alone = cp.merged_bytes(op, one, 1, 2, steps)
+        assert cp.merged_bytes(op, many, samples, 2, steps) == pytest.approx([nbytes * samples / tp for nbytes in alone])
+        for inner in (1, 2):
+            held = cp.working_bytes(op, one, 1, 2, inner, steps)
+            assert cp.working_bytes(op, many, samples, 2, inner, steps) == pytest.approx(held * samples / tp)
+    few = replace(op, heads=2, kv_heads=1)
+    wide = replace(one, mesh=Mesh(cp=4, tp=4))
+    for price in (
+        lambda op, strategy: cp.merged_bytes(op, strategy, 1, 2, 4),
+        lambda op, strategy: cp.working_bytes(op, strategy, 1, 2, 1, 4),
+    ):
+        assert price(few, wide) == price(replace(few, heads=1), one)
+    sh = 2 * op.key_len * op.head_dim / 4
+    assert cp.working_bytes(replace(op, heads=4), one, 1, 2, 1, 4) == 4 * (4 + 2 * 4) * sh, "outputs, keys and values of all four steps"
+    assert cp.working_bytes(replace(op, heads=4, kv_heads=32), one, 1, 2, 1, 2) == 2 * 4 * 32 * sh, "backward: also their gradients, twice"
+
+
 def test_a_step_of_a_ring_is_as_efficient_as_attention_of_the_ranks_part_alone() -> None:
     """A rank of cp=4 has S/4 queries. Its four kernels have the pairs of one causal square of S/4 each ((S/4)^2/2: all queries with half of
     the keys of another rank, or half of them with all), so that four squares take as long, but for what the ring adds up."""

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cost.schedule import fewest_in_flight, finish_times, in_flight, in_flight_by_chunk, simulate, timeline
+from orchestrator.cost.schedule.interleaved import Interleaved
 from orchestrator.cost.schedule.names import SCHEDULES, of_chunks
 from orchestrator.cost.schedule.periods import drift, shift
 
@@ -478,6 +479,15 @@ def test_more_micro_batches_than_repeat_hold_no_more(schedule: str) -> None:
                 most = max(most, sum(held))
             assert max(map(sum, enough)) == most
             assert in_flight_by_chunk(schedule, pp, stage, pp * 9, vpp) == enough
+
+
+def test_groups_hold_at_least_a_micro_batch_a_stage_the_last_one_too() -> None:
+    """Megatron's rule (schedules.py:996 and 1007): of pp to m micro-batches, and the last group has none left or pp."""
+    for pp, m, size in itertools.product(range(1, 6), range(1, 13), [None, *range(1, 14)]):
+        group = size or pp
+        left = m % group
+        legal = pp <= group <= m and (left == 0 or left >= pp)
+        assert (Interleaved(size).why_not(pp, m, 2) is None) == legal, (pp, m, size)
 
 
 def test_interleaving_needs_whole_groups() -> None:

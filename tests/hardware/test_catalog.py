@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, by_driver_name
+from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, POWER_W, by_driver_name
 from orchestrator.recipe.clusters import load_cluster, names
-from orchestrator.units import GB, GIB, TFLOPS
+from orchestrator.units import GB, GIB, MIB, TB, TFLOPS
 
 MARKETING_GB = {
     "V100-SXM2-16GB": 16,
@@ -51,10 +52,40 @@ def test_peaks_double_as_the_precision_halves_and_have_a_source(gpu) -> None:  #
     assert ("fp8" in peaks) == (float(gpu.compute_capability) >= 8.9)
     if "bf16" in peaks:
         assert peaks["bf16"] == peaks["fp16"]
+    if "tf32" in peaks:
+        assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.02)
     if "fp8" in peaks:
         assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.02)
     if "nvfp4" in peaks:
         assert peaks["nvfp4"] in (2 * peaks["fp8"], 3 * peaks["fp8"])  # Blackwell, and Blackwell Ultra
+
+
+QUOTED = (
+    (r"torch(?: total)?(?: about)? ([\d.]+) GiB", lambda gpu, figure: gpu.memory / GIB == pytest.approx(figure, abs=0.005)),
+    (r"(\d+) MiB", lambda gpu, figure: 0.98 * figure <= gpu.memory / MIB <= 1.0001 * figure),
+    (r"(?<!\d )\b([\d.]+) TB/s", lambda gpu, figure: gpu.memory_bandwidth == figure * TB or figure > 500),
+    (r"([\d.]+) GB/s(?! in)", lambda gpu, figure: gpu.memory_bandwidth == figure * GB),
+)
+
+
+def test_figures_that_a_source_quotes_are_the_entrys() -> None:
+    """Memory that torch shows is what the driver shows or up to 2% less; 576 TB/s are of a whole NVL72."""
+    quoted = 0
+    for gpu in GPUS.values():
+        for pattern, holds in QUOTED:
+            for figure in re.findall(pattern, gpu.source):
+                quoted += 1
+                assert holds(gpu, float(figure)), (gpu.name, figure)
+    assert quoted >= 30
+    assert GPUS["GB200"].memory_bandwidth == 576 * TB / 72
+
+
+def test_no_gpu_computes_more_for_a_byte_or_a_watt_than_the_field_has_seen() -> None:
+    """Dense 16-bit FLOPs: 37 (H20) to 420 (L40S) a byte of memory traffic, .2 to 2.25 TFLOP/s a watt."""
+    for gpu in GPUS.values():
+        if gpu.name != "cpu":
+            assert 35 < gpu.peak_flops["fp16"] / gpu.memory_bandwidth < 430, gpu.name
+            assert 0.15e12 < gpu.peak_flops["fp16"] / POWER_W[gpu.name] < 2.3e12, gpu.name
 
 
 def test_figures_that_everybody_knows() -> None:

@@ -281,6 +281,8 @@ def test_last_line_is_that_of_the_last_traceback(log: str, line: str | None) -> 
          "ended by SIGKILL (out of memory, or killed by someone)"),
         (2, "", "Traceback (most recent call last):\n  File\norchestrator.errors.InputError: data=a.csv:2: is no text\n", 2,
          "data=a.csv:2: is no text"),
+        (-11, "", 'Fatal Python error: Aborted\n\nCurrent thread 0x7 (most recent call first):\n  File "/a/b.py", line 3 in step\n'
+         '  File "/a/b.py", line 9 in main\n', 139, "ended by SIGSEGV, in step (b.py:3)"),
         (-11, "Traceback (most recent call last):\n  File\nValueError: of the run before\n", "", 139, "ended by SIGSEGV"),
         (3, "KeyError: of the run before\n", "", 3, "ended with status 3 and said nothing"),
     ],

@@ -188,7 +188,7 @@ class TestRealSlurm:
     def test_a_cancelled_job_says_so(self, tmp_path: Path, inside: dict[str, str]) -> None:
         two_nodes(tmp_path, "sleep")
         submitted = slurm.submit(tmp_path)
-        wait_for((tmp_path / "up-3").exists)
+        wait_for(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(4)))
         subprocess.run(["scancel", submitted.job_id], check=True)
         outcome = slurm.follow(submitted, tmp_path, poll_s=0.3)
         assert outcome.status == "interrupted"

@@ -66,6 +66,19 @@ DATA_ORDER = "the data would not go on where it stopped"
 STATES = "the optimizer's states in the checkpoint are of the other"
 MEANT = "If that is meant: train.change="
 
+
+def test_a_run_that_was_not_asked_to_save_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main((*TINY, "out=plain")) == 0
+    assert run.main((*TINY, "train.save_every=5", "out=saving")) == 0
+    capsys.readouterr()
+    none = "holds no finished checkpoint (checkpoints/latest.json)"
+    asked = ("launch=none", "out=new")
+    assert refused(capsys, folder, ("resume=plain", *asked)) == (
+        f"train.resume=plain: {none}: its run was not asked to save (train.save_every=0)"
+    )
+    assert refused(capsys, folder, ("resume=saving", *asked)) == f"train.resume=saving: {none}"
+
+
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "more layers": (("model.num_layers=8",), f"model.num_layers=8 (was 4): {ANOTHER_MODEL}"),
     "wider": (("model.hidden_size=512",), "model.hidden_size=512 (was 128)"),

@@ -66,6 +66,14 @@ def test_the_step_is_divided_by_cause() -> None:
     assert "bubble, waiting" in as_text(after.after_table(found))
 
 
+def test_a_bubble_that_is_rounding_is_none() -> None:
+    """The predicted bubble is what the other causes leave of the step: 2e-16 s was printed as "2.22e-10 us"."""
+    assert PLAN.predicted is not None
+    for bubble, waiting in ((2.2e-16, 0.0), (-2.2e-16, 0.0), (1e-3, 1e-3)):
+        plan = replace(PLAN, predicted=replace(PLAN.predicted, by_cause=PLAN.predicted.by_cause | {"bubble": bubble}))
+        assert after.predicted_causes(plan, 0.0)["waiting"] == waiting
+
+
 def test_a_rank_that_computes_longer_than_its_like_is_named_with_its_node() -> None:
     found = said({3: 0.4})
     assert found.lines()[1:] == [
@@ -101,6 +109,25 @@ def test_what_a_run_suggests_predicts_its_computing_and_traffic() -> None:
     assert other["compute"] == pytest.approx(found.causes["compute"][0] * factor, rel=0.02)
     assert found.suggests().startswith("gemm_efficiency ")
     assert after.SAID[0] in found.constants
+
+
+@pytest.mark.parametrize("update", [0.012, 0.03])
+def test_what_a_run_suggests_predicts_its_update(update: float) -> None:
+    """The step's fixed 10 ms stay; what is left is the optimizer's memory traffic, at the share of memory speed that it then has."""
+    given = rows()
+    for row in given:
+        row["phases"] = [phases | {"update": update} for phases in row["phases"]]
+    found = after.after(PLAN, COST, after.read(given))
+    assert found is not None
+    was, now = found.constants["optimizer_efficiency"]
+    fixed = COST.calibration.step_overhead_s
+    assert now == pytest.approx(was * (found.causes["optimizer"][0] - fixed) / (update - fixed), rel=1e-5)
+    again = reprice(PLAN, COST.traits, after.calibration_file(PLAN, COST, found).calibration(COST.calibration))
+    assert after.predicted_causes(again, fixed)["optimizer"] == pytest.approx(update, rel=0.02)
+
+
+def test_an_update_of_the_fixed_seconds_or_less_suggests_nothing_of_it() -> None:
+    assert "optimizer_efficiency" not in said().constants
 
 
 def test_axes_are_told_by_the_ranks_that_a_group_joins() -> None:
@@ -150,6 +177,29 @@ def test_of_two_slow_links_the_dearer_stands_first() -> None:
     assert [one.axis for one in found.slow_links] == ["pp", "tp"]
     assert [one.extra_s for one in found.slow_links] == pytest.approx([0.14, 0.09])
     assert not found.constants, "what stands out is not to be learned"
+
+
+def test_a_groups_transfers_count_once_however_many_ranks_tell_of_them() -> None:
+    """Eight ranks in one group, evenly apart, of which each says 1 s; on a GPU's link it should take far less."""
+    ranks = {"first": 0, "size": 4, "stride": 1}
+    alone = replace(PLAN, tp=4, pp=1, cluster=replace(PLAN.cluster, gpu=GPUS["A100-SXM-80GB"]))
+    given = rows()
+    for row in given:
+        row["traffic"] = [{**group(step, (), "all_reduce", 1.0), "ranks": ranks} for step in range(2)]
+    read = after.read(given)
+    (one,) = after.slow_links(alone, COST, read)
+    assert (one.axis, one.ranks, one.hosts) == ("tp", (0, 1, 2, 3), ("n0", "n1"))
+    priced = after.priced_seconds(COST, read[0].traffic[0])
+    assert priced is not None
+    assert one.times == pytest.approx(1.0 / priced)
+    assert one.extra_s == pytest.approx(1.0 - priced)
+    assert not after.slow_links(replace(alone, cluster=PLAN.cluster), COST, read), "on shared cores prices of traffic are not so sure"
+
+
+def test_ranks_evenly_apart_are_those() -> None:
+    assert after.read([rows()[0] | {"traffic": [{**group(0, (), "all_reduce", 1.0), "ranks": {"first": 3, "size": 3, "stride": 2}}]}])[
+        0
+    ].traffic[0].members == (3, 5, 7)
 
 
 def test_a_long_group_is_named_by_its_first_eight_ranks() -> None:

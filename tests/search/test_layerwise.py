@@ -12,7 +12,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.errors import NoPlanError
 from orchestrator.hardware.collectives import COLLECTIVES
-from orchestrator.search.layerwise import AnalyticPrices, Outer, ProfilePrices, layerwise
+from orchestrator.search.layerwise import AnalyticPrices, Outer, ProfilePrices, Splits, layerwise
 from orchestrator.search.layerwise_stage import StageSolver, _Sequence
 from orchestrator.strategy.layerwise import TRAITS, LayerChoice, galvatron_json
 from orchestrator.strategy.pins import MemoryLimit
@@ -105,6 +105,20 @@ def test_more_memory_is_never_slower_layer_by_layer() -> None:
     assert times == sorted(times, reverse=True)
     assert math.inf in times
     assert len(set(times)) > 3
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_bounds_of_one_micro_batch_are_its_way_through_all_stages_and_back(pp: int) -> None:
+    """Eight layers of 6 ms a sample, forward and backward, on a rank a stage: nothing waits, so no bound leaves anything out."""
+    prices, outer = measured(pp), Outer(pp=pp, num_microbatches=1, samples=16, ends=None)
+    wanted = 16 * 8 * 3 * 2e-3 + 2 * (pp - 1) * prices.hop_s(outer)
+    splits = Splits(prices, outer, float(1 << 40))
+    assert splits.least == pytest.approx(wanted)
+    splits.estimate(math.inf)
+    assert splits._table(math.inf)[0] == pytest.approx(wanted)
+    found = splits.finish(math.inf)
+    assert found is not None
+    assert found.seconds == splits.least == pytest.approx(wanted)
 
 
 def test_a_profile_is_what_is_priced() -> None:

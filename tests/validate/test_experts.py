@@ -15,9 +15,10 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.validate import recipes
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.networks import cluster
-from orchestrator.validate.pricing import named
+from orchestrator.validate.pricing import named, price_runs
 from orchestrator.validate.runs import ExpertsRun, Run
 from orchestrator.validate.tables import SETTINGS, load, read_rows, recompute_of
+from orchestrator.validate.uneven import drawn, spread_of
 
 ROW = {
     **{"run_id": "a", "sweep_id": "s", "model_name": "own (4 layers)", "num_layers": "4", "hidden_size": "5120"},
@@ -191,3 +192,53 @@ def test_a_table_that_is_none_of_recipes_is_refused(tmp_path: Path, capsys: pyte
     table = write_csv(tmp_path / "other.csv", [{"recipe_id": "a"}])
     assert main([f"recipes={table}"]) != 0
     assert "is not a table of recipes: it lacks model" in capsys.readouterr().err.replace("\n", " ")
+
+
+PAIRS = {  # by tokens of a sequence: cp, TFLOP/s with forced balance and without (Megatron-MoE-ModelZoo, best_practice/qwen3/readme.md)
+    "16384": ("1", 295, 237),
+    "32768": ("2", 335, 277),
+    "65536": ("4", 368, 320),
+    "131072": ("8", 389, 357),
+}
+ZOO = {
+    **{"run_id": "zoo", "sweep_id": "s", "model_name": "Qwen3-235B-A22B", "gpu": "H100-SXM-80GB", "gpus_per_node": "8", "num_gpus": "256"},
+    **{"engine": "megatron-core (Megatron-Bridge)", "precision": "bf16", "tp": "4", "pp": "8", "vpp": "4", "ep": "8", "zero_stage": "1"},
+    **{"num_experts": "128", "moe_router_topk": "8", "num_layers": "94", "micro_batch_size": "1", "global_batch_size": "256"},
+    **{
+        "dispatcher": "deepep",
+        "a2a_overlap": "0",
+        "cuda_graph": "none",
+        "recompute": "layernorm+moe",
+        "status": "ok",
+        "step_time_s": "1.0",
+    },
+}
+
+
+@pytest.mark.parametrize("tokens", PAIRS)
+def test_what_real_routing_takes_longer_than_forced_balance_is_predicted(tokens: str) -> None:
+    """Of a step, within 11% of what was measured; with even routing it is 8 to 20% too short."""
+    cp, forced, real = PAIRS[tokens]
+    found = read_rows("t", [{**ZOO, "seq_length": tokens, "cp": cp, "routing": routing} for routing in ("forced balance", "real router")])
+    even, uneven = (outcome.prediction.step_time_s for outcome in price_runs(found, named(None)) if outcome.prediction)
+    assert uneven / even == pytest.approx(forced / real, rel=0.11)
+    assert forced / real / (uneven / even) < 0.6 * (forced / real - 1) + 1  # nearer than without
+
+
+def test_routers_of_a_checkpoint_or_with_a_bias_are_nearly_even() -> None:
+    row = {"model_name": "Qwen3-30B-A3B", "routing": "real router"}
+    loads = [
+        dict(drawn(spread_of({**row, **change}), 128, 8).busiest)[16]
+        for change in ({}, {"task": "sft"}, {"model_name": "moonshotai/Moonlight-16B-A3B"}, {"run_id": "mzoo-mixtral-real"})
+    ]
+    assert loads[0] > 1.4
+    assert max(loads[1:]) < 1.05
+
+
+def test_a_recipe_that_forces_no_balance_is_judged_with_uneven_routing() -> None:
+    """The more ranks hold the experts, the busier is the busiest."""
+    runs = {(forced, ep): recipes.run_of({**RECIPE, "forced_balance": forced, "ep": ep}) for forced in ("1", "0", "") for ep in ("8", "16")}
+    seconds = [outcome.prediction.step_time_s for outcome in price_runs(runs.values(), named(None)) if outcome.prediction]
+    forced8, forced16, real8, real16, blank8, blank16 = seconds
+    assert 1.05 < real8 / forced8 < real16 / forced16 < 1.5
+    assert (blank8, blank16) == (forced8, forced16)  # nothing is made of a blank

@@ -208,6 +208,13 @@ def test_a_class_whose_library_is_missing_is_refused_by_the_name_of_both() -> No
     assert "\n" not in str(error.value)
 
 
+def test_a_padding_token_beyond_the_vocabulary_is_named() -> None:
+    """GLM-4's own is 151329, whatever the vocabulary is cut down to."""
+    fields = {"model_type": "glm4", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "vocab_size": 100}
+    with pytest.raises(InputError, match=r"model.hf_config.pad_token_id=151329: .* is no token of vocab_size=100; write one"):
+        build.from_config(json.dumps(fields), torch.float32, ("eager",))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

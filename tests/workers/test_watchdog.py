@@ -90,37 +90,45 @@ def test_a_rank_that_is_slow_within_the_limit_is_left_alone(tmp_path: Path) -> N
     assert not (tmp_path / "logs").exists()
 
 
-STAYS = """
-import ctypes, sys
+LEAVES = """
+import sys
+from datetime import timedelta
 import torch, torch.distributed as dist
 from orchestrator.workers import distributed
 
-rank, how = int(sys.argv[1]), sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+rank, limit = int(sys.argv[1]), timedelta(seconds=float(sys.argv[3]))
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=dist.PrefixStore("groups", store), rank=rank, world_size=2)
 dist.all_reduce(torch.ones(4))
-if how == "stays":
-    sys.stdin.read()
-distributed.leave_within(1.0)
-if how == "collective":
-    dist.all_reduce(torch.ones(4), async_op=True)
-    dist.destroy_process_group()
-if how == "interpreter":
-    ctypes.PyDLL(None).pause()
-distributed.leave(0)
+distributed.LEAVE = limit
+if rank == 1:
+    sys.stdin.readline()
+else:
+    dist.all_reduce(torch.ones(4), async_op=True)  # which the other rank never joins: gloo's thread waits in it
+print("leaves", flush=True)
+distributed.Job(torch.device("cpu"), store, rank, 2).leave()
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "said"),
-    [
-        ("collective", 0, "did not leave its process groups within 1 s"),  # that the other rank never joins: gloo's thread waits in it
-        ("interpreter", 1, "Timeout (0:00:02)"),  # held by what waits: no thread of Python's can run
-    ],
-)
-def test_a_rank_that_is_done_ends_though_it_can_not_leave(how: str, status: int, said: str, tmp_path: Path) -> None:
-    program = [sys.executable, "-c", STAYS]
-    other = subprocess.Popen([*program, "1", str(tmp_path / "store"), "stays"], stdin=subprocess.PIPE)
-    done = subprocess.run([*program, "0", str(tmp_path / "store"), how], capture_output=True, text=True, check=False, timeout=120)
-    other.communicate()
-    assert done.returncode == status, done.stderr
-    assert said in done.stderr
+@pytest.mark.parametrize(("limit_s", "other_comes"), [(60.0, True), (0.5, False)])
+def test_a_rank_that_is_done_waits_for_the_others_and_not_for_ever(limit_s: float, other_comes: bool, tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVES, str(rank), str(tmp_path / "store"), str(limit_s)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    first, other = ranks
+    assert first.stdout is not None
+    assert first.stdout.readline() == "leaves\n"
+    if other_comes:
+        with pytest.raises(subprocess.TimeoutExpired):
+            first.wait(1.0)
+    else:
+        assert first.wait(60) == 0
+    _, said = other.communicate("go\n", timeout=60)
+    assert other.returncode == 0, said
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 0, said
+    assert not said

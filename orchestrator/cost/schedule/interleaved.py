@@ -27,13 +27,14 @@ class Interleaved(Schedule):
         self.group = group
 
     def why_not(self, pp: int, num_microbatches: int, vpp: int) -> str | None:
-        last = num_microbatches % (self.group or pp)
-        if self.group is not None and not pp <= self.group <= num_microbatches:
-            return f"interleaved: groups of {self.group} micro-batches are not of pp={pp} to num_microbatches={num_microbatches}"
-        if self.group is not None and 0 < last < pp:
-            return f"interleaved: num_microbatches={num_microbatches} leaves {last} to the last group of {self.group}, fewer than pp={pp}"
-        if self.group is None and last:
-            return f"interleaved: num_microbatches={num_microbatches} is not a multiple of pp={pp}"
+        group = self.group or pp
+        last = num_microbatches % group
+        if self.group is not None and not pp <= group <= num_microbatches:
+            return f"interleaved: groups of {group} micro-batches are not of pp={pp} to num_microbatches={num_microbatches}"
+        if 0 < last < pp:
+            if self.group is None:
+                return f"interleaved: num_microbatches={num_microbatches} is not a multiple of pp={pp}"
+            return f"interleaved: num_microbatches={num_microbatches} leaves {last} to the last group of {group}, fewer than pp={pp}"
         return super().why_not(pp, num_microbatches, vpp)
 
     def order(self, pp: int, stage: int, num_microbatches: int, vpp: int = 1) -> Iterator[Pass]:

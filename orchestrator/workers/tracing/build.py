@@ -97,9 +97,19 @@ def from_config(text: str, dtype: torch.dtype, attentions: tuple[str, ...]) -> t
                     model = cls._from_config(config, attn_implementation=attention, dtype=dtype, **more)
                 model.tie_weights()
                 return model.train(), attention
-            except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, NotImplementedError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, AssertionError) as error:
+                _check_padding(config)
                 last = error if last is None or isinstance(error, ImportError) else last  # a missing library is why all of them fail
     raise InputError("model.hf_config", cls.__name__, f"can't be built: {type(last).__name__}: {' '.join(str(last).split())}")
+
+
+def _check_padding(config: Any) -> None:
+    """Raises InputError for a pad_token_id, said or the architecture's own, that is no row of the word embedding (torch asserts it)."""
+    text = config.get_text_config()
+    pad, rows = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
+    if isinstance(pad, int) and isinstance(rows, int) and not -rows <= pad < rows:
+        why = f"as {type(text).__name__} has it, is no token of vocab_size={rows}; write one that is, or null, into the config.json"
+        raise InputError("model.hf_config.pad_token_id", pad, why)
 
 
 def move_to_meta(model: torch.nn.Module) -> None:
