@@ -30,7 +30,8 @@ FOLDER: Final = "rehearsal"
 LIMIT_S: Final = 900.0
 """Of one rehearsed rank: it is to save time."""
 STEPS: Final = WARMUP_STEPS + 2
-"""As many as a run takes until its timers look at its peak: the heap of a process on a CPU grows for some steps."""
+"""As many as a run takes until its timers look at its peak: the heap of a process on a CPU grows with its steps, as freed blocks of many
+sizes leave holes (most in the first steps; engines/translation.py)."""
 
 
 class Rehearsed(Value, frozen=True, kw_only=True):
