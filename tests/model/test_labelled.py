@@ -66,5 +66,7 @@ def test_rows_are_named_by_their_line() -> None:
         list(rows_of("a.jsonl", ["{}", "{"]))
     rows = list(rows_of("a.csv", ["text,label", '"two, words",good', "x,12", "y,"]))
     assert rows == [
-        ("a.csv:2", {"text": "two, words", "label": "good"}), ("a.csv:3", {"text": "x", "label": 12}), ("a.csv:4", {"text": "y", "label": ""}),
-    ]  # fmt: skip
+        ("a.csv:2", {"text": "two, words", "label": "good"}),
+        ("a.csv:3", {"text": "x", "label": 12}),
+        ("a.csv:4", {"text": "y", "label": ""}),
+    ]
