@@ -102,17 +102,22 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
         if plan is None:
             print(f"tune: no other plan is legal and fits: {len(trials)} of {settings.tune} were tried", flush=True)
             break
-        trial = tried(settings, plan, how, folder / str(len(trials) + 1), len(trials) + 1)
+        number = len(trials) + 1
+        assert plan.predicted is not None  # every plan that is found is priced
+        said = f"{plan.engine} {choice(plan)}: predicted {format_seconds(plan.predicted.step_time_s)}"
+        print(f"tune {number}/{settings.tune}: {said}; it runs now", flush=True)
+        trial = tried(settings, plan, how, folder / str(number), number)
         trials.append(trial)
         measured = trial.why if trial.measured_s is None else f"measured {format_seconds(trial.measured_s)}"
-        said = f"predicted {format_seconds(trial.predicted_s)}, {measured}"
-        print(f"tune {trial.number}/{settings.tune}: {plan.engine} {choice(plan)}: {said}", flush=True)
+        print(f"tune {number}/{settings.tune}: {measured}", flush=True)
     finished = [trial for trial in trials if trial.measured_s is not None]
     if not finished:
         first = f"; the first: {trials[0].why}" if trials else ""
         raise LaunchError(f"tune={settings.tune}: none of {len(trials)} plans ran to its end{first}; see {folder}")
     best = min(finished, key=lambda trial: (trial.measured_s, trial.number))
     chosen = learned_settings(settings, folder, trials)
+    if learned(settings, best.plan.engine, folder, trials) is None:  # its trials have no timers
+        chosen = settings
     traits = ENGINES[best.plan.engine].traits(settings.cluster.software)
     (file,) = planning.prices(chosen, [traits])
     constants = planning.priced(chosen, traits, file)
@@ -198,12 +203,12 @@ def learned_settings(settings: Settings, folder: Path, trials: Sequence[Trial]) 
 def learned(settings: Settings, engine: str, folder: Path, trials: Sequence[Trial]) -> CalibrationFile | None:
     """The prices of these settings with each constant times the median of what the engine's trials ask for; None: no timers of it."""
     asked: dict[str, list[float]] = {}
-    taught = 0
+    taught: list[Plan] = []
     for trial in trials:
         rows = pictures.timers(folder / str(trial.number)) if trial.plan.engine == engine and trial.measured_s is not None else ()
         if not rows:
             continue
-        taught += 1
+        taught.append(trial.plan)
         cost = planning.cost_of(trial.plan, settings)
         plan = reprice(trial.plan, cost.traits, cost.calibration)
         predicted, measured = after.predicted_causes(plan, cost.calibration.step_overhead_s), after.measured_causes(plan, rows)
@@ -212,11 +217,11 @@ def learned(settings: Settings, engine: str, folder: Path, trials: Sequence[Tria
                 asked.setdefault(name, []).append(now / before)
     if not taught:
         return None
-    origin = f"median of what {taught} tuned plans of {settings.recipe} ask for"
+    origin = f"median of what {len(taught)} tuned plans of {settings.recipe} ask for"
     constants = after.own_constants(cost) | {
-        name: getattr(cost.calibration, name) * median([*factors, *[1.0] * (taught - len(factors))]) for name, factors in asked.items()
+        name: getattr(cost.calibration, name) * median([*factors, *[1.0] * (len(taught) - len(factors))]) for name, factors in asked.items()
     }
-    return after.file_of(trials[0].plan, cost, constants, origin, runs=taught)
+    return after.file_of(taught[0], cost, constants, origin, runs=len(taught))
 
 
 # -------------------------------------------------------------------------------------------------------------- report

@@ -220,7 +220,8 @@ def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:
     setup, steps = pinned(reading.setup, settings.pins), reading.steps or 1
     ranks = max(1, settings.cluster.num_gpus // (setup.tp * setup.cp))
     micro = max(1, settings.training.global_batch_size // (ranks * steps))
-    said = f"micro-batches of {micro}: the file does not say, and DeepSpeed divides the batch by {steps} steps and {ranks} ranks"
+    over = f"{ranks} ranks" + (f" and {steps} accumulation steps" if steps > 1 else "")
+    said = f"micro-batches of {micro}: the file does not say; DeepSpeed's are the batch over {over}"
     return msgspec.structs.replace(reading, setup=msgspec.structs.replace(reading.setup, micro_batch_size=micro)), [said]
 
 

@@ -115,8 +115,8 @@ class Calibration(Value, frozen=True, kw_only=True):
     how many tokens every expert got before it can launch the next kernels (mcore moe/token_dispatcher.py:672, maybe_dtoh_and_synchronize),
     and by then has nothing queued. Not where a whole iteration is one CUDA graph, nor where experts take a fixed number of tokens."""
     expert_quantise_s: float = 0.0
-    """The same for each tensor of an expert that FP8 quantises: Transformer Engine's grouped linear splits its input by experts and
-    quantises one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize): maxima, scales, casts both ways."""
+    """The same for each kernel that quantises a tensor of an expert (layer.QUANTISE_KERNELS): Transformer Engine's grouped linear splits
+    its input by experts and quantises one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize)."""
     expert_efficiency: float = 1.0
     """Share of what one product of the same shape reaches, for the experts' grouped ones."""
     step_overhead_s: float = 5e-3

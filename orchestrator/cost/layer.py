@@ -4,6 +4,9 @@ the updated weights, optimizer), and bytes. Sums up the passes (cost/passes.py) 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from msgspec.structs import replace
 
 from orchestrator.cost.network import Network
@@ -12,7 +15,7 @@ from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
-from orchestrator.model.training import QUANTISED
+from orchestrator.model.training import QUANTISED, Fp8Recipe
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
@@ -23,6 +26,11 @@ FORWARD_SHARE = 1 / 3
 CHECKPOINTS_ON_GPU = 3
 """Of those that go to host memory, how many are not there: the last one, which never leaves, and two whose copies may go on
 (keep_last_count and max_fwd_stash_count of DeepSpeed 0.19.8's runtime/activation_checkpointing/offload_activations.py)."""
+QUANTISE_KERNELS: Final[Mapping[Fp8Recipe, int]] = {"tensorwise": 3, "delayed": 1, "blockwise": 1, "mxfp8": 1}
+"""That quantise one tensor of an expert (Transformer Engine 2.9, pytorch/csrc/quantizer.cpp): a scale for the whole tensor wants its
+maximum, then the scale, then the cast, and each tensor is allocated by itself; blocks find theirs in the kernel that casts, and are
+allocated together (extensions/cast.cpp, split_quantize). Counted so, the host's time for a kernel is about the same everywhere: 50 us by
+H100's runs, all of which scale whole tensors, 33 and 44 us by Blackwell's, which scale blocks."""
 
 
 class LayerCost(Value, frozen=True, kw_only=True):
@@ -228,10 +236,12 @@ class LayerPrices:
     def _quantise_seconds(self, layer: LayerSpec, strategy: Strategy) -> float:
         """Of the host, which quantises each expert's tensors one after the other (`Calibration.expert_quantise_s`): in forward what the
         products take, in backward the gradients that they get. Where it need not wait for counts it launches them ahead of the device."""
-        if self._workload.training.precision not in QUANTISED:
+        w = self._workload
+        if w.training.precision not in QUANTISED:
             return 0.0
         tensors = sum(op.experts / strategy.mesh.ep for op in layer.ops if isinstance(op, Gemm) and op.experts)
-        return tensors * self._workload.calibration.expert_quantise_s
+        scaling = w.training.fp8_recipe or ("mxfp8" if w.cluster.gpu.has_mxfp8 or w.training.precision == "nvfp4" else "tensorwise")
+        return tensors * QUANTISE_KERNELS[scaling] * w.calibration.expert_quantise_s
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
         """A CUDA graph has an input and an output of its own."""

@@ -174,7 +174,8 @@ def predicted_causes(plan: Plan, step_overhead_s: float) -> dict[str, float]:
     by_cause = plan.predicted.by_cause
     found = {"compute": sum(by_cause.get(cause, 0.0) for cause in COMPUTE) - step_overhead_s}
     found |= {axis: by_cause.get(axis, 0.0) for axis in AXES}
-    found |= {"other": 0.0, "waiting": max(0.0, by_cause.get("bubble", 0.0))}
+    bubble = by_cause.get("bubble", 0.0)  # what is left of the step: without a pipeline only rounding
+    found |= {"other": 0.0, "waiting": bubble if bubble > 1e-9 * plan.predicted.step_time_s else 0.0}
     found |= {"optimizer": by_cause.get("optimizer", 0.0) + step_overhead_s, "data": 0.0}
     return found
 

@@ -13,7 +13,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
+from orchestrator.model.training import Fp8Recipe
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
@@ -97,6 +98,9 @@ def run_of(recipe: dict[str, str]) -> Run:
         names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
         first, second = (names.get(name, "fp32") for name in moments[1:])
         training = replace(training, precision_aware_optimizer=True, exp_avg_dtype=first, exp_avg_sq_dtype=second)
+    scaling = recipe.get("fp8_recipe", "")
+    if training.precision == "fp8" and scaling in get_args(Fp8Recipe):
+        training = replace(training, fp8_recipe=scaling)
     cluster = replace(run.cluster, num_gpus=run.num_gpus, software=SOFTWARE)
     off = {name: False for name in ("overlap_grad_reduce", "overlap_param_gather") if recipe.get(name) == "0"}
     candidate = replace(run.candidate, strategy=replace(run.candidate.strategy, **off))

@@ -290,6 +290,7 @@ def training_of(
         seq_length=whole(row, "seq_length"),
         decoder_seq_length=T5_DECODER_LENGTH if architecture.family == "t5" else None,
         precision=precision,
+        fp8_recipe="blockwise" if "blockwise" in row.get("precision", "").lower() else None,
         grad_reduce_dtype=reduce_dtype,
         grad_accum_dtype=engine.accumulate_dtype,
         lora=lora,

@@ -134,14 +134,18 @@ def test_a_change_is_a_diff_of_the_same_file_and_means_what_it_says() -> None:
 # -------------------------------------------------------------------------------------------------------------- round trip
 
 
+OLDER = {"cluster.software.megatron_core": "0.16.1"}
+"""Later releases have no program for BERT and T5 (Python 3.12 and later install one)."""
+
+
 @pytest.mark.parametrize(
     "keys",
     [
         {"recipe": "llama3_8b", "gpus": 16},
         {"recipe": "gpt3_175b", "gpus": 128},
         {"recipe": "mixtral_8x7b", "gpus": 64, "engine": "megatron"},
-        {"recipe": "t5_large", "gpus": 16, "engine": "megatron"},
-        {"recipe": "bert_large", "gpus": 8, "engine": "megatron"},
+        {"recipe": "t5_large", "gpus": 16, "engine": "megatron", **OLDER},
+        {"recipe": "bert_large", "gpus": 8, "engine": "megatron", **OLDER},
         {"recipe": "qwen3_8b", "gpus": 16, "pin.recompute": "selective"},
         {"recipe": "gpt_tiny", "gpus": 4, "engine": "megatron", "cluster": "cpu"},
         {"recipe": "llama3_8b_128k", "gpus": 16, "engine": "megatron"},
@@ -157,7 +161,8 @@ def test_a_plan_comes_back_as_itself_from_its_own_arguments(keys: dict[str, obje
     assert program.why_not(plan) is None
     (file,) = [file for file in answer.job().files if file.path == program.arguments]
     (tmp_path / file.path).write_text(file.content)
-    found = so.audit(tmp_path / file.path, recipe=keys["recipe"], gpus=plan.world_size, cluster=plan.cluster.name)
+    found = so.audit(tmp_path / file.path, recipe=keys["recipe"], gpus=plan.world_size, cluster=plan.cluster.name,
+                     **{name: value for name, value in keys.items() if name in OLDER})  # fmt: skip
     assert found.plan is not None
     assert found.problem == ""
     assert found.reading.unknown == ()

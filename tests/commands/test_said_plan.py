@@ -74,7 +74,10 @@ def test_the_first_layers_of_every_chunk_are_recomputed_where_that_is_fastest_wi
         assert seconds(told) < seconds(planning.searched_plan(settings_of(*words, "entry=pretrain_gpt.py", f"pin.recompute={mode}")).plan)
 
 
-@pytest.mark.parametrize("words", [CASE, ("recipe=llama3_8b", "gpus=16"), ("recipe=gpt_tiny", "gpus=4"), ("recipe=t5_large", "gpus=16")])
+T5 = ("recipe=t5_large", "gpus=16", "cluster.software.megatron_core=0.16.1")  # later releases have no program for it
+
+
+@pytest.mark.parametrize("words", [CASE, ("recipe=llama3_8b", "gpus=16"), ("recipe=gpt_tiny", "gpus=4"), T5])
 def test_the_time_in_the_header_is_that_of_the_arguments(words: tuple[str, ...], tmp_path: Path) -> None:
     assert run.main([*words, "launch=none", f"out={tmp_path / 'out'}"]) == 0
     settings = settings_of(*words)

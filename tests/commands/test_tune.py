@@ -108,7 +108,7 @@ def seconds(plan: Plan) -> float:
 
 
 def test_five_trials_find_the_fastest_plan_of_a_machine_that_the_prices_do_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(tmp_path / "out", "tune=5")
     seen: list[Plan] = []
@@ -118,6 +118,10 @@ def test_five_trials_find_the_fastest_plan_of_a_machine_that_the_prices_do_not_k
     best = min(map(seconds, plans))
     assert seconds(plans[0]) > 1.02 * best  # what is planned without a trial is not
     assert seconds(really(found.plan, settings)) <= 1.02 * best
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in said] == [f"tune {number}/5" for number in range(1, 6) for _ in "ab"]
+    assert all(line.endswith("; it runs now") for line in said[::2])
+    assert all("measured" in line for line in said[1::2])
     assert len(seen) == 5
     assert len({plan.candidate for plan in seen}) == 5
     assert chosen.plan == found.plan
@@ -162,6 +166,35 @@ def test_what_ends_badly_is_a_result_and_running_out_of_memory_bounds_what_is_tr
     assert "CUDA out of memory" in text
     assert "not today" in text
     assert "taken" in text
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_plans_of_two_engines_teach_each_its_own_prices(timed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine that wins is not the first one's; or its ranks have no timers, and it keeps the prices that it had."""
+    out = tmp_path / "out"
+    words = [word for word in WORDS if not word.startswith("engine=")]
+    settings = recipe.load([*words, f"out={out}", "tune=2"], Machine(), [*ENGINES])
+    others = [planning.fastest(recipe.load([*words, f"engine={name}"], Machine(), [*ENGINES])).plan for name in ("megatron", "deepspeed")]
+    in_turn = sorted(others, key=lambda plan: -seconds(really(plan, settings)))
+    assert in_turn[0].engine != in_turn[1].engine
+    asked = iter(in_turn)
+    monkeypatch.setattr(tuning, "next_plan", lambda *_: next(asked))
+    run_it = machine([])
+
+    def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -> Trial:
+        trial = run_it(settings, plan, how, folder, number)
+        if number == 2 and not timed:
+            (folder / "timers.jsonl").unlink()
+        return trial
+
+    monkeypatch.setattr(tuning, "tried", tried)
+    chosen, found = tuning.tuned(settings, "local", out)
+    assert found.plan.candidate == in_turn[1].candidate
+    assert (found.plan.prices is not None) == timed
+    learned = {path.name: json.loads(path.read_text()) for path in (out / "tune").glob("*-cpu.json")}
+    assert learned.keys() == {f"{plan.engine}-cpu.json" for plan in in_turn[: 2 if timed else 1]}
+    assert all(file["engine"] == name.removesuffix("-cpu.json") and file["fitted_runs"] == 1 for name, file in learned.items())
+    assert (chosen.calibration == str(out / "tune")) == timed
 
 
 def after_text(trials: Sequence[Trial]) -> str:

@@ -196,21 +196,26 @@ def test_what_a_node_passes_on_runs_beside_what_nodes_send_each_other() -> None:
 
 
 def test_fp8_waits_for_each_of_a_ranks_experts_to_be_quantised() -> None:
-    """64 experts over ep=8: two tensors of each of eight, 100 us each, beside 10 ms a dispatch; in bf16 nothing is quantised."""
+    """64 experts over ep=8: two tensors of each of eight, 100 us a kernel, beside 10 ms a dispatch; a scale for a whole tensor (the default
+    before Blackwell) takes three, one for each block one; in bf16 nothing is quantised."""
     constants = Calibration(expert_sync_s=1e-2, expert_quantise_s=1e-4)
     cluster = replace(cost_model(moe()).cluster, gpu=GPUS["H100-SXM-80GB"])
     one = candidate(Strategy(mesh=Mesh(dp=8, ep=8)))
-    for precision, waits in (("bf16", 1e-2), ("fp8", 1e-2 + 16e-4)):
-        both = (cost_model(moe(), calibration=given, cluster=cluster, precision=precision) for given in (Calibration(), constants))
+    cases = (("bf16", None, 1e-2), ("fp8", None, 1e-2 + 48e-4), ("fp8", "tensorwise", 1e-2 + 48e-4), ("fp8", "blockwise", 1e-2 + 16e-4))
+    for precision, scaling, waits in cases:
+        both = (
+            cost_model(moe(), calibration=given, cluster=cluster, precision=precision, fp8_recipe=scaling)
+            for given in (Calibration(), constants)
+        )
         before, after = (model.layer(one, "experts_decoder", "none") for model in both)
         assert after.forward_s - before.forward_s == pytest.approx(waits), precision
 
 
 def test_fp8_launches_bound_a_pass_where_the_host_need_not_wait() -> None:
-    """64 experts over ep=8: two tensors of each of eight, 10 ms each; nothing else of so small a layer takes as long."""
+    """64 experts over ep=8: two tensors of each of eight, three kernels each of 10 ms; nothing else of so small a layer takes as long."""
     cluster = replace(cost_model(moe()).cluster, gpu=GPUS["H100-SXM-80GB"])
     constants = Calibration(expert_quantise_s=1e-2, grouped_launch_s=0.0, op_overhead_s=0.0, collective_launch_s=0.0)
     one = candidate(Strategy(mesh=Mesh(dp=8, ep=8)))
     for precision, launched in (("bf16", False), ("fp8", True)):
         layer = cost_model(moe(), calibration=constants, cluster=cluster, precision=precision).layer(one, "experts_decoder", "none")
-        assert (layer.forward_s == pytest.approx(0.16)) == (layer.backward_s == pytest.approx(0.16)) == launched, precision
+        assert (layer.forward_s == pytest.approx(0.48)) == (layer.backward_s == pytest.approx(0.48)) == launched, precision

@@ -66,6 +66,14 @@ def test_the_step_is_divided_by_cause() -> None:
     assert "bubble, waiting" in as_text(after.after_table(found))
 
 
+def test_a_bubble_that_is_rounding_is_none() -> None:
+    """The predicted bubble is what the other causes leave of the step: 2e-16 s was printed as "2.22e-10 us"."""
+    assert PLAN.predicted is not None
+    for bubble, waiting in ((2.2e-16, 0.0), (-2.2e-16, 0.0), (1e-3, 1e-3)):
+        plan = replace(PLAN, predicted=replace(PLAN.predicted, by_cause=PLAN.predicted.by_cause | {"bubble": bubble}))
+        assert after.predicted_causes(plan, 0.0)["waiting"] == waiting
+
+
 def test_a_rank_that_computes_longer_than_its_like_is_named_with_its_node() -> None:
     found = said({3: 0.4})
     assert found.lines()[1:] == [
