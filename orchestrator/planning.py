@@ -289,19 +289,17 @@ def fastest(
     *,
     known: Mapping[Candidate, float] | None = None,
     any_plan: bool = False,
-    fullest_s: float | None = None,
+    with_fuller: bool = False,
 ) -> Found:
-    """The fastest plan of all engines that may be used, without an answer to any other question. `known`: `Found.bounds` of a search whose
-    space has all of this one's. `any_plan`: the first that is found will do. `fullest_s`: seconds of the fastest plan that fills memory up
-    to the reserve, where that is known. Raises NoPlanError, and InputError where ds.* or megatron.* say otherwise than the plan."""
+    """The fastest plan of all engines that may be used, without an answer to any other question; `with_fuller`: but `Found.fuller`.
+    `known`: `Found.bounds` of a search whose space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError,
+    and InputError where ds.* or megatron.* say otherwise than the plan."""
     asked = asked or question(settings, top_k=1)
     stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
-        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known, fullest_s=fullest_s)
-    index = [engine.name for engine in asked.planned].index(result.plan.engine)
-    plan = msgspec.structs.replace(result.plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
-    passthrough.check(plan, ENGINES[plan.engine].passes)
-    engine = asked.planned[index]
+        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known, with_fuller=with_fuller)
+    plan = completed(settings, asked, result.plan)
+    engine = next(engine for engine in asked.planned if engine.name == plan.engine)
     cautious = engine.cautious_margin
     limit = held_to(settings.limit, plan, engine.calibration.memory_margin, cautious)
     return Found(
@@ -315,6 +313,7 @@ def fastest(
         bounds=result.bounds,
         none_cautious=cautious is not None and limit.risk is None,
         safer=result.too_slow,
+        fuller=the_fuller(settings, asked, result.fuller, plan),
         asked=by_reserve(asked) if cautious is not None and limit.risk is None else asked,
     )
 
@@ -332,12 +331,7 @@ def searched_plan(
     """The fastest plan of all engines that may be used but those `without` names, and what a user may want to know beside it
     (`with_fuller`: also `Found.fuller`). Raises NoPlanError."""
     asked = question(settings, without=without)
-    two = with_fuller and settings.budget_s is None and any(engine.cautious_margin is not None for engine in asked.planned)
-    most = fullest(settings, asked) if two else None
-    fullest_s = most.plan.predicted.step_time_s if most and most.plan.predicted else None
-    found = fastest(settings, asked, progress, known=most.bounds if most else None, fullest_s=fullest_s)
-    if most is not None and faster(most.plan, found.plan):
-        found = msgspec.structs.replace(found, fuller=most.plan)
+    found = fastest(settings, asked, progress, with_fuller=with_fuller and settings.budget_s is None)
     asked = found.asked or asked
     plan, planned = found.plan, asked.planned
 
@@ -358,25 +352,28 @@ def searched_plan(
         )
 
 
-def fullest(settings: Settings, asked: Question) -> Found | None:
-    """The fastest plan that fills memory up to the reserve, of which nothing is proven at the end; its bounds hold for less memory too.
-    None: the user's ds.* or megatron.* contradict it. Raises NoPlanError."""
-    asked = unproven(by_reserve(asked))
-    try:
-        return fastest(settings, msgspec.structs.replace(asked, asked=msgspec.structs.replace(asked.asked, top_k=1)))
-    except InputError:
-        return None
+def completed(settings: Settings, asked: Question, plan: Plan) -> Plan:
+    """A search's plan with what else the user said. Raises InputError where ds.* or megatron.* say otherwise than the plan."""
+    index = [engine.name for engine in asked.planned].index(plan.engine)
+    plan = msgspec.structs.replace(plan, run=settings.run, extra=settings.extra, prices=kept_prices(asked.files[index]))
+    passthrough.check(plan, ENGINES[plan.engine].passes)
+    return plan
 
 
 SHOWN_FASTER = 1e-3
 """Share of a step below which a plan that may run out of memory is not worth showing."""
 
 
-def faster(one: Plan, other: Plan) -> bool:
-    """Whether the first is faster by enough to be shown."""
-    if one.predicted is None or other.predicted is None:
-        return False
-    return one.predicted.step_time_s < other.predicted.step_time_s * (1 - SHOWN_FASTER)
+def the_fuller(settings: Settings, asked: Question, fuller: Plan | None, plan: Plan) -> Plan | None:
+    """The plan that fills memory further where it is faster by enough to be shown, and what the user said does not contradict it."""
+    if fuller is None or fuller.predicted is None or plan.predicted is None:
+        return None
+    if fuller.predicted.step_time_s >= plan.predicted.step_time_s * (1 - SHOWN_FASTER):
+        return None
+    try:
+        return completed(settings, asked, fuller)
+    except InputError:
+        return None
 
 
 def elsewhere(settings: Settings, plan: Plan) -> Elsewhere | None:

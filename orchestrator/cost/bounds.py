@@ -14,6 +14,7 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from math import ceil, expm1, log1p
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from orchestrator.cost.stage import exposed_of
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import stages_offered
-from orchestrator.strategy.spec import Candidate
+from orchestrator.strategy.spec import Candidate, ZeroStage
 
 if TYPE_CHECKING:
     from orchestrator.cost.price import CostModel
@@ -132,6 +133,12 @@ class Floors:
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
         """Of all the engine's ZeRO stages the fewest bytes that a layer's backward pass moves."""
 
+    def under(self, usable: float) -> Floors:
+        """The same bounds under another limit; what either knows of states the other knows."""
+        other = copy(self)
+        other.usable = usable
+        return other
+
     def shape(self, candidate: Candidate, most: int) -> float:
         """For all choices with the candidate's mesh, of up to `most` samples a micro-batch: one of more samples takes no longer a sample
         (products fill up, latencies and launches are shared). Of many samples all of a step's are looked at together, which meshes that
@@ -146,19 +153,20 @@ class Floors:
 
     def shape_bytes(self, candidate: Candidate) -> float:
         """Bytes that the fullest rank of any choice with the candidate's mesh has at least: the states of the mean stage."""
+        offload = self.capabilities.offload_optimizer
+        return min((self.states_bytes(candidate, stage, offload) for stage in stages_offered(self.capabilities, candidate)), default=0.0)
+
+    def states_bytes(self, candidate: Candidate, zero_stage: ZeroStage, offload: bool) -> float:
+        """Bytes of the mean stage's states at this ZeRO stage, in place of the candidate's, with or without offload."""
         mesh, plain = candidate.mesh, candidate.strategy
         sizes = mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.etp
-        nbytes = []
-        for stage in stages_offered(self.capabilities, candidate):
-            key = (*sizes, stage, plain.zero_shard_size, plain.reduce_scatter_with_fp32_accumulation)  # not in which order ranks are
-            found = self._states.get(key)
-            if found is None:
-                strategy = replace(plain, zero_stage=stage, offload_optimizer=self.capabilities.offload_optimizer)
-                leanest = replace(candidate, strategy=strategy)
-                layers = sum(count * self.costs.layer_static_bytes(leanest, kind) for kind, count in self.costs.workload.counts.items())
-                found = self._states[key] = layers / mesh.pp
-            nbytes.append(found)
-        return min(nbytes, default=0.0)
+        key = (*sizes, zero_stage, offload, plain.zero_shard_size, plain.reduce_scatter_with_fp32_accumulation)  # not how ranks are ordered
+        found = self._states.get(key)
+        if found is None:
+            here = replace(candidate, strategy=replace(plain, zero_stage=zero_stage, offload_optimizer=offload))
+            layers = sum(count * self.costs.layer_static_bytes(here, kind) for kind, count in self.costs.workload.counts.items())
+            found = self._states[key] = layers / mesh.pp
+        return found
 
     def group(self, candidate: Candidate, most_vpp: int) -> float:
         """For all choices that share mesh, sequence parallelism and micro-batch size with the candidate, whatever their ZeRO stage, offload

@@ -13,7 +13,7 @@ for vpp=1; with vpp > 1 over those splits in which a stage's layers are spread o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from operator import le
 from typing import NamedTuple
@@ -57,11 +57,11 @@ class Solution(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The best solution; or the bytes that the leanest one needs where none fits; or the bound that excluded all."""
+    """The best solution; or that none fits; or the bound that excluded all."""
 
     solution: Solution | None
-    need: float | None
     bound_s: float
+    fits: bool = True
 
 
 TIE = 1e-9
@@ -323,10 +323,18 @@ class Inner:
         by_stage = [spread(total, vpp, p, pp) for p, total in enumerate(totals)]
         return tuple(by_stage[p][v] for v in range(vpp) for p in range(pp))
 
+    def least_bytes(self) -> float:
+        """`need` of the even split, or of the one that there is; all layers in the same mode where they have to be."""
+        return min((inner.least_bytes() for inner in self._alone), default=0.0) or self.need(self.even_sizes())
+
     def need(self, sizes: tuple[int, ...]) -> float:
         """Bytes of the fullest stage of this split at its leanest, or where all fit bytes in which they do; on a GPU with less memory than
         the largest as many more as it has less."""
-        worst, seen = 0.0, set[tuple[object, ...]]()
+        return max(self._needs(sizes))
+
+    def _needs(self, sizes: tuple[int, ...]) -> Iterator[float]:
+        """`need` of each stage that may be the fullest."""
+        seen = set[tuple[object, ...]]()
         tries: list[tuple[Recompute, int]] = [(mode, 0 if mode == "none" else self.layers) for mode in reversed(self.modes)]
         for p in range(self.pp):
             chunks = self._chunks(p, sum(sizes[:p]), sizes[p :: self.pp])
@@ -337,10 +345,9 @@ class Inner:
             least, peak = INFINITE, self._peaks(p, chunks)
             for recompute in tries:
                 least = min(least, peak(*recompute) + self.usable - self._rooms[p])
-                if least <= max(self.usable, worst):
+                if least <= self.usable:
                     break
-            worst = max(worst, least)
-        return worst
+            yield least
 
     def _fixed_steps(self, sizes: tuple[int, ...]) -> Steps | None:
         """The one way through the stages of this split; None where a stage doesn't fit."""
@@ -368,20 +375,20 @@ class Inner:
     # ---- the search
 
     def bound(self, low: float, high: float, enough: float = INFINITE) -> Answer:
-        """A lower bound of `solve` between `low`, which is one, and `high`, without simulating; `need` where no split fits. Beyond `enough`
-        it need not be close."""
+        """A lower bound of `solve` between `low`, which is one, and `high`, without simulating. Beyond `enough` it need not be close."""
         if self._fixed is not None:
-            need = self.need(self._fixed)
-            if need > self.usable or self._alone:
-                return Answer(None, need if need > self.usable else None, low)
+            if any(need > self.usable for need in self._needs(self._fixed)):
+                return Answer(None, INFINITE, fits=False)
+            if self._alone:
+                return Answer(None, low)
             steps = self._fixed_steps(self._fixed)
             if steps is None:
-                return Answer(None, need, INFINITE)
-            return Answer(None, None, max(low, Partitions(self.pipeline, steps, self.pp).bound))
+                return Answer(None, INFINITE, fits=False)
+            return Answer(None, max(low, Partitions(self.pipeline, steps, self.pp).bound))
         assert self.capacity is not None
         if self.capacity.ranges(INFINITE) is None:
-            return Answer(None, self.need(self.even_sizes()), INFINITE)
-        return Answer(None, None, self.capacity.least(low, high, enough))
+            return Answer(None, INFINITE, fits=False)
+        return Answer(None, self.capacity.least(low, high, enough))
 
     def solve(self, threshold: float = INFINITE, effort: Effort = MUCH) -> Answer:
         """The best partition of at most `threshold` seconds; else why there is none."""
@@ -395,13 +402,13 @@ class Inner:
                 continue
             inner = self._sizes[candidate] = inner or self._alike(leaf=Leaf(candidate, self.modes))
             answer = inner._solve(threshold, effort)
-            if inner is self and answer.need is not None:
+            if inner is self and not answer.fits:
                 return answer  # larger groups hold no less
             spent, left, bound = spent + inner.spent, min(left, inner.left), min(bound, answer.bound_s)
             if answer.solution is not None:
                 found, threshold = answer, answer.bound_s * (1 - TIE)
         self.spent, self.left = spent, left
-        return found or Answer(None, None, bound)
+        return found or Answer(None, bound)
 
     def _solve(self, threshold: float, effort: Effort) -> Answer:
         """`solve` with the candidate's own groups."""
@@ -410,7 +417,7 @@ class Inner:
             return self._solve_alone(threshold, effort)
         best, even, bound = None, None, threshold
         if self.capacity is not None and threshold < INFINITE and self.capacity.ranges(threshold) is None:
-            return Answer(None, None, bound)
+            return Answer(None, bound)
         steps, end = self._fixed_steps(self._fixed or self.even_sizes()), self.pp
         if self._fixed is None:  # the even split, whose time narrows what a stage may hold
             if steps is not None:
@@ -422,10 +429,10 @@ class Inner:
         if steps is not None:
             best, bound = self._best(steps, end, best, threshold, effort, even)
         if best is not None:
-            return Answer(self._solution(best), None, best.seconds)
+            return Answer(self._solution(best), best.seconds)
         if steps is None and (self._fixed is not None or threshold == INFINITE):
-            return Answer(None, self.need(self.even_sizes()), INFINITE)
-        return Answer(None, None, bound)
+            return Answer(None, INFINITE, fits=False)
+        return Answer(None, bound)
 
     def _best(
         self, steps: Steps, end: int, best: Best | None, upper: float, effort: Effort = MUCH, near: Best | None = None
@@ -496,14 +503,13 @@ class Inner:
         for inner in self._alone:
             answers.append(inner.solve(threshold, effort))
             if answers[-1].solution is not None:
-                threshold = min(threshold, answers[-1].solution.step_time_s)
+                threshold = answers[-1].bound_s
         self.left = min(inner.left for inner in self._alone)
         self.spent = sum(inner.spent for inner in self._alone)
         solved = [answer for answer in answers if answer.solution is not None]
         if solved:
             return min(solved, key=lambda answer: answer.bound_s)
-        needs = [answer.need for answer in answers if answer.need is not None]
-        return Answer(None, min(needs), INFINITE) if len(needs) == len(answers) else Answer(None, None, min(a.bound_s for a in answers))
+        return Answer(None, min(answer.bound_s for answer in answers), any(answer.fits for answer in answers))
 
     def _solution(self, best: Best) -> Solution:
         made: list[Made] = [way.made for way in best.ways]

@@ -14,7 +14,8 @@ is faster by rounding only is a tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import cache
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -73,6 +74,9 @@ class SearchResult(Value, frozen=True, kw_only=True):
     """Seconds that no plan of an outer choice undercuts, of those that were looked at; infinite where none fits."""
     too_slow: Plan | None = None
     """The fastest that leaves the engines' `cautious_margin` free, where it takes DEAR times as long as the plan."""
+    fuller: Plan | None = None
+    """Where that was asked for and the plan leaves the `cautious_margin` free, the fastest by what the calibrations say: of that nothing is
+    proven at the end."""
 
 
 SHAPE, GROUP, FLOOR, SOLVE, AGAIN = -2, -1, 0, 1, 2
@@ -108,81 +112,62 @@ def search(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     known: Mapping[Candidate, float] | None = None,
-    fullest_s: float | None = None,
+    with_fuller: bool = False,
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
 
     Plans leave the engines' `cautious_margin` free; where none does, or the fastest that does takes DEAR times as long, what the
-    calibrations say. `fullest_s`: seconds of the fastest plan by the latter, where that is known.
+    calibrations say. `with_fuller`: also `fuller`, whose search goes first: its bounds hold for less memory too.
 
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
-    cautious: Plan | None = None
+    space, known, stop = _Space(workload, engines, settings), known or {}, stop or (lambda: False)
+    cautious = fuller = None
     if any(engine.cautious_margin is not None for engine in engines):
-        running = _Search(workload, engines, settings, known or {}, stop or (lambda: False), cautious=True)
-        running.look(progress)
-        least = running.finish()
-        if running.best.score is not None:
-            if running.complete and fullest_s is None:
-                fuller = _Search(workload, engines, replace(settings, top_k=1), {}, lambda: True, below_s=running.best.score / DEAR)
+        if with_fuller:
+            fuller = _Search(space, known, stop, top_k=1)
+            fuller.look(None)
+            known = fuller.bounds
+            if not fuller.best.ranked:
+                fuller.result(float("inf"))  # raises
+        cautious = _Search(space, known, stop, cautious=True)
+        cautious.look(progress)
+        least, score = cautious.finish(), cautious.best.score
+        if score is not None:
+            if fuller is None and cautious.complete:
+                fuller = _Search(space, {}, lambda: True, top_k=1, below_s=score / DEAR)
                 fuller.look(None)
-                fullest_s = fuller.best.score
-            if not running.complete or fullest_s is None or fullest_s * DEAR >= running.best.score:
-                return running.result(least)
-            cautious = _plan(running.best.ranked[0][0], workload, running.costs[running.best.ranked[0][1].engine])
-        known = {}  # that less memory does not hold a choice says nothing of more
-    running = _Search(workload, engines, settings, known or {}, stop or (lambda: False))
+            fullest_s = fuller.best.score if fuller is not None else None
+            if fullest_s is None or fullest_s * DEAR >= score:
+                return replace(cautious.result(least), fuller=fuller.plan() if with_fuller and fuller is not None else None)
+        if not with_fuller:
+            known = {}  # that less memory does not hold a choice says nothing of more
+    running = _Search(space, known, stop)
     running.look(progress)
-    return replace(running.result(running.finish()), too_slow=cautious)
+    safer = cautious.plan() if cautious is not None and cautious.best.ranked else None
+    return replace(running.result(running.finish()), too_slow=safer)
 
 
-class _Search:
-    """One search: its queue, the best so far, and what became of every other choice."""
+class _Space:
+    """What all searches of one question share, however much memory a plan may use: the trees, the meshes with their choices, the prices and
+    the bounds that know of no memory."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        engines: Engines,
-        settings: SearchSettings,
-        known: Mapping[Candidate, float],
-        stop: Callable[[], bool],
-        *,
-        cautious: bool = False,
-        below_s: float = float("inf"),
-    ) -> None:
-        self.workload, self.engines, self.settings, self.known, self.stop = workload, engines, settings, known, stop
-        self.limits = [settings.limit_for(engine, workload, cautious=cautious) for engine in engines]
+    def __init__(self, workload: Workload, engines: Engines, settings: SearchSettings) -> None:
+        self.workload, self.engines, self.settings = workload, engines, settings
         self.trees = [Tree(engine.capabilities, workload, settings.pins, settings.prunings) for engine in engines]
         self.costs: list[CostModel] = []
-        self.best = _Best(settings.top_k, below_s)
-        self.complete = True
         self.cut: list[tuple[int, Outcome]] = []
-        """Branches that the trees cut, each with the place of the mesh before it."""
-        self.outcomes: dict[int, Outcome] = {}
-        """By place in declared order: of choices that were priced, don't fit or were not looked at."""
-        self.slower: list[tuple[Choice, float]] = []
-        """Choices that can't be among the k best, each with its bound in seconds."""
-        self.crowded: list[tuple[float, Choice]] = []
-        """Meshes whose states alone don't fit, each with their bytes."""
-        self.unfinished: list[tuple[Inner, Choice]] = []
-        self.bounds: dict[Candidate, float] = {}
+        """Branches that the trees cut above the meshes, each with the place of the mesh before it."""
         meshes = self._meshes()
+        limits = [settings.limit_for(engine, workload) for engine in engines]
         self.floors = {
-            i: Floors(self.costs[i], engines[i].capabilities, self.limits[i].usable, pinned_layout=settings.pins.layout is not None)
+            i: Floors(self.costs[i], engines[i].capabilities, limits[i].usable, pinned_layout=settings.pins.layout is not None)
             for i in sorted({mesh.engine for mesh in meshes})  # an engine without a choice may have no such precision
         }
-        self.queue: list[Entry] = []
-        for mesh in meshes:
-            shape, here = mesh.leaf.candidate, self.floors[mesh.engine]
-            states = here.shape_bytes(shape)
-            if states > self._usable(mesh):
-                self.crowded.append((states, mesh))
-            else:
-                most = self.trees[mesh.engine].micro_batch_sizes(shape)[-1]
-                self.queue.append((here.shape(shape, most), mesh.order, SHAPE, [mesh], None))
-        heapify(self.queue)
-        self.total, self.done = len(self.queue), 0
+        self.meshes = [(self.floors[mesh.engine].shape_bytes(mesh.leaf.candidate), mesh) for mesh in meshes]
+        """In declared order, each with the bytes of its states."""
+        self.bound, self.below, self.groups = cache(self._bound), cache(self._below), cache(self._groups)
 
     def _meshes(self) -> list[Choice]:
         """The legal meshes of all engines, in declared order."""
@@ -198,8 +183,13 @@ class _Search:
             self.costs.append(engine.costs(self.workload, tuple(mode for mode in RECOMPUTE_ORDER if mode in offered)))
         return meshes
 
-    def _below(self, mesh: Choice) -> list[Choice]:
-        """The mesh's choices."""
+    def _bound(self, mesh: Choice) -> float:
+        """Seconds that no choice of the mesh undercuts."""
+        most = self.trees[mesh.engine].micro_batch_sizes(mesh.leaf.candidate)[-1]
+        return self.floors[mesh.engine].shape(mesh.leaf.candidate, most)
+
+    def _below(self, mesh: Choice) -> tuple[list[Choice], list[tuple[int, Outcome]]]:
+        """The mesh's choices, and the branches that the tree cut on the way to them."""
         layout = self.settings.pins.layout
         cuts: list[Outcome] = []
         found: list[Choice] = []
@@ -207,7 +197,62 @@ class _Search:
             if layout is not None:
                 chunk_sizes(layout, self.workload.model, leaf.candidate.mesh.pp, leaf.candidate.vpp)
             found.append(Choice(mesh.order + len(found) + 1, mesh.engine, leaf))
-        self.cut.extend((mesh.order, outcome) for outcome in cuts)
+        return found, [(mesh.order, outcome) for outcome in cuts]
+
+    def _groups(self, mesh: Choice) -> list[tuple[float, list[Choice]]]:
+        """The mesh's choices: those that differ only in ZeRO stage, offload and virtual stages share a group and its bound in seconds."""
+        groups: dict[tuple[object, ...], list[Choice]] = {}
+        for choice in self.below(mesh)[0]:
+            candidate = choice.leaf.candidate
+            groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size), []).append(choice)
+        bound = self.floors[mesh.engine].group
+        return [(bound(group[0].leaf.candidate, max(choice.leaf.candidate.vpp for choice in group)), group) for group in groups.values()]
+
+
+class _Search:
+    """One search: its queue, the best so far, and what became of every other choice."""
+
+    def __init__(
+        self,
+        space: _Space,
+        known: Mapping[Candidate, float],
+        stop: Callable[[], bool],
+        *,
+        cautious: bool = False,
+        top_k: int | None = None,
+        below_s: float = float("inf"),
+    ) -> None:
+        """`top_k`: of so many plans, if not of as many as the settings say."""
+        self.space, self.known, self.stop = space, known, stop
+        self.workload, self.engines, self.settings = space.workload, space.engines, space.settings
+        self.limits = [self.settings.limit_for(engine, self.workload, cautious=cautious) for engine in self.engines]
+        self.costs = space.costs
+        self.best = _Best(top_k or self.settings.top_k, below_s)
+        self.complete = True
+        self.cut = list(space.cut)
+        """Branches that the trees cut, each with the place of the mesh before it."""
+        self.outcomes: dict[int, Outcome] = {}
+        """By place in declared order: of choices that were priced, don't fit or were not looked at."""
+        self.slower: list[tuple[Choice, float]] = []
+        """Choices that can't be among the k best, each with its bound in seconds."""
+        self.crowded: list[tuple[float | Inner, Choice]] = []
+        """Meshes and choices that don't fit, each with bytes that it takes at least, or its inner search, which knows how many it takes."""
+        self.unfinished: list[tuple[Inner, Choice]] = []
+        self.bounds: dict[Candidate, float] = {}
+        self.floors = {i: floors.under(self.limits[i].usable) for i, floors in space.floors.items()}
+        self.queue: list[Entry] = []
+        for states, mesh in space.meshes:
+            if states > self._usable(mesh):
+                self.crowded.append((states, mesh))
+            else:
+                self.queue.append((space.bound(mesh), mesh.order, SHAPE, [mesh], None))
+        heapify(self.queue)
+        self.total, self.done = len(self.queue), 0
+
+    def _below(self, mesh: Choice) -> list[Choice]:
+        """The mesh's choices."""
+        found, cuts = self.space.below(mesh)
+        self.cut += cuts
         return found
 
     def _usable(self, choice: Choice) -> float:
@@ -229,21 +274,17 @@ class _Search:
                     self.outcomes.setdefault(choice.order, self._outcome(choice, reason=STOPPED))
                 break
             if self.best.excludes(bound, order):
-                self.slower += [(choice, bound) for choice in group if choice.order not in self.outcomes]
+                for choice in group:
+                    if choice.order not in self.outcomes:
+                        self._slower(choice, bound)
                 self.done += len(group)
             elif step == SHAPE:
-                found = self._below(group[0])
-                self.total, self.done = self.total + len(found), self.done + 1
-                for entry in _groups(found, self.floors, bound):
-                    heappush(self.queue, entry)
+                self.total, self.done = self.total + len(self._below(group[0])), self.done + 1
+                for least, choices in self.space.groups(group[0]):
+                    heappush(self.queue, (max(bound, least), choices[0].order, GROUP, choices, None))
             elif step == GROUP:
                 for choice in group:
-                    candidate, groups = choice.leaf.candidate, choice.leaf.groups
-                    if candidate in self.known:
-                        floor = self.known[candidate]
-                    else:
-                        floor = self.floors[choice.engine].leaf(candidate, groups[-1] if groups else None)
-                    heappush(self.queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
+                    self._floored(bound, choice)
             elif step == FLOOR:
                 self._bounded(bound, group[0], inner)
             else:
@@ -252,37 +293,56 @@ class _Search:
         if progress is not None:
             progress(self.total, self.total, self.best.score)
 
+    def _floored(self, bound: float, choice: Choice) -> None:
+        """Put the choice into the queue with its own bound, or out where its states alone don't fit."""
+        candidate, groups, here = choice.leaf.candidate, choice.leaf.groups, self.floors[choice.engine]
+        floor = self.known.get(candidate)
+        if floor is None:
+            states = here.states_bytes(candidate, candidate.strategy.zero_stage, candidate.strategy.offload_optimizer)
+            if states > self._usable(choice):
+                self._too_large(choice, states)
+                return
+            floor = here.leaf(candidate, groups[-1] if groups else None)
+        heappush(self.queue, (max(bound, floor), choice.order, FLOOR, [choice], None))
+
+    def _slower(self, choice: Choice, bound: float) -> None:
+        """The choice, or the mesh, is out: no plan of it is faster than `bound` seconds, and so none can be among the k best."""
+        self.slower.append((choice, bound))
+        if choice.whole:
+            self.bounds[choice.leaf.candidate] = bound
+
     def _bounded(self, bound: float, choice: Choice, inner: Inner | None) -> None:
         """Put the choice back into the queue with its inner bound, or out where it doesn't fit."""
         i, usable = choice.engine, self._usable(choice)
         if inner is None:
             floor = self.costs[i].memory_floor(choice.leaf.candidate)
             if floor > usable:
-                self._too_large(choice, floor, "at least ")
+                self._too_large(choice, floor)
                 return
             model, capabilities = self.workload.model, self.engines[i].capabilities
             given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
             inner = Inner(*given, self.floors[i].leaf)
         look = bound * LOOK_AHEAD
         answer = inner.bound(bound, look, self.best.threshold * (1 + ROUNDING))
-        if answer.need is None:
+        if answer.fits:
             step = FLOOR if answer.bound_s == look else SOLVE
             heappush(self.queue, (max(bound, answer.bound_s), choice.order, step, [choice], inner))
         else:
-            self._too_large(choice, answer.need)
+            self._too_large(choice, inner)
 
     def _solved(self, bound: float, choice: Choice, inner: Inner, *, first: bool) -> None:
         """The choice's fastest plan, if it can be among the k best. The first time only near its bound, and after a few partitions: the
         others wait in the queue by their own bound, which is mostly the higher one."""
         most = min(self.best.threshold, bound * LOOK_AHEAD) if first else self.best.threshold
         answer = inner.solve(most, Effort(AT_FIRST if first else MOST_SIMULATED))
-        if answer.need is not None:
-            self._too_large(choice, answer.need)
+        if not answer.fits:
+            self._too_large(choice, inner)
             return
         if answer.solution is not None:
             seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
-            priced = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
-            self._settle(choice, priced, min(seconds, inner.left))
+            self.outcomes[choice.order] = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
+            self.bounds[choice.leaf.candidate] = min(seconds, inner.left)
+            self.done += 1
             self.best.add(answer.solution, choice)
         left = inner.left if answer.solution is not None else min(inner.left, most)
         if first and not self.best.excludes(left, choice.order):
@@ -292,22 +352,17 @@ class _Search:
         if inner.left < float("inf"):
             self.unfinished.append((inner, choice))
         if answer.solution is None:
-            self.slower.append((choice, max(bound, answer.bound_s, min(self.best.threshold, inner.left) * (1 - ROUNDING))))
+            self._slower(choice, max(bound, answer.bound_s, min(self.best.threshold, inner.left) * (1 - ROUNDING)))
             self.done += 1
 
-    def _too_large(self, choice: Choice, need: float, at_least: str = "") -> None:
-        """The choice is out: its heaviest stage takes `need` bytes."""
-        why = f"needs {at_least}{format_bytes(need)} of {format_bytes(self._usable(choice))}"
-        self._settle(choice, Outcome(candidate=choice.leaf.candidate, peak_memory_bytes=need, reason=why), float("inf"))
-
-    def _settle(self, choice: Choice, outcome: Outcome, bound: float) -> None:
-        """What became of a choice of which no plan is faster than `bound` seconds."""
-        self.outcomes[choice.order] = outcome
-        self.bounds[choice.leaf.candidate] = bound
+    def _too_large(self, choice: Choice, least: float | Inner) -> None:
+        """The choice is out: it takes so many bytes at least, or what the inner search says once somebody asks."""
+        self.crowded.append((least, choice))
+        self.bounds[choice.leaf.candidate] = float("inf")
         self.done += 1
 
     def _outcome(self, choice: Choice, *, reason: str, need: float | None = None, at_least_s: float | None = None) -> Outcome:
-        decided = LEVELS if choice.whole else self.trees[choice.engine].decided(choice.leaf.candidate)
+        decided = LEVELS if choice.whole else self.space.trees[choice.engine].decided(choice.leaf.candidate)
         return Outcome(candidate=choice.leaf.candidate, decided=decided, peak_memory_bytes=need, reason=reason, at_least_s=at_least_s)
 
     def finish(self) -> float:
@@ -330,25 +385,43 @@ class _Search:
             least = min(least, inner.left)
         return best.score if least >= best.score * (1 - ROUNDING) else least
 
+    def plan(self, place: int = 0) -> Plan:
+        """The best, or what comes so many places behind it."""
+        solution, choice = self.best.ranked[place]
+        training, costs = self.workload.training, self.costs[choice.engine]
+        return Plan(
+            **chosen(solution.candidate),
+            global_batch_size=training.global_batch_size,
+            stages=solution.stages,
+            predicted=costs.price(solution.candidate, solution.stages),
+            model=self.workload.model.architecture,
+            training=training,
+            cluster=self.workload.cluster,
+            calibration=costs.calibration.name,
+        )
+
     def result(self, least: float) -> SearchResult:
         """The plans, and every other choice with its reason. `least`: seconds that no plan undercuts. Raises NoPlanError."""
         if not self.best.ranked:
-            missing = [each for _, each in sorted(self.outcomes.items())]
-            missing += [self._outcome(choice, reason="", need=states) for states, mesh in self.crowded for choice in self._below(mesh)]
+            missing = []
+            for least_bytes, mesh in sorted(self.crowded, key=lambda entry: entry[1].order):
+                need, why = (least_bytes.least_bytes(), "known") if isinstance(least_bytes, Inner) else (least_bytes, "")
+                missing += [self._outcome(choice, reason=why, need=need) for choice in ([mesh] if mesh.whole else self._below(mesh))]
             raise no_plan(self.workload, self.engines, self.settings, [each for _, each in self.cut], missing)
-        plans = [_plan(solution, self.workload, self.costs[choice.engine]) for solution, choice in self.best.ranked]
+        plans = [self.plan(place) for place in range(len(self.best.ranked))]
         winner = plans[0]
         assert winner.predicted is not None
         top = winner.predicted.step_time_s
         named = winner.candidate.label()
         for choice, bound in self.slower:
-            if choice.whole:
-                self.bounds[choice.leaf.candidate] = bound
             why = f"slower than {named} by at least {_percent(bound, top)}"
+            if bound == float("inf"):  # the fuller search found so, which may use more
+                why = f"needs more than {format_bytes(self._usable(choice))}"
             self.outcomes[choice.order] = self._outcome(choice, reason=why, at_least_s=bound)
-        for states, mesh in self.crowded:
-            why = f"needs at least {format_bytes(states)} of {format_bytes(self._usable(mesh))}"
-            self.outcomes[mesh.order] = self._outcome(mesh, reason=why, need=states)
+        for least_bytes, choice in self.crowded:
+            need, at_least = (least_bytes.least_bytes(), "") if isinstance(least_bytes, Inner) else (least_bytes, "at least ")
+            why = f"needs {at_least}{format_bytes(need)} of {format_bytes(self._usable(choice))}"
+            self.outcomes[choice.order] = self._outcome(choice, reason=why, need=need)
         return SearchResult(
             plan=replace(winner, rejected=_rejected(plans, top, self.cut)),
             alternatives=tuple(plans[1:]),
@@ -358,21 +431,6 @@ class _Search:
             at_least_s=least if self.complete else None,
             bounds=self.bounds,
         )
-
-
-def _groups(choices: Sequence[Choice], floors: Mapping[int, Floors], least: float) -> list[Entry]:
-    """Entries of the queue for a mesh's choices, none below `least` seconds: those that differ only in ZeRO stage, offload and virtual
-    stages share an entry and its bound."""
-    groups: dict[tuple[object, ...], list[Choice]] = {}
-    for choice in choices:
-        candidate = choice.leaf.candidate
-        groups.setdefault((candidate.strategy.sequence_parallel, candidate.micro_batch_size), []).append(choice)
-    queue: list[Entry] = []
-    for group in groups.values():
-        most_vpp = max(choice.leaf.candidate.vpp for choice in group)
-        bound = floors[group[0].engine].group(group[0].leaf.candidate, most_vpp)
-        queue.append((max(least, bound), group[0].order, GROUP, group, None))
-    return queue
 
 
 class _Best:
@@ -416,19 +474,6 @@ class _Best:
 
 def _percent(bound: float, top: float) -> str:
     return f"{100 * max(0.0, bound / top - 1):.1f}%"
-
-
-def _plan(solution: Solution, workload: Workload, costs: CostModel) -> Plan:
-    return Plan(
-        **chosen(solution.candidate),
-        global_batch_size=workload.training.global_batch_size,
-        stages=solution.stages,
-        predicted=costs.price(solution.candidate, solution.stages),
-        model=workload.model.architecture,
-        training=workload.training,
-        cluster=workload.cluster,
-        calibration=costs.calibration.name,
-    )
 
 
 def _in_order(cut: list[tuple[int, Outcome]], outcomes: dict[int, Outcome]) -> tuple[Outcome, ...]:

@@ -98,8 +98,7 @@ def test_long_sequences_are_divided_without_being_asked() -> None:
     plan = planning.fastest(settings, asked).plan
     assert plan.predicted is not None
     assert plan.cp == 4
-    most = planning.fullest(settings, asked)
-    assert most is not None
+    most = planning.fastest(settings, planning.by_reserve(asked))
     assert most.plan.cp == 8
     for pins in ({"cp": 1}, {"cp": plan.cp, "cp_comm_type": "p2p"}, {"cp": plan.cp, "cp_comm_type": "all_gather"}):
         other = search(asked.workload, asked.planned, replace(asked.asked, pins=replace(asked.asked.pins, **pins))).plan
