@@ -154,6 +154,8 @@ def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine:
         for line in rehearsal.built_lines(plan, cost, rehearsal.built(plan, job.module, environment, out)):
             print(line, flush=True)
         return
+    stages = ", ".join(f"{stage} ({why})" for stage, why in rehearsal.stages_to_rehearse(plan).items())
+    print(f"rehearsing stage {stages}: one rank of it alone, on this machine", flush=True)
     found = rehearsal.rehearse(plan, job.module, environment, cost, out)
     screen().print(rehearsal.rehearsed_table(found))
     over = [one for one in found if one.measured_bytes > settings.limit.limit]

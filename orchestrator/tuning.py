@@ -102,11 +102,14 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
         if plan is None:
             print(f"tune: no other plan is legal and fits: {len(trials)} of {settings.tune} were tried", flush=True)
             break
-        trial = tried(settings, plan, how, folder / str(len(trials) + 1), len(trials) + 1)
+        number = len(trials) + 1
+        assert plan.predicted is not None  # every plan that is found is priced
+        said = f"{plan.engine} {choice(plan)}: predicted {format_seconds(plan.predicted.step_time_s)}"
+        print(f"tune {number}/{settings.tune}: {said}; it runs now", flush=True)
+        trial = tried(settings, plan, how, folder / str(number), number)
         trials.append(trial)
         measured = trial.why if trial.measured_s is None else f"measured {format_seconds(trial.measured_s)}"
-        said = f"predicted {format_seconds(trial.predicted_s)}, {measured}"
-        print(f"tune {trial.number}/{settings.tune}: {plan.engine} {choice(plan)}: {said}", flush=True)
+        print(f"tune {number}/{settings.tune}: {measured}", flush=True)
     finished = [trial for trial in trials if trial.measured_s is not None]
     if not finished:
         first = f"; the first: {trials[0].why}" if trials else ""

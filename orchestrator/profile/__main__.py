@@ -171,6 +171,9 @@ def run(words: Sequence[str]) -> None:
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     files += render.files(job, slurm=replace(options, python=options.python or sys.executable, planner=sys.executable))
     write_folder(out, files)
+    print(settings.why_cluster)
+    print(f"measuring collectives and {len(plans)} cases of {LAYERS} layers of {settings.recipe} on {name}'s classes: a minute or some; "
+          f"what the ranks say: {out / 'logs'}", flush=True)  # fmt: skip
     begin, when = time.monotonic(), time.strftime("%Y-%m-%d")
     start(settings, job, out)
     ranks = [json.loads(path.read_text()) for path in sorted((out / "measured").glob("rank-*.json"), key=lambda path: len(path.name))]

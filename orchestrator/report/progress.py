@@ -12,6 +12,8 @@ from rich.text import Text
 
 from orchestrator.units import format_seconds
 
+STARTING = "starting the ranks"
+"""Until the first step; engines take some seconds to import."""
 LINES = 20
 """Plain lines of a whole run: the first step, the last, and about this many between."""
 
@@ -53,11 +55,13 @@ class TrainingProgress:
             TextColumn("step"), StepColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[row]}"), TimeRemainingColumn(),
             console=console, expand=True, disable=not console.is_terminal,
         )  # fmt: skip
-        self.task = self.bar.add_task("", total=steps, row="starting the ranks")
+        self.task = self.bar.add_task("", total=steps, row=STARTING)
         self.seen = 0
 
     def __enter__(self) -> Self:
         self.bar.start()
+        if not self.console.is_terminal:
+            self.console.print(Text(STARTING))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -504,7 +504,7 @@ class Inner:
         for inner in self._alone:
             answers.append(inner.solve(threshold, effort))
             if answers[-1].solution is not None:
-                threshold = min(threshold, answers[-1].solution.step_time_s)
+                threshold = answers[-1].bound_s
         self.left = min(inner.left for inner in self._alone)
         self.spent = sum(inner.spent for inner in self._alone)
         solved = [answer for answer in answers if answer.solution is not None]

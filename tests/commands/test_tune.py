@@ -108,7 +108,7 @@ def seconds(plan: Plan) -> float:
 
 
 def test_five_trials_find_the_fastest_plan_of_a_machine_that_the_prices_do_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(tmp_path / "out", "tune=5")
     seen: list[Plan] = []
@@ -118,6 +118,10 @@ def test_five_trials_find_the_fastest_plan_of_a_machine_that_the_prices_do_not_k
     best = min(map(seconds, plans))
     assert seconds(plans[0]) > 1.02 * best  # what is planned without a trial is not
     assert seconds(really(found.plan, settings)) <= 1.02 * best
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in said] == [f"tune {number}/5" for number in range(1, 6) for _ in "ab"]
+    assert all(line.endswith("; it runs now") for line in said[::2])
+    assert all("measured" in line for line in said[1::2])
     assert len(seen) == 5
     assert len({plan.candidate for plan in seen}) == 5
     assert chosen.plan == found.plan

@@ -165,9 +165,12 @@ def test_nothing_is_measured_without_a_start(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.full
 @pytest.mark.parametrize(("engine", "model"), [("megatron", "gpt_tiny"), ("megatron_deepspeed", "gpt_tiny"), ("deepspeed", "llama_tiny")])
-def test_a_machine_is_measured_by_gloo_ranks(engine: str, model: str, tmp_path: Path) -> None:
+def test_a_machine_is_measured_by_gloo_ranks(engine: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "profile"
     assert main([f"recipe={model}", "gpus=2", "cluster=cpu", f"engine={engine}", "launch=local", f"out={out}"]) == 0
+    cluster, begun, *_ = capsys.readouterr().out.splitlines()
+    assert cluster.startswith("cluster cpu, 2 gloo ranks")
+    assert begun.startswith("measuring collectives and ")
     told = json.loads((out / "profile.json").read_text())
     assert told["seconds"] < 180
     assert {row["operation"] for row in told["collectives"]} == {"all_reduce", "all_gather", "reduce_scatter", "p2p"}

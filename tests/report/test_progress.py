@@ -18,15 +18,16 @@ def run(console: Console, steps: int, first: int = 1) -> str:
 
 def test_a_log_gets_plain_lines_and_not_too_many() -> None:
     text = run(Console(file=io.StringIO(), width=100, force_terminal=False), 200)
-    assert text.splitlines()[0] == "step 1/200  loss 2.995  250 ms/step  4,096 tokens/s"
+    assert text.splitlines()[0] == "starting the ranks"
+    assert text.splitlines()[1] == "step 1/200  loss 2.995  250 ms/step  4,096 tokens/s"
     assert text.splitlines()[-1] == "step 200/200  loss 2  250 ms/step  4,096 tokens/s"
-    assert len(text.splitlines()) == 21
+    assert len(text.splitlines()) == 22
     assert "\x1b" not in text
 
 
 def test_a_resumed_run_starts_where_it_was() -> None:
     text = run(Console(file=io.StringIO(), width=100, force_terminal=False), 20, first=11)
-    assert text.splitlines()[0].startswith("step 11/20")
+    assert text.splitlines()[1].startswith("step 11/20")
 
 
 def test_a_terminal_gets_a_bar_with_loss_and_speed() -> None:
@@ -41,4 +42,4 @@ def test_rows_without_numbers_do_no_harm() -> None:
     with TrainingProgress(console, 2) as progress:
         progress.step({})
         progress.step({"loss": float("nan")})
-    assert console.file.getvalue().splitlines() == ["step 1/2", "step 2/2  loss nan"]  # type: ignore[attr-defined]
+    assert console.file.getvalue().splitlines()[1:] == ["step 1/2", "step 2/2  loss nan"]  # type: ignore[attr-defined]
