@@ -373,6 +373,19 @@ def test_all_tokens_go_to_all_ranks_only_where_these_are_fewer_than_a_tokens_exp
     assert kinds(Pins(tp=1, pp=1, ep=4, moe_token_dispatcher_type="flex")) == {(4, "flex")}
 
 
+def test_ranks_without_gpus_gather_or_send_tokens_and_have_no_kernels_of_deepep() -> None:
+    model = replace(LLAMA, feed_forward=replace(SIX, num_experts=8, topk=3))
+    capabilities = ENGINES[M].capabilities(Software())
+
+    def kinds(gpu: str, **pins: Any) -> set[str]:
+        leaves = Tree(capabilities, workload(model, gpu=gpu, precision="bf16"), Pins(tp=1, pp=1, ep=2, **pins)).leaves(lambda cut: None)
+        return {leaf.candidate.strategy.moe_token_dispatcher_type for leaf in leaves}
+
+    assert kinds("cpu") == {"alltoall", "allgather"}
+    assert kinds("cpu", moe_token_dispatcher_type="flex") == set()
+    assert kinds("H100-SXM-80GB", moe_token_dispatcher_type="flex") == {"flex"}
+
+
 def test_shared_experts_are_computed_beside_the_exchange_that_the_release_has() -> None:
     def refused(version: str, kind: str) -> bool:
         given = workload(replace(LLAMA, feed_forward=SHARED), software=Software(megatron_core=version))
