@@ -120,6 +120,8 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
         show_search(console, settings, found)
     if found.uneven is not None:
         say(text.uneven_text(found.uneven))
+    elif plan.ep > 1 and not any(part.pad_to_capacity for part in plan.model.experts):
+        say(text.even_text(plan.ep))
     for explanation in found.explained:
         risk = chance_beside(settings, found.limit, explanation.plan)
         say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why, settings.pins.given(), risk))

@@ -93,6 +93,5 @@ def data_parallelism_alone(workload: Workload, engines: Engines) -> tuple[DataPa
                 least = at_its_leanest(costs, workload.model, leaf.candidate, [transformer_layers(workload.model)])
                 rows.append(DataParallel(engine=engine.name, zero_stage=stage, least=least))
             else:
-                deepest = max(cuts, key=lambda cut: len(cut.decided))
-                rows.append(DataParallel(engine=engine.name, zero_stage=stage, why=deepest.reason or ""))
+                rows.append(DataParallel(engine=engine.name, zero_stage=stage, why=cuts[-1].reason or ""))
     return tuple(rows)

@@ -7,7 +7,8 @@
 `report`: every figure as JSON. `picture`: predicted against measured step times. `calibration`: shipped (the default), datasheet, a file
 or a folder. `recovery=true`: plans every published production configuration anew, and says how close the published one comes.
 `page`: a Markdown page whose tables, between their marks, are written anew from these figures. `recipes`: a table of published recipes
-(expert_recipes_bridge.csv's columns), also without `runs`: is each legal, or which rule does it break, does it fit, how near is our best.
+(expert_recipes_bridge.csv's columns), also without `runs`: is each legal, or which rule does it break, does it fit, how near is our best;
+with `runs`, whether published runs show our best's division to be the faster one.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def run(words: Sequence[str]) -> None:
     if recover:
         report["recovery"] = show_recovery(console, runs, choose)
     if published is not None:
-        report["recipes"] = show_recipes(console, published, choose)
+        report["recipes"] = show_recipes(console, published, choose, runs)
     show_unused(console, unusable)
     if "report" in given:
         write(given["report"], json.dumps(report, indent=1) + "\n", "report")
@@ -160,16 +161,18 @@ def show_recovery(console: Console, runs: Sequence[Run], choose: Choose) -> dict
     return figures
 
 
-def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choose) -> dict[str, Any]:
-    """Judges every published recipe, a line each."""
+def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choose, runs: Sequence[Run] = ()) -> dict[str, Any]:
+    """Judges every published recipe, a line each; `runs`: what may show which of two divisions is faster."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("planning published recipes")
-        found = recipes.judge_all(rows, choose, lambda done, total: progress.update(task, completed=done, total=total))
+        found = recipes.judge_all(rows, choose, lambda done, total: progress.update(task, completed=done, total=total), runs)
     for one in found:
         if one.judged:
             ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
             flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'} ({one.peak_gib:.0f} GiB)"
-            console.print(f"  {one.recipe}: {flags}, {ratio} of our best ({one.best})", highlight=False, markup=False)
+            more = f"; measured {one.slower:+.1%} beside a published run divided so" if one.slower is not None else ""
+            more += f"; repeats {one.copy_of}" if one.copy_of else ""
+            console.print(f"  {one.recipe}: {flags}, {ratio} of our best ({one.best}){more}", highlight=False, markup=False)
         else:
             console.print(f"  {one.recipe}: not judged: {one.why}", highlight=False, markup=False)
     figures = recipes.figures(found)

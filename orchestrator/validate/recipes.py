@@ -13,7 +13,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 from msgspec.structs import replace
 
@@ -28,8 +28,9 @@ from orchestrator.search.question import SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
+from orchestrator.strategy.spec import Candidate
 from orchestrator.validate.pricing import Choose
-from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own, planned_engine
+from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own, planned_engine, question_of
 from orchestrator.validate.rows import SkipError
 from orchestrator.validate.runs import Run
 from orchestrator.validate.tables import read_row
@@ -52,6 +53,16 @@ class Judged:
     fits: bool = False
     ratio: float | None = None
     best: str = ""
+    slower: float | None = None
+    """By what share a published run that is divided as the recipe took longer than one that is divided as our best plan; None: one of both
+    is missing, or they are divided alike."""
+    copy_of: str = ""
+    """The recipe for fewer GPUs that it repeats on more copies of the model."""
+
+    @property
+    def close(self) -> bool:
+        """Whether it is within 5% of our best plan, or published runs agree that our best's division is the faster one."""
+        return self.ratio is not None and (self.ratio <= CLOSE or (self.slower is not None and self.slower > 0))
 
 
 def read(path: str) -> list[dict[str, str]]:
@@ -107,12 +118,54 @@ def run_of(recipe: dict[str, str]) -> Run:
     return dataclasses.replace(run, training=training, cluster=cluster, candidate=candidate)
 
 
-class Judge:
-    """Keeps the best plan of every workload that it has planned."""
+class Best(NamedTuple):
+    """Our best plan: seconds and what it is; None with the reason as its label."""
 
-    def __init__(self, choose: Choose) -> None:
+    seconds: float | None
+    label: str
+    candidate: Candidate | None
+
+
+def division(candidate: Candidate) -> object:
+    """What two runs of experts are divided alike by."""
+    return candidate.mesh, candidate.vpp, candidate.micro_batch_size
+
+
+def fastest(runs: Sequence[Run], of: Run, candidate: Candidate) -> float | None:
+    """Seconds of the fastest published run that trains the same on the same GPUs and is divided as this choice is; None: there is none."""
+    seconds = [
+        run.time_s
+        for run in runs
+        if run.time_s is not None
+        and run.kind == "moe"
+        and run.engine.name == of.engine.name
+        and question_of(run) == question_of(of)
+        and division(run.candidate) == division(candidate)
+    ]
+    return min(seconds, default=None)
+
+
+REPEATED: Final = (
+    *("model", "task", "gpu", "precision", "seq_length", "tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch_size", "recompute_effective"),
+    *("dispatcher", "flex_backend", "a2a_overlap", "fsdp"),
+)
+"""What a recipe has in common with the one that it repeats on more GPUs."""
+
+
+def copied_from(recipe: dict[str, str], rows: Sequence[dict[str, str]]) -> str:
+    """The recipe for the fewest GPUs that differs from this one in the number of GPUs alone; nothing: there is none."""
+    alike = [row for row in rows if all(row.get(name, "") == recipe.get(name, "") for name in REPEATED)]
+    least = min(alike, key=lambda row: int(row["num_gpus"]), default=recipe)
+    return least["recipe_id"] if int(least["num_gpus"]) < int(recipe["num_gpus"]) else ""
+
+
+class Judge:
+    """Keeps the best plan of every workload that it has planned. `published`: runs that may show which of two divisions is faster."""
+
+    def __init__(self, choose: Choose, published: Sequence[Run] = ()) -> None:
         self._choose = choose
-        self._best: dict[object, tuple[float | None, str]] = {}
+        self._published = published
+        self._best: dict[object, Best] = {}
 
     def judge(self, recipe: dict[str, str]) -> Judged:
         """Priced by the traits and constants of Bridge's runs, recipe and best plan alike."""
@@ -137,7 +190,11 @@ class Judge:
         if offloaded:  # the activations of so many layers are on the host
             kept = max(stage.memory_by_cause["activations"] for stage in price.by_stage)
             peak -= offloaded / layers * kept * (1 + calibration.allocator_slack)
-        best, label = self._best_of(run, capabilities, calibration)
+        best = self._best_of(run, capabilities, calibration)
+        slower = None
+        if best.candidate is not None and division(best.candidate) != division(candidate):
+            theirs, ours = (fastest(self._published, run, one) for one in (candidate, best.candidate))
+            slower = None if theirs is None or ours is None else theirs / ours - 1
         return Judged(
             recipe=recipe["recipe_id"],
             experts=experts,
@@ -146,8 +203,9 @@ class Judge:
             why="" if broken is None else f"{broken[0].id} ({broken[0].engine_rule}): {broken[1]}",
             peak_gib=peak / 2**30,
             fits=peak <= workload.cluster.gpu.memory,
-            ratio=None if best is None else price.step_time_s / best,
-            best=label,
+            ratio=None if best.seconds is None else price.step_time_s / best.seconds,
+            best=best.label,
+            slower=slower,
         )
 
     def _constants(self, recipe: dict[str, str], run: Run) -> Calibration:
@@ -156,34 +214,40 @@ class Judge:
         constants = run.experts.constants(self._choose(run)) if run.kind == "moe" else self._choose(run)
         return replace(constants, tp_overlap=0.0) if recipe.get("tp_comm_overlap") == "0" else constants
 
-    def _best_of(self, run: Run, capabilities: Capabilities, constants: Calibration) -> tuple[float | None, str]:
-        """Seconds of the fastest plan with the recipe's dispatcher, and its label; None with the reason."""
+    def _best_of(self, run: Run, capabilities: Capabilities, constants: Calibration) -> Best:
+        """The fastest plan with the recipe's dispatcher."""
         strategy = run.candidate.strategy
         pins = [Pins(moe_token_dispatcher_type=strategy.moe_token_dispatcher_type)]
         if strategy.overlap_moe_expert_parallel_comm:
             pins.append(replace(pins[0], overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=strategy.delay_wgrad_compute))
         found = [self._planned(run, capabilities, constants, one) for one in pins]
-        return min((one for one in found if one[0] is not None), default=found[0], key=lambda one: one[0] or 0.0)
+        return min((one for one in found if one.seconds is not None), default=found[0], key=lambda one: one.seconds or 0.0)
 
-    def _planned(self, run: Run, capabilities: Capabilities, constants: Calibration, pins: Pins) -> tuple[float | None, str]:
+    def _planned(self, run: Run, capabilities: Capabilities, constants: Calibration, pins: Pins) -> Best:
         key = (run.workload, run.engine.name, pins, constants)
         if key not in self._best:
             planned = planned_engine(run.workload, capabilities, run.engine.traits, constants)
             try:
                 found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
             except OrchestratorError as error:
-                self._best[key] = None, f"no plan: {error}"
+                self._best[key] = Best(None, f"no plan: {error}", None)
             else:
-                predicted = found.plan.predicted
-                self._best[key] = None if predicted is None else predicted.step_time_s, found.plan.candidate.label()
+                predicted, chosen = found.plan.predicted, found.plan.candidate
+                self._best[key] = Best(None if predicted is None else predicted.step_time_s, chosen.label(), chosen)
         return self._best[key]
+
+
+def share(of: Sequence[Judged], holds: Callable[[Judged], bool]) -> float | None:
+    """Of these recipes; None: there are none."""
+    return sum(map(holds, of)) / len(of) if of else None
 
 
 def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] | None]:
     """`recipes` of the report: shares of those that are judged."""
     judged = [one for one in found if one.judged]
     ratios = sorted(one.ratio for one in judged if one.ratio is not None)
-    of_experts = [one.ratio for one in judged if one.ratio is not None and one.experts]
+    of_experts = [one for one in judged if one.ratio is not None and one.experts]
+    own = [one for one in of_experts if not one.copy_of]
     return {
         "recipes": len(found),
         "judged": len(judged),
@@ -191,17 +255,22 @@ def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] |
         "legal": sum(one.legal for one in judged) / len(judged) if judged else None,
         "fits": sum(one.fits for one in judged) / len(judged) if judged else None,
         "within_5": sum(ratio <= CLOSE for ratio in ratios) / len(ratios) if ratios else None,
-        "experts_within_5": sum(ratio <= CLOSE for ratio in of_experts) / len(of_experts) if of_experts else None,
+        "experts_within_5": share(of_experts, lambda one: one.ratio is not None and one.ratio <= CLOSE),
+        "experts_within_5_or_shown_slower": share(of_experts, lambda one: one.close),
+        "experts_copied": len(of_experts) - len(own),
+        "experts_not_copied_within_5_or_shown_slower": share(own, lambda one: one.close),
         "median_ratio": ratios[len(ratios) // 2] if ratios else None,
         "not_judged": dict(Counter(one.why for one in found if not one.judged)),
     }
 
 
-def judge_all(rows: Sequence[dict[str, str]], choose: Choose, progress: Callable[[int, int], None]) -> list[Judged]:
+def judge_all(
+    rows: Sequence[dict[str, str]], choose: Choose, progress: Callable[[int, int], None], published: Sequence[Run] = ()
+) -> list[Judged]:
     """Every recipe in order."""
-    judge = Judge(choose)
+    judge = Judge(choose, published)
     found = []
     for index, row in enumerate(rows):
-        found.append(judge.judge(row))
+        found.append(dataclasses.replace(judge.judge(row), copy_of=copied_from(row, rows)))
         progress(index + 1, len(rows))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,13 @@ def settings(*words: str) -> recipe.Settings:
     return recipe.load(words, NO_GPU, ENGINES)
 
 
+base_of = cache(settings)
+"""Without the key, once for all keys."""
+
+
 @pytest.mark.parametrize("key", [key for key in KEYS.values() if other(key) is not None], ids=lambda key: key.name)
 def test_a_key_changes_the_settings_or_is_refused(key: Key) -> None:
-    base: Any = settings("recipe=gpt_tiny")
+    base: Any = base_of("recipe=gpt_tiny")
     try:
         found = settings(*(("recipe=gpt_tiny", f"{key.name}={other(key)}") if key.name != "recipe" else (f"recipe={other(key)}",)))
     except InputError:
@@ -66,7 +71,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("key", [key for key in KEYS.values() if other(key) is not None and key.name != "recipe"], ids=lambda key: key.name)
 def test_beside_a_saved_plan_too(key: Key, saved: Path) -> None:
-    base: Any = settings(f"plan={saved}")
+    base: Any = base_of(f"plan={saved}")
     try:
         found = settings(f"plan={saved}", f"{key.name}={other(key)}")
     except InputError:

@@ -9,13 +9,18 @@ import subprocess
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from report_plans import PLAN
 
 import orchestrator as so
 from orchestrator import pictures, planning
 from orchestrator.__main__ import main
+from orchestrator.report import page
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.units import GIB
 
 CASES = [
     {"recipe": "gpt_tiny", "gpus": 4, "cluster": "cpu"},
@@ -79,12 +84,12 @@ def test_the_page_needs_no_network_is_small_and_has_its_numbers_in_tables(keys: 
     answer = so.plan(**keys)
     text, trace = page_of(answer)
     assert len(text.encode()) < MOST_BYTES
-    page = Page(text)
-    assert page.fetched == []
-    assert {"Stages", "Seconds of the step"} <= {*page.captions}
-    assert len(page.captions) >= 5
-    assert page.scopes > 20
-    assert len(page.labels) == 5
+    found = Page(text)
+    assert found.fetched == []
+    assert {"Stages", "Seconds of the step"} <= {*found.captions}
+    assert len(found.captions) >= 5
+    assert found.scopes > 20
+    assert len(found.labels) == 5
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
     assert f"{answer.predicted.by_cause['gemm'] / answer.step_time_s * 100:.1f}%" in text
@@ -105,6 +110,94 @@ def test_a_long_step_is_drawn_by_its_ends_and_loses_no_second() -> None:
         assert any(bar.kind == "steady" for bar in lane)
         assert lane[-1].end_s == pytest.approx(answer.step_time_s)
         assert all(one.end_s <= other.begin_s + 1e-9 for one, other in pairwise(lane))
+
+
+# ---- pictures
+
+
+def held(plot: Any) -> list[dict[str, Any]]:
+    """What each glyph of a picture is drawn from."""
+    columns = (one.data_source.data.items() for one in plot.renderers)
+    return [{name: getattr(column, "tolist", lambda column=column: column)() for name, column in glyph} for glyph in columns]
+
+
+@pytest.mark.parametrize("world", [6, 8, 64, 2048])
+def test_every_rank_is_a_square_inside_the_picture(world: int) -> None:
+    """A row a node of eight; the first ranks of a job too large to draw."""
+    plan = replace(PLAN, world_size=world, tp=2, pp=2 if world > 6 else 1, dp=world // (4 if world > 6 else 2))
+    plot = page.rank_picture(plan)
+    (squares,) = held(plot)
+    drawn = min(world, page.MOST_RANKS)
+    assert squares["rank"] == list(range(drawn))
+    assert [8 * y + x for x, y in zip(squares["x"], squares["y"], strict=True)] == squares["rank"]
+    last = (drawn - 1) // 8
+    assert max(squares["x"]) <= 7
+    assert last + 0.45 < plot.y_range.start < last + 1, "the last node is whole, and nothing is left empty"
+    assert -1 < plot.y_range.end < -0.45, "the first node is above"
+    assert 90 < plot.height <= 700
+    stage = dict(zip(squares["rank"], squares["colour"], strict=True))
+    assert len({*stage.values()}) == plan.pp
+    for rank, colour in enumerate(squares["colour"]):
+        assert colour == page.STAGE_COLOURS[page.coordinates(plan, rank).get("pp", 0)]
+        assert stage[rank ^ 1] == colour, "tensor-parallel ranks are of one stage"
+        assert squares["alpha"][rank] != squares["alpha"][rank ^ 1], "and told apart"
+
+
+@pytest.fixture(scope="module")
+def piped() -> so.Answer:
+    return so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", pin={"tp": 2, "pp": 2})
+
+
+def test_the_timeline_draws_every_pass_in_its_stages_lane(piped: so.Answer) -> None:
+    plan = piped.plan
+    step = planning.costs_of(piped.settings, plan).played(plan.candidate, plan.stages)
+    plot = page.timeline_picture(step)
+    assert (plot.x_range.start, plot.x_range.end) == (0, step.total_s)
+    assert (plot.y_range.start, plot.y_range.end) == pytest.approx((1.6, -0.6))
+    assert plot.yaxis.ticker.ticks == [0, 1]
+    bars = {renderer.name: glyph for renderer, glyph in zip(plot.renderers, held(plot), strict=True)}
+    for kind in ("forward", "backward"):
+        found = bars[page.KIND_WORDS.get(kind, kind)]
+        seconds = dict.fromkeys(range(2), 0.0)
+        for stage, left, right in zip(found["y"], found["left"], found["right"], strict=True):
+            seconds[stage] += right - left
+        for stage, lane in enumerate(step.lanes):
+            assert seconds[stage] == pytest.approx(sum(slot.end_s - slot.begin_s for slot in lane if slot.action == kind), rel=1e-4)
+    assert max(max(glyph["right"]) for glyph in bars.values()) == pytest.approx(step.total_s)
+
+
+def test_memory_is_drawn_from_zero_to_the_predicted_peak_under_the_limit(piped: so.Answer) -> None:
+    from bokeh.models import Span, VArea
+
+    plan, costs = piped.plan, planning.costs_of(piped.settings, piped.plan)
+    shown = page.Shown(plan=plan, model=costs.model, costs=costs, limit=MemoryLimit(limit=3 * GIB, reserve=0))
+    plot = page.memory_picture(shown, costs.played(plan.candidate, plan.stages))
+    assert plot.y_range.start == 0
+    assert plot.select_one(Span).location == 3
+    peaks = [stage.peak_memory_bytes / GIB for stage in piped.predicted.by_stage]
+    tops = [list(one.data_source.data[one.glyph.y2]) for one in plot.renderers if isinstance(one.glyph, VArea)]
+    assert max(map(max, tops)) == pytest.approx(max(peaks), rel=1e-4)
+    lines = {one.name: list(one.data_source.data["y"]) for one in plot.renderers if not isinstance(one.glyph, VArea)}
+    assert {name.partition(",")[0]: pytest.approx(max(values), rel=1e-4) for name, values in lines.items()} == {
+        f"stage {index}": peak for index, peak in enumerate(peaks)
+    }
+
+
+def test_causes_are_bars_the_longest_above_that_add_up_to_the_step(piped: so.Answer) -> None:
+    plot = page.cause_picture(piped.plan)
+    (bars,) = held(plot)
+    assert bars["seconds"] == sorted(bars["seconds"])
+    assert sum(bars["seconds"]) == pytest.approx(piped.step_time_s)
+    assert plot.y_range.factors == bars["name"]
+
+
+def test_measured_steps_are_drawn_from_zero_beside_the_predicted_one(piped: so.Answer) -> None:
+    from bokeh.models import Span
+
+    plot = page.measured_picture([0.5, 0.25], piped.plan)
+    assert held(plot) == [{"x": [0, 1], "y": [0.5, 0.25]}]
+    assert plot.y_range.start == 0
+    assert plot.select_one(Span).location == piped.step_time_s
 
 
 def test_report_of_a_run_has_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

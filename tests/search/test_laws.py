@@ -270,9 +270,9 @@ REACHED: dict[str, Callable[[Plan], bool]] = {
 
 
 def test_the_questions_reach_every_engine_and_axis() -> None:
-    """The first 96; some have no plan. As many are asked as it takes."""
+    """The first 96; some have no plan. As many are asked as it takes, those first that reached most when this was written."""
     missing = {"no plan", *REACHED}
-    for seed in range(96):
+    for seed in (11, 2, 6, 9, 20, 8, *range(96)):
         plan = question(seed).plan()
         missing -= {"no plan"} if plan is None else {name for name, reached in REACHED.items() if reached(plan)}
         if not missing:

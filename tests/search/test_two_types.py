@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import oracle
@@ -66,12 +67,19 @@ class TwoTypes(Instance):
         self.limit = MemoryLimit(limit=max(rooms), reserve=0, parts=rooms)
 
 
+@cache
+def best_of(seed: int) -> Any:
+    """Of every plan of this instance, by enumeration."""
+    one = TwoTypes(seed)
+    return oracle.best(one.model, one.training, one.cluster, one.engines, one.limit, one.calibration)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_plan_is_the_best_of_all_that_can_be_enumerated(seed: int) -> None:
     """Every mesh, split and recompute of a small instance, priced one by one: the search finds the fastest, or that none fits; no bound
     of it is above."""
     instance = TwoTypes(seed)
-    expected = oracle.best(instance.model, instance.training, instance.cluster, instance.engines, instance.limit, instance.calibration)
+    expected = best_of(seed)
     engines = planned_engines(instance.engines, instance.calibration)
     if expected is None:
         with pytest.raises(NoPlanError):
@@ -90,14 +98,14 @@ def test_the_plan_is_the_best_of_all_that_can_be_enumerated(seed: int) -> None:
 
 
 def test_enumeration_meets_both_plans_and_refusals() -> None:
-    """The instances above are no empty test: most have a plan, many of them with stages of different length, some have none."""
-    kinds = []
-    for seed in range(40):
-        one = TwoTypes(seed)
-        best = oracle.best(one.model, one.training, one.cluster, one.engines, one.limit, one.calibration)
+    """The instances above are no empty test: at least three have no plan, and eight have one with stages of different length. As many are
+    looked at as it takes."""
+    kinds: list[bool | None] = []
+    for best in map(best_of, range(40)):
         kinds.append(None if best is None else len({sum(span.count for span in stage.layers) for stage in best[2]}) > 1)
-    assert kinds.count(None) >= 3
-    assert kinds.count(True) >= 8
+        if kinds.count(None) >= 3 and kinds.count(True) >= 8:
+            return
+    raise AssertionError(kinds)
 
 
 def test_the_faster_type_has_more_layers_and_no_group_has_two_types() -> None:

@@ -228,13 +228,14 @@ def test_a_rule_reads_what_it_says_that_it_needs_and_no_more() -> None:
     candidates = [drawn(rng) for _ in range(4000)]
     values: dict[str, Any] = {choice.name: choice.of for choice in CHOICES}
     values["num_microbatches"] = attrgetter("num_microbatches")
+    said = {name: [of(candidate) for candidate in candidates] for name, of in values.items()}
     pinned = tuple(choice.name for choice in PINNED_ONLY)
     for capabilities in (able(), megatron_like(), deepspeed_like()):
         for rule in rules_of(capabilities, GIVEN):
             names = (*rule.needs, *pinned, *(("num_microbatches",) if rule.id == "batch" else ()))
             answers = defaultdict(set)
-            for candidate in candidates:
-                answers[tuple(values[name](candidate) for name in names if name in values)].add(rule.check(candidate, GIVEN))
+            for key, candidate in zip(zip(*(said[name] for name in names if name in said), strict=True), candidates, strict=True):
+                answers[key].add(rule.check(candidate, GIVEN))
             assert all(len(found) == 1 for found in answers.values()), rule.id
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.model.parts.experts import Experts
@@ -242,3 +243,32 @@ def test_a_recipe_that_forces_no_balance_is_judged_with_uneven_routing() -> None
     forced8, forced16, real8, real16, blank8, blank16 = seconds
     assert 1.05 < real8 / forced8 < real16 / forced16 < 1.5
     assert (blank8, blank16) == (forced8, forced16)  # nothing is made of a blank
+
+
+def test_a_recipe_is_shown_slower_by_a_published_run_of_the_same_training_divided_as_our_best() -> None:
+    """With experts the micro-batch is part of the division: Qwen3-30B on 8 B200 took 27 s one by one, 10 s with four."""
+    of = {**ZOO, "model_name": "Qwen3-30B-A3B", "num_layers": "48", "gpu": "B200", "num_gpus": "8", "tp": "1", "pp": "1", "vpp": ""}
+    of |= {"global_batch_size": "512", "seq_length": "4096", "precision": "fp8", "recompute": "none"}
+    told = (("a", "1", "28.2"), ("b", "1", "27.1"), ("c", "4", "9.7"))
+    rows = [{**of, "run_id": name, "micro_batch_size": size, "step_time_s": time} for name, size, time in told]
+    other = {**rows[0], "global_batch_size": "1024", "step_time_s": "1.0"}
+    runs = [run for run in read_rows("t", [*rows, other]) if isinstance(run, Run)]
+    assert len(runs) == 4
+    one, four, eight = (replace(runs[0].candidate, micro_batch_size=size) for size in (1, 4, 8))
+    assert [recipes.fastest(runs, runs[0], candidate) for candidate in (one, four, eight)] == [27.1, 9.7, None]
+
+
+def test_recipes_that_repeat_one_for_fewer_gpus_are_counted_apart() -> None:
+    few, many, larger, other = (
+        {**RECIPE, "recipe_id": name, **more}
+        for name, more in (("few", {}), ("many", {"num_gpus": "64"}), ("larger", {"num_gpus": "64", "ep": "8"}), ("b200", {"gpu": "B200"}))
+    )
+    rows = [many, few, larger, other]
+    assert [recipes.copied_from(row, rows) for row in rows] == ["few", "", "", ""]
+
+    def judged(ratio: float, slower: float | None = None, copy_of: str = "") -> recipes.Judged:
+        return recipes.Judged(recipe="r", experts=True, judged=True, legal=True, why="", ratio=ratio, slower=slower, copy_of=copy_of)
+
+    found = recipes.figures([judged(1.0), judged(1.2), judged(1.3, 0.4), judged(1.3, -0.4), judged(1.2, None, "few")])
+    assert (found["experts_within_5"], found["experts_within_5_or_shown_slower"]) == (0.2, 0.4)
+    assert (found["experts_copied"], found["experts_not_copied_within_5_or_shown_slower"]) == (1, 0.5)

@@ -1,0 +1,81 @@
+"""Megatron-LM's own program in place of our worker: what it is started with, and whose words win."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from covering_plans import make_plan
+from msgspec.structs import replace
+
+from orchestrator.engines.engine import Entry
+from orchestrator.engines.entry import timeout_minutes
+from orchestrator.engines.megatron.entry import arguments, start, useful_flags
+from orchestrator.engines.megatron_args import megatron_flags
+from orchestrator.errors import InputError
+from orchestrator.hardware.catalog import GPUS
+from orchestrator.job import Job
+from orchestrator.plan import Plan, RunSettings
+
+PLAN = make_plan(run=RunSettings(save_every=10))
+
+
+def words(plan: Plan = PLAN, **entry: Any) -> tuple[str, ...]:
+    return arguments(plan, Entry(program="pretrain_gpt.py", **entry))
+
+
+def names(plan: Plan, exit_minutes: int | None = None) -> set[str]:
+    return {flag[0] for flag in useful_flags(plan, exit_minutes)}
+
+
+def test_what_nobody_watches_saves_when_it_must_leave() -> None:
+    saving = {"--load", "--async-save", "--use-persistent-ckpt-worker", "--exit-signal-handler", "--exit-signal"}
+    assert saving <= names(PLAN)
+    assert not saving & names(make_plan()), "without checkpoints there is nothing to go on from"
+    assert ("--exit-duration-in-mins", "50") in useful_flags(PLAN, 50)
+    for limit in (None, 0):
+        assert "--exit-duration-in-mins" not in names(PLAN, limit)
+    assert "--exit-duration-in-mins" not in names(make_plan(), 50)
+    on_gpus = replace(PLAN, cluster=replace(PLAN.cluster, gpu=GPUS["H100-SXM-80GB"]))
+    on_cpus = replace(PLAN, cluster=replace(PLAN.cluster, gpu=GPUS["cpu"]))
+    assert names(on_gpus) - names(on_cpus) == {"--log-straggler"}
+    sharded, whole = (replace(on_gpus, zero_stage=stage) for stage in (1, 0))
+    assert names(sharded) - names(whole) == {"--dist-ckpt-optim-fully-reshardable"}
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(30.0, 1), (60.0, 1), (61.0, 2), (1200.0, 20), (0.0, None)])
+def test_a_collective_may_last_as_many_minutes_as_a_step_may(seconds: float, minutes: int | None) -> None:
+    plan = replace(PLAN, run=replace(PLAN.run, step_timeout_s=seconds))
+    assert timeout_minutes(plan) == minutes
+    assert (("--distributed-timeout-minutes", str(minutes)) in useful_flags(plan)) == (minutes is not None)
+    assert timeout_minutes(PLAN) is None, "the program's own where nothing was said"
+
+
+def test_the_users_words_come_last_and_take_the_place_of_ours_where_they_decide_no_plan() -> None:
+    ours = words()
+    assert "--mock-data" in ours
+    own = words(arguments=("--eval-interval=7", "--data-path", "mine", "--my-flag"))
+    assert own[-4:] == ("--eval-interval=7", "--data-path", "mine", "--my-flag")
+    assert "--eval-interval" in ours
+    assert "--eval-interval" not in own
+    assert "--mock-data" not in own, "the user's data are no mock"
+    assert "--async-save" in ours
+    less = words(without=("--async-save",))
+    assert [word for word in ours if word != "--async-save"] == list(less)
+
+
+def test_a_word_that_contradicts_the_plan_is_refused_with_what_the_plan_says() -> None:
+    flag = next(flag for flag in megatron_flags(PLAN) if flag[0] == "--tensor-model-parallel-size")
+    for said in ((flag[0], "2"), (f"{flag[0]}=2",)):
+        with pytest.raises(InputError, match=f"the plan says {' '.join(flag)}") as error:
+            words(arguments=said)
+        assert (error.value.key, error.value.value) == ("entry.args", flag[0])
+    with pytest.raises(InputError, match="is no flag that we add"):
+        words(without=("--tensor-model-parallel-size",))
+
+
+def test_deepspeeds_launcher_is_not_for_it() -> None:
+    job = Job(name="x", module="ours", arguments=(), files=(), environment={}, num_nodes=1, ranks_per_node=2, backend="gloo")
+    assert start(PLAN, job, Entry(program="pretrain_gpt.py")).arguments == words()
+    with pytest.raises(InputError, match="starts DeepSpeed's scripts"):
+        start(PLAN, job, Entry(program="pretrain_gpt.py", launcher="deepspeed"))
