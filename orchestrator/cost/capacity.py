@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from orchestrator.cost.memory import StageMemory, peak
+from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.price import CostModel, LayerCost
 from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.spec import Candidate, Recompute
@@ -167,9 +167,8 @@ class Capacity:
         memory, end, layer = self.memories[p], self.ends[p], self.least_layers[p] if n else NOTHING
         kept = memory.even_activations(n // self.vpp * layer.saved, end.saved, first=p == 0)  # as in the smallest chunk
         stiff = memory.stiff_bytes(end.static + n * layer.static, end.parameters + n * layer.parameters)
-        transient = max(end.forward, layer.forward), max(end.backward, layer.backward)
-        moving = memory.moving(kept, *transient, end.in_backward + n * layer.in_backward, end.in_step + n * layer.in_step)
-        return peak(stiff, memory.slack, *moving)
+        forward, backward = max(end.forward, layer.forward), max(end.backward, layer.backward)
+        return memory.peak_of(stiff, kept, forward, backward, end.in_backward + n * layer.in_backward, end.in_step + n * layer.in_step)
 
     def seconds(self, p: int, n: int) -> float:
         """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""

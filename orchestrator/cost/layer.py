@@ -133,8 +133,12 @@ class LayerPrices:
         """Weights, gradients and optimizer states."""
         w, per_parameter = self._workload, self.replicas.states_of(strategy)
         dense = self.replicas.dense_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
+        frozen = self.replicas.frozen_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         experts = self._expert_parameters(layer, strategy)
-        held = states(dense, per_parameter, strategy).resident + (w.fp8_copies * (dense + experts) if layer.recomputable else 0.0)
+        held = states(dense - frozen, per_parameter, strategy).resident + (
+            states(frozen, per_parameter, strategy).weights if frozen else 0.0
+        )
+        held += w.fp8_copies * (dense + experts) if layer.recomputable else 0.0
         return held + (states(experts, per_parameter, folded(strategy)).resident if experts else 0.0)
 
     def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:

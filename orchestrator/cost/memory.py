@@ -90,7 +90,10 @@ def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: 
 class StageMemory:
     """One stage's place in a candidate's pipeline, whatever its layers. The one place where a peak is computed."""
 
-    __slots__ = ("_buckets", "_flown", "_states", "_workload", "borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack")
+    __slots__ = (
+        *("_buckets", "_flown", "_single", "_states", "_workload"),
+        *("borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack"),
+    )
 
     def __init__(
         self, workload: EngineWorkload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
@@ -100,6 +103,7 @@ class StageMemory:
         self.fixed = fixed
         self.fixed_bytes = sum(fixed.values())
         m, pp = candidate.num_microbatches, candidate.mesh.pp
+        self._single = m == 1
         self.flights = in_flight_by_chunk(candidate.schedule, pp, index, m, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
         """Micro-batches in flight by chunk, at each time when saved bytes may peak."""
         self.flight = max(map(sum, self.flights))
@@ -133,7 +137,7 @@ class StageMemory:
 
     def phases(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> tuple[Phase, Phase, Phase]:
         """`kept`: activations; `forward`, `backward`: transient in a layer; `in_backward`, `in_step`: of all layers together."""
-        if self.candidate.num_microbatches == 1:  # gradients come as the activations go
+        if self._single:  # gradients come as the activations go
             in_backward = max(0.0, in_backward - kept)
         besides = backward + in_backward
         return Phase("forward", kept, forward), Phase("backward", kept, besides), Phase("step", 0.0, in_step)
@@ -142,13 +146,13 @@ class StageMemory:
         """The most that a stage of these layers needs."""
         stiff = self.stiff_bytes(sums.weights + sums.gradients + sums.optimizer, sums.parameters)
         transient = sums.transient_forward, sums.transient_backward, sums.in_backward, sums.in_step
-        return peak(stiff, self.slack, *self.moving(self.activations(sums.saved), *transient))
+        return self.peak_of(stiff, self.activations(sums.saved), *transient)
 
-    def moving(self, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> tuple[float, float, float]:
-        """Bytes that come and go in each of the `phases`: what a search asks for, a hundred thousand times."""
-        if self.candidate.num_microbatches == 1:
+    def peak_of(self, stiff: float, kept: float, forward: float, backward: float, in_backward: float, in_step: float) -> float:
+        """`peak` over the `phases`: what a search asks for, hundreds of thousands of times."""
+        if self._single:
             in_backward = max(0.0, in_backward - kept)
-        return kept + forward, kept + (backward + in_backward), in_step
+        return stiff + (1 + self.slack) * max(kept + forward, kept + (backward + in_backward), in_step)
 
     def over_time(self, sums: StageSums, lane: Sequence[Slot]) -> list[tuple[float, float, dict[str, float]]]:
         """(begin, end, bytes by cause) of each pass of a timeline's lane, and after the last one of the optimizer's step (it ends where it
@@ -210,4 +214,4 @@ class RecomputedPeak:
                 forward, backward = max(forward, plain.transient_forward_bytes), max(backward, plain.transient_backward_bytes)
         memory, plain_sums = self._memory, self._plain
         kept = memory.activations(saved)
-        return peak(self._stiff, memory.slack, *memory.moving(kept, forward, backward, plain_sums.in_backward, plain_sums.in_step))
+        return memory.peak_of(self._stiff, kept, forward, backward, plain_sums.in_backward, plain_sums.in_step)

@@ -250,16 +250,17 @@ class Inner:
         ends = [self.model.runs[i].layer.kind for i, here in ((0, p == 0), (-1, p == self.pp - 1)) if here]
         layer, model = partial(self._layer, p), self.model
         known = RecomputedPeak(self._memories[p], self._sums(p, chunks, ("none", 0)), [layer(kind, "none") for kind in ends])
+        kinds = {kind for some in chunks for kind, _ in some}
         runs = [(chunk, some, [layer(kind, "none") for kind, _ in some]) for chunk, some in enumerate(chunks) if some]
 
         def peak_bytes(mode: Recompute, first_n: int) -> float:
             if mode == "none":
                 first_n = 0
-            layers = []
+            layers, again = [], {kind: layer(kind, mode) for kind in kinds}
             for chunk, some, plain in runs:
                 recomputed = first_layers(model, some, first_n) if len(some) > 1 else (min(first_n, some[0][1]),)
                 for (kind, count), inside, cost in zip(some, recomputed, plain, strict=True):
-                    layers.append((chunk, count, inside, cost, layer(kind, mode) if inside else cost))
+                    layers.append((chunk, count, inside, cost, again[kind]))
             return known.peak_bytes(layers)
 
         return peak_bytes

@@ -135,3 +135,15 @@ def test_with_room_for_all_a_pipelines_bound_is_its_work_filled_in() -> None:
     leaf = Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand)
     assert leaf == pytest.approx(end + update + costs.once_seconds(cand))
     assert leaf > costs.time_floor(cand)
+
+
+@pytest.mark.parametrize("name", ["llama3_70b_lora", "mixtral_8x7b"])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_states_are_known_without_pricing_a_layer_frozen_ones_too(name: str, zero_stage: Any) -> None:
+    settings = recipe.load([f"recipe={name}", "gpus=8", "engine=deepspeed", "launch=none"], detect.Machine(host_memory=1 << 40), [*ENGINES])
+    asked = planning.question(settings)
+    costs = asked.planned[0].costs(asked.workload)
+    for offload in (False, True):
+        cand = candidate(dp=8, zero_stage=zero_stage, offload_optimizer=offload)
+        for kind in costs.workload.counts:
+            assert costs.layer_static_bytes(cand, kind) == pytest.approx(costs.layer(cand, kind, "none").static_bytes, rel=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from cost_cases import MEGATRON, a100, candidate, cost_model, gpt, stages
 from msgspec.structs import replace
 
 from orchestrator.cost.calibration import Calibration, datasheet
-from orchestrator.cost.compute import layer_seconds
+from orchestrator.cost.compute import LayerSeconds, Seconds, layer_seconds
+from orchestrator.cost.passes import hidden_shares
 from orchestrator.cost.price import LayerCost
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.catalog import GPUS
@@ -192,6 +194,29 @@ def test_shared_experts_hide_the_exchange_of_tokens_as_long_as_they_take() -> No
     slowed = narrow.by_cause["overlap"] - plain.by_cause["overlap"]
     assert 0 <= slowed < gained
     assert plain.forward_s + plain.backward_s - narrow.forward_s - narrow.backward_s == pytest.approx(gained - slowed)
+
+
+def test_each_of_the_four_exchanges_hides_beside_what_is_computed_meanwhile() -> None:
+    """Half of a pass's exchange is the dispatch, half the combining: dispatch forward beside the experts' backward pass, dispatch backward
+    beside their forward pass, each combining beside attention of the other pass; weights' gradients that are delayed change sides."""
+    rng = random.Random(3)
+
+    def layer(least: float) -> Seconds:
+        return Seconds(least + rng.uniform(0, 4), rng.uniform(0, 4), rng.uniform(0, 2), 0.0)
+
+    for _ in range(50):
+        routed = LayerSeconds(Seconds(rng.uniform(0, 4), 0.0, rng.uniform(0, 1), 9.0), Seconds(rng.uniform(0, 8), 0.0, 0.5, 9.0))
+        forward, backward = layer(5.0), layer(9.0)
+        sent, back = rng.uniform(0.1, 10), rng.uniform(0.1, 10)
+        for late in (0.0, routed.backward.gemm / 2):
+            beside = {
+                "forward": (routed.backward.compute - late, backward.compute - routed.backward.compute),
+                "backward": (routed.forward.compute + late, forward.compute - routed.forward.compute),
+            }
+            found = hidden_shares({"forward": sent, "backward": back}, forward, backward, routed, delayed=late > 0)
+            for when, seconds in (("forward", sent), ("backward", back)):
+                assert found[when] * seconds == pytest.approx(sum(min(seconds / 2, computed) for computed in beside[when]))
+    assert hidden_shares({"forward": 0.0, "backward": 1e-9}, forward, backward, routed, delayed=False) == {"forward": 0.0, "backward": 1.0}
 
 
 @pytest.mark.parametrize("delayed", [False, True])

@@ -19,7 +19,7 @@ from orchestrator.model.lora import Lora
 from orchestrator.model.spec import Architecture
 from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings
-from orchestrator.recipe.keys import KEYS
+from orchestrator.recipe.keys import KEYS, Actions
 from orchestrator.recipe.layers import flatten
 from orchestrator.report.unasked import OFFERED
 
@@ -84,3 +84,48 @@ def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
         *(f"pin.{pin}" for pin in (*pins, "offload_activations=true")),
         "train.precision_aware_optimizer=true",
     ]
+
+
+MAY_BE_NONE = {
+    "seed", "slurm.requeue", "model.decoder_num_layers", "model.mtp_num_layers", "model.num_token_types", "train.keep_last",
+    "train.eval_every", "train.save_every", "train.keep_every", "train.warmup",
+}  # fmt: skip
+
+
+def test_counts_begin_at_one_but_for_those_of_which_there_may_be_none_and_end_at_a_round_number() -> None:
+    """Powers of ten, the 64 plans that tune tries at most, and the seeds of 31 bits that numpy and Megatron take."""
+    for key in KEYS.values():
+        if key.low is not None:
+            wanted = 0 if key.name in MAY_BE_NONE or "float" in str(key.type) else 1
+            assert key.low == (2 if key.name == "tune.steps" else wanted), key.name
+        if key.high is not None:
+            assert key.high in {64, 2**31 - 1, *(10**power for power in (5, 6, 9, 12, 18))}, key.name
+        assert key.above in (None, 0), key.name
+        assert key.below in (None, 1), key.name
+    assert KEYS["seed"].high == 2**31 - 1
+
+
+def test_what_is_not_said_is_trained_as_gpt_3_was_from_megatrons_seed() -> None:
+    """Adam's betas, epsilon, decay and clipping: Brown et al., arXiv 2005.14165, appendix B; the seed and the padded vocabulary:
+    megatron/training/arguments.py, --seed and --make-vocab-size-divisible-by."""
+    training = Training(global_batch_size=8, seq_length=64)
+    assert (training.betas, training.eps, training.weight_decay, training.clip) == ((0.9, 0.95), 1e-8, 0.1, 1.0)
+    assert (training.seed, training.warmup, training.min_lr, training.schedule) == (1234, 0, 0.0, "cosine")
+    plain = Architecture(
+        family="gpt",
+        name="x",
+        num_layers=1,
+        hidden_size=8,
+        num_attention_heads=1,
+        ffn_hidden_size=8,
+        vocab_size=8,
+        max_position_embeddings=8,
+    )
+    assert (plain.make_vocab_size_divisible_by, plain.rotary_base, plain.rotary_percent, plain.norm_epsilon) == (128, 10_000, 1.0, 1e-5)
+    assert (plain.hidden_dropout, plain.attention_dropout) == (0.0, 0.0)
+
+
+def test_a_restart_takes_five_minutes_and_a_step_that_lasts_half_an_hour_is_stuck_unless_said() -> None:
+    assert (Actions().restart_s, Actions().tune_steps) == (5 * 60, 10)
+    assert RunSettings().step_timeout_s == 30 * 60
+    assert (RunSettings().eval_every, RunSettings().save_every, RunSettings().keep_last, RunSettings().keep_every) == (0, 0, 0, 0)
