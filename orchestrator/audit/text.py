@@ -8,7 +8,6 @@ from rich.console import Console
 
 from orchestrator.audit.audit import Audit, Change
 from orchestrator.audit.build import Judged
-from orchestrator.plan import Plan
 from orchestrator.report import text
 from orchestrator.units import format_bytes, format_seconds
 
@@ -40,19 +39,9 @@ def show(console: Console, audit: Audit) -> None:
 def fits_text(audit: Audit, judged: Judged) -> str:
     """The tightest rank against what a GPU has for it."""
     stage = audit.tightest_stage or 0
-    where = f"ranks of stage {stage} ({ranks_of(judged.plan, stage)})" if judged.plan.pp > 1 else "every rank"
+    where = f"ranks of stage {stage} ({text.ranks_of(judged.plan, stage)})" if judged.plan.pp > 1 else "every rank"
     need = f"{format_bytes(judged.peak_memory_bytes)} of {format_bytes(judged.limit.usable)} usable, {where}"
     return f"fits: {need}" if not judged.lacking_bytes else f"DOES NOT FIT, lacks {format_bytes(judged.lacking_bytes)}: {need}"
-
-
-def ranks_of(plan: Plan, stage: int) -> str:
-    """The ranks of a stage, the first and the last where they follow each other."""
-    stride = plan.mesh.stride("pp")
-    size = plan.world_size // plan.pp
-    first = stage * stride
-    if stride == 1 and plan.pp > 1:
-        return f"{first}, {first + plan.pp} ... {first + (size - 1) * plan.pp}"
-    return f"{first} to {first + size - 1}" if stride == size else f"{first} to {first + stride - 1} of every {stride * plan.pp}"
 
 
 def time_text(judged: Judged) -> str:
@@ -60,7 +49,8 @@ def time_text(judged: Judged) -> str:
     predicted = judged.plan.predicted
     assert predicted is not None  # judged
     interval = f" (90%: {' to '.join(map(format_seconds, predicted.interval))})" if predicted.interval else ""
-    return f"{format_seconds(predicted.step_time_s)} a step{interval}, {predicted.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    speed = f"{predicted.tokens_per_s_per_gpu:,.0f} tokens/s/{text.rank_name(judged.plan)}"
+    return f"{format_seconds(predicted.step_time_s)} a step{interval}, {speed}"
 
 
 def left_lines(audit: Audit) -> Iterator[str]:

@@ -13,7 +13,7 @@ from orchestrator.calibrate.groups import GROUPS
 from orchestrator.cost.calibration import Calibration, CalibrationFile, datasheet
 from orchestrator.cost.uncertainty import Cell, Errors, Situation, chance_of_not_fitting, interval, situation
 from orchestrator.validate.pricing import Choose, OneValue, Pricer, named, seen_peak
-from orchestrator.validate.runs import Run, counts, doubted
+from orchestrator.validate.runs import Run, counts, doubted, small_experts
 
 DIGITS: Final = 3
 """Of the ratios that are kept."""
@@ -36,9 +36,9 @@ class LeftOut(NamedTuple):
 
 def left_out(runs: Sequence[Run], fit: Callable[[Sequence[Run]], Sequence[CalibrationFile]]) -> list[LeftOut]:
     """Every run, predicted by constants that `fit` makes of the other tables' runs of its engines and GPUs; of the datasheet where there
-    are none. Runs that nobody trusts (validate.runs.doubted) are on neither side; tables that nothing is fitted on are predicted by the
-    package's constants."""
-    trusted = [run for run in runs if not doubted(run)]
+    are none. Runs that nobody trusts (validate.runs.doubted) and tests of small experts are on neither side; tables that nothing is fitted
+    on are predicted by the package's constants."""
+    trusted = [run for run in runs if not (doubted(run) or small_experts(run))]
     timed = [run for run in trusted if run.time_s is not None and counts(run)]
     found: list[LeftOut] = []
     for table in sorted({run.table for run in trusted}):

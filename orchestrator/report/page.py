@@ -18,7 +18,7 @@ from orchestrator.report.budget import budget, budget_text
 from orchestrator.report.candidates import Outcome
 from orchestrator.report.kept import Drawn, Point, digest, element
 from orchestrator.report.measured import Row, measured_peak_memory, measured_step_time
-from orchestrator.report.text import cause_name, choice, placement, rank_name, stage_layers, stage_recompute
+from orchestrator.report.text import cause_name, choice, placement, rank_name, ranks_of, stage_layers, stage_recompute
 from orchestrator.report.trace import Bar, bars
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
@@ -402,17 +402,6 @@ def measured_picture(seconds: Sequence[float], plan: Plan) -> Figure:
 def rank_words(plan: Plan) -> str:
     more = f" The first {MOST_RANKS} of {plan.world_size} ranks." if plan.world_size > MOST_RANKS else ""
     return f"A square is a rank, a colour a pipeline stage. {placement(plan)}.{more}"
-
-
-def ranks_of(plan: Plan, stage: int) -> str:
-    """The ranks of a stage, as ranges."""
-    stride, size = plan.mesh.stride("pp"), plan.world_size // plan.pp
-    first = stage * stride
-    if size == 1:
-        return str(first)
-    if stride == 1:
-        return f"{first}, {first + plan.pp} ... {first + (size - 1) * plan.pp}"
-    return f"{first} to {first + size - 1}" if stride == size else f"{first} to {first + stride - 1} of every {stride * plan.pp}"
 
 
 def rank_table(shown: Shown) -> str:

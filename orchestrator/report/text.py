@@ -240,6 +240,19 @@ def rank_name(plan: Plan) -> str:
     return "rank" if plan.cluster.is_cpu else "GPU"
 
 
+def ranks_of(plan: Plan, stage: int) -> str:
+    """The ranks of a stage, as ranges."""
+    stride, size = plan.mesh.stride("pp"), plan.world_size // plan.pp
+    first = stage * stride
+    if size == 1:
+        return str(first)
+    if stride == 1 and size > 2:
+        return f"{first}, {first + plan.pp} ... {first + (size - 1) * plan.pp}"
+    if stride == 1:
+        return f"{first}, {first + plan.pp}"
+    return f"{first} to {first + size - 1}" if stride == size else f"{first} to {first + stride - 1} of every {stride * plan.pp}"
+
+
 def format_flops(flops: float) -> str:
     """
     >>> format_flops(432.1e12), format_flops(8.89e9), format_flops(1.4403e15)

@@ -79,6 +79,7 @@ ROUTING: Final = {
     **dict.fromkeys(("mixtral_8x7b", "mixtral_8x22b"), (8, 2)),
 }
 """Their experts, and how many a token goes to."""
+GPT2_VOCAB: Final = "50257"
 WITHOUT_PREDICTION: Final = "w/o_mtp"
 """How a name says that the model was trained without its layer of multi-token prediction. The others' printed TFLOP/s over their tokens/s
 are 260 GFLOP a token, which is with it; of those that say so 250."""
@@ -116,6 +117,30 @@ def with_shape(row: dict[str, str]) -> dict[str, str]:
     if name in ROUTING:
         known["num_experts"], known["moe_router_topk"] = map(str, ROUTING[name])
     return {**row, **{key: row.get(key) or value for key, value in known.items()}}
+
+
+GOLDEN_FLAGS: Final = {
+    "moe_ffn_hidden_size": "moe-ffn-hidden-size",
+    "etp": "expert-tensor-parallel-size",
+    "dispatcher": "moe-token-dispatcher-type",
+}
+"""Columns that a functional test of Megatron-LM prints as its flags, in the notes."""
+
+
+def golden(row: dict[str, str]) -> dict[str, str]:
+    """A functional test's experts by its flags, and by Megatron's defaults where it has none (training/arguments.py, validate_args, and
+    core/transformer/transformer_config.py): an expert is as wide as the feed-forward, 4 x hidden_size, and divided by tp; tokens are
+    gathered.
+
+    >>> row = golden({"hidden_size": "512", "num_experts": "8", "tp": "2", "notes": "moe-token-dispatcher-type=alltoall; expert-b=1"})
+    >>> row["moe_ffn_hidden_size"], row["etp"], row["dispatcher"], row["vocab_size"]
+    ('2048', '2', 'alltoall', '50257')
+    """
+    said = dict(word.strip().split("=", 1) for word in row.get("notes", "").split(";") if "=" in word)
+    width = row.get("ffn_hidden_size") or str(4 * whole(row, "hidden_size"))
+    defaults = {"moe_ffn_hidden_size": width, "etp": row.get("tp", ""), "dispatcher": "allgather"}
+    known = {name: said.get(flag, defaults[name]) for name, flag in GOLDEN_FLAGS.items()}
+    return {**row, "ffn_hidden_size": width, "vocab_size": row.get("vocab_size") or GPT2_VOCAB, **known}
 
 
 def count(row: dict[str, str], key: str, default: int) -> int:

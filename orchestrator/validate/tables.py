@@ -24,7 +24,7 @@ from orchestrator.validate import layout, networks, uneven
 from orchestrator.validate.engines import ENGINES, printed_as
 from orchestrator.validate.engines.engine import MeasuredEngine, MemoryOf
 from orchestrator.validate.fine_tuned import lora_of, memory_unit, mixed_lengths
-from orchestrator.validate.mixtures import with_shape
+from orchestrator.validate.mixtures import golden, with_shape
 from orchestrator.validate.models import T5_DECODER_LENGTH, architecture_of, measured_time
 from orchestrator.validate.releases import as_it_ran, recipe_of
 from orchestrator.validate.rows import SkipError, number, whole
@@ -148,6 +148,8 @@ def read_row(table: str, row: dict[str, str], *, measured: bool = True) -> Run:
     """One row; `measured`: whether it must have a time or a peak. Raises SkipError with the reason."""
     row = with_shape(as_it_ran(row))
     _check_comparable(row)
+    if table == "megatron_lm_functional_goldens" and row.get("num_experts"):
+        row = golden(row)
     key, engine = gpu_of(row), engine_of(row)
     lora = lora_of(row, engine)
     precision, label = precision_of(row)

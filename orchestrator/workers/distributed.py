@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -94,7 +95,13 @@ def leave(status: int) -> NoReturn:
     A thread of gloo's that lets go of the last collective's tensors asks for the interpreter. Where the main thread joins it, holding the
     interpreter, both wait for ever: seen where a DistributedDataParallel was freed after its last step, in 2 of 24 ends of two ranks on
     one core (torch 2.13). A Python that closes answers by ending the thread inside a C++ destructor: std::terminate, SIGABRT after a
-    training that went well, in 8% of such ends."""
+    training that went well, in 8% of such ends.
+
+    Processes of multiprocessing are ended here, as that teardown would: the one that megatron-core starts in its first save
+    (dist_checkpointing, filesystem_async.py: a Manager's queue) would stay for ever, and hold this rank's output open."""
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join(1.0)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -8,6 +8,7 @@ import queue
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ from orchestrator.workers.saving import Snapshot
 T5_HEAD_BIAS = "lm_head.output_layer.bias"
 """As long as the padded vocabulary, which a checkpoint of another cluster may have padded otherwise: T5Model does not say of it, as other
 models do, that it may be read into another length (t5_model.py, T5LMHead)."""
+
+OWN_WRITER = {"async_strategy": "mcore"} if "async_strategy" in signature(dist_checkpointing.save).parameters else {}
+"""megatron-core's own asynchronous request: 0.19 makes one of nvidia-resiliency-ext, a package of its own, unless it is told."""
 
 
 class MegatronTrainer:
@@ -180,7 +184,7 @@ class MegatronTrainer:
         self._gather_weights()
         state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
-        request = dist_checkpointing.save(state, str(folder), strategy, async_sharded_save=True)
+        request = dist_checkpointing.save(state, str(folder), strategy, async_sharded_save=True, **OWN_WRITER)
         buckets: list[Any] = []
         if request.async_fn is not None:
             for path, key, (raw, tensors) in request.async_fn_args[1]:

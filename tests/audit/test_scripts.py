@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,18 @@ def test_what_lacks_memory_says_how_much_and_what_mends_it(tmp_path: Path) -> No
     assert found.judged.lacking_bytes > 0
     assert found.changes
     assert not found.changes[0].judged.lacking_bytes
+
+
+def test_the_fullest_stages_ranks_are_those_that_are_there(tmp_path: Path) -> None:
+    """One rank a stage was named "0, 8 ... 0"; ranks without GPUs had tokens of a GPU."""
+    tiny = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    words = f"{tiny} {REST.replace('--bf16', '')} --pipeline-model-parallel-size 8"
+    for gpus, ranks in ((8, {str(stage) for stage in range(8)}), (16, {f"{2 * stage} to {2 * stage + 1}" for stage in range(8)})):
+        found = str(audited(tmp_path, words, gpus=gpus, cluster="cpu"))
+        said = re.search(r"ranks of stage \d \((.*)\)", found)
+        assert said is not None
+        assert said.group(1) in ranks
+        assert re.search(r"^time +.* tokens/s/rank$", found, re.MULTILINE)
 
 
 def test_pins_stand_over_the_file(tmp_path: Path) -> None:

@@ -55,11 +55,13 @@ def test_every_rank_is_in_the_stage_whose_ranks_name_it(order: tuple[str, ...], 
 
 
 def spoken(text: str, world: int) -> list[int]:
-    """The ranks that "3", "0 to 7", "0 to 3 of every 16" or "1, 5 ... 13" names."""
+    """The ranks that "3", "0 to 7", "0 to 3 of every 16", "1, 5" or "1, 5 ... 13" names."""
     found = list(map(int, re.findall(r"\d+", text)))
     if "of every" in text:
         first, last, every = found
         return sorted(rank + start for start in range(0, world, every) for rank in range(first, last + 1))
+    if "," in text and "..." not in text:
+        return found
     if "..." in text:
         first, second, last = found
         return list(range(first, last + 1, second - first))

@@ -16,8 +16,8 @@ from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.validate import recipes
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.networks import cluster
-from orchestrator.validate.pricing import named, price_runs
-from orchestrator.validate.runs import ExpertsRun, Run
+from orchestrator.validate.pricing import named, price_runs, seen_peak
+from orchestrator.validate.runs import ExpertsRun, Run, counts
 from orchestrator.validate.tables import SETTINGS, load, read_rows, recompute_of
 from orchestrator.validate.uneven import drawn, spread_of
 
@@ -272,3 +272,26 @@ def test_recipes_that_repeat_one_for_fewer_gpus_are_counted_apart() -> None:
     found = recipes.figures([judged(1.0), judged(1.2), judged(1.3, 0.4), judged(1.3, -0.4), judged(1.2, None, "few")])
     assert (found["experts_within_5"], found["experts_within_5_or_shown_slower"]) == (0.2, 0.4)
     assert (found["experts_copied"], found["experts_not_copied_within_5_or_shown_slower"]) == (1, 0.5)
+
+
+GOLDEN = {
+    **{"run_id": "g", "sweep_id": "mlm_moe", "model_name": "moe/gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4", "num_layers": "12"},
+    **{"hidden_size": "512", "num_attention_heads": "8", "num_query_groups": "8", "seq_length": "1024", "num_experts": "8"},
+    **{"moe_router_topk": "2", "gpu": "H100-SXM-80GB", "gpus_per_node": "8", "num_gpus": "8", "engine": "megatron-core (mcore)"},
+    **{"precision": "bf16", "tp": "2", "pp": "1", "cp": "1", "ep": "4", "zero_stage": "0", "sequence_parallel": "yes", "recompute": "none"},
+    **{"micro_batch_size": "4", "global_batch_size": "32", "status": "ok", "peak_memory_gib": "3.74"},
+    **{"peak_memory_kind": "torch.cuda.max_memory_allocated of the logging rank (last rank)"},
+    "notes": "expert-tensor-parallel-size=1; attention-backend=unfused; moe-token-dispatcher-type=alltoall",
+}
+
+
+def test_a_functional_test_of_experts_is_read_by_its_flags_and_judged_apart() -> None:
+    (run,) = read_rows("megatron_lm_functional_goldens", [GOLDEN])
+    assert isinstance(run, Run), run
+    assert run.model.architecture.experts[0].ffn_hidden_size == 2048
+    assert (run.candidate.mesh.etp, run.candidate.strategy.moe_token_dispatcher_type) == (1, "alltoall")
+    (outcome,) = price_runs([run], named(None))
+    assert outcome.prediction is not None
+    assert run.memory_bytes is not None
+    assert seen_peak(run, outcome.prediction) == pytest.approx(run.memory_bytes, rel=0.06)
+    assert not counts(run)

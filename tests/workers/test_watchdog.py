@@ -132,3 +132,22 @@ def test_a_rank_that_is_done_waits_for_the_others_and_not_for_ever(limit_s: floa
     _, said = first.communicate(timeout=60)
     assert first.returncode == 0, said
     assert not said
+
+
+WITH_A_MANAGER = """
+import multiprocessing
+from orchestrator.workers import distributed
+if __name__ == "__main__":
+    manager = multiprocessing.get_context("spawn").Manager()
+    print(manager._process.pid, flush=True)
+    distributed.leave(3)
+"""
+
+
+def test_a_rank_that_leaves_takes_its_own_processes_with_it(tmp_path: Path) -> None:
+    """megatron-core's save starts a Manager: it outlived the rank, whose output stayed open with it."""
+    (tmp_path / "rank.py").write_text(WITH_A_MANAGER)
+    done = subprocess.run([sys.executable, "rank.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+                          capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+    assert done.returncode == 3
+    assert not Path(f"/proc/{done.stdout.strip()}").exists()
