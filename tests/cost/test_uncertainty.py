@@ -44,7 +44,7 @@ def width(now: Situation) -> float:
 def test_an_interval_widens_with_each_kind_of_extrapolation_that_the_published_runs_show_to_be_worse() -> None:
     known = width(H100)
     assert known < width(replace(H100, beyond=("engine",))) < width(replace(H100, beyond=("engine", "gpu")))
-    assert known < width(replace(H100, experts=True))
+    assert width(replace(H100, experts=True)) > 0.95 * known  # as wide: real routing is priced
     assert width(replace(H100, generation="8")) < width(replace(H100, generation="12", beyond=("engine", "gpu")))
 
 
