@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ports import free_port
+
 from orchestrator.launch.local import _end_with_parent
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
@@ -59,12 +61,6 @@ def missing() -> str | None:
     if lacking:
         return f"no {', '.join(lacking)} here (apt-get install -y slurm-wlm munge)"
     return None if os.geteuid() == 0 else "starting slurmd needs root"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 from worker_plans import GPT, make_plan
 
 from orchestrator.engines import ENGINES
@@ -21,12 +21,6 @@ from orchestrator.plan import Plan, RunSettings, to_json
 pytestmark = pytest.mark.engines
 
 FIELDS = {"step", "loss", "grad_norm", "lr", "step_time_s", "tokens_per_s", "peak_memory_bytes"}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def write_job(plan: Plan, out: Path) -> tuple[list[str], dict[str, str]]:

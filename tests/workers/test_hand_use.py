@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from ports import free_port
 from worker_plans import GPT, make_plan
 
 from orchestrator.engines import ENGINES
@@ -53,12 +53,6 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "max_grad_norm": training.clip,
         "warmup_steps": training.warmup,
     }
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def start(command: list[str], plan: Plan, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 pytestmark = pytest.mark.engines
 
@@ -45,10 +46,7 @@ print("done")
 
 def run(out: Path, how: str, world: int = 3) -> list[tuple[int, str]]:
     """(exit status, stderr) of each rank; a stopped one is killed once the others have ended."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    places = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    places = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen([sys.executable, "-c", RANK, str(out), how], env=places | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in range(world)
