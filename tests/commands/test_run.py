@@ -6,6 +6,7 @@ import csv
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -171,6 +172,16 @@ def test_help_names_every_key_recipe_cluster_and_engine(capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     for name in (*recipe.KEYS, *recipe.stored("models"), *recipe.stored("clusters"), *ENGINES):
         assert name in text
+
+
+def test_help_has_each_group_once_and_its_keys_below(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(("--help",)) == 0
+    _, *parts = re.split(r"^(\w+)\.\*:\n", capsys.readouterr().out.split("\nrecipes:")[0], flags=re.MULTILINE)
+    names, bodies = parts[::2], parts[1::2]
+    assert {"model", "train", "pin", "search", "ds"} <= {*names}
+    assert len(names) == len({*names})
+    for name, body in zip(names, bodies, strict=True):
+        assert {line.split(".")[0].strip() for line in body.splitlines() if line.strip()} == {name}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

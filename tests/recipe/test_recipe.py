@@ -321,7 +321,7 @@ def test_words_that_can_not_be_taken(words: list[str], message: str) -> None:
         ("", "is empty"),
         ("a: &x 1\nb: *x\n", "aliases are not taken"),
         ("out: ${oc.env:HOME}\n", "out=${oc.env:HOME}: has ${...}"),
-        ("? [a, b]\n: c\n", "a key must be a plain word"),
+        ("gpus: 4\n? [a, b]\n: c\n", "line 2: a key must be a plain word"),
         ("a: " + "[" * 20 + "]" * 20, "nested deeper"),
         ("a: !!python/object:os.system x\n", None),
     ],
