@@ -19,7 +19,7 @@ from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, Dispatch, Enter, Exit, Gemm, ModelSpec
 from orchestrator.strategy.axes import dp, ep, tp
-from orchestrator.strategy.spec import Candidate, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import Candidate, Dispatcher, Mesh, Recompute, Strategy
 from orchestrator.units import GB
 
 H, S, F, SHARED, TOPK = 1024, 2048, 512, 1536, 8
@@ -219,3 +219,16 @@ def test_fp8_launches_bound_a_pass_where_the_host_need_not_wait() -> None:
     for precision, launched in (("bf16", False), ("fp8", True)):
         layer = cost_model(moe(), calibration=constants, cluster=cluster, precision=precision).layer(one, "experts_decoder", "none")
         assert (layer.forward_s == pytest.approx(0.48)) == (layer.backward_s == pytest.approx(0.48)) == launched, precision
+
+
+@pytest.mark.parametrize("kind", ["alltoall", "allgather", "flex"])
+@pytest.mark.parametrize("etp", [1, 2])
+def test_experts_send_twice_as_much_of_twice_the_samples_or_of_items_twice_as_wide(kind: Dispatcher, etp: int) -> None:
+    strategy = Strategy(mesh=Mesh(dp=8, ep=4, etp=etp), moe_token_dispatcher_type=kind)
+
+    def sent(samples: int, itemsize: int) -> list[float]:
+        return [item.nbytes * item.count for item in ep.traffic(1000.0, 2, strategy, samples, itemsize)]
+
+    once = sent(1, 2)
+    assert min(once) > 0
+    assert sent(2, 2) == sent(1, 4) == pytest.approx([2 * nbytes for nbytes in once])

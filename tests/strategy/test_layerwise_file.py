@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.strategy.layerwise import ChosenRun, LayerChoice, LayerwisePlan, LayerwiseStage, galvatron_json
+from orchestrator.strategy.layerwise import TRAITS, ChosenRun, LayerChoice, LayerwisePlan, LayerwiseStage, galvatron_json
 
 WIDE, SHARDED, AGAIN = LayerChoice(tp=2), LayerChoice(zero3=True), LayerChoice(tp=4, recompute=True)
 
@@ -48,3 +48,11 @@ def test_ends_that_are_not_planned_are_whole() -> None:
     assert (WIDE.label(), AGAIN.label(), LayerChoice(tp=2, zero3=True, recompute=True).label()) == (
         "tp=2", "tp=4 recompute", "tp=2 zero3 recompute",
     )  # fmt: skip
+
+
+def test_a_parameter_takes_eighteen_bytes_in_mixed_precision_and_sixteen_in_single() -> None:
+    """Megatron-LM's training/theoretical_memory_usage.py: 18 bytes a parameter without the distributed optimizer."""
+    for precision, nbytes in (("bf16", 18), ("fp16", 18), ("fp32", 16)):
+        states = TRAITS.state_bytes(precision, 0)
+        assert states.weight == (4 if precision == "fp32" else 2)
+        assert states.weight + states.gradient + states.master + states.moments == nbytes
