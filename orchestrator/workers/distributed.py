@@ -50,7 +50,7 @@ class Job(NamedTuple):
     world: int
 
     def leave(self) -> NoReturn:
-        """The work of this rank is done and saved: end its process with status 0 once all ranks say so, or after LEAVE_S. Rank 0, whose
+        """The work of this rank is done and saved: end its process with status 0 once all ranks say so, or after LEAVE. Rank 0, whose
         process may hold the store, goes last. The process groups are left to the kernel (`leave`); what goes wrong with the store
         meanwhile concerns nobody any more."""
         with contextlib.suppress(RuntimeError):  # dist.DistStoreError is one
