@@ -3,7 +3,9 @@
 The first is the plan that is predicted to be the fastest. What a run's timers say (report/after.py) goes into the prices, by which the
 next is searched among the plans that were not tried; so K runs see the K best plans as far as prices are right, and better ones where
 these were wrong. A run that crashes or runs out of memory is a result: after that no plan is tried that is predicted to take as much
-memory. Everything is in OUT/tune, a run's folder each: a tune that was cut off goes on with what it has, under the same command.
+memory. Then those run again that one run can't tell apart (contenders), there and back in rounds, and the least of a plan's medians
+counts: what disturbs a run makes it longer, never shorter. Everything is in OUT/tune, a run's folder each, N of plan N's first run and
+N.2 of its second: a tune that was cut off goes on with what it has, under the same command.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -32,7 +34,7 @@ from orchestrator.plan import Plan, RunSettings, from_json, to_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
 from orchestrator.report import after
-from orchestrator.report.measured import measured_peak_memory, measured_step_time
+from orchestrator.report.measured import measured_peak_memory, measured_step_time, quickest_step
 from orchestrator.report.text import _table, choice
 from orchestrator.search.planner import reprice
 from orchestrator.units import format_bytes, format_seconds
@@ -40,6 +42,7 @@ from orchestrator.values import Value
 
 FOLDER: Final = "tune"
 CONFIG: Final = "config.yaml"
+STATUS: Final = "status.json"
 NOT_WHILE_TUNING: Final = ("save_every", "async_save", "keep_last", "keep_every", "trace_routing", "eval_every", "resume", "init_from",
                            "export_to", "merge_lora", "wandb")  # fmt: skip
 """Of a run's settings: what its first steps do without."""
@@ -48,13 +51,16 @@ MEMORY_WORDS: Final = ("out of memory", "OutOfMemory", "SIGKILL")
 
 
 class Trial(Value, frozen=True, kw_only=True):
-    """A plan that ran, as it was predicted when it was chosen. `measured_s`: its step; None where it ended badly, which `why` says."""
+    """A plan that ran, as it was predicted when it was chosen. `measured_s`: its step, the least of its runs' medians; None where one ended
+    badly, which `why` says. `quickest_s`: the quickest single step of its `runs`."""
 
     number: int
     plan: Plan
     measured_s: float | None
     peak_memory_bytes: float | None
     why: str = ""
+    quickest_s: float | None = None
+    runs: int = 1
 
     @property
     def predicted_s(self) -> float:
@@ -108,13 +114,13 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
         print(f"tune {number}/{settings.tune}: {said}; it runs now", flush=True)
         trial = tried(settings, plan, how, folder / str(number), number)
         trials.append(trial)
-        measured = trial.why if trial.measured_s is None else f"measured {format_seconds(trial.measured_s)}"
-        print(f"tune {number}/{settings.tune}: {measured}", flush=True)
+        print(f"tune {number}/{settings.tune}: {_said(trial)}", flush=True)
+    trials = told_apart(settings, how, folder, trials)
     finished = [trial for trial in trials if trial.measured_s is not None]
     if not finished:
         first = f"; the first: {trials[0].why}" if trials else ""
         raise LaunchError(f"tune={settings.tune}: none of {len(trials)} plans ran to its end{first}; see {folder}")
-    best = min(finished, key=lambda trial: (trial.measured_s, trial.number))
+    best = min(finished, key=_order)
     chosen = learned_settings(settings, folder, trials)
     if learned(settings, best.plan.engine, folder, trials) is None:  # its trials have no timers
         chosen = settings
@@ -125,6 +131,54 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
     plan = replace(plan, prices=planning.kept_prices(file))
     cautious = planning.cautious_margin_for(chosen, traits, constants)
     return replace(chosen, plan=plan), Found(plan=plan, limit=planning.held_to(settings.limit, plan, constants.memory_margin, cautious))
+
+
+def contenders(trials: Iterable[Trial]) -> list[Trial]:
+    """The fastest and those that may be: some step of theirs took less than its median step. Fastest first."""
+    finished = sorted((trial for trial in trials if trial.measured_s is not None), key=_order)
+    return [trial for trial in finished if trial is finished[0] or (trial.quickest_s or 0.0) < (finished[0].measured_s or 0.0)]
+
+
+def told_apart(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials with the further runs of those that one run can't tell apart: rounds there and back, tune.rounds runs of a plan at most.
+    Raises KeyboardInterrupt."""
+    runs = {trial.number: [trial] for trial in trials}
+    for number in runs:  # of a tune that was cut off
+        runs[number] = [_trial(path) for path in _run_folders(folder, number)]
+    now = [together(of_plan) for of_plan in runs.values()]
+    for round_ in range(2, settings.tune_rounds + 1):
+        close = contenders(now)
+        if len(close) == 1 or not close:
+            break
+        left = [trial for trial in (close if round_ % 2 else close[::-1]) if len(runs[trial.number]) < round_]
+        if left:
+            numbers = ", ".join(str(trial.number) for trial in sorted(close, key=lambda trial: trial.number))
+            print(
+                f"tune: plans {numbers} are too close to tell; they run again, round {round_} of at most {settings.tune_rounds}", flush=True
+            )
+        for trial in left:
+            again = tried(settings, trial.plan, how, folder / f"{trial.number}.{round_}", trial.number)
+            runs[trial.number].append(again)
+            print(f"tune {trial.number}/{settings.tune}, run {round_}: {_said(again)}", flush=True)
+        now = [together(of_plan) for of_plan in runs.values()]
+    return now
+
+
+def together(runs: Sequence[Trial]) -> Trial:
+    """One trial of the runs of one plan: bad where one of them was."""
+    good = [run.measured_s for run in runs if run.measured_s is not None]
+    quickest = [run.quickest_s for run in runs if run.quickest_s is not None]
+    peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+    return replace(runs[0], measured_s=min(good) if len(good) == len(runs) else None, peak_memory_bytes=max(peaks, default=None),
+                   quickest_s=min(quickest, default=None), why=next((run.why for run in runs if run.why), ""), runs=len(runs))  # fmt: skip
+
+
+def _order(trial: Trial) -> tuple[bool, float, int]:
+    return trial.measured_s is None, trial.measured_s or 0.0, trial.number
+
+
+def _said(trial: Trial) -> str:
+    return trial.why if trial.measured_s is None else f"measured {format_seconds(trial.measured_s)}"
 
 
 def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[str]) -> Plan | None:
@@ -175,18 +229,25 @@ def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -
 
 def _trial(folder: Path) -> Trial:
     plan = from_json((folder / "plan.json").read_bytes(), str(folder / "plan.json"))
-    status: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    status: dict[str, Any] = json.loads((folder / STATUS).read_text())
     rows = pictures.measured_rows(folder / "metrics.jsonl")
     good = status["status"] == "finished"
     why = "" if good else f"{status['status']}: {status['error'] or 'it said nothing'}"
-    return Trial(number=int(folder.name), plan=plan, measured_s=measured_step_time(rows) if good else None,
-                 peak_memory_bytes=measured_peak_memory(rows), why=why)  # fmt: skip
+    return Trial(number=int(folder.name.partition(".")[0]), plan=plan, measured_s=measured_step_time(rows) if good else None,
+                 quickest_s=quickest_step(rows) if good else None, peak_memory_bytes=measured_peak_memory(rows), why=why)  # fmt: skip
 
 
 def read_trials(out: Path) -> list[Trial]:
-    """Those of a run's folder that came to an end, in order."""
-    folders = [path for path in (out / FOLDER).glob("*") if path.name.isdecimal() and (path / "status.json").is_file()]
-    return [_trial(path) for path in sorted(folders, key=lambda path: int(path.name))]
+    """The plans of a run's folder whose first run came to an end, each with all its runs, in order."""
+    folder = out / FOLDER
+    numbers = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and (path / STATUS).is_file())
+    return [together([_trial(path) for path in _run_folders(folder, number)]) for number in numbers]
+
+
+def _run_folders(folder: Path, number: int) -> list[Path]:
+    """Of a plan's runs that came to an end: N, N.2, N.3."""
+    again = sorted((path for path in folder.glob(f"{number}.*") if path.suffix[1:].isdecimal()), key=lambda path: int(path.suffix[1:]))
+    return [path for path in (folder / str(number), *again) if (path / STATUS).is_file()]
 
 
 # ------------------------------------------------------------------------------------------------------------ learning
@@ -233,10 +294,10 @@ def tune_table(trials: Sequence[Trial]) -> RenderableType:
     best = min(finished, default=None)
     table = _table(("tuned", False), ("plan", False), ("predicted", True), ("measured", True), ("against the fastest", True),
                    ("memory", True))  # fmt: skip
-    for trial in sorted(trials, key=lambda trial: (trial.measured_s is None, trial.measured_s or 0.0, trial.number)):
+    for trial in sorted(trials, key=_order):
         measured, against = trial.why, ""
         if trial.measured_s is not None and best is not None:
-            measured = format_seconds(trial.measured_s)
+            measured = format_seconds(trial.measured_s) + (f" (best of {trial.runs} runs)" if trial.runs > 1 else "")
             against = f"+{trial.measured_s / best - 1:.0%}" if trial.measured_s > best else "taken"
         peak = trial.peak_memory_bytes
         table.add_row(str(trial.number), Text(f"{trial.plan.engine} {choice(trial.plan)}"), format_seconds(trial.predicted_s),

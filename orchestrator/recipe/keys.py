@@ -168,6 +168,17 @@ class Actions(Value, frozen=True, kw_only=True):
         ),
     ] = None
     tune_steps: Annotated[int, Key("tune.steps", "of each plan that tune= tries", unit="steps", low=2, high=10**6)] = 10
+    tune_rounds: Annotated[
+        int,
+        Key(
+            "tune.rounds",
+            "of the plans that tune= tried, those too close to tell apart run so often at most, and the best run of each counts: what "
+            "disturbs a run makes it longer, never shorter",
+            unit="runs",
+            low=1,
+            high=64,
+        ),
+    ] = 3
     entry: Annotated[
         str | None, Key("entry", "a program to start in place of our worker: a pretrain_gpt.py, or a DeepSpeed script", path=True)
     ] = None

@@ -246,8 +246,9 @@ def _asked_cluster(gpus: int, cluster: Cluster, merged: Flat, given: Flat, machi
 def _check_tune(actions: Actions, engine: str, merged: Flat, *, has_plan: bool) -> None:
     """Raises InputError where there is nothing to try, or nothing that can be tried."""
     if actions.tune is None:
-        if "tune.steps" in merged:
-            raise InputError("tune.steps", actions.tune_steps, "is of the plans that tune=K tries: say how many beside it")
+        for name, value in (("tune.steps", actions.tune_steps), ("tune.rounds", actions.tune_rounds)):
+            if name in merged:
+                raise InputError(name, value, "is of the plans that tune=K tries: say how many beside it")
         return
     if has_plan:
         raise InputError("tune", actions.tune, "tries several plans, and plan= names one: leave one of them out")

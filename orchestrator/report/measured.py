@@ -39,6 +39,11 @@ def measured_step_time(rows: Iterable[Row]) -> float | None:
     return median(values) if values else None
 
 
+def quickest_step(rows: Iterable[Row]) -> float | None:
+    """Seconds of the shortest step after warm-up; None without steps."""
+    return min(steady(_numbers(rows, "step_time_s")), default=None)
+
+
 def measured_peak_memory(rows: Iterable[Row]) -> float | None:
     """Bytes; None where the worker can't tell (no GPU)."""
     return max(_numbers(rows, "peak_memory_bytes"), default=None)

@@ -93,7 +93,7 @@ MAY_BE_NONE = {
 
 
 def test_counts_begin_at_one_but_for_those_of_which_there_may_be_none_and_end_at_a_round_number() -> None:
-    """Powers of ten, the 64 plans that tune tries at most, and the seeds of 31 bits that numpy and Megatron take."""
+    """Powers of ten, the 64 plans that tune tries and runs of one at most, and the seeds of 31 bits that numpy and Megatron take."""
     for key in KEYS.values():
         if key.low is not None:
             wanted = 0 if key.name in MAY_BE_NONE or "float" in str(key.type) else 1
@@ -126,6 +126,6 @@ def test_what_is_not_said_is_trained_as_gpt_3_was_from_megatrons_seed() -> None:
 
 
 def test_a_restart_takes_five_minutes_and_a_step_that_lasts_half_an_hour_is_stuck_unless_said() -> None:
-    assert (Actions().restart_s, Actions().tune_steps) == (5 * 60, 10)
+    assert (Actions().restart_s, Actions().tune_steps, Actions().tune_rounds) == (5 * 60, 10, 3)
     assert RunSettings().step_timeout_s == 30 * 60
     assert (RunSettings().eval_every, RunSettings().save_every, RunSettings().keep_last, RunSettings().keep_every) == (0, 0, 0, 0)
