@@ -3,8 +3,8 @@
 The first is the plan that is predicted to be the fastest. What a run's timers say (report/after.py) goes into the prices, by which the
 next is searched among the plans that were not tried; so K runs see the K best plans as far as prices are right, and better ones where
 these were wrong. A run that crashes or runs out of memory is a result: after that no plan is tried that is predicted to take as much
-memory. Then those run again that one run can't tell apart (contenders), there and back in rounds, and the least of a plan's medians
-counts: what disturbs a run makes it longer, never shorter. Everything is in OUT/tune, a run's folder each, N of plan N's first run and
+memory. Then those run again that one run can't tell apart (contenders), there and back in rounds, and the median of all of a plan's steps
+counts: what disturbs one run of three doesn't move it. Everything is in OUT/tune, a run's folder each, N of plan N's first run and
 N.2 of its second: a tune that was cut off goes on with what it has, under the same command.
 """
 
@@ -34,7 +34,7 @@ from orchestrator.plan import Plan, RunSettings, from_json, to_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
 from orchestrator.report import after
-from orchestrator.report.measured import measured_peak_memory, measured_step_time, quickest_step
+from orchestrator.report.measured import measured_peak_memory, measured_step_time, steady_steps
 from orchestrator.report.text import _table, choice
 from orchestrator.search.planner import reprice
 from orchestrator.units import format_bytes, format_seconds
@@ -51,16 +51,20 @@ MEMORY_WORDS: Final = ("out of memory", "OutOfMemory", "SIGKILL")
 
 
 class Trial(Value, frozen=True, kw_only=True):
-    """A plan that ran, as it was predicted when it was chosen. `measured_s`: its step, the least of its runs' medians; None where one ended
-    badly, which `why` says. `quickest_s`: the quickest single step of its `runs`."""
+    """A plan that ran, as it was predicted when it was chosen. `steps_s`: seconds of the steps after the warm-up of each of its `runs`;
+    none where one ended badly, which `why` says."""
 
     number: int
     plan: Plan
-    measured_s: float | None
+    steps_s: tuple[float, ...]
     peak_memory_bytes: float | None
     why: str = ""
-    quickest_s: float | None = None
     runs: int = 1
+
+    @property
+    def measured_s(self) -> float | None:
+        """Its step: the median of all; None without steps."""
+        return median(self.steps_s) if self.steps_s else None
 
     @property
     def predicted_s(self) -> float:
@@ -136,7 +140,7 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
 def contenders(trials: Iterable[Trial]) -> list[Trial]:
     """The fastest and those that may be: some step of theirs took less than its median step. Fastest first."""
     finished = sorted((trial for trial in trials if trial.measured_s is not None), key=_order)
-    return [trial for trial in finished if trial is finished[0] or (trial.quickest_s or 0.0) < (finished[0].measured_s or 0.0)]
+    return [trial for trial in finished if trial is finished[0] or min(trial.steps_s) < (finished[0].measured_s or 0.0)]
 
 
 def told_apart(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:
@@ -166,11 +170,10 @@ def told_apart(settings: Settings, how: str, folder: Path, trials: Sequence[Tria
 
 def together(runs: Sequence[Trial]) -> Trial:
     """One trial of the runs of one plan: bad where one of them was."""
-    good = [run.measured_s for run in runs if run.measured_s is not None]
-    quickest = [run.quickest_s for run in runs if run.quickest_s is not None]
+    why = next((run.why for run in runs if run.why), "")
+    steps = () if why else tuple(seconds for run in runs for seconds in run.steps_s)
     peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
-    return replace(runs[0], measured_s=min(good) if len(good) == len(runs) else None, peak_memory_bytes=max(peaks, default=None),
-                   quickest_s=min(quickest, default=None), why=next((run.why for run in runs if run.why), ""), runs=len(runs))  # fmt: skip
+    return replace(runs[0], steps_s=steps, peak_memory_bytes=max(peaks, default=None), why=why, runs=len(runs))
 
 
 def _order(trial: Trial) -> tuple[bool, float, int]:
@@ -233,8 +236,8 @@ def _trial(folder: Path) -> Trial:
     rows = pictures.measured_rows(folder / "metrics.jsonl")
     good = status["status"] == "finished"
     why = "" if good else f"{status['status']}: {status['error'] or 'it said nothing'}"
-    return Trial(number=int(folder.name.partition(".")[0]), plan=plan, measured_s=measured_step_time(rows) if good else None,
-                 quickest_s=quickest_step(rows) if good else None, peak_memory_bytes=measured_peak_memory(rows), why=why)  # fmt: skip
+    return Trial(number=int(folder.name.partition(".")[0]), plan=plan, steps_s=tuple(steady_steps(rows)) if good else (),
+                 peak_memory_bytes=measured_peak_memory(rows), why=why)  # fmt: skip
 
 
 def read_trials(out: Path) -> list[Trial]:
@@ -297,7 +300,7 @@ def tune_table(trials: Sequence[Trial]) -> RenderableType:
     for trial in sorted(trials, key=_order):
         measured, against = trial.why, ""
         if trial.measured_s is not None and best is not None:
-            measured = format_seconds(trial.measured_s) + (f" (best of {trial.runs} runs)" if trial.runs > 1 else "")
+            measured = format_seconds(trial.measured_s) + (f" ({trial.runs} runs)" if trial.runs > 1 else "")
             against = f"+{trial.measured_s / best - 1:.0%}" if trial.measured_s > best else "taken"
         peak = trial.peak_memory_bytes
         table.add_row(str(trial.number), Text(f"{trial.plan.engine} {choice(trial.plan)}"), format_seconds(trial.predicted_s),

@@ -172,8 +172,7 @@ class Actions(Value, frozen=True, kw_only=True):
         int,
         Key(
             "tune.rounds",
-            "of the plans that tune= tried, those too close to tell apart run so often at most, and the best run of each counts: what "
-            "disturbs a run makes it longer, never shorter",
+            "of the plans that tune= tried, those too close to tell apart run so often at most; the median of all steps of each counts",
             unit="runs",
             low=1,
             high=64,

@@ -33,15 +33,15 @@ def steady(values: list[float]) -> list[float]:
     return values[min(WARMUP_STEPS, len(values) // 2) :]
 
 
+def steady_steps(rows: Iterable[Row]) -> list[float]:
+    """Seconds of each step after warm-up."""
+    return steady(_numbers(rows, "step_time_s"))
+
+
 def measured_step_time(rows: Iterable[Row]) -> float | None:
     """Median seconds of the steps after warm-up; None without steps."""
-    values = steady(_numbers(rows, "step_time_s"))
+    values = steady_steps(rows)
     return median(values) if values else None
-
-
-def quickest_step(rows: Iterable[Row]) -> float | None:
-    """Seconds of the shortest step after warm-up; None without steps."""
-    return min(steady(_numbers(rows, "step_time_s")), default=None)
 
 
 def measured_peak_memory(rows: Iterable[Row]) -> float | None:
@@ -69,7 +69,7 @@ def comparison_table(plan: Plan, rows: Iterable[Row]) -> RenderableType:
         if found is not None:
             ratio = f"{found / expected:.2f}" if expected else "-"
             table.add_row(name, write(expected) if expected else "-", write(found), ratio)
-    count = len(steady(_numbers(kept, "step_time_s")))
+    count = len(steady_steps(kept))
     table.caption = f"median of {count} step{'s' if count != 1 else ''} after warm-up"
     table.caption_justify = "left"
     return table
