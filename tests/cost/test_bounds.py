@@ -147,3 +147,87 @@ def test_states_are_known_without_pricing_a_layer_frozen_ones_too(name: str, zer
         cand = candidate(dp=8, zero_stage=zero_stage, offload_optimizer=offload)
         for kind in costs.workload.counts:
             assert costs.layer_static_bytes(cand, kind) == pytest.approx(costs.layer(cand, kind, "none").static_bytes, rel=1e-12)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("dp", "zero_stage", "inner"), [(1, 0, 300e9), (64, 1, 300e9), (64, 1, 3e9), (64, 3, 3e9)])
+def test_with_one_stage_and_no_recompute_nothing_is_left_to_bound(dp: int, zero_stage: Any, inner: float, overlap: bool) -> None:
+    """The floor is the step, where the reduction hides wholly, in part, or not at all."""
+    traits = replace(TRAITS, overlaps_param_gather=False)
+    cluster = a100(64, inner=inner, outer=inner / 2)
+    calibration = replace(datasheet(cluster, traits), overlap_slowdown=0.25, overlap_efficiency=0.5)
+    costs = cost_model(traits=traits, cluster=cluster, calibration=calibration, modes=("none",))
+    cand = candidate(dp=dp, zero_stage=zero_stage, micro_batch_size=2, num_microbatches=4, overlap_grad_reduce=overlap)
+    spans = [LayerSpan(kind=kind, first=0, count=count) for kind, count in (("embedding", 1), ("decoder", 4), ("head", 1))]
+    seconds, _ = costs.score(cand, (Stage(layers=tuple(spans)),))
+    assert costs.time_floor(cand) == pytest.approx(seconds, rel=1e-12)
+    assert Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_a_stage_of_everything_equal_has_its_floors_bytes(pp: int) -> None:
+    """As many layers a stage, and ends that hold next to nothing: the memory floor is within what ends and the pipeline's order add."""
+    costs = cost_model(gpt(num_layers=8, vocab_size=128), traits=TRAITS, modes=("none",))
+    cand = candidate(pp=pp, micro_batch_size=4, num_microbatches=1)
+    per = 8 // pp
+    stages = []
+    for index in range(pp):
+        spans = [LayerSpan(kind="embedding", first=0, count=1)] if index == 0 else []
+        spans.append(LayerSpan(kind="decoder", first=per * index, count=per))
+        stages.append(Stage(layers=(*spans, *((LayerSpan(kind="head", first=0, count=1),) if index == pp - 1 else ()))))
+    _, peak = costs.score(cand, tuple(stages))
+    assert 0.85 * peak <= costs.memory_floor(cand) <= peak
+
+
+def test_filling_is_between_the_mean_and_the_equal_stages() -> None:
+    """m work/p at least, and for equal stages at most the schedule's (m + (p - 1)/v) work/p; more micro-batches, work or slower hops take
+    longer, more chunks less."""
+    for pp, m, vpp in ((2, 4, 1), (4, 8, 2), (8, 8, 4), (3, 1, 1)):
+        found = filled(6.0, pp, m, vpp, 0.0)
+        assert m * 6.0 / pp <= found <= (m + (pp - 1) / vpp) * 6.0 / pp * (1 + 1e-12)
+        assert filled(12.0, pp, m, vpp, 0.0) == pytest.approx(2 * found)
+        assert filled(6.0, pp, m + 1, vpp, 0.0) > found
+        assert filled(6.0, pp, m, vpp, 0.1) > found
+        assert filled(6.0, pp, m, vpp + 1, 0.0) < found
+    assert filled(6.0, 4, 1, 1, 0.5) == pytest.approx(6.0 + 2 * 3 * 0.5), "one micro-batch goes through all, and over three borders twice"
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.8, 0.9, 1.0, 1.3])
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("modes", [("none", "full"), ("none", "selective", "full")])
+def test_the_recompute_that_memory_asks_for_is_the_least_of_a_linear_program(pp: int, share: float, modes: tuple[Any, ...]) -> None:
+    """Layers and what they keep may be divided: over the stages all layers, in each what is held within its room, freed bytes at the
+    cheapest mode's seconds."""
+    optimize = pytest.importorskip("scipy.optimize")
+    costs = cost_model(gpt(num_layers=32), traits=TRAITS, modes=modes)
+    cand = candidate(pp=pp, micro_batch_size=8, num_microbatches=16, recompute="full")
+    plain, *others = (costs.layer(cand, "decoder", mode) for mode in modes)
+    embedding, head = (costs.layer(cand, kind, "none").static_bytes for kind in ("embedding", "head"))
+    slack = 1 + costs.calibration.allocator_slack
+    flights = [pp - stage for stage in range(pp)]
+    per_layer = [plain.static_bytes + slack * flight * plain.saved_bytes for flight in flights]
+    room = share * sum(per_layer) / pp * 32 / pp + sum(costs.fixed_bytes(cand).values())
+    rooms = [room - sum(costs.fixed_bytes(cand).values()) - (stage == 0) * embedding - (stage == pp - 1) * head for stage in range(pp)]
+    each = min((other.seconds - plain.seconds) / (plain.saved_bytes - other.saved_bytes) for other in others)
+    most = plain.saved_bytes - min(other.saved_bytes for other in others)
+    upper = []
+    for stage, flight in enumerate(flights):  # n_0, f_0, n_1, f_1 ...: layers, and bytes that they don't keep
+        held, freed = [0.0] * (2 * pp), [0.0] * (2 * pp)
+        held[2 * stage], held[2 * stage + 1] = per_layer[stage], -slack * flight
+        freed[2 * stage], freed[2 * stage + 1] = -most, 1.0
+        upper += [(held, rooms[stage]), (freed, 0.0)]
+    found = optimize.linprog(
+        [0.0, each] * pp,
+        A_ub=[row for row, _ in upper],
+        b_ub=[limit for _, limit in upper],
+        A_eq=[[1.0, 0.0] * pp],
+        b_eq=[32.0],
+        method="highs",
+    )
+    bound = Floors(costs, MEGATRON, room, pinned_layout=False)._recomputed(cand)
+    if found.status == 2:  # not even all of it again makes room
+        return
+    assert found.status == 0
+    assert bound == pytest.approx(found.fun, rel=1e-6, abs=1e-12)
+    assert bound > 0 or share >= 0.9
+    assert bound == 0 or share < 1.3

@@ -1,0 +1,82 @@
+"""What a config.json leaves out is what the installed transformers' class has, read from its file: where a default is a plain number or
+word. (test_family_defaults.py asks the classes themselves, which takes torch.)"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.errors import InputError
+from orchestrator.model.families import FAMILIES, from_hf_config
+from orchestrator.model.spec import Architecture
+
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+TYPES = [name for family in FAMILIES.values() for name in family.hf_model_types]
+NOT_PLAIN = ("kimi_k2", "llama4", "nemotron_h")
+"""Read by code beside the checkpoint; a section of its own; a pattern that the class makes."""
+SAID: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"head_dim": 128}}
+"""Without which the class's own defaults are no model."""
+LEFT_TO_CODE = ("num_nextn_predict_layers",)
+"""transformers trains no further heads, whatever its class says."""
+
+
+@cache
+def folder() -> Path:
+    found = find_spec("transformers")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "models"
+
+
+@cache
+def written() -> dict[str, ast.ClassDef]:
+    """The class of each model type that there is a reader of."""
+    found: dict[str, ast.ClassDef] = {}
+    wanted = re.compile(rf'^    model_type(?:: str)? = "({"|".join(map(re.escape, TYPES))})"$', re.MULTILINE)
+    for path in sorted(folder().glob("*/configuration_*.py")):
+        source = path.read_text()
+        if wanted.search(source):
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.ClassDef) and (named := wanted.search(ast.get_source_segment(source, node) or "")):
+                    found[named.group(1)] = node
+    return found
+
+
+def plain(node: ast.ClassDef) -> dict[str, Any]:
+    """Its defaults that are plain."""
+    found = {}
+    for row in node.body:
+        if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name):
+            found[row.target.id] = value_of(row.value)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def value_of(node: ast.expr | None) -> Any:
+    """Of a number, a word, or a product of numbers; None for anything else."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return value_of(node.left) * value_of(node.right)
+    return ast.literal_eval(node) if isinstance(node, ast.Constant | ast.UnaryOp) else None
+
+
+def read(config: dict[str, Any]) -> Architecture:
+    found = from_hf_config(config, "x")
+    return replace(found, num_query_groups=found.query_groups, kv_channels=found.head_dim)
+
+
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in NOT_PLAIN])
+def test_a_field_that_is_not_there_is_the_classes(model_type: str) -> None:
+    config = {"model_type": model_type} | plain(written()[model_type]) | SAID.get(model_type, {})
+    whole, other = read(config), []
+    for field in config.keys() - {"model_type", *LEFT_TO_CODE}:
+        try:
+            other += [field] if read({name: value for name, value in config.items() if name != field}) != whole else []
+        except InputError:  # it has to be there
+            continue
+    assert not other

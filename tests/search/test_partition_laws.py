@@ -1,0 +1,114 @@
+"""Partitions of a pipeline against all of them one by one, and bounds where nothing is left to bound."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import combinations, product
+
+import pytest
+
+from orchestrator.cost.schedule import finish_times
+from orchestrator.search.partition import Partitions, Pipeline, Steps, Way, through
+
+ONCE_S, BUSY_S = 0.7, 2.0
+
+
+class Case:
+    """Eight layers on some stages; each stage has two ways to compute a span, of which the second is slower, once a step too."""
+
+    def __init__(self, seed: int, layers: int = 8) -> None:
+        rng = random.Random(seed)
+        self.schedule = rng.choice(["1f1b", "1f1b_half_duplex", "deepspeed_1f1b", "interleaved"])
+        self.pp, self.vpp = rng.choice([2, 3, 4]), 2 if self.schedule == "interleaved" else 1
+        self.m = self.pp * rng.choice([1, 2, 3]) if self.vpp > 1 else rng.randint(1, 9)
+        self.hops = [rng.choice([0.0, 0.1, 1.0]) for _ in range(self.pp)] * self.vpp
+        self.layers = layers
+        self.each = [0.5 + rng.random() for _ in range(layers)]
+        self.again, self.exposed = 1 + rng.random(), rng.random()
+        self.steps: Steps = []
+        for p in range(self.pp):
+            row = {}
+            for start in range(p, layers - (self.pp - p) + 1) if p else [0]:
+                ends = range(start + 1, layers - (self.pp - p - 1) + 1) if p < self.pp - 1 else [layers]
+                row[start] = [(end, [self.way(start, end, False), self.way(start, end, True)]) for end in ends]
+            self.steps.append(row)
+        self.pipeline = Pipeline(self.schedule, self.pp, self.m, self.vpp, None, self.hops, ONCE_S, BUSY_S, self.seconds)
+
+    def way(self, start: int, end: int, slow: bool) -> Way:
+        work = sum(self.each[start:end])
+        forward, backward = work / self.vpp, 2 * work / self.vpp
+        if slow:
+            backward *= self.again
+        exposed, update = (0.1, 0.3 * (end - start)) if slow else (self.exposed, 0.2 * (end - start))
+        return Way((forward,) * self.vpp, (backward,) * self.vpp, exposed, update, 0.0, (start, end, slow))
+
+    def seconds(self, ways: Sequence[Way], upper: float = float("inf")) -> float:
+        forward = [way.forward_s[v] for v in range(self.vpp) for way in ways]
+        backward = [way.backward_s[v] for v in range(self.vpp) for way in ways]
+        ends = finish_times(self.schedule, forward, backward, self.hops, self.m, self.vpp, jump=False)
+        last = max(end + way.exposed_s for end, way in zip(ends, ways, strict=True))
+        return max(last, BUSY_S) + max(way.optimizer_s for way in ways) + ONCE_S
+
+    def least(self) -> float:
+        """Of all partitions, one by one."""
+        found = []
+        for borders in combinations(range(1, self.layers), self.pp - 1):
+            spans = list(zip((0, *borders), (*borders, self.layers), strict=True))
+            for slow in product((False, True), repeat=self.pp):
+                found.append(self.seconds([self.way(*span, how) for span, how in zip(spans, slow, strict=True)]))
+        return min(found)
+
+
+@pytest.mark.parametrize("sharply", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_of_all_partitions_is_found_and_none_is_left(seed: int, sharply: bool) -> None:
+    case = Case(seed, layers=6)
+    made = Partitions(case.pipeline, case.steps, case.layers)
+    least = case.least()
+    assert made.bound <= least * (1 + 1e-12)
+    best = made.search(float("inf"), 10**9, sharply=sharply)
+    assert best is not None
+    assert best.seconds == pytest.approx(least, rel=1e-12)
+    assert case.seconds(best.ways) == best.seconds
+    assert made.left == float("inf")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_limit_keeps_what_takes_exactly_as_long_and_nothing_slower(seed: int) -> None:
+    case = Case(seed, layers=5)
+    least = case.least()
+    assert Partitions(case.pipeline, case.steps, case.layers).search(least * (1 - 1e-6), 10**9) is None
+    best = Partitions(case.pipeline, case.steps, case.layers).search(least * (1 + 1e-9), 10**9)
+    assert best is not None
+    assert best.seconds == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_an_unfinished_search_leaves_is_no_faster_than_it_says(seed: int) -> None:
+    case = Case(100 + seed, layers=6)
+    made = Partitions(case.pipeline, case.steps, case.layers)
+    best = made.search(float("inf"), 300)
+    assert min(made.left, best.seconds if best else made.left) <= case.least() * (1 + 1e-12)
+
+
+def alone(pp: int, m: int, forward: float, backward: float, hops: Sequence[float], **once: float) -> Partitions:
+    """One partition of equal stages, of which the first has the slowest update."""
+    ways = [Way((forward,), (backward,), 0.0, once.get("optimizer_s", 0.0) / (p + 1), 0.0, None) for p in range(pp)]
+    pipeline = Pipeline("1f1b", pp, m, 1, None, hops, once.get("once_s", 0.0), once.get("busy_s", 0.0), lambda *_: 0.0)
+    return Partitions(pipeline, [{p: [(p + 1, [way])]} for p, way in enumerate(ways)], pp)
+
+
+def test_one_micro_batchs_way_down_and_up_is_its_bound() -> None:
+    """3 stages of 1 + 2 s, two borders of .5 and .25 s both ways; then the slowest update and what comes once."""
+    assert alone(3, 1, 1.0, 2.0, [0.5, 0.25, 9.0]).bound == pytest.approx(9.0 + 2 * 0.75)
+    more = alone(3, 1, 1.0, 2.0, [0.5, 0.25, 9.0], optimizer_s=3.0, once_s=5.0)
+    assert more.bound == pytest.approx(9.0 + 1.5 + 3.0 + 5.0)
+    assert alone(3, 1, 1.0, 2.0, [0.0] * 3, busy_s=20.0, optimizer_s=3.0, once_s=5.0).bound == pytest.approx(28.0)
+
+
+def test_only_what_leads_from_the_start_to_the_end_is_kept() -> None:
+    way = Way((1.0,), (1.0,), 0.0, 0.0, 0.0, None)
+    steps: Steps = [{0: [(1, [way]), (2, [way]), (3, [])]}, {1: [(4, [way])], 2: [(5, [way])], 3: [(4, [way])]}]
+    assert through(steps, 4) == [{0: [(1, [way])]}, {1: [(4, [way])]}]
+    assert through(steps, 6) is None
