@@ -8,7 +8,7 @@ from orchestrator.cost.calibration import Calibration
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Gpu
 from orchestrator.model.routing import times
-from orchestrator.model.spec import Attention, Gemm, LayerSpec, Pointwise, Scan, padded
+from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, Pointwise, Scan, padded
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import cp, tp
 from orchestrator.strategy.capabilities import StateBytes, Traits
@@ -237,7 +237,7 @@ def layer_seconds(
             seconds = _attention(op, strategy, micro_batch_size, wide_rates, traits, c, domain)
             f_attention += seconds[0]
             b_attention += seconds[1]
-        elif isinstance(op, Scan):
+        elif isinstance(op, Scan | DeltaRule):
             seconds = _scan(op, strategy, micro_batch_size, wide_rates, c)
             f_attention += seconds[0]
             b_attention += seconds[1]
@@ -255,10 +255,10 @@ def layer_seconds(
     )
 
 
-def _scan(op: Scan, strategy: Strategy, micro_batch_size: int, rates: Rates, c: Calibration) -> tuple[float, float]:
-    """(forward, backward) of a state space: its products at the efficiency of flash attention's, whose kernels they are like (small
-    products of tiles that stay on the chip; nothing that was measured tells them apart), or the time of its bytes, twice them in backward,
-    as long as that is more."""
+def _scan(op: Scan | DeltaRule, strategy: Strategy, micro_batch_size: int, rates: Rates, c: Calibration) -> tuple[float, float]:
+    """(forward, backward) of a state space, or of a delta rule: its products at the efficiency of flash attention's, whose kernels they
+    are like (small products of tiles that stay on the chip; nothing that was measured tells them apart), or the time of its bytes, twice
+    them in backward, as long as that is more."""
     share = micro_batch_size / (strategy.mesh.tp * strategy.mesh.cp)
     moved = op.elements * rates.itemsize * share / (rates.bandwidth * c.memory_efficiency)
     forward = sum(op.products) * share / (rates.peak * c.attention_efficiency)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.model.spec import Attention, Gemm, LayerSpec, ModelSpec, Scan
+from orchestrator.model.spec import Attention, DeltaRule, Gemm, LayerSpec, ModelSpec, Scan
 
 BACKWARD_AND_FORWARD = 3
 """Forward, gradient of the input, gradient of the weight: one GEMM each (Narayanan et al., arXiv 2104.04473, appendix)."""
@@ -11,14 +11,14 @@ FROZEN = 2
 
 
 def forward_flops(layer: LayerSpec) -> float:
-    """FLOPs of one layer's forward pass for one sample: 2mkn a GEMM, causal attention at half, a state space as its recurrence."""
+    """FLOPs of one layer's forward pass for one sample: 2mkn a GEMM, causal attention at half, a recurrence as such."""
     total = 0.0
     for op in layer.ops:
         if isinstance(op, Gemm):
             total += 2 * op.tokens * op.k * op.n
         elif isinstance(op, Attention):
             total += 4 * op.query_len * op.key_len * op.heads * op.head_dim * op.visible
-        elif isinstance(op, Scan):
+        elif isinstance(op, Scan | DeltaRule):
             total += op.model_flops
     return total
 

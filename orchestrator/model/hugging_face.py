@@ -175,12 +175,12 @@ def _scan(op: Scan) -> Iterator[Op]:
 
 def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
     """The linears that megatron-core fuses to one, all on the input that the first keeps."""
-    q, kv = a.num_attention_heads * a.head_dim, a.query_groups * a.head_dim
+    kv = a.query_groups * a.head_dim
     widths = [op.n]
     if is_gpt2(a) or a.family == "phi3":  # theirs are one
         pass
     elif op.name == "self_attention.linear_qkv":
-        widths = [q, kv, kv]
+        widths = [op.n - 2 * kv, kv, kv]
     elif op.name == "cross_attention.linear_kv":
         widths = [kv, kv]
     elif op.name == "mlp.linear_fc1" and a.gated:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from math import prod
 
-from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Saved, Scan, Weight
+from orchestrator.model.ops import Attention, DeltaRule, Gemm, Op, Pointwise, Saved, Scan, Weight
 from orchestrator.values import Value
 
-SAVING = (Gemm, Attention, Scan, Pointwise)
+SAVING = (Gemm, Attention, Scan, DeltaRule, Pointwise)
 
 
 class LayerSpec(Value, frozen=True, kw_only=True):

@@ -239,6 +239,72 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
         return 7 * self.tokens * self.heads * self.head_dim * self.state
 
 
+class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_defaults=True):
+    """The gated delta rule over one sample, chunk by chunk (Gated DeltaNet, arXiv 2412.06464, section 3.3, in the kernels of
+    flash-linear-attention, ops/gated_delta_rule/chunk.py): each head has a state of `key_dim` x `value_dim` that decays, forgets what it
+    holds under a token's key and learns its value. Keys and queries that several heads share are repeated before it. Heads are divided
+    by tp."""
+
+    name: str
+    tokens: int
+    heads: int
+    """Of values."""
+    key_dim: int
+    value_dim: int
+    chunk: int
+    """Tokens within which all pairs are computed; from chunk to chunk only the state goes on."""
+    saves: tuple[Saved, ...] = ()
+
+    @property
+    def products(self) -> tuple[int, ...]:
+        """Forward FLOPs of its matrix products, chunk by chunk: keys with keys and queries with keys of all pairs in a chunk; that triangle
+        solved (a third of its cube); its inverse times keys and times values; queries' scores times values; and what the state that
+        enters takes from the values, gives to the queries and learns.
+
+        >>> DeltaRule(name="d", tokens=6, heads=2, key_dim=4, value_dim=5, chunk=3).products
+        (288, 288, 36, 288, 360, 360, 480, 480, 480)
+        """
+        rows = self.tokens * self.heads
+        keys, values = 2 * rows * self.chunk * self.key_dim, 2 * rows * self.chunk * self.value_dim
+        state = 2 * rows * self.key_dim * self.value_dim
+        return keys, keys, rows * self.chunk**2 // 3, keys, values, values, state, state, state
+
+    @property
+    def backward_flops(self) -> int:
+        """Two gradients of each product (of the inverse two products of whole triangles), after the queries' scores, the inverse's products
+        and the states have been made again, which nothing keeps (chunk_gated_delta_rule_bwd).
+
+        >>> DeltaRule(name="d", tokens=6, heads=2, key_dim=4, value_dim=5, chunk=3).backward_flops == 2 * 3024 + 432 + 288 + 648 + 960
+        True
+        """
+        keys, _, inverse, _, values, _, state, *_ = self.products
+        of_inverse = 4 * self.tokens * self.heads * self.chunk**2
+        return 2 * (sum(self.products) - inverse) + of_inverse + keys + (keys + values) + 2 * state
+
+    @property
+    def elements(self) -> int:
+        """Read and written in forward, in elements of 16 bits: keys by four kernels, queries and the decayed keys (written once, read once)
+        by one; values, corrected values and the output written or read six times in all; the triangle twice in fp32 and twice in 16
+        bits; each chunk's state written and read. (Its gates are a number a head and token, and are left out.)
+
+        >>> DeltaRule(name="d", tokens=6, heads=2, key_dim=4, value_dim=5, chunk=3).elements
+        1072
+        """
+        chunks = -(-self.tokens // self.chunk)
+        token = 7 * self.key_dim + 6 * self.value_dim + 6 * self.chunk
+        return self.heads * (self.tokens * token + 2 * chunks * self.key_dim * self.value_dim)
+
+    @property
+    def model_flops(self) -> int:
+        """Of the recurrence itself, token by token, as Megatron-LM counts it (megatron/training/training.py:494, core_v0.16.1): 8 for each
+        number of the state.
+
+        >>> DeltaRule(name="d", tokens=6, heads=2, key_dim=4, value_dim=5, chunk=3).model_flops
+        1920
+        """
+        return 8 * self.tokens * self.heads * self.key_dim * self.value_dim
+
+
 class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults=True):
     """A memory-bound operation on `elements` per sample, moving `moved` bytes per element in forward (reads + writes at 2-byte dtype)."""
 
@@ -277,4 +343,4 @@ class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
     """Groups of experts, and in how many of them all of a token's experts are."""
 
 
-Op = Gemm | Attention | Scan | Pointwise | Enter | Exit | Dispatch
+Op = Gemm | Attention | Scan | DeltaRule | Pointwise | Enter | Exit | Dispatch

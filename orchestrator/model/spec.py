@@ -6,12 +6,28 @@ from collections.abc import Iterator
 
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
-from orchestrator.model.ops import Attention, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Scan, Shard, Weight, WeightKind, padded
+from orchestrator.model.ops import (
+    Attention,
+    DeltaRule,
+    Dispatch,
+    Enter,
+    Exit,
+    Gemm,
+    Op,
+    Pointwise,
+    Saved,
+    Scan,
+    Shard,
+    Weight,
+    WeightKind,
+    padded,
+)
 from orchestrator.values import Value
 
 __all__ = [
     "Architecture",
     "Attention",
+    "DeltaRule",
     "Dispatch",
     "Edge",
     "Enter",

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import LayerSeconds, Rates, gemm_seconds, grouped_seconds, layer_seconds, local_gemm
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Scan
+from orchestrator.model.ops import Attention, DeltaRule, Gemm, Op, Pointwise, Scan
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Mesh, Strategy
 from tests.cost.cost_cases import MEGATRON, MEGATRON_MIXED, UNFUSED, describe, gpt
@@ -40,6 +40,18 @@ def test_a_state_space_takes_its_products_or_its_bytes(tp: int, cp: int, samples
     computed, moved = seconds(op, tp, cp, samples, FAST_MEMORY), seconds(op, tp, cp, samples, SLOW_MEMORY)
     assert computed.forward.attention == pytest.approx(sum(op.products) * share / (0.6 * PEAK))
     assert computed.backward.attention == pytest.approx((2 * sum(op.products) + op.products[0] + op.products[2]) * share / (0.5 * PEAK))
+    assert moved.forward.attention == pytest.approx(2 * op.elements * share / (0.4 * 1e6))
+    assert moved.backward.attention == pytest.approx(2 * moved.forward.attention)
+
+
+@pytest.mark.parametrize(("tp", "cp", "samples"), GRID)
+def test_a_delta_rule_takes_its_products_or_its_bytes(tp: int, cp: int, samples: int) -> None:
+    """At the same shares as a state space: nothing that was measured tells them apart."""
+    op = DeltaRule(name="rule", tokens=4096, heads=32, key_dim=128, value_dim=128, chunk=64)
+    share = samples / (tp * cp)
+    computed, moved = seconds(op, tp, cp, samples, FAST_MEMORY), seconds(op, tp, cp, samples, SLOW_MEMORY)
+    assert computed.forward.attention == pytest.approx(sum(op.products) * share / (0.6 * PEAK))
+    assert computed.backward.attention == pytest.approx(op.backward_flops * share / (0.5 * PEAK))
     assert moved.forward.attention == pytest.approx(2 * op.elements * share / (0.4 * 1e6))
     assert moved.backward.attention == pytest.approx(2 * moved.forward.attention)
 

@@ -47,6 +47,7 @@ def config(a: dict[str, Any], case: dict[str, Any], num_layers: int) -> Transfor
         ffn_hidden_size=a["ffn_hidden_size"],
         add_bias_linear=a["add_bias_linear"],
         add_qkv_bias=a["add_qkv_bias"],
+        attention_output_gate=bool((a["mixer"] or {}).get("output_gate")),
         gated_linear_unit=a["activation"] in ("swiglu", "geglu"),
         activation_func=ACTIVATIONS[a["activation"]],
         normalization=a["normalization"],

@@ -51,6 +51,29 @@ def states(layers: int, hidden: int, heads: int, groups: int, vocab: int, **more
     return {"model_type": "mamba2", "head_dim": 64, "state_size": 128, **sizes, **more}
 
 
+def delta_nets(kind: str, layers: int, hidden: int, heads: int, groups: int, vocab: int, states: int, **more: Any) -> dict[str, Any]:
+    """Of Qwen3-Next and Qwen3.5's text; `states`: heads of values."""
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": groups}
+    return {"model_type": kind, "vocab_size": vocab, "linear_num_value_heads": states, "head_dim": 256, **sizes, **LONG, **more}
+
+
+def shared(number: int, topk: int, width: int) -> dict[str, Any]:
+    """Experts with one that all tokens visit, as wide as the others."""
+    widths = dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), width)
+    return {"num_experts": number, "num_experts_per_tok": topk, **widths}
+
+
+LONG = {"max_position_embeddings": 262144}
+QWEN35_WHOLE = {
+    "Qwen3.5-9B": (9_653_104_368, 456_010_480),
+    "Qwen3.5-27B": (27_781_427_952, 460_730_096),
+    "Qwen3.5-35B-A3B": (35_951_822_704, 446_571_248),
+    "Qwen3.5-122B-A10B": (125_086_497_008, 451_290_864),
+    "Qwen3.5-397B-A17B": (403_397_928_944, 456_010_480),
+    "Qwen3-Next-80B-A3B": (81_324_862_720, 0),
+}
+"""Parameters of the checkpoints with their layer of multi-token prediction, and those of what looks at images, as transformers builds it
+(Qwen3_5MoeForConditionalGeneration with `out_hidden_size` of the text's)."""
 LLAMA4_VISION = 871_932_416
 """Parameters of what looks at images in the checkpoints of Llama 4 (34 layers of 1,408) and of what joins it to the text model."""
 NEMOTRON_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
@@ -154,6 +177,15 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int | None]] = {
         ),
         31_577_937_344,
     ),
+    "Qwen3-Next-80B-A3B": (
+        delta_nets("qwen3_next", 48, 2048, 16, 2, 151936, 32, intermediate_size=5120, **shared(512, 10, 512)),
+        79_674_391_296,
+    ),
+    "Qwen3.5-9B": (delta_nets("qwen3_5_text", 32, 4096, 16, 4, 248320, 32, intermediate_size=12288), 8_953_803_264),
+    "Qwen3.5-27B": (delta_nets("qwen3_5_text", 64, 5120, 24, 4, 248320, 48, intermediate_size=17408), 26_895_998_464),
+    "Qwen3.5-35B-A3B": (delta_nets("qwen3_5_moe_text", 40, 2048, 16, 2, 248320, 32, **shared(256, 8, 512)), 34_660_610_688),
+    "Qwen3.5-122B-A10B": (delta_nets("qwen3_5_moe_text", 48, 3072, 32, 2, 248320, 64, **shared(256, 8, 1024)), 122_111_526_912),
+    "Qwen3.5-397B-A17B": (delta_nets("qwen3_5_moe_text", 60, 4096, 32, 2, 248320, 64, **shared(512, 10, 1024)), 396_346_350_336),
     "GLM-4.5-Air": (
         rows(
             *("glm4_moe", 46, 4096, 96, 8, 10944, 151552),

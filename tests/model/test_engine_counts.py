@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from orchestrator.model.families import describe, from_hf_config
+from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.spec import Architecture, LayerSpec, ModelSpec
 
 pytestmark = pytest.mark.engines
@@ -61,6 +62,7 @@ CASES: list[tuple[Architecture, dict[str, Any]]] = [
     (llama(add_qkv_bias=True, tie_embeddings=True), {"tp": 2, "pp": 1}),
     (llama(add_qkv_bias=True, tie_embeddings=True), {"tp": 2, "pp": 2}),
     (llama(add_bias_linear=True, activation="geglu", num_query_groups=4), {"tp": 4, "pp": 2}),
+    (llama(num_query_groups=2, mixer=GroupedQueryAttention(output_gate=True)), {"tp": 2, "pp": 1}),
     (bert(), {"tp": 1, "pp": 1}),
     (bert(), {"tp": 4, "pp": 2}),
     (bert(tie_embeddings=False, num_token_types=0), {"tp": 2, "pp": 1}),
@@ -81,6 +83,7 @@ SAVED: list[tuple[Architecture, str, int]] = [
     (gpt(), "decoder", 2),
     (gpt(**DROPOUT), "decoder", 2),
     (gpt(attention_dropout=0.1, add_bias_linear=False, kv_channels=24), "decoder", 2),
+    (gpt(mixer=GroupedQueryAttention(output_gate=True)), "decoder", 2),
     (bert(**DROPOUT), "encoder", 2),
     (t5(), "encoder", 2),
     (t5(hidden_dropout=0.1, activation="relu"), "decoder", 3),

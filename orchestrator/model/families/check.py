@@ -7,6 +7,7 @@ from orchestrator.model.architecture import Architecture
 from orchestrator.model.families.family import Family
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 
@@ -88,6 +89,9 @@ def _check_layers(a: Architecture) -> None:
             raise InputError("model.mixer", "none", "with feed_forward none: a layer has at least one part")
         if isinstance(layer.mixer, Mamba2) and layer.mixer.num_heads % layer.mixer.num_groups:
             raise InputError("model.mamba2.num_groups", layer.mixer.num_groups, f"does not divide num_heads={layer.mixer.num_heads}")
+        if isinstance(layer.mixer, GatedDeltaNet) and layer.mixer.num_value_heads % layer.mixer.num_key_heads:
+            keys, values = layer.mixer.num_key_heads, layer.mixer.num_value_heads
+            raise InputError("model.gated_delta_net.num_key_heads", keys, f"does not divide num_value_heads={values}")
         if isinstance(layer.mixer, GroupedQueryAttention) and layer.mixer.window and layer.mixer.chunk:
             raise InputError("model.attention.chunk", layer.mixer.chunk, f"with window={layer.mixer.window}: a layer has one of them")
 

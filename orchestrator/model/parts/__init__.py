@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.nothing import Nothing
 
-Mixer = GroupedQueryAttention | LatentAttention | Mamba2 | Nothing
+Mixer = GroupedQueryAttention | LatentAttention | Mamba2 | GatedDeltaNet | Nothing
 FeedForward = Mlp | Experts | Nothing

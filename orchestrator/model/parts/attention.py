@@ -41,6 +41,9 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
     """None: the model's."""
     rotary_scaled: bool = True
     """Whether the model's scaling of rotary frequencies holds here."""
+    output_gate: bool = False
+    """What attention gives is multiplied by the sigmoid of a gate, which the queries' projection makes beside them (Qwen3-Next;
+    arXiv 2505.06708)."""
 
     @property
     def label(self) -> str:
@@ -62,6 +65,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
             ("attention_softcap", self.softcap is not None),
             ("score_width", self.score_width not in (None, a.head_dim)),
             ("no_rope_layers", a.position_embedding == "rope" and not self.rotary),
+            ("output_gate", self.output_gate),
             ("mixed_rope", a.position_embedding == "rope" and (base or scaled_otherwise)),
         )
         yield from (word for word, used in words if used)
@@ -74,17 +78,19 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         rotary = Pointwise(name=f"{name}.rotary", elements=tokens * (q + kv), moved=READ + WRITE, shard="tp")
         sinks = Weight(name=f"{name}.core_attention.softmax_offset", shape=(a.num_attention_heads,), split=0)
         norms = self._norms(name, a, tokens, q, kv)
+        width = 2 * kv + (2 * q if self.output_gate else q)
         return Part(
-            weights=linear_weights(f"{name}.linear_qkv", q + 2 * kv, h, "column", bias=a.add_bias_linear or a.add_qkv_bias)
+            weights=linear_weights(f"{name}.linear_qkv", width, h, "column", bias=a.add_bias_linear or a.add_qkv_bias)
             + norms.weights
             + ((sinks,) if self.sinks else ())
             + linear_weights(f"{name}.linear_proj", h, q, "row", bias=a.add_bias_linear),
             ops=(
                 Enter(elements=tokens * h),
-                Gemm(name=f"{name}.linear_qkv", tokens=tokens, k=h, n=q + 2 * kv, split="column", saves=(qkv_input,)),
+                Gemm(name=f"{name}.linear_qkv", tokens=tokens, k=h, n=width, split="column", saves=(qkv_input,)),
                 *norms.ops,
                 *((rotary,) if a.position_embedding == "rope" and self.rotary else ()),
                 core_attention(name, a, tokens, tokens, causal=causal, window=self.window or 0, chunk=self.chunk or 0),
+                *(gate(name, tokens * q) if self.output_gate else ()),
                 *projection(name, a, tokens, q),
             ),
         )
@@ -152,6 +158,13 @@ def core_attention(name: str, a: Architecture, query_len: int, key_len: int, *, 
         window=window if window < key_len else 0,
         attended=float(chunk) if chunk and chunk < key_len else 0.0,
     )
+
+
+def gate(name: str, elements: int) -> tuple[Op, ...]:
+    """The attention's output times the sigmoid of its gate (mcore transformer/attention.py:1199): keeps both. Flash attention keeps its
+    output too, which is the same tensor."""
+    kept = (Saved(name=f"{name}.output_gate.{of}", elements=elements, shard="tp", group="attention") for of in ("input", "gate"))
+    return (Pointwise(name=f"{name}.output_gate", elements=elements, moved=2 * READ + WRITE, shard="tp", saves=tuple(kept)),)
 
 
 def projection(name: str, a: Architecture, tokens: int, k: int) -> tuple[Op, ...]:
