@@ -105,6 +105,8 @@ def _why_not_model(model: Architecture, software: Software) -> str | None:
         return f"{script} of {said} has no flag for attention sinks (--softmax-type)"
     if megatron_parts.latent_attention(model) is not None and not software.transformer_engine:
         return f"{script} of {said} needs Transformer Engine for latent attention: megatron-core's own attention has one width for all"
+    if not {*megatron_parts.BY_PROGRAM}.isdisjoint(model.features()) and not software.transformer_engine:
+        return f"{script} of {said} needs Transformer Engine for a gated delta net, gates of attention and zero-centered norms"
     if model.rope_scaling_factor not in (None, ROPE_SCALING_FACTOR):
         return f"{script} of {said} scales rotary positions by {ROPE_SCALING_FACTOR:g}, not {model.rope_scaling_factor:g}"
     if model.stack == "encoder_decoder" and model.decoder_num_layers != model.num_layers:

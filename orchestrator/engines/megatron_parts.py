@@ -11,6 +11,7 @@ from orchestrator.engines.megatron_versions import release_of
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 
 TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
@@ -41,6 +42,8 @@ PLANNED: Final = {
     "embedding_scale": "Megatron-core does not scale token vectors",
     "logits_softcap": "Megatron-core has no soft cap of logits",
     "mamba2": "Megatron-core's MambaMixer needs mamba-ssm's CUDA kernels (core/ssm/mamba_mixer.py), and our worker has no MambaModel",
+    "gated_delta_net": "Megatron-core's GatedDeltaNet needs flash-linear-attention, whose kernels run on GPUs alone (core/ssm)",
+    "output_gate": "our worker builds no gate of attention's output, which Megatron-core has (attention_output_gate)",
     "single_part_layers": "our worker builds no MambaModel, in which Megatron-core has layers of one part (core/ssm/mamba_block.py)",
     "chunked_attention": "Megatron-core has no attention in chunks",
     "query_temperature": "Megatron-core does not scale queries by their position",
@@ -49,6 +52,9 @@ PLANNED: Final = {
     "scores_on_input": "our worker does not multiply experts' inputs by their scores, as Megatron-core can (moe_apply_probs_on_input)",
 }
 """Parts that are priced as Megatron-core would run them, and what is lacking to train them under each release."""
+
+BY_PROGRAM: Final = ("gated_delta_net", "output_gate", "zero_centered_norm")
+"""Of these what Megatron-LM's own programs train with Transformer Engine: `flags` has them."""
 
 
 def trained(version: str) -> tuple[str, ...]:
@@ -67,6 +73,12 @@ def plan_only(a: Architecture, version: str) -> str | None:
     lacking = planned(version)
     whys = [lacking[word] for word in a.features() if word in lacking]
     return f"plan only: {'; '.join(dict.fromkeys(whys))}" if whys else None
+
+
+def by_program(a: Architecture, version: str) -> bool:
+    """Whether Megatron-LM's own programs train this model, whether or not our worker does."""
+    lacking = planned(version)
+    return all(word not in lacking or word in BY_PROGRAM for word in a.features())
 
 
 def _attentions(a: Architecture) -> list[GroupedQueryAttention]:
@@ -89,6 +101,11 @@ def config_fields(a: Architecture) -> dict[str, Any]:
     latent = latent_attention(a)
     if latent is not None:
         fields |= _latent_fields(a, latent)
+    fields |= _delta_fields(a)
+    if any(attention.output_gate for attention in _attentions(a)):
+        fields["attention_output_gate"] = True
+    if a.zero_centered_norm:
+        fields["layernorm_zero_centered_gamma"] = True
     if a.experts:
         fields |= _expert_fields(a, a.experts[0])
     if a.mtp_num_layers:
@@ -108,6 +125,30 @@ def _window_fields(attentions: Sequence[GroupedQueryAttention]) -> dict[str, Any
     if any(attention.sinks for attention in attentions):
         fields["softmax_type"] = "learnable"
     return fields
+
+
+def delta_nets(a: Architecture) -> list[GatedDeltaNet]:
+    """The different ones of its layers."""
+    return list(dict.fromkeys(layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, GatedDeltaNet)))
+
+
+def _delta_fields(a: Architecture) -> dict[str, Any]:
+    """Which layers have a gated delta net (transformer/transformer_config.py:275): an N where every Nth has attention and no other, else a
+    list."""
+    if not (nets := delta_nets(a)):
+        return {}
+    net, has = nets[0], [int(isinstance(layer.mixer, GatedDeltaNet)) for layer in a.each_layer()]
+    every = has.index(0) + 1 if 0 in has else 0
+    regular = every and has == [int((index + 1) % every != 0) for index in range(len(has))]
+    return {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": every if regular else has,
+        "linear_conv_kernel_dim": net.conv_kernel,
+        "linear_key_head_dim": net.key_head_dim,
+        "linear_value_head_dim": net.value_head_dim,
+        "linear_num_key_heads": net.num_key_heads,
+        "linear_num_value_heads": net.num_value_heads,
+    }
 
 
 def latent_attention(a: Architecture) -> LatentAttention | None:
@@ -181,7 +222,7 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
     return fields
 
 
-FLAG_OF: Final = {"num_moe_experts": "num-experts"}
+FLAG_OF: Final = {"num_moe_experts": "num-experts", "layernorm_zero_centered_gamma": "apply-layernorm-1p"}
 """Fields whose flag has another name."""
 SAID_OF_EVERY_MODEL: Final = ("rotary_base", "rotary_percent")
 """Fields whose flag stands with those of the other models, or is as it is by default."""

@@ -41,6 +41,8 @@ class Release(Value, frozen=True, kw_only=True):
     overlap_needs_several_experts: bool = True
     """Whether that overlap gives the tokens' memory back too early where a rank has one expert: the exchange's own output is then what the
     expert's product keeps for backward (models/gpt/fine_grained_callables.py:76; our worker's test shows it)."""
+    delta_net_divides_sequences: bool = False
+    """Whether its gated delta net takes shards of sequences."""
     lacks: Mapping[str, str] = {}
     """Parts of models that our worker trains under the others (megatron_parts.OWN_LOOP), and what is lacking here."""
 
@@ -61,6 +63,7 @@ RELEASES: Final = (
         overlap_of_prediction_needs_pipeline=False,  # transformer/transformer_config.py:2709, which no longer asks for one
         overlap_needs_several_experts=False,  # models/common/utils.py:45, should_free_input
         overlaps_experts_with_fsdp=True,  # distributed/fsdp/mcore_fsdp_adapter.py:100
+        delta_net_divides_sequences=True,  # ssm/gated_delta_net/gdn.py:135
         modules=("triton",),  # transformer/moe/ops/paged_stash.py, also without a GPU
         lacks={
             # transformer/mla_qk_norm_config.py:148

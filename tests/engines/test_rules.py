@@ -14,6 +14,7 @@ from orchestrator.model.architecture import Run
 from orchestrator.model.families import describe
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.nothing import Nothing
@@ -64,6 +65,16 @@ WIDE = replace(GPT, num_attention_heads=6, hidden_size=96)
 GROUPED = replace(LLAMA, num_attention_heads=24, num_query_groups=6, hidden_size=192)
 
 STATES = replace(LLAMA, mixer=Mamba2(num_heads=4, head_dim=32, state_size=8, num_groups=2), feed_forward=Nothing())
+DELTA = GatedDeltaNet(num_key_heads=2, num_value_heads=4, key_head_dim=16, value_head_dim=16)
+DELTAS = replace(LLAMA, pattern=(Run(layers=3, mixer=DELTA), Run(layers=1)))
+WIDE_DELTAS = replace(
+    DELTAS,
+    **{"kv_channels": 64, "ffn_hidden_size": 256},
+    pattern=(Run(layers=3, mixer=replace(DELTA, num_key_heads=4, key_head_dim=64, value_head_dim=64)), Run(layers=1)),
+)
+TWO_DELTAS = replace(LLAMA, pattern=(Run(layers=1, mixer=DELTA), Run(layers=1, mixer=replace(DELTA, num_value_heads=8))))
+BESIDE_STATES = replace(LLAMA, pattern=(Run(layers=1, mixer=DELTA), Run(layers=1, mixer=STATES.mixer)))
+HALF_GATED = replace(LLAMA, pattern=(Run(layers=1, mixer=GroupedQueryAttention(output_gate=True)), Run(layers=1)))
 CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     # (rule, engine, workload, choices, what the reason says)
     ("unsuited", D, workload(precision="fp8"), {}, "has no precision fp8"),
@@ -103,6 +114,14 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ("mixer_kinds", M, workload(replace(LLAMA, pattern=(Run(layers=1), Run(layers=1, mixer=LATENT)))), {}, "one for all layers"),
     ("mamba_groups", M, workload(STATES), {"tp": 4, "dp": 2}, "tp=4 does not divide mamba2.num_groups=2"),
     ("mamba_cp", M, workload(STATES), {"cp": 2, "dp": 4}, "cp=2 with Mamba-2 layers"),
+    ("delta_kinds", M, workload(TWO_DELTAS), {}, "gated delta nets of 2 sizes in one model"),
+    ("delta_kinds", M, workload(BESIDE_STATES), {}, "beside another mixer than grouped-query attention"),
+    ("delta_kinds", M, workload(HALF_GATED), {}, "gates of attention's output in some layers only"),
+    ("delta_heads", M, workload(DELTAS), {"tp": 4, "dp": 2, "sequence_parallel": True}, "not divide gated_delta_net.num_key_heads=2"),
+    ("delta_norm", M, workload(DELTAS), {"tp": 2, "dp": 4}, "tp=2 without sequence_parallel: nothing sums"),
+    ("delta_cp", M, workload(DELTAS), {"cp": 2, "dp": 4}, "Megatron-core 0.16.1 has them in whole sequences alone"),
+    ("delta_cp", M, workload(DELTAS, software=Software(megatron_core="0.19.2")), {"cp": 2, "dp": 4}, "which is not priced here"),
+    ("fp8_features", M, workload(WIDE_DELTAS, precision="fp8"), {"tp": 4, "dp": 2, "sequence_parallel": True}, "projection/tp=4 is 258"),
     ("relative_te", M, workload(replace(T5, position_embedding="relative"), software=BARE), {}, "Transformer Engine"),
     ("relative_te", D, workload(replace(T5, position_embedding="relative"), gpu="cpu"), {}, "on GPUs"),
     ("one_gradient_buffer", M, workload(grad_reduce_dtype="bf16"), {}, "one buffer"),

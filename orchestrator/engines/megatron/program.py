@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from orchestrator.engines import megatron_args, passthrough
 from orchestrator.engines.engine import Program
 from orchestrator.engines.megatron.capabilities import capabilities
+from orchestrator.engines.megatron_parts import BY_PROGRAM
 from orchestrator.hardware.spec import Software
 from orchestrator.job import File, Job
 from orchestrator.plan import Plan
@@ -24,7 +25,8 @@ NOT_WRITTEN: Final = f"{ARGUMENTS} was not written: "
 def sayable(software: Software) -> Capabilities:
     """What megatron-core runs, with one recompute setting for all stages (megatron/training/arguments.py, --recompute-*), of models whose
     arguments we write."""
-    return replace(capabilities(software), recompute_varies="job", planned_parts={})
+    ours = capabilities(software)
+    return replace(ours, recompute_varies="job", parts=(*(ours.parts or ()), *BY_PROGRAM), planned_parts={})
 
 
 def beside(job: Job, plan: Plan, other: Plan) -> Job:

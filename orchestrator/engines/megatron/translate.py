@@ -25,8 +25,11 @@ def translate(plan: Plan) -> Job:
     if only is not None:
         if hf_config.inexpressible(plan.model) is None:
             only += "; engine=deepspeed trains it"
-        return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
-                        without_worker=only, passes=PASSES)  # fmt: skip
+        if not megatron_parts.by_program(plan.model, plan.cluster.software.megatron_core):
+            return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
+                            without_worker=only, passes=PASSES)  # fmt: skip
+        files, said = arguments_file(plan)
+        return assemble(plan, WORKER, files, said, without_worker=f"{only}; {its_own_program(plan)}" if files else only, passes=PASSES)
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": None})
     files, said = arguments_file(plan)
     return assemble(plan, WORKER, [engine, *files], said, without_worker=without_worker(plan), passes=PASSES)
@@ -53,9 +56,14 @@ def without_worker(plan: Plan) -> str:
     """Why our worker can't run this plan, which Megatron's own programs can; empty: it can."""
     if not plan.megatron_fsdp:
         return ""
+    return f"our worker has no Megatron-FSDP; {its_own_program(plan)}"
+
+
+def its_own_program(plan: Plan) -> str:
+    """That of the planned release for what our worker lacks."""
     script = program_of(plan)
     there = f"has: entry=PATH/{script}" if script else f"of Megatron-core {plan.cluster.software.megatron_core} is not there any more"
-    return f"our worker has no Megatron-FSDP; Megatron's own program {there}"
+    return f"Megatron's own program {there}"
 
 
 def why_no_exchange(architecture: Architecture, model_type: str | None) -> str | None:

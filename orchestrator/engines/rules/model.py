@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestrator.engines.megatron_parts import delta_nets
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.rules.rule import divides, rule, sequence_lengths
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.strategy.capabilities import Rule
@@ -140,6 +143,40 @@ def state_space_sequence(candidate: Candidate, workload: Workload) -> str | None
     return f"cp={cp} with Mamba-2 layers: Megatron-core exchanges sequence shards for their heads, which is not priced here"
 
 
+def delta_kinds(_: Candidate, workload: Workload) -> str | None:
+    mixers = [layer.mixer for layer in workload.model.architecture.kinds_of_layers()]
+    nets = delta_nets(workload.model.architecture)
+    if len(nets) > 1:
+        return f"gated delta nets of {len(nets)} sizes in one model: megatron-core has one"
+    if nets and not all(isinstance(mixer, GatedDeltaNet | GroupedQueryAttention) for mixer in mixers):
+        return "gated delta nets beside another mixer than grouped-query attention: megatron-core alternates these alone"
+    if len({mixer.output_gate for mixer in mixers if isinstance(mixer, GroupedQueryAttention)}) > 1:
+        return "gates of attention's output in some layers only: megatron-core has them in all"
+    return None
+
+
+def delta_heads(candidate: Candidate, workload: Workload) -> str | None:
+    nets = delta_nets(workload.model.architecture)
+    whys = (divides(candidate.mesh.tp, "tp", net.num_key_heads, "gated_delta_net.num_key_heads") for net in nets)
+    return next((why for why in whys if why is not None), None)
+
+
+def delta_norm(candidate: Candidate, workload: Workload) -> str | None:
+    if candidate.mesh.tp == 1 or candidate.strategy.sequence_parallel or not delta_nets(workload.model.architecture):
+        return None
+    return f"tp={candidate.mesh.tp} without sequence_parallel: nothing sums the gradient of a gated delta net's norm, silently wrong"
+
+
+def delta_sequence(candidate: Candidate, workload: Workload) -> str | None:
+    cp = candidate.mesh.cp
+    if cp == 1 or not delta_nets(workload.model.architecture):
+        return None
+    version = workload.cluster.software.megatron_core
+    if release_of(version).delta_net_divides_sequences:
+        return f"cp={cp} with gated delta nets: Megatron-core exchanges sequence shards for their heads, which is not priced here"
+    return f"cp={cp} with gated delta nets: Megatron-core {version} has them in whole sequences alone"
+
+
 def model_rules() -> tuple[Rule, ...]:
     """Those of megatron-core's models."""
     return (
@@ -165,6 +202,21 @@ def model_rules() -> tuple[Rule, ...]:
         rule("window_kinds", "core/transformer/utils.py:451 (is_layer_window_attention); softmax_type", window_kinds, "model"),
         rule("mamba_groups", "core/ssm/mamba_mixer.py:258", state_space_groups, "tp"),
         rule("mamba_cp", "core/ssm/mamba_context_parallel.py; ours: no price", state_space_sequence, "cp"),
+        rule(
+            "delta_kinds",
+            "core/models/gpt/experimental_attention_variant_module_specs.py:139, attention.py:1265",
+            delta_kinds,
+            "model",
+        ),
+        rule("delta_heads", "core/transformer/transformer_config.py:975", delta_heads, "tp"),
+        rule(
+            "delta_norm",
+            "core/distributed/finalize_model_grads.py:353 (norms with sequence_parallel, and those of queries and keys by name)",
+            delta_norm,
+            "tp",
+            "sequence_parallel",
+        ),
+        rule("delta_cp", "core/transformer/transformer_config.py:983; from 0.19 ours: no price", delta_sequence, "cp"),
         rule("mtp_positions", "megatron/training/arguments.py:1229", prediction_positions, "model"),
         rule("mtp_tied", "core/models/common/language_module/language_module.py:343", prediction_tied, "pp"),
         rule("relative_te", "core/transformer/dot_product_attention.py:159 (attention_bias)", relative_attention, "model"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orchestrator.engines.rules.rule import rule, sequence_lengths
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -47,6 +48,9 @@ def fp8_features(candidate: Candidate, workload: Workload) -> str | None:
         f"num_attention_heads*kv_channels/tp={tp}": heads_in / tp,
         f"(num_attention_heads + 2*num_query_groups)*kv_channels/tp={tp}": (heads_in + 2 * a.query_groups * a.head_dim) / tp,
     }
+    for layer in a.kinds_of_layers():
+        if isinstance(layer.mixer, GatedDeltaNet):
+            widths[f"a gated delta net's projection/tp={tp}"] = layer.mixer.projected_size / tp
     return next((f"fp8 products need widths that are multiples of {unit}: {k} is {v:g}" for k, v in widths.items() if v % unit), None)
 
 
