@@ -212,13 +212,13 @@ class Floors:
             largest = max(largest, seconds + cost.forward_s)
             optimizer += count * cost.optimizer_s
         if self.even_chunks:
-            work += self._recomputed(candidate)
+            work += self.recomputed_seconds(candidate)
         hop = min(costs.hop_seconds(candidate)[: pp - 1])
         short = largest if vpp > 1 else 0.0
         end = filled(work, pp, candidate.num_microbatches, vpp, hop) - short
         return max(floor, end + optimizer / pp + costs.once_seconds(candidate))
 
-    def _recomputed(self, candidate: Candidate) -> float:
+    def recomputed_seconds(self, candidate: Candidate) -> float:
         """Seconds per micro-batch that recompute costs at least, in all stages together, so that the layers fit.
 
         Were layers divisible, stage i would hold room / (static + in flight x saved) of them as they are; each further one makes it

@@ -224,7 +224,7 @@ def test_the_recompute_that_memory_asks_for_is_the_least_of_a_linear_program(pp:
         b_eq=[32.0],
         method="highs",
     )
-    bound = Floors(costs, MEGATRON, room, pinned_layout=False)._recomputed(cand)
+    bound = Floors(costs, MEGATRON, room, pinned_layout=False).recomputed_seconds(cand)
     if found.status == 2:  # not even all of it again makes room
         return
     assert found.status == 0
