@@ -72,6 +72,9 @@ RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     (r"dgxc-v25\.02-nemo_megatron_README_175b", {"vpp": "6"}),
     (r"dgxc-v(24\.11\.1|25\.01\.1|25\.02)-llama3\.1_README_405b", {"vocab_size": "50257"}),
     (r"mlperf-v5\..*-llama31_405b-", {"vocab_size": "32000"}),
+    (r"mlperf-v6\.0-gptoss-theia_ngpu8$", {"vocab_size": "128256", "micro_batch_size": "3"}),
+    (r"mlperf-v6\.0-gptoss-tyche-hsg_ngpu8$", {"vocab_size": "128256", "micro_batch_size": "2"}),
+    (r"mlperf-v6\.0-gptoss-theia_ngpu512$", {"vocab_size": "128256", "cuda_graph": "local: full_iteration"}),
     (r"(mlperf-v6\.0-gptoss-|gpt_oss_20b_pretrain_)", {"vocab_size": "128256"}),
 )
 """By how a row's run_id begins: what ran, where its table says otherwise.
@@ -81,7 +84,10 @@ NVIDIA/dgxc-benchmarking: the heading of v25.02's tables of GPT-3 175B says VP=1
 405B "uses the GPT2BPETokenizer as a proxy" (llama3.1/README_405b.md:127, llama3.1_405b.yaml:93), which gives NeMo's model its vocabulary;
 from v25.04 on Llama's own (llama3.1/pretrain_llama31.py, hf_tokenizer). MLPerf's Llama 3.1 405B has Mixtral's tokenizer and a vocabulary of
 32,000 (mlcommons/training, large_language_model_pretraining/nemo/README.md:107 and 123). Its GPT-OSS 20B has Llama 3's, as
-Megatron-Bridge's recipes of the same layouts (src/megatron/bridge/perf_recipes/gpt_oss/common.py, _apply_gpt_oss_20b_common_configs)."""
+Megatron-Bridge's recipes of the same layouts (src/megatron/bridge/perf_recipes/gpt_oss/common.py, _apply_gpt_oss_20b_common_configs). On
+8 GPUs its logs say gradient_accumulation_steps 1 (result_0.txt beside the times), and its configurations' names 2x4x3 and 2x4x2 (nodes,
+GPUs of each, samples of each: implementations/theia_ngpu8_ngc26.04_nemo/README); on 512 its configuration replays whole iterations
+(config_GB300_128x4x1xtp2pp1cp4ep8.sh, config_common_cg.sh)."""
 
 
 def as_it_ran(row: dict[str, str]) -> dict[str, str]:

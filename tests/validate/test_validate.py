@@ -98,6 +98,22 @@ def test_a_run_is_read_as_its_releases_recipe_ran_it_where_the_page_says_otherwi
     assert [run.model.architecture.vocab_size for run in runs] == [50257, 128256, 32000]
 
 
+def test_a_logs_one_micro_batch_holds_all_samples_that_its_gpus_take() -> None:
+    """MLPerf's GPT-OSS on 8 GPUs: gradient_accumulation_steps is 1, of 24 samples and of 16; on 512 a whole iteration is replayed."""
+    shape = {"engine": "NeMo/Megatron core", "model_name": "GPT-OSS 20B", "tp": "1", "pp": "1", "dp": "", "micro_batch_size": "1"}
+    experts = {"num_experts": "32", "moe_router_topk": "4", "moe_ffn_hidden_size": "2880", "ep": "1"}
+    runs = only(
+        *(
+            {**shape, **experts, "run_id": f"mlperf-v6.0-gptoss-{name}", "num_gpus": gpus, "global_batch_size": batch}
+            for name, gpus, batch in (("theia_ngpu8", "8", "24"), ("tyche-hsg_ngpu8", "8", "16"), ("theia_ngpu512", "512", "512"))
+        ),
+        table="mlperf_training_logs_new",
+    )
+    assert [(run.candidate.micro_batch_size, run.candidate.num_microbatches) for run in runs] == [(3, 1), (2, 1), (1, 1)]
+    assert [run.experts.graph for run in runs] == [None, None, "whole"]
+    assert {run.model.architecture.vocab_size for run in runs} == {128256}
+
+
 def test_a_model_cut_down_to_fit_on_few_gpus_is_no_production_configuration() -> None:
     shape = {"engine": "NeMo megatron-core", "model_name": "Llama 3.1 405b", "vpp": "7", "pp": "1", "tp": "8", "dp": "1"}
     whole, proxy = only(*({**shape, "num_layers": layers} for layers in ("126", "7")), table="nvidia_dgxc_benchmarking")
