@@ -10,6 +10,9 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import Traits
 
+PRODUCT = 0.25
+"""Of the products of a layer's backward pass: two linears have a gathered input, with two products each."""
+
 
 class Network:
     """The cluster's links at the shares of their bandwidth that the calibration says."""
@@ -75,7 +78,8 @@ class Network:
         """(seconds of this traffic that nothing hides, seconds of compute lost to what is hidden) where there are `compute_s` to hide it.
 
         Chunks of a product's input or output are passed on beside the product, over the innermost level alone; other traffic runs beside
-        the share `overlap_efficiency` of the compute, and each second of it slows that down by `overlap_slowdown`.
+        the share `overlap_efficiency` of the compute, or no longer than the one product that it is launched before; and each second of it
+        slows that down by `overlap_slowdown`.
         """
         c = self.calibration
         if item.hidden == "nothing":
@@ -83,6 +87,8 @@ class Network:
         if item.hidden in ("gemm", "user_buffers"):
             share = self.tp_overlap if item.hidden == "gemm" else max(self.tp_overlap, c.user_buffers_overlap)
             hidden = seconds * share if item.size * item.stride <= self.domain else 0.0
+        elif item.hidden == "product":
+            hidden = min(seconds, PRODUCT * compute_s)
         else:
             hidden = min(seconds, c.overlap_efficiency * compute_s)
         return seconds - hidden, hidden * c.overlap_slowdown

@@ -94,7 +94,7 @@ class PassPrices:
             shared = layer_seconds(replace(layer, ops=shared_experts(layer)), *shape)
             beside = {"forward": shared.forward.compute, "backward": shared.backward.compute}
         priced = [
-            (item, *self._exposed(item, (forward if item.when == "forward" else backward).attention))
+            (item, *self._exposed(item, forward if item.when == "forward" else backward))
             for item in self._traffic(layer, strategy, micro_batch_size)
         ]
         traffic, alone = [], {"forward": 0.0, "backward": 0.0}
@@ -116,9 +116,9 @@ class PassPrices:
         activations = LayerActivations(layer, strategy, micro_batch_size, w.training.precision, w.traits, c, network.domain)
         return _Plain(forward, backward, once_more, tuple(traffic), alone, activations)
 
-    def _exposed(self, item: Traffic, attention_s: float) -> tuple[float, float]:
-        """Seconds of this traffic that the pass waits for, and by which the rest slows it. `attention_s`: of the pass."""
-        return self._network.exposed(self._network.seconds(item), item, attention_s)
+    def _exposed(self, item: Traffic, beside: Seconds) -> tuple[float, float]:
+        """Seconds of this traffic that the pass waits for, and by which the rest slows it. `beside`: what the pass computes."""
+        return self._network.exposed(self._network.seconds(item), item, beside.gemm if item.hidden == "product" else beside.attention)
 
     def _priced(
         self, layer: LayerSpec, recompute: Recompute, strategy: Strategy, micro_batch_size: int, states: StateBytes, plain: _Plain
@@ -150,7 +150,7 @@ class PassPrices:
                 passes["backward"] += exposed + slowed
         for item in () if repeated is None else self._part_traffic(repeated, strategy, micro_batch_size):
             if item.repeats_with_recompute:
-                exposed, slowed = self._exposed(item, forward.attention)
+                exposed, slowed = self._exposed(item, forward)
                 causes[item.axis] += exposed
                 causes["overlap"] += slowed
                 passes["backward"] += exposed + slowed
@@ -172,7 +172,7 @@ class PassPrices:
         """Of tensor and context parallelism."""
         size = (layer, strategy, micro_batch_size, self._workload.itemsize)
         narrow = gathered_bytes(layer, self._workload.training.precision, self._workload.cluster.gpu)
-        yield from tp.traffic(*size, gathered=narrow)
+        yield from tp.traffic(*size, gathered=narrow, beside_products=self._workload.traits.overlaps_input_gradient)
         yield from cp.traffic(*size, kind=self._workload.traits.context_parallel, domain=self._network.domain)
 
     def _part_traffic(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> Iterator[Traffic]:

@@ -116,6 +116,9 @@ class Traits(Value, frozen=True, kw_only=True):
     """At stage 3: once in forward, once in backward."""
     tp_overlap: float = 0.0
     """Share of tensor-parallel traffic hidden behind GEMMs."""
+    overlaps_input_gradient: bool = False
+    """Whether a column-parallel linear's backward pass gathers its input beside the product for the input's gradient, and sums that beside
+    the one for the weight's (mcore tensor_parallel/layers.py:478-549)."""
     bucket_elements: int = 0
     bucket_copies: int = 0
     live_parameter_elements: int = 0

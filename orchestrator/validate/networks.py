@@ -41,8 +41,9 @@ EFA_LATENCY = 130 * US
 OMNIPATH_LATENCY = 10 * US
 SLOW_DAY = "slow day"
 """A word in an interconnect's name: NCCL does not use the adapters' own transport."""
-SOCKETS = 0.5 * GB
-"""Bytes/s per GPU where four share a node's sockets: assumed, the source does not say why those days were slow."""
+SOCKETS = 0.5 * GB / 4
+"""Bytes/s per GPU where four share a node's sockets, over each of which a quarter of a message goes: assumed, the source does not say why
+those days were slow."""
 
 OUTERMOST = 2**20
 """GPUs that the outermost level of a measured cluster may reach: more than any run."""

@@ -36,6 +36,8 @@ def item(hidden: Hidden = "compute", *, size: int = 4, stride: int = 1, **fields
         ("attention", 7.0, 0.0, 7.0, 0.0),
         ("gemm", 4.0, 0.0, 3.0, 0.2),  # a quarter, however long the products are
         ("user_buffers", 4.0, 0.0, 1.0, 0.6),  # three quarters
+        ("product", 2.0, 10.0, 0.0, 0.4),  # beside one of a layer's four products, all of it
+        ("product", 4.0, 10.0, 1.5, 0.5),
     ],
 )
 def test_what_hides_is_not_waited_for_but_slows_the_compute(
@@ -58,6 +60,19 @@ def test_a_calibration_without_a_share_of_its_own_takes_the_engines() -> None:
 def test_chunks_pass_beside_products_only_inside_a_node(size: int, stride: int, inside: bool) -> None:
     exposed, slowed = network().exposed(4.0, item("gemm", size=size, stride=stride), 0.0)
     assert (exposed, slowed) == pytest.approx((3.0, 0.2) if inside else (4.0, 0.0))
+
+
+@pytest.mark.parametrize(("sequence_parallel", "hidden", "of"), [(False, 1, 2), (True, 2, 5)])
+def test_a_gathered_input_and_its_gradients_sum_hide_beside_products(sequence_parallel: bool, hidden: int, of: int) -> None:
+    """Of a region's two all-reduces that of backward; under sequence parallelism of five operations the two of backward around the linear
+    whose input is gathered. The products are long enough."""
+    c = replace(datasheet(a100(8), MEGATRON), overlap_slowdown=0.0, latency_factor=0.0, collective_overhead_s=0.0)
+    cand = candidate(tp=2, micro_batch_size=4, sequence_parallel=sequence_parallel)
+    waits = []
+    for beside in (False, True):
+        model = cost_model(calibration=c, traits=replace(MEGATRON, overlaps_input_gradient=beside), cluster=a100(8))
+        waits.append(model.layer(cand, "decoder", "none").by_cause["tp"])
+    assert waits[1] / waits[0] == pytest.approx(1 - hidden / of)
 
 
 def test_a_link_is_as_fast_as_its_level_and_loses_with_scale() -> None:

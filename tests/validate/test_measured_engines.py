@@ -90,17 +90,56 @@ def test_rows_of_one_printed_name_are_of_the_engine_that_their_kernels_and_preci
     trainer = {"engine": "HF Trainer + DeepSpeed ZeRO-3", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
     core = {"engine": "megatron-core"}
     adapters = {"engine": "litgpt", "tp": "1", "pp": "1", "dp": "8"}
+    paper = {"engine": "megatron-lm", "precision": "fp16"}
     runs = only(
         *({**pipeline, "precision": "fp16"}, {**pipeline, "precision": "bf16"}),
         *(trainer, {**trainer, "flash_attention": "no"}, {**trainer, "engine": "DeepSpeed ZeRO-3 + Liger"}),
         *(core, {**core, "notes": "attention-backend=unfused"}, {**core, "notes": "cross-entropy-loss-fusion=True"}),
         *(adapters, {**adapters, "engine": "litgpt, FSDP", "zero_stage": "3"}),
+        *({**paper, "source": source} for source in ("SC21 Table 1", "tab5 of arXiv 2205.05198", "bigscience gpt2 V100 experiments")),
     )
     assert [run.engine.name for run in runs] == [
         *("bigscience_2022", "bigscience_2022_bf16"),
         *("hf_trainer_deepspeed", "hf_trainer_deepspeed_unfused", "hf_trainer_deepspeed_tiled_loss"),
         *("megatron_core_tests", "megatron_core_tests_unfused", "megatron_core_tests_fused_loss"),
         *("litgpt", "litgpt_fsdp"),
+        *("megatron_lm_2021", "megatron_lm_2022", "megatron_lm_bigscience"),
     ]
-    assert [run.candidate.strategy.grad_reduce_dtype for run in runs[:2]] == ["fp16", "fp32"]
+    assert [run.candidate.strategy.grad_reduce_dtype for run in (*runs[:2], *runs[-3:])] == ["fp16", "fp32", "fp16", "fp32", "fp32"]
     assert {engine.name for engine in ENGINES.values() if engine.printed} | {run.engine.name for run in runs} == ENGINES.keys()
+
+
+OLD_PIPELINE = {"engine": "megatron-lm", "precision": "fp16", "num_gpus": "16", "tp": "4", "pp": "4", "dp": "1", "num_layers": "16"}
+
+
+def test_megatrons_old_chunks_wait_for_what_they_send_and_receive() -> None:
+    """Behind a forward and a backward pass both ways at once: half a message for each of the two, and the gathering of its own parts, over
+    the slower of the stage's borders; the schedule then has no transfers of its own."""
+    row = {**OLD_PIPELINE, "micro_batch_size": "1", "global_batch_size": "16"}
+    (run,) = only({**row, "vpp": "2"})
+    model = Pricer(zero_shot).model(run)
+    plain = CostModel(run.workload, run.engine.traits, model.calibration)
+    assert model.hop_seconds(run.candidate) == (0.0,) * 8
+    sends, gather = model.border_seconds(run.candidate)
+    for index, stage in enumerate(run.stages):
+        ours, theirs = model.stage(run.candidate, stage, index), plain.stage(run.candidate, stage, index)
+        waits = max(sends[index - 1], sends[index]) / 2 + gather
+        assert ours.forward_s == pytest.approx([seconds + waits for seconds in theirs.forward_s])
+        assert ours.backward_s == pytest.approx([seconds + waits for seconds in theirs.backward_s])
+    assert gather > 0.0
+    alone, shared = only({**row, "vpp": "1"}, {**row, "vpp": "1", "tp": "1", "num_gpus": "4"})
+    whole = CostModel(alone.workload, alone.engine.traits, model.calibration)
+    quarter, gathered = model.border_seconds(alone.candidate)
+    latency = model.pair_link(0, 8, 4).latency + model.calibration.collective_overhead_s
+    assert (quarter[1] - latency) * 4 == pytest.approx(whole.hop_seconds(alone.candidate)[1] - latency)
+    assert model.hop_seconds(alone.candidate) == pytest.approx([send + gathered for send in quarter])
+    assert Pricer(zero_shot).model(shared).border_seconds(shared.candidate)[1] == 0.0
+
+
+def test_megatrons_old_pipelines_reduce_when_all_passes_are_over() -> None:
+    pipeline, alone = only({**OLD_PIPELINE, "num_gpus": "32", "dp": "2"}, {**OLD_PIPELINE, "num_gpus": "8", "pp": "1", "dp": "2"})
+    for run, waited in ((pipeline, True), (alone, False)):
+        model = Pricer(zero_shot).model(run)
+        sums = model.sums(run.candidate, run.stages[0].layers)
+        assert sums.sync_s > 0.0
+        assert (model.stage(run.candidate, run.stages[0], 0).exposed_s == pytest.approx(sums.sync_s + sums.gather_s)) is waited

@@ -21,12 +21,19 @@ def share(shard: str, strategy: Strategy) -> int:
 
 
 def traffic(
-    layer: LayerSpec, strategy: Strategy, micro_batch_size: int, itemsize: int, gathered: tuple[float, float] | None = None
+    layer: LayerSpec,
+    strategy: Strategy,
+    micro_batch_size: int,
+    itemsize: int,
+    gathered: tuple[float, float] | None = None,
+    *,
+    beside_products: bool = False,
 ) -> Iterator[Traffic]:
     """Per micro-batch. Without sequence parallelism: an all-reduce after a region in forward, before it in backward
     (tensor_parallel/mappings.py). With it: all-gather in and reduce-scatter out, the other way round in backward, and one more
     all-gather of the input for the weight gradient (layers.py:478-549). `gathered`: bytes of an element of a region's input, and of its
-    output's gradient, when they are gathered, where products take them in a narrower type; None: `itemsize`."""
+    output's gradient, when they are gathered, where products take them in a narrower type; None: `itemsize`. `beside_products`:
+    `Traits.overlaps_input_gradient`."""
     mesh = strategy.mesh
     if mesh.tp == 1:
         return
@@ -35,6 +42,7 @@ def traffic(
             continue
         elements = op.elements * micro_batch_size / mesh.cp
         for when, operation in _operations(op, sequence_parallel=strategy.sequence_parallel):
+            beside = beside_products and when == "backward" and isinstance(op, Enter)
             width = itemsize if gathered is None or operation != "all_gather" else gathered[isinstance(op, Exit)]
             yield Traffic(
                 axis=AXIS,
@@ -43,7 +51,7 @@ def traffic(
                 size=mesh.tp,
                 stride=mesh.stride(AXIS),
                 when=when,  # type: ignore[arg-type]
-                hidden="user_buffers" if strategy.tp_comm_overlap else "gemm",
+                hidden="user_buffers" if strategy.tp_comm_overlap else "product" if beside else "gemm",
                 repeats_with_recompute=when == "forward",
             )
 

@@ -32,16 +32,22 @@ class PartitionedBoundaries(CostModel):
 
     DeepSpeed 0.5.8 to 0.7.0, runtime/pipe/engine.py: `is_pipe_partitioned = is_grad_partitioned = is_model_parallel`; PartitionedTensor
     gathers over the tensor-parallel group. (The planned engine turns it off: under sequence parallelism a rank has its part alone.)
+    Megatron-LM's scatter/gather of its years is the same (arXiv 2104.04473, section 4.1).
     """
 
-    def hop_seconds(self, candidate: Candidate) -> tuple[float, ...]:
+    def border_seconds(self, candidate: Candidate) -> tuple[tuple[float, ...], float]:
+        """Of a message from each stage to the next, and of the gathering behind it."""
         mesh, c = candidate.mesh, self.calibration
         if mesh.tp == 1 or candidate.strategy.sequence_parallel:
-            return super().hop_seconds(candidate)
+            return super().hop_seconds(candidate)[: mesh.pp], 0.0
         nbytes, stride = self.boundary_bytes(candidate), mesh.stride("pp")
         gather = COLLECTIVES["all_gather"](nbytes, mesh.tp, self.link(mesh.tp, mesh.stride("tp"))) + c.collective_overhead_s
         links = [self.pair_link(stage * stride, (stage + 1) % mesh.pp * stride, stride) for stage in range(mesh.pp)]
-        return tuple(COLLECTIVES["p2p"](nbytes / mesh.tp, 2, link) + c.collective_overhead_s + gather for link in links) * candidate.vpp
+        return tuple(COLLECTIVES["p2p"](nbytes / mesh.tp, 2, link) + c.collective_overhead_s for link in links), gather
+
+    def hop_seconds(self, candidate: Candidate) -> tuple[float, ...]:
+        sends, gather = self.border_seconds(candidate)
+        return tuple(send + gather for send in sends) * candidate.vpp
 
 
 def _by_precision(row: Mapping[str, str], precision: Precision) -> str:

@@ -1,5 +1,5 @@
 """Megatron by others' hands or in other versions than the planned engine: NVIDIA's NeMo and Megatron-Bridge recipes, Megatron-core's own
-functional tests, Megatron-LM of 2021."""
+functional tests, Megatron-LM of 2021 and 2022."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.stage import StageCost, StageSums
+from orchestrator.hardware.spec import Cluster
 from orchestrator.model.training import Precision
 from orchestrator.strategy.capabilities import StateBytes, Traits
+from orchestrator.strategy.spec import Candidate
+from orchestrator.validate.engines.bigscience import PartitionedBoundaries
 from orchestrator.validate.engines.engine import EAGER, FP32_STATES, MEGATRON_STATES, MeasuredEngine, all_stages
 
 PLANNED: Final = "megatron"
@@ -82,12 +87,73 @@ MEGATRON_CORE_FUSED_LOSS: Final = replace(
 MEGATRON_CORE_UNFUSED: Final = replace(
     MEGATRON_CORE, traits=_traits(UNFUSED, constants=EAGER, flash_attention=False), printed=(), variant=None
 )
+
+
+class BlockingChunks(PartitionedBoundaries):
+    """Interleaved chunks that wait for their transfers: behind each pair of a forward and a backward pass a stage sends and receives both
+    ways at once, and computes nothing meanwhile (megatron/schedules.py:335 at 6985e58, p2p_communication.py:128: wait, synchronize).
+    Megatron sends beside compute since 2023 (--overlap-p2p-communication)."""
+
+    def hop_seconds(self, candidate: Candidate) -> tuple[float, ...]:
+        return (0.0,) * (candidate.mesh.pp * candidate.vpp) if candidate.vpp > 1 else super().hop_seconds(candidate)
+
+    def stage_cost(self, candidate: Candidate, sums: StageSums, index: int) -> StageCost:
+        cost = super().stage_cost(candidate, sums, index)
+        if candidate.vpp == 1:
+            return cost
+        sends, gather = self.border_seconds(candidate)
+        waits = max(sends[index - 1], sends[index]) / 2 + gather
+        forward, backward = (tuple(seconds + waits for seconds in passes) for passes in (cost.forward_s, cost.backward_s))
+        return replace(cost, forward_s=forward, backward_s=backward)
+
+
+def _reduces_behind(candidate: Candidate, cluster: Cluster, constants: Calibration) -> Calibration:
+    """A pipeline has Megatron's own DDP, which reduces when all passes are over (megatron/training.py:334 and 373 at 6985e58); without one
+    the paper's scripts have torch's, which reduces beside them (examples/sc21/run_table_1.sh, DDP=torch)."""
+    return replace(constants, overlap_efficiency=0.0) if candidate.mesh.pp > 1 else constants
+
+
+def _by_source(row: Mapping[str, str], precision: Precision) -> str:
+    source = row.get("source", "")
+    return LM_BIGSCIENCE if "bigscience" in source else LM_2022 if "2205.05198" in source else LM_2021
+
+
+LM_2021, LM_2022, LM_BIGSCIENCE = "megatron_lm_2021", "megatron_lm_2022", "megatron_lm_bigscience"
+HALF_STATES: Final = StateBytes(weight=2, gradient=2, master=4, moments=8, step=4)
+"""Gradients are accumulated and reduced in 16 bits, and copied to 32 for the update, where nobody asks for
+--accumulate-allreduce-grads-in-fp32 (megatron/arguments.py:575, model/distributed.py:127, optimizer/optimizer.py:316 at 6985e58)."""
+SEPARATE_PASSES: Final = {"optimizer_efficiency": 0.32}
+"""The update in kernels of their own moves 70 bytes a parameter, of which `_optimizer_seconds` counts 32: gradients into a flat buffer and
+back 8, as fp32 6, unscaled 8, their norm 4, clipped 8, Adam 28, weights back to 16 bits 6, 2 cleared (megatron/optimizer/optimizer.py:398,
+clip_grads.py at 6985e58); .70 of the bandwidth as elsewhere."""
 MEGATRON_LM_2021: Final = MeasuredEngine(
-    traits=_traits("megatron_lm_2021", flash_attention=False),
+    traits=_traits(
+        LM_2021,
+        constants=SEPARATE_PASSES,
+        states=all_stages(HALF_STATES, FP32_STATES),
+        flash_attention=False,
+        fp32_gradient_fusion=False,
+    ),
     printed=("megatron-lm",),
     not_printed=("(te 2.",),
     resembles=PLANNED,
     zero_stage=0,
     says_recompute=True,
+    reduce_dtype="fp16",
+    variant=_by_source,
+    constants_in=_reduces_behind,
+    cost=BlockingChunks,
 )
-"""Of the SC21 and the sequence-parallel papers, and BigScience's runs on V100: fused kernels, no flash attention."""
+"""Of the SC21 paper (its scripts are for 6985e58938d of August 2021: examples/sc21/README.md): fused kernels, no flash attention."""
+MEGATRON_LM_2022: Final = replace(
+    MEGATRON_LM_2021,
+    traits=_traits(LM_2022, flash_attention=False, overlaps_input_gradient=True),
+    printed=(),
+    reduce_dtype="fp32",
+    variant=None,
+)
+"""Of the sequence-parallel paper of May 2022, whose 18 bytes a parameter (figure 1) are fp32 gradients: their products add to them
+(megatron/mpu/layers.py:290 at 739cb43dae, which also sends beside them)."""
+MEGATRON_LM_BIGSCIENCE: Final = replace(MEGATRON_LM_2022, traits=_traits(LM_BIGSCIENCE, flash_attention=False), constants_in=None)
+"""Of BigScience's runs on V100 in May 2021, on one replica each: pipelines scatter and gather since February (72e4230bb5); how gradients
+were added up, and in which type, is not said."""
