@@ -172,6 +172,7 @@ def show_recipes(console: Console, rows: Sequence[dict[str, str]], choose: Choos
             flags = f"{'legal' if one.legal else 'ILLEGAL ' + one.why}, {'fits' if one.fits else 'DOES NOT FIT'} ({one.peak_gib:.0f} GiB)"
             more = f"; measured {one.slower:+.1%} beside a published run divided so" if one.slower is not None else ""
             more += f"; repeats {one.copy_of}" if one.copy_of else ""
+            more += "; its text decoder alone" if one.text_alone else ""
             console.print(f"  {one.recipe}: {flags}, {ratio} of our best ({one.best}){more}", highlight=False, markup=False)
         else:
             console.print(f"  {one.recipe}: not judged: {one.why}", highlight=False, markup=False)

@@ -9,6 +9,7 @@ from orchestrator.model.architecture import Run as LayerRun
 from orchestrator.model.parts import Mixer
 from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.spec import Architecture
 from orchestrator.validate.rows import SkipError, whole
@@ -16,7 +17,8 @@ from orchestrator.validate.rows import SkipError, whole
 
 class Mixture(NamedTuple):
     """Facts of a published model: widths of an expert and of the shared ones, layers without experts, a head's width, its latent attention,
-    layers of multi-token prediction, the window of every other layer, whether queries and keys are normed."""
+    layers of multi-token prediction, the window of every other layer, whether queries and keys are normed, the gated delta net of three
+    layers of four (the fourth then has gated attention)."""
 
     expert: int
     shared: int = 0
@@ -28,13 +30,28 @@ class Mixture(NamedTuple):
     qk_norm: bool = False
     limit: tuple[int | None, int | None] = (None, None)
     """Groups of experts, and how many of them a token may go to."""
+    delta: GatedDeltaNet | None = None
 
 
 DEEPSEEK_V2: Final = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 """DeepSeek-V2's, V3's and Kimi K2's."""
 MOONLIGHT: Final = LatentAttention(kv_lora_rank=512, qk_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 """Moonlight's and DeepSeek-V2-Lite's: one matrix for the queries."""
+QWEN35: Final = {
+    "35b_a3b": Mixture(512, shared=512, kv_channels=256, mtp=1, delta=GatedDeltaNet(num_key_heads=16, num_value_heads=32)),
+    "122b_a10b": Mixture(1024, shared=1024, kv_channels=256, mtp=1, delta=GatedDeltaNet(num_key_heads=16, num_value_heads=64)),
+    "397b_a17b": Mixture(1024, shared=1024, kv_channels=256, mtp=1, delta=GatedDeltaNet(num_key_heads=16, num_value_heads=64)),
+}
+"""Qwen3.5's text models, and Qwen3.6's of the same shapes, by what follows their name. Their layer of multi-token prediction is trained
+(Megatron-Bridge 067f987, models/conversion/model_bridge.py:498: `mtp_num_hidden_layers`, which their config.json has at 1)."""
+WITH_VISION: Final = ("qwen35_vl_", "qwen3_vl_")
+"""How names begin of models whose run has a vision tower too, of which the language model alone is described. Qwen3.5's tower, 0.45 billion
+parameters, is trained beside it (perf_recipes/qwen_vl/common.py, _qwen35_vl_common)."""
 MIXTURES: Final = {
+    **{f"qwen35_{name}": facts for name, facts in QWEN35.items()},
+    **{f"qwen35_vl_{name}": facts for name, facts in QWEN35.items()},
+    "qwen36_35b_a3b": QWEN35["35b_a3b"],
+    "qwen3_next_80b_a3b": Mixture(512, shared=512, kv_channels=256, delta=GatedDeltaNet(num_key_heads=16, num_value_heads=32)),
     "qwen3_30b_a3b": Mixture(768, kv_channels=128, qk_norm=True),
     "qwen3_vl_30b_a3b": Mixture(768, kv_channels=128, qk_norm=True),
     "qwen3_moe_30b": Mixture(768, kv_channels=128, qk_norm=True),
@@ -54,6 +71,11 @@ MIXTURES: Final = {
 }
 """By the name's beginning: their config.json (Hugging Face; xai-org/grok-1's run.py)."""
 SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")
+QWEN35_SIZES: Final = {
+    "35b_a3b": (40, 2048, 16, 2, 512, 248320),
+    "122b_a10b": (48, 3072, 32, 2, 1024, 248320),
+    "397b_a17b": (60, 4096, 32, 2, 1024, 248320),
+}
 SHAPES: Final[dict[str, dict[str, int]]] = {
     name: dict(zip(SIZES, facts, strict=True))
     for name, facts in {
@@ -68,6 +90,10 @@ SHAPES: Final[dict[str, dict[str, int]]] = {
         "gpt_oss_120b": (36, 2880, 64, 8, 2880, 201088),
         "deepseek_v3": (61, 7168, 128, 128, 18432, 129280),
         "kimi_k2": (61, 7168, 64, 64, 18432, 163840),
+        **{f"qwen35_{name}": sizes for name, sizes in QWEN35_SIZES.items()},
+        **{f"qwen35_vl_{name}": sizes for name, sizes in QWEN35_SIZES.items()},
+        "qwen36_35b_a3b": QWEN35_SIZES["35b_a3b"],
+        "qwen3_next_80b_a3b": (48, 2048, 16, 2, 5120, 151936),
         "mixtral_8x7b": (32, 4096, 32, 8, 14336, 32000),
         "mixtral_8x22b": (56, 6144, 48, 8, 16384, 32768),
     }.items()
@@ -75,6 +101,9 @@ SHAPES: Final[dict[str, dict[str, int]]] = {
 """The sizes of published models by name (their config.json), for rows that print a name alone. Of models with vision the language model."""
 ROUTING: Final = {
     **dict.fromkeys(("qwen3_30b_a3b", "qwen3_vl_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_235b_a22b"), (128, 8)),
+    **{f"qwen35_{vision}{name}": (512, 10) if name == "397b_a17b" else (256, 8) for name in QWEN35 for vision in ("", "vl_")},
+    "qwen36_35b_a3b": (256, 8),
+    "qwen3_next_80b_a3b": (512, 10),
     **{"gpt_oss_20b": (32, 4), "gpt_oss_120b": (128, 4), "deepseek_v3": (256, 8), "kimi_k2": (384, 8)},
     **dict.fromkeys(("mixtral_8x7b", "mixtral_8x22b"), (8, 2)),
 }
@@ -90,9 +119,16 @@ def plain_name(name: str) -> str:
 
     >>> plain_name("Qwen/Qwen3-30B-A3B"), plain_name("DeepSeekV3 (w/ MTP)"), plain_name("DeepSeek V3 671B"), plain_name("Grok-1 314B")
     ('qwen3_30b_a3b', 'deepseek_v3_(w/_mtp)', 'deepseek_v3_671b', 'grok1_314b')
+    >>> plain_name("Qwen/Qwen3.5-35B-A3B")
+    'qwen35_35b_a3b'
     """
     words = re.sub(r"[ _-]+", "_", re.sub(r"^[\w-]+/(?=\w)", "", name.lower()))
-    return re.sub(r"deepseek_?(?=v\d)", "deepseek_", words).replace("grok_1", "grok1")
+    return (
+        re.sub(r"deepseek_?(?=v\d)", "deepseek_", words)
+        .replace("grok_1", "grok1")
+        .replace("qwen3.5", "qwen35")
+        .replace("qwen3.6", "qwen36")
+    )
 
 
 def facts_of(name: str) -> Mixture | None:
@@ -182,6 +218,7 @@ def mixture_of(row: dict[str, str]) -> Architecture:
         topk=whole(row, "moe_router_topk"),
         ffn_hidden_size=whole(row, "moe_ffn_hidden_size", facts.expert or None),
         shared_ffn_hidden_size=count(row, "shared_expert_ffn_hidden_size", facts.shared),
+        shared_gate=facts.delta is not None,
         groups=facts.limit[0],
         group_topk=facts.limit[1],
     )
@@ -190,7 +227,13 @@ def mixture_of(row: dict[str, str]) -> Architecture:
     mixer: Mixer | None = latent
     if latent is None and facts.qk_norm:
         mixer = GroupedQueryAttention(qk_norm="head")
-    if window:
+    if facts.delta is not None:
+        attention = GroupedQueryAttention(qk_norm="head", output_gate=True)
+        pattern: tuple[LayerRun, ...] = (
+            LayerRun(layers=3, mixer=facts.delta, feed_forward=experts),
+            LayerRun(layers=1, mixer=attention, feed_forward=experts),
+        )
+    elif window:
         if dense_layers:
             raise SkipError("windows beside layers without experts are not described")
         narrow = GroupedQueryAttention(window=window)
@@ -212,6 +255,8 @@ def mixture_of(row: dict[str, str]) -> Architecture:
         activation="swiglu",
         normalization="RMSNorm",
         position_embedding="rope",
+        rotary_percent=0.25 if facts.delta is not None else 1.0,
+        zero_centered_norm=facts.delta is not None,
         add_bias_linear=False,
         tie_embeddings=False,
         mixer=mixer,

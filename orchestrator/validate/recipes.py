@@ -3,7 +3,8 @@
 A recipe is a row of a table with the columns of expert_recipes_bridge.csv: a model's name, GPUs, precision and every degree. It is judged
 as it is written. What a plan has no word for (CUDA graphs of whole iterations) is taken to be the same in our best plan, and NVFP4 is taken
 for MXFP8. A recipe that does not force its routers to be even, and our best plan with it, are priced with uneven ones (uneven.py). Where
-the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without.
+the recipe has the experts' exchange beside another micro-batch, our best plan is the better one of those with and without. Of a model with
+vision the text decoder is judged: what looks at images is left out of recipe and best plan alike.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
+from orchestrator.validate.mixtures import WITH_VISION, plain_name, with_shape
 from orchestrator.validate.pricing import Choose
 from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own, planned_engine, question_of
 from orchestrator.validate.rows import SkipError
@@ -56,6 +58,8 @@ class Judged:
     slower: float | None = None
     """By what share a published run that is divided as the recipe took longer than one that is divided as our best plan; None: one of both
     is missing, or they are divided alike."""
+    text_alone: bool = False
+    """Whether the recipe trains a vision tower too, which is left out of what is judged."""
     copy_of: str = ""
     """The recipe for fewer GPUs that it repeats on more copies of the model."""
 
@@ -78,14 +82,51 @@ def read(path: str) -> list[dict[str, str]]:
     return rows
 
 
+SPLIT: Final = "pipeline_split (core/transformer/transformer_block.py:151 and 170, core_v0.19.0)"
+
+
+def layout_of(recipe: dict[str, str]) -> tuple[str, str]:
+    """(Megatron's layout of a recipe that says how many layers its first or last stage has, why Megatron refuses its split), each empty
+    where there is nothing to say: a recipe without layout has as many layers on every other stage, and in every chunk of a stage.
+
+    >>> recipe = {"model": "qwen35_vl_35b_a3b", "pp": "2", "layers_first_stage": "17", "layers_last_stage": "23"}
+    >>> layout_of(recipe)[0] == "E" + 17 * "t" + "|" + 23 * "t" + "L"
+    True
+    >>> layout_of({"model": "qwen35_vl_397b_a17b", "pp": "8", "vpp": "4"})[1].partition(": ")[2]
+    'its 60 layers are not as many on each of 8 stages, and it gives no layout'
+    """
+    text, pp, vpp = (
+        with_shape({**recipe, "model_name": recipe["model"]}).get("num_layers", ""),
+        int(recipe["pp"]),
+        int(recipe.get("vpp") or 1),
+    )
+    if not text or pp == 1 or recipe.get("pipeline_layout"):
+        return "", ""
+    first, last = (int(recipe.get(name) or 0) for name in ("layers_first_stage", "layers_last_stage"))
+    others, left = pp - bool(first) - bool(last), int(text) - first - last
+    if others and left % others:
+        return "", f"{SPLIT}: its {left} layers are not as many on each of {others} stages, and it gives no layout"
+    middle = [left // others] * others if others else []
+    stages = [*([first] if first else []), *middle, *([last] if last else [])]
+    uneven = next((count for count in stages if count % vpp), None)
+    if uneven is not None:
+        return "", f"{SPLIT}: the {uneven} layers of a stage are not as many in each of its {vpp} chunks, and it gives no layout"
+    if not first and not last:
+        return "", ""
+    chunks = "|".join("t" * (count // vpp) for _ in range(vpp) for count in stages)
+    return f"E{chunks}L", ""
+
+
 def run_of(recipe: dict[str, str]) -> Run:
     """The recipe as a run that nobody measured. Raises SkipError with the reason."""
     task = recipe.get("task") or "pretrain"
     if task not in ("pretrain", "sft"):
         raise SkipError(f"task {task} is not planned")
     flex = recipe.get("flex_backend", "") if recipe.get("dispatcher") == "flex" else recipe.get("dispatcher", "")
+    split, illegal = layout_of(recipe)
     row = {
         **recipe,
+        "pipeline_layout": recipe.get("pipeline_layout") or split,
         "run_id": recipe["recipe_id"],
         "model_name": recipe["model"],
         "status": "ok",
@@ -115,7 +156,7 @@ def run_of(recipe: dict[str, str]) -> Run:
     cluster = replace(run.cluster, num_gpus=run.num_gpus, software=SOFTWARE)
     off = {name: False for name in ("overlap_grad_reduce", "overlap_param_gather") if recipe.get(name) == "0"}
     candidate = replace(run.candidate, strategy=replace(run.candidate.strategy, **off))
-    return dataclasses.replace(run, training=training, cluster=cluster, candidate=candidate)
+    return dataclasses.replace(run, training=training, cluster=cluster, candidate=candidate, illegal=illegal)
 
 
 class Best(NamedTuple):
@@ -199,13 +240,14 @@ class Judge:
             recipe=recipe["recipe_id"],
             experts=experts,
             judged=True,
-            legal=broken is None,
-            why="" if broken is None else f"{broken[0].id} ({broken[0].engine_rule}): {broken[1]}",
+            legal=broken is None and not run.illegal,
+            why=run.illegal or ("" if broken is None else f"{broken[0].id} ({broken[0].engine_rule}): {broken[1]}"),
             peak_gib=peak / 2**30,
             fits=peak <= workload.cluster.gpu.memory,
             ratio=None if best.seconds is None else price.step_time_s / best.seconds,
             best=best.label,
             slower=slower,
+            text_alone=plain_name(recipe["model"]).startswith(WITH_VISION),
         )
 
     def _constants(self, recipe: dict[str, str], run: Run) -> Calibration:
@@ -252,6 +294,7 @@ def figures(found: Sequence[Judged]) -> dict[str, float | int | dict[str, int] |
         "recipes": len(found),
         "judged": len(judged),
         "of_experts": sum(one.experts for one in judged),
+        "without_their_vision": sum(one.text_alone for one in judged),
         "legal": sum(one.legal for one in judged) / len(judged) if judged else None,
         "fits": sum(one.fits for one in judged) / len(judged) if judged else None,
         "within_5": sum(ratio <= CLOSE for ratio in ratios) / len(ratios) if ratios else None,

@@ -13,7 +13,7 @@ from published_counts import PUBLISHED, QWEN35_WHOLE
 from orchestrator.errors import InputError
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.families import describe, from_hf_config, has_reader
-from orchestrator.model.flops import forward_flops
+from orchestrator.model.flops import forward_flops, model_flops_per_sample
 from orchestrator.model.layer import LayerSpec
 from orchestrator.model.ops import Attention, DeltaRule, Gemm, Pointwise
 from orchestrator.model.parts.attention import GroupedQueryAttention
@@ -77,6 +77,12 @@ def test_the_rule_is_an_eighth_of_full_attention_at_4096_tokens_as_megatron_coun
     assert [4 * op.query_len * op.key_len * op.heads * op.head_dim * op.visible for op in attention if isinstance(op, Attention)] == [
         4096 * 16 * 4 * 256 * 2048
     ]
+
+
+def test_flops_are_those_that_bridge_prints() -> None:
+    """Qwen3.5-35B-A3B with its prediction layer at 4,096 tokens: 285.18 TFLOP/s on 16 GPUs, 1,024 samples in 20.6564 s."""
+    model = describe(from_hf_config(MOE | {"mtp_num_hidden_layers": 1}, "x"), 4096)
+    assert model_flops_per_sample(model) == pytest.approx(285.18e12 * 16 * 20.6564 / 1024, rel=0.01)
 
 
 def test_a_longer_sequence_costs_a_delta_net_in_proportion() -> None:

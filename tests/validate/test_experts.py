@@ -295,3 +295,47 @@ def test_a_functional_test_of_experts_is_read_by_its_flags_and_judged_apart() ->
     assert run.memory_bytes is not None
     assert seen_peak(run, outcome.prediction) == pytest.approx(run.memory_bytes, rel=0.06)
     assert not counts(run)
+
+
+QWEN35 = {
+    **RECIPE,
+    **{"recipe_id": "hybrid", "model": "qwen35_vl_35b_a3b", "gpu": "GB200", "num_gpus": "8", "ep": "8", "micro_batch_size": "2"},
+    **{"global_batch_size": "480", "forced_balance": "1"},
+}
+
+
+def test_a_recipe_of_a_model_with_vision_is_judged_by_its_text_decoder() -> None:
+    """Qwen3.5-35B-A3B: 34,660,610,688 parameters of text and a layer of multi-token prediction."""
+    run = recipes.run_of(QWEN35)
+    a = run.model.architecture
+    assert run.model.parameters == 34_660_610_688 + 844_640_768
+    assert [type(layer.mixer).__name__ for layer in list(a.each_layer())[:4]] == ["GatedDeltaNet"] * 3 + ["GroupedQueryAttention"]
+    (same,) = read_rows("t", [{**ROW, **dict.fromkeys(SILENT, ""), "model_name": "Qwen/Qwen3.5-35B-A3B"}])
+    assert isinstance(same, Run), same
+    assert same.model.architecture.pattern == a.pattern
+    judged = recipes.Judge(named(None)).judge(QWEN35)
+    assert (judged.judged, judged.legal, judged.text_alone) == (True, True, True)
+    assert recipes.figures([judged])["without_their_vision"] == 1
+
+
+SILENT = (
+    *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size", "num_experts"),
+    *("moe_router_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size", "num_dense_layers", "mla"),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": "qwen35_vl_397b_a17b", "pp": "8"}, "its 60 layers are not as many on each of 8 stages"),
+        ({"pp": "2", "vpp": "12"}, "the 20 layers of a stage are not as many in each of its 12 chunks"),
+        ({"pp": "4", "layers_first_stage": "7"}, ""),
+        ({"pp": "4", "layers_first_stage": "8"}, "its 32 layers are not as many on each of 3 stages"),
+    ],
+)
+def test_a_recipe_without_a_layout_divides_its_layers_evenly_or_is_refused_by_megatrons_rule(changes: dict[str, str], why: str) -> None:
+    run = recipes.run_of({**QWEN35, "num_gpus": "64", "global_batch_size": "512", "micro_batch_size": "1", **changes})
+    assert why in run.illegal
+    assert bool(run.illegal) == bool(why)
+    if not why:
+        assert [sum(span.count for span in stage.layers if "decoder" in span.kind) for stage in run.stages] == [7, 11, 11, 11]
