@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from orchestrator.cost import states as state
 from orchestrator.cost.calibration import Calibration, datasheet
+from orchestrator.cost.compute import quantised_bytes
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.model.families import describe
+from orchestrator.model.ops import Gemm
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import StateBytes, Traits
 from orchestrator.strategy.spec import Mesh, Recompute, Strategy
@@ -265,3 +267,33 @@ def test_zero_3_gathers_a_layer_at_a_time_and_its_gradients_beside_it(mode: Reco
     assert divided.transient_forward_bytes - whole.transient_forward_bytes == 2 * divided.parameters
     assert divided.transient_backward_bytes - whole.transient_backward_bytes == 4 * divided.parameters
     assert divided.saved_bytes == whole.saved_bytes
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_stages_border_buffers_are_there_as_long_as_any_chunk_has_a_micro_batch(index: int) -> None:
+    """Over a step's passes: what the chunks in flight keep, and the buffers of groups of four micro-batches over two stages."""
+    model = cost_model(gpt(num_layers=4))
+    cand = replace(candidate(pp=2, vpp=2, num_microbatches=8), microbatch_group_size_per_vp_stage=4)
+    split = stages(model.model, [1, 1, 1, 1], vpp=2)
+    memory, sums = model.stage_memory(cand, index), model.sums(cand, split[index].layers)
+    lane = [slot for slot in model.played(cand, split).lanes[index] if slot.action in ("forward", "backward")]
+    assert memory.borders > 0
+    counts = [0, 0]
+    for slot, (_, _, causes) in zip(lane, memory.over_time(sums, lane), strict=False):
+        counts[slot.chunk] += slot.action == "forward"
+        kept = sum(count * saved for count, saved in zip(counts, sums.saved, strict=True))
+        assert causes["activations"] == pytest.approx(kept + memory.borders)
+        counts[slot.chunk] -= slot.action == "backward"
+    assert counts == [0, 0]
+
+
+def test_nvfp4_is_written_in_both_directions_with_a_scale_for_sixteen() -> None:
+    """Each element is read twice in 16 bits, once for the tensor's maximum; 4 bits and a sixteenth of 8 are written along rows, and along
+    columns. FP8 reads once and writes a byte each way, along rows alone where no weight's gradient wants it."""
+    written = (4 + 8 / 16) / 8
+    op = Gemm(name="x", tokens=64, k=64, n=64, split="column")
+    strategy = Strategy(mesh=Mesh())
+    assert quantised_bytes(op, strategy, "nvfp4", GPUS["B200"], gathered=False) == 2 * 2 + 2 * written
+    assert quantised_bytes(op, strategy, "fp8", GPUS["B200"], gathered=False) == 2 + 2 * 1
+    assert quantised_bytes(replace(op, frozen=True), strategy, "fp8", GPUS["B200"], gathered=False) == 2 + 1
+    assert quantised_bytes(op, strategy, "bf16", GPUS["B200"], gathered=False) == 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from cost_cases import DEEPSPEED, MEGATRON, cost_model, gpt
+from cost_cases import DEEPSPEED, MEGATRON, a100, cost_model, gpt
 from msgspec.structs import replace
 
+from orchestrator.cost.calibration import datasheet
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.replicas import ReplicaPrices
 from orchestrator.errors import InputError
@@ -58,3 +59,10 @@ def test_a_stage_that_the_engine_has_not_is_named() -> None:
     costs = cost_model(traits=MEGATRON)
     with pytest.raises(InputError, match="megatron does not have it"):
         prices(costs).states_of(Strategy(mesh=Mesh(dp=2), zero_stage=3))
+
+
+def test_without_adapters_gradients_travel_as_the_constants_say() -> None:
+    c = replace(datasheet(a100(), MEGATRON), layers_per_message=3.0)
+    assert cost_model(calibration=c).workload.calibration.layers_per_message == 3.0
+    with_adapters = cost_model(traits=TRANSFORMERS, lora=Lora(rank=4)).workload.calibration.layers_per_message
+    assert with_adapters > 3.0, "adapters are small: those of many layers fill one message"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.hardware.catalog import DRIVER_NAMES, GPUS, POWER_W, by_driver_name
+from orchestrator.hardware.spec import Gpu
 from orchestrator.recipe.clusters import load_cluster, names
 from orchestrator.units import GB, GIB, MIB, TB, TFLOPS
 
@@ -163,3 +164,10 @@ def test_link_speeds_stand_in_the_catalog_alone() -> None:
 
 def test_mxfp8_is_data_center_blackwells() -> None:
     assert [GPUS[name].has_mxfp8 for name in ("H200", "B200", "GB300", "RTX-5090")] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_links_of_a_gpu_are_faster_from_the_outside_in(gpu: Gpu) -> None:
+    """Where there is NVLink, it is faster than the slot, which it is there for, and slower than the GPU's own memory."""
+    assert gpu.nvlink == 0 or gpu.pcie < gpu.nvlink < gpu.memory_bandwidth
+    assert gpu.pcie == 0 or 15 * GB < gpu.pcie < gpu.memory_bandwidth

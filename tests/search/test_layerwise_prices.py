@@ -1,0 +1,58 @@
+"""A layer-wise plan whose layers are all computed alike is an engine's plan: by the same prices it takes as long."""
+
+from __future__ import annotations
+
+import pytest
+from layerwise_instances import CALIBRATION, TRAITS
+from msgspec.structs import replace
+from small_models import cluster, training
+
+from orchestrator.cost.layerwise import AnalyticPrices, Outer, plan_price, stage_price
+from orchestrator.cost.price import CostModel
+from orchestrator.model.families import describe
+from orchestrator.model.spec import Architecture
+from orchestrator.strategy.layerwise import LayerChoice, LayerwiseStage
+from orchestrator.strategy.layout import LayerSpan, Stage
+from orchestrator.strategy.spec import Candidate, Mesh, Strategy
+from orchestrator.strategy.workload import Workload
+
+MODEL = Architecture(
+    family="gpt", name="x", num_layers=4, hidden_size=128, num_attention_heads=4, ffn_hidden_size=512, vocab_size=512,
+    max_position_embeddings=32, tie_embeddings=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("pp", "tp", "first"), [(1, 1, 4), (1, 2, 4), (2, 1, 2), (2, 2, 1), (2, 4, 3)])
+def test_layers_computed_alike_take_as_long_as_the_engines_plan_of_them(pp: int, tp: int, first: int, recompute: bool) -> None:
+    """Overheads of micro-batches and of the step, the slowest update and what no pass hides included."""
+    calibration = replace(CALIBRATION, microbatch_overhead_s=1e-3, step_overhead_s=0.5, overlap_efficiency=0.5, overlap_slowdown=0.25)
+    costs = CostModel(Workload(model=describe(MODEL, 32), training=training(16), cluster=cluster(8)), TRAITS, calibration)
+    prices, dp, mode = AnalyticPrices(costs), 8 // pp // tp, "full" if recompute else "none"
+    layer, end = LayerChoice(tp=tp, recompute=recompute), LayerChoice(tp=tp)
+    outer = Outer(pp=pp, num_microbatches=2, samples=8, ends=end)
+    strategy = Strategy(mesh=Mesh(tp=tp, dp=dp, pp=pp), sequence_parallel=tp > 1, recompute=mode)  # type: ignore[arg-type]
+    whole = Candidate(engine="x", strategy=strategy, micro_batch_size=8 // dp, num_microbatches=2)
+    counts = [("embedding", 0, 1), ("decoder", 0, first), ("decoder", 1, 4 - first), ("head", pp - 1, 1)]
+    made, stages = [], []
+    for stage in range(pp):
+        here = [(kind, count) for kind, at, count in counts if min(at, pp - 1) == stage and count]
+        ways = {
+            kind: next(way for way in prices.ways(kind, outer) if way.choice == (layer if kind == "decoder" else end)) for kind, _ in here
+        }
+        made.append(stage_price(prices, outer, stage, [(kind, ways[kind], count) for kind, count in here]))
+        spans = [LayerSpan(kind=kind, first=0, count=count, recompute=mode if kind == "decoder" else "none") for kind, count in here]  # type: ignore[arg-type]
+        stages.append(Stage(layers=tuple(spans)))
+    seconds, _ = costs.score(whole, tuple(stages))
+    assert plan_price(prices, outer, made) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_the_step_waits_for_the_slowest_update() -> None:
+    costs = CostModel(Workload(model=describe(MODEL, 32), training=training(16), cluster=cluster(8)), TRAITS, CALIBRATION)
+    prices, outer = AnalyticPrices(costs), Outer(pp=2, num_microbatches=1, samples=16, ends=None)
+
+    def step(*updates: float) -> float:
+        one = LayerwiseStage(runs=(), forward_s=1.0, backward_s=2.0, exposed_s=0.0, optimizer_s=0.0, peak_bytes=0.0)
+        return plan_price(prices, outer, [replace(one, optimizer_s=update) for update in updates])
+
+    assert step(0.5, 3.0) == step(3.0, 0.5) == pytest.approx(step(0.0, 0.0) + 3.0)
