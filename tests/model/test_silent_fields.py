@@ -19,8 +19,8 @@ from orchestrator.model.spec import Architecture
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 TYPES = [name for family in FAMILIES.values() for name in family.hf_model_types]
-NOT_PLAIN = ("kimi_k2", "llama4", "nemotron_h")
-"""Read by code beside the checkpoint; a section of its own; a pattern that the class makes."""
+NOT_PLAIN = ("kimi_k2", "nemotron_h")
+"""Read by code beside the checkpoint; a pattern that the class makes."""
 SAID: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"head_dim": 128}}
 """Without which the class's own defaults are no model."""
 LEFT_TO_CODE = ("num_nextn_predict_layers",)
@@ -72,6 +72,8 @@ def read(config: dict[str, Any]) -> Architecture:
 
 @pytest.mark.parametrize("model_type", [name for name in TYPES if name not in NOT_PLAIN])
 def test_a_field_that_is_not_there_is_the_classes(model_type: str) -> None:
+    if any(isinstance(row, ast.AnnAssign) and ast.unparse(row.target) == "text_config" for row in written()[model_type].body):
+        pytest.skip("of sections, each of which is a class of its own")
     config = {"model_type": model_type} | plain(written()[model_type]) | SAID.get(model_type, {})
     whole, other = read(config), []
     for field in config.keys() - {"model_type", *LEFT_TO_CODE}:
