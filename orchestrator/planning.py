@@ -589,14 +589,16 @@ def found_plan(settings: Settings, progress: Progress | None = None, without: Co
     return saved_plan(settings) if settings.plan is not None else searched_plan(settings, progress, without, with_fuller=with_fuller)
 
 
-def the_job(settings: Settings, plan: Plan, said: Plan | None = None) -> Job:
-    """The plan as the job of our worker, or of the user's own program, with the user's variables. Raises InputError."""
+def the_job(settings: Settings, plan: Plan, said: Plan | None = None, *, trial_steps: int | None = None) -> Job:
+    """The plan as the job of our worker, or of the user's own program, with the user's variables. `trial_steps`: of a user's own program
+    that is only measured (Entry). Raises InputError."""
     job = ENGINES[plan.engine].translate(plan)
     if said is not None and (program := ENGINES[said.engine].program) is not None:
         job = program.beside(job, plan, said)
     if settings.entry is not None:
         entry = Entry(program=settings.entry, arguments=settings.entry_args, without=settings.entry_without,
-                      launcher=settings.entry_launcher, exit_minutes=render.exit_minutes(settings.slurm.time))  # fmt: skip
+                      launcher=settings.entry_launcher, exit_minutes=render.exit_minutes(settings.slurm.time),
+                      trial_steps=trial_steps)  # fmt: skip
         job = entry_job(ENGINES, plan, job, entry)
         job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
     return render.with_environment(with_enough_documents(settings, plan, job), settings.env)

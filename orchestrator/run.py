@@ -81,6 +81,7 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
         print(resolved, end="")
         return 0
     recipe.check_no_question(settings)
+    check_entry(settings)
     print(settings.why_cluster, flush=True)
     if settings.continues is not None:
         print(resuming.said(settings.continues, settings.training.steps), flush=True)
@@ -201,15 +202,23 @@ def other_engine(checkpoint: resuming.Checkpoint, plan: Plan) -> str:
     return f"engine {before.name} -> {now.name}: weights and the optimizer's states, both exact"
 
 
+def check_entry(settings: Settings) -> None:
+    """Raises InputError for what a user's own program can't be asked."""
+    if settings.entry is None:
+        return
+    if settings.slurm.least_nodes is not None:
+        why = f"plans again by itself for our workers; entry={settings.entry} has one plan: name one number"
+        raise InputError("slurm.nodes", f"{settings.slurm.least_nodes}-{settings.slurm.most_nodes}", why)
+    if settings.run.async_save:
+        raise InputError("train.async_save", "true", f"is for our workers; entry={settings.entry} has flags of its own (entry.args=)")
+
+
 def check_range(settings: Settings, plan: Plan) -> None:
     """Raises InputError where a job with a range of nodes could not go on under another plan."""
     slurm = settings.slurm
     if slurm.least_nodes is None:
         return
     asked = f"{slurm.least_nodes}-{slurm.most_nodes}"
-    if settings.entry is not None:
-        why = f"plans again by itself for our workers; entry={settings.entry} has one plan: name one number"
-        raise InputError("slurm.nodes", asked, why)
     if not plan.run.save_every:
         raise InputError("slurm.nodes", asked, "goes on from checkpoints on other nodes, and there are none: train.save_every=")
     if not ENGINES[plan.engine].reshardable(plan):
@@ -221,8 +230,6 @@ def check_async(settings: Settings, plan: Plan) -> None:
     """Raises InputError where checkpoints can't be written beside the training."""
     if not plan.run.async_save:
         return
-    if settings.entry is not None:
-        raise InputError("train.async_save", "true", f"is for our workers; entry={settings.entry} has flags of its own (entry.args=)")
     if not ENGINES[plan.engine].saves_beside(plan):
         why = f"engine={plan.engine} has no copy to write from under this plan (stage 0 in 16 bits, fp16, sgd)"
         raise InputError("train.async_save", "true", why, ["false", "pin.zero_stage=1"])

@@ -4,8 +4,9 @@ The first is the plan that is predicted to be the fastest. What a run's timers s
 next is searched among the plans that were not tried; so K runs see the K best plans as far as prices are right, and better ones where
 these were wrong. A run that crashes or runs out of memory is a result: after that no plan is tried that is predicted to take as much
 memory. Then those run again that one run can't tell apart (contenders), there and back in rounds, and the median of all of a plan's steps
-counts: what disturbs one run of three doesn't move it. Everything is in OUT/tune, a run's folder each, N of plan N's first run and
-N.2 of its second: a tune that was cut off goes on with what it has, under the same command.
+counts: what disturbs one run of three doesn't move it. A user's own program (entry=) is measured by what it tells of its steps
+(launch/program_metrics.py); it has no timers, and the prices stay as they were. Everything is in OUT/tune, a run's folder each, N of plan
+N's first run and N.2 of its second: a tune that was cut off goes on with what it has, under the same command.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -29,7 +31,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.folder import new_folder, write_folder
 from orchestrator.job import File
-from orchestrator.launch import local, render, slurm
+from orchestrator.launch import local, program_metrics, render, slurm
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
@@ -114,6 +116,7 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
             break
         number = len(trials) + 1
         assert plan.predicted is not None  # every plan that is found is priced
+        planning.the_job(settings, plan)  # what can't be started as it is to be trained is refused before it runs
         said = f"{plan.engine} {choice(plan)}: predicted {format_seconds(plan.predicted.step_time_s)}"
         print(f"tune {number}/{settings.tune}: {said}; it runs now", flush=True)
         trial = tried(settings, plan, how, folder / str(number), number)
@@ -209,19 +212,65 @@ def _peak(plan: Plan) -> float:
     return plan.predicted.peak_memory_bytes
 
 
+class Told:
+    """The steps that a program tells of which isn't ours: it need not know how many are asked for, may hang, or tell of none."""
+
+    def __init__(self, steps: int, limit_s: float) -> None:
+        self.wanted, self.limit_s = steps, limit_s
+        self.steps = 0
+        self.silent = False
+        """Whether it was ended since it told of none for as long as a step may last."""
+        self.began = self.last = time.monotonic()
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """One more."""
+        self.steps, self.last = self.steps + 1, time.monotonic()
+
+    def enough(self) -> bool:
+        """Whether it is to be ended: one that takes just the steps asked for ends by itself."""
+        self.silent = 0 < self.limit_s < time.monotonic() - self.last
+        return self.steps > self.wanted or self.silent
+
+    def ended(self, outcome: local.Outcome) -> local.Outcome:
+        """How it ended. Raises LaunchError for a run without any step times."""
+        if outcome.status != "finished":
+            return outcome
+        if measured_step_time(outcome.rows) is None:
+            ran = f"ran {format_seconds(time.monotonic() - self.began)}"
+            if self.silent:
+                ran += " and was ended (train.step_timeout_s)"
+            raise LaunchError(f"{ran}, but its log has no step times: looked for {program_metrics.LOOKED_FOR}")
+        if self.steps < self.wanted and self.silent:
+            said = f"no step in {format_seconds(self.limit_s)} after step {self.steps} (train.step_timeout_s)"
+            return replace(outcome, status="failed", exit_status=1, last_line=said)
+        return outcome
+
+
 def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -> Trial:
-    """The plan's steps in a folder of its own. Raises KeyboardInterrupt where they were ended from outside."""
+    """The plan's steps in a folder of its own. Raises KeyboardInterrupt where they were ended from outside, LaunchError for a program that
+    tells of no step times."""
+    own = settings.entry is None
     quiet = replace(plan.run, **{name: getattr(RunSettings(), name) for name in NOT_WHILE_TUNING})
-    short = replace(plan, training=replace(plan.training, steps=settings.tune_steps), run=quiet)
+    training = replace(plan.training, steps=settings.tune_steps) if own else plan.training
+    short = replace(plan, training=training, run=quiet)
     shutil.rmtree(folder, ignore_errors=True)  # a trial that was cut off
-    job = planning.the_job(settings, short)
+    job = planning.the_job(settings, short, trial_steps=None if own else settings.tune_steps)
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
-    options = replace(options, python=options.python or sys.executable, planner=sys.executable)
-    write_folder(folder, [File(path="plan.json", content=to_json(short)), *job.files, *render.files(job, slurm=options)])
-    if job.without_worker:
+    python = options.python or (None if settings.container else sys.executable)
+    scripts = render.files(job, slurm=replace(options, python=python, planner=sys.executable), container=settings.container)
+    write_folder(folder, [File(path="plan.json", content=to_json(short)), *job.files, *scripts])
+    starter = local.start if how == "local" else slurm.start_in_allocation
+    if job.without_worker and own:
         outcome = local.Outcome(status="failed", exit_status=2, started=local.now(), ended=local.now(), last_line=job.without_worker)
+    elif own:
+        outcome = starter(job, folder)
     else:
-        outcome = (local.start if how == "local" else slurm.start_in_allocation)(job, folder)
+        told = Told(settings.tune_steps, plan.run.step_timeout_s)
+        outcome = starter(job, folder, on_step=told.step, enough=told.enough)
+        try:
+            outcome = told.ended(outcome)
+        except LaunchError as error:
+            raise LaunchError(f"tune={settings.tune}: plan {number} {error}; see {folder / 'logs'}") from None
     if outcome.status == "interrupted":
         print(f"tune: cut off while plan {number} ran; the same command goes on with out={folder.parents[1]}", file=sys.stderr)
         raise KeyboardInterrupt

@@ -29,13 +29,15 @@ class Requirements(Value, frozen=True, kw_only=True):
 
 class Entry(Value, frozen=True, kw_only=True):
     """A program of the user's own in place of our worker. `arguments`: the user's, which come last; `without`: flags of ours that it does
-    not get; `exit_minutes`: what the job's time limit leaves it, None: there is no limit."""
+    not get; `exit_minutes`: what the job's time limit leaves it, None: there is no limit; `trial_steps`: of a run that is only measured
+    (tune=), which takes so many and leaves nothing behind, None: it trains."""
 
     program: str
     arguments: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     launcher: Literal["torchrun", "deepspeed"] = "torchrun"
     exit_minutes: int | None = None
+    trial_steps: int | None = None
 
 
 class Program(Value, frozen=True, kw_only=True):

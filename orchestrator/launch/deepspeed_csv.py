@@ -20,6 +20,7 @@ FOLDER = Path("logs") / "deepspeed"
 """Where ds_config.json of an entry= run puts them (engines/deepspeed/entry.py)."""
 TIMES = ("elapsed_time_ms_forward", "elapsed_time_ms_backward", "elapsed_time_ms_step")
 """Of all micro-batches of a step; what a script does between them is not in it."""
+LOOKED_FOR = f"DeepSpeed's {FOLDER}/Train_Samples_{TIMES[-1]}.csv (its csv_monitor under wall_clock_breakdown)"
 
 
 def column(path: Path) -> dict[int, float]:

@@ -444,21 +444,23 @@ def start(
     out: Path,
     *,
     on_step: Callable[[Row], None] = lambda row: None,
+    enough: Callable[[], bool] = lambda: False,
     python: str = sys.executable,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Run all ranks of the job on this machine until they end; `out` holds the job's files and launch.sh. Call it from the main thread.
 
     `on_step` gets each new row of metrics.jsonl. Ctrl-C, SIGTERM and SIGHUP end the ranks (SIGTERM, SIGKILL after `grace_s`; a second
-    Ctrl-C at once) and come back as "interrupted". Raises LaunchError where nothing could be started.
+    Ctrl-C at once) and come back as "interrupted". Once `enough`, which is asked often, says so, they are ended in the same way, and the
+    run has "finished". Raises LaunchError where nothing could be started.
     """
     placement = {"PYTHON": python, "NNODES": "1", "RANKS_PER_NODE": str(job.world_size)}
-    return run_script(out, "launch.sh", environment=placement, on_step=on_step, grace_s=grace_s, own=job.program is None)
+    return run_script(out, "launch.sh", environment=placement, on_step=on_step, enough=enough, grace_s=grace_s, own=job.program is None)
 
 
 def run_script(
-    out: Path, script: str, *, environment: dict[str, str], on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S,
-    own: bool = True,
+    out: Path, script: str, *, environment: dict[str, str], on_step: Callable[[Row], None] = lambda row: None,
+    enough: Callable[[], bool] = lambda: False, grace_s: float = GRACE_S, own: bool = True,
 ) -> Outcome:  # fmt: skip
     """Run a script of the folder, which starts torchrun, with these variables beside this process's; as `start` says. `own`: our worker,
     which writes its metrics; another program's are read from what it prints."""
@@ -498,7 +500,7 @@ def run_script(
                 start_new_session=True,
                 preexec_fn=_end_with_parent(),  # noqa: PLW1509 (calls one function of the C library that is already loaded)
             )
-            returncode = _supervise(process, launch_log, follow, signals=signals, grace_s=grace_s, run=run)
+            returncode, was_enough = _supervise(process, launch_log, follow, signals=signals, enough=enough, grace_s=grace_s, run=run)
     finally:
         _leave_none(run)
     follow(ended=True)
@@ -506,7 +508,7 @@ def run_script(
     if signals:
         said = f"ended by {signal.Signals(signals[0]).name}"
         return replace(outcome, status="interrupted", exit_status=128 + signals[0], last_line=said, log=str(launch_log))
-    if returncode == 0:
+    if returncode == 0 or was_enough:
         return outcome
     failure = describe_failure(out, launch_log, returncode)
     return replace(outcome, status="failed", exit_status=failure.status, last_line=failure.said, log=str(failure.log), rank=failure.rank,
@@ -519,18 +521,22 @@ def now() -> str:
 
 
 def _supervise(
-    process: subprocess.Popen[bytes], launch_log: Path, follow: Callable[[], None], *, signals: list[int], grace_s: float, run: str
-) -> int:
-    """Wait for torchrun; returns its return code. Ranks that live on `grace_s` after the first signal, or after torchrun saw a dead rank,
-    are killed, at once on a second signal; torchrun gets REPORT_S more for its report."""
+    process: subprocess.Popen[bytes], launch_log: Path, follow: Callable[[], None], *, signals: list[int], enough: Callable[[], bool],
+    grace_s: float, run: str,
+) -> tuple[int, bool]:  # fmt: skip
+    """Wait for torchrun; returns its return code, and whether it was `enough` before it ended. Ranks that live on `grace_s` after that, the
+    first signal, or torchrun's sight of a dead rank, are killed, at once on a second signal; torchrun gets REPORT_S more for its report."""
     deadline = float("inf")
-    told = False
+    told = was_enough = False
     while process.poll() is None:
         follow()
         clock = time.monotonic()
-        if (signals and not told) or DEAD.search(_tail(launch_log)):
+        dead = DEAD.search(_tail(launch_log)) is not None
+        was_enough = was_enough or (not dead and enough())
+        asked = bool(signals) or was_enough
+        if (asked and not told) or dead:
             deadline = min(deadline, clock + grace_s)
-        if signals and not told:
+        if asked and not told:
             process.terminate()
             told = True
         if len(signals) > 1:
@@ -538,7 +544,7 @@ def _supervise(
         if clock >= deadline:
             _kill(run, spare=process.pid if clock < deadline + REPORT_S else None)
         _await(process, POLL_S)
-    return process.wait()
+    return process.wait(), was_enough
 
 
 def _await(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -27,6 +27,8 @@ FIELD = re.compile(r"([^|:]+): *([-+0-9.eE]+|nan|inf) *(?=\||$)")
 MEMORY = re.compile(r"memory \((MB|GB)\).*max allocated: *([0-9.]+)")
 """Said by a rank of each pipeline stage, after the first iterations (megatron/training/utils.py, report_memory)."""
 BYTES = {"MB": 2**20, "GB": 2**30}
+TIME = "elapsed time per iteration (ms)"
+LOOKED_FOR = f'Megatron-LM\'s "iteration N/M | ... {TIME}: T" in logs/rank-*.log'
 LOSSES = ("lm loss", "loss", "mlm loss")
 
 
@@ -64,7 +66,7 @@ class Lines:
 
     def row(self, step: int, fields: dict[str, float], *, sums_go_on: bool) -> Row | None:
         """Of an iteration's line. It stands for the steps since the line before; `lr` is that of the first of them."""
-        if "elapsed time per iteration (ms)" not in fields:
+        if TIME not in fields:
             return None
         if step < self.rate[0]:  # a process that no line of ours announced
             self.start()
@@ -73,7 +75,7 @@ class Lines:
         # A resumed process prints its first rate after its first step: the rate of that one stands in the line of the step before, if any.
         lr = self.rate[1] if since == step or not self.fresh else None
         self.rate, self.fresh = (step + 1, fields.get("learning rate")), False
-        loss, milliseconds = loss_of(fields), fields["elapsed time per iteration (ms)"]
+        loss, milliseconds = loss_of(fields), fields[TIME]
         if before is not None:
             loss, milliseconds = without_first(step, fields, *before)
         seconds = milliseconds / 1000 if milliseconds > 0 else None
@@ -126,8 +128,7 @@ def without_first(step: int, fields: dict[str, float], first_step: int, first: d
     (4.0, 100.0)
     """
     skipped, all_steps = "number of skipped iterations", step - first_step + 1
-    time = "elapsed time per iteration (ms)"
-    milliseconds = (fields[time] * all_steps - first[time]) / (all_steps - 1)
+    milliseconds = (fields[TIME] * all_steps - first[TIME]) / (all_steps - 1)
     summed, of_first = all_steps - fields.get(skipped, 0.0), 1 - first.get(skipped, 0.0)
     loss, first_loss = loss_of(fields), loss_of(first)
     if loss is None or not of_first:

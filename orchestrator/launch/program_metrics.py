@@ -12,6 +12,9 @@ from orchestrator.values import Value
 
 Row = dict[str, Any]
 
+LOOKED_FOR = f"{megatron_log.LOOKED_FOR}, {deepspeed_csv.LOOKED_FOR}"
+"""What tells of a program's steps."""
+
 
 class Planned(Value, frozen=True, kw_only=True):
     """What plan.json says of a run's steps; nothing where a folder has none."""

@@ -264,6 +264,9 @@ ended() {{  # cancelled, out of time, or a node is gone: Slurm kills this script
   trap '' INT TERM USR1
   cause=slurm
   kill -TERM "$ranks" 2>/dev/null || true
+  if [[ -n "${{{run_variable}:-}}" ]]; then
+    wait "$ranks" || true  # a supervisor may start another program on these nodes
+  fi
   conclude 143
 }}
 trap ended INT TERM

@@ -236,7 +236,14 @@ def follow(
     return replace(outcome, status=how, exit_status=status, last_line=said)
 
 
-def start_in_allocation(job: Job, out: Path, *, on_step: Callable[[Row], None] = lambda row: None, grace_s: float = GRACE_S) -> Outcome:
+def start_in_allocation(
+    job: Job,
+    out: Path,
+    *,
+    on_step: Callable[[Row], None] = lambda row: None,
+    enough: Callable[[], bool] = lambda: False,
+    grace_s: float = GRACE_S,
+) -> Outcome:
     """Run `job.sbatch` here, inside an allocation: srun starts the ranks on its nodes. Like `local.start`. Raises LaunchError."""
     if not in_allocation():
         raise LaunchError("launch=slurm: this is no Slurm allocation (SLURM_JOB_ID is not set)")
@@ -246,4 +253,4 @@ def start_in_allocation(job: Job, out: Path, *, on_step: Callable[[Row], None] =
     for program in ("srun", "scontrol"):
         if shutil.which(program) is None:
             raise LaunchError(f"launch=slurm: inside an allocation, but there is no {program} on the PATH")
-    return run_script(out, "job.sbatch", environment={}, on_step=on_step, grace_s=grace_s, own=job.program is None)
+    return run_script(out, "job.sbatch", environment={}, on_step=on_step, enough=enough, grace_s=grace_s, own=job.program is None)

@@ -158,8 +158,9 @@ class Actions(Value, frozen=True, kw_only=True):
         int | None,
         Key(
             "tune",
-            "so many of the best plans run some steps each, where this command runs, and the fastest by measurement is trained; what they "
-            "teach goes into the prices; the same command with the same out= goes on with a tune that was cut off",
+            "so many of the best plans run some steps each, where this command runs, and the fastest by measurement is trained; what our "
+            "workers' timers teach goes into the prices, and entry='s program runs without saving; the same command with the same out= "
+            "goes on with a tune that was cut off",
             type=int,
             default="none",
             unit="plans",

@@ -252,8 +252,6 @@ def _check_tune(actions: Actions, engine: str, merged: Flat, *, has_plan: bool) 
         return
     if has_plan:
         raise InputError("tune", actions.tune, "tries several plans, and plan= names one: leave one of them out")
-    if actions.entry is not None:
-        raise InputError("tune", actions.tune, f"is for our workers, and entry={actions.entry} is another program")
     if engine == LAYERWISE:
         raise InputError("tune", actions.tune, f"runs plans, and engine={LAYERWISE} starts nothing")
     if actions.launch == "none":

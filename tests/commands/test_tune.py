@@ -312,7 +312,8 @@ def test_where_no_plan_runs_the_first_says_why(tmp_path: Path, monkeypatch: pyte
         (("tune.steps=5",), "tune.steps=5: is of the plans that tune=K tries"),
         (("tune.rounds=2",), "tune.rounds=2: is of the plans that tune=K tries"),
         (("tune=3", "engine=layerwise"), "tune=3: runs plans, and engine=layerwise starts nothing"),
-        (("tune=3", "entry=pretrain_gpt.py"), "tune=3: is for our workers, and entry="),
+        (("tune=3", "entry=no.py"), "tune=3: measures plans, and nothing starts here: there is no entry="),
+        (("tune=3", "entry=no.py", "train.save_every=9", "train.async_save=true"), "train.async_save=true: is for our workers; entry="),
         (("tune=3", "cluster=dgx_h100"), "tune=3: measures plans, and nothing starts here: the plan needs 4 x H100"),
     ],
 )

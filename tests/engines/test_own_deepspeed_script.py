@@ -23,8 +23,8 @@ def plan() -> Plan:
     return so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", engine="deepspeed", pin={"tp": 1}).plan
 
 
-def started(plan: Plan, **entry: Any) -> Job:
-    files = (File(path=DS_CONFIG[1], content=json.dumps(CONFIG)), OTHER)
+def started(plan: Plan, config: dict[str, Any] = CONFIG, **entry: Any) -> Job:
+    files = (File(path=DS_CONFIG[1], content=json.dumps(config)), OTHER)
     job = Job(
         name="x", module="ours", arguments=("--ours",), files=files, environment={"A": "1"}, num_nodes=1, ranks_per_node=2, backend="gloo"
     )
@@ -35,6 +35,23 @@ def test_deepspeed_writes_its_times_unless_the_user_said_otherwise(plan: Plan) -
     config, other = started(plan).files
     assert json.loads(config.content) == MONITOR | CONFIG, "the user's own wall_clock_breakdown stays"
     assert other == OTHER
+
+
+def test_a_trial_is_measured_whatever_the_user_said_and_tells_no_one_else(plan: Plan) -> None:
+    mine = CONFIG | {"wandb": {"enabled": True}, "tensorboard": {"enabled": True}}
+    config, _ = started(plan, mine, trial_steps=3).files
+    assert json.loads(config.content) == MONITOR | {"train_batch_size": 8}
+    config, _ = started(plan, mine).files
+    assert json.loads(config.content) == MONITOR | mine
+
+
+def test_plans_can_not_be_told_apart_by_a_script_that_never_sees_them(plan: Plan) -> None:
+    for words in (("--deepspeed_config", "mine.json"), ("--deepspeed_config=../ds_config.json",)):
+        with pytest.raises(InputError, match=r"is the same for all plans that tune= tries; theirs: ds_config\.json"):
+            started(plan, arguments=words, trial_steps=3)
+        assert started(plan, arguments=words).arguments == words
+    ours = ("--deepspeed", "--deepspeed_config", "./ds_config.json")
+    assert started(plan, arguments=ours, trial_steps=3).arguments == ours
 
 
 def test_the_script_gets_the_config_before_the_users_arguments(plan: Plan) -> None:

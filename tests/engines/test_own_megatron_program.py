@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -62,6 +63,23 @@ def test_the_users_words_come_last_and_take_the_place_of_ours_where_they_decide_
     assert "--async-save" in ours
     less = words(without=("--async-save",))
     assert [word for word in ours if word != "--async-save"] == list(less)
+
+
+def test_a_trial_takes_its_steps_of_the_whole_training_and_leaves_nothing_behind() -> None:
+    mine = ("--save", "/there", "--split", "98,2,0", "--load=/there", "--log-interval", "100", "--profile", "--my-flag")
+    whole = megatron_flags(make_plan())
+    trial = arguments(make_plan(), Entry(program="pretrain_gpt.py", arguments=mine, without=("--async-save",), trial_steps=3))
+    assert trial[-3:] == ("--split", "98,2,0", "--my-flag")
+    pairs = list(itertools.pairwise(trial))
+    assert ("--train-iters", "3") in pairs
+    steps = next(flag[1] for flag in whole if flag[0] == "--train-iters")
+    assert int(steps) > 3
+    assert ("--lr-decay-iters", steps) in pairs
+    assert ("--log-interval", "1") in pairs, "a line a step"
+    assert not {"--save", "--load=/there", "--profile", "100"} & {*trial}
+    for refused in (("--lr", "1"), ("--train-iters", "3")):
+        with pytest.raises(InputError, match="the plan says"):
+            words(arguments=refused, trial_steps=3)
 
 
 def test_a_word_that_contradicts_the_plan_is_refused_with_what_the_plan_says() -> None:

@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--deepspeed", required=True)
     parser.add_argument("--hidden", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--local_rank", type=int)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -25,7 +26,7 @@ def main() -> None:
     model = torch.nn.Linear(arguments.hidden, 1)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=arguments.deepspeed)
     losses = []
-    for _ in range(5 * engine.gradient_accumulation_steps()):
+    for _ in range(arguments.steps * engine.gradient_accumulation_steps()):
         inputs = torch.ones(engine.train_micro_batch_size_per_gpu(), arguments.hidden)
         loss = ((engine(inputs) - 1) ** 2).mean()
         engine.backward(loss)

@@ -1,5 +1,6 @@
 """Stands in for a fork's pretrain_gpt.py: takes exactly Megatron-LM's flags (the parser's dump of tag core_v0.16.1), trains a line of
-numbers with gloo, and prints as Megatron does. Writes what it was given to argv.json and parsed.json."""
+numbers with gloo, the slower the larger its micro-batch, and prints as Megatron does. Writes what it was given to argv.json and
+parsed.json."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ def main() -> None:
         begin = time.perf_counter()
         value = torch.ones(1) / step
         dist.all_reduce(value)
-        seconds = time.perf_counter() - begin + 0.02
-        time.sleep(0.02)
+        work = 0.02 * arguments.micro_batch_size
+        seconds = time.perf_counter() - begin + work
+        time.sleep(work)
         if rank == world - 1:
             print(
                 f" [2026-01-01 00:00:00.000000] iteration {step:8d}/{arguments.train_iters:8d} | consumed samples: {step * 16:12d} | "

@@ -249,6 +249,27 @@ def test_tune_in_an_allocation_runs_its_plans_on_both_nodes_and_trains_the_faste
 
 
 @pytest.mark.full
+def test_no_rank_of_a_program_that_was_measured_lives_on_beside_the_next_in_the_allocation(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """A script of the user's, which would go on for long: ended on both nodes, then the next plan runs."""
+    out = tmp_path / "a tune"
+    script = (f"entry={HERE / 'deepspeed_user.py'}", "entry.args=--steps 300", "engine=deepspeed", "pin.tp=1", "pin.zero_stage=1")
+    words = ["recipe=gpt_tiny", "gpus=4", "launch=slurm", "slurm.nodes=2", "slurm.cpus_per_task=2", *script, "tune=2", "tune.rounds=1",
+             "tune.steps=4", f"out={out}"]  # fmt: skip
+    command = ["salloc", "-N2", "-c4", "-Q", sys.executable, "-m", "orchestrator.run", *words]
+    ended = subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=500, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    trials = tuning.read_trials(out)
+    assert [(trial.why, trial.measured_s is not None) for trial in trials] == [("", True)] * 2
+    for folder, next_one in ((out / "tune" / "1", out / "tune" / "2"), (out / "tune" / "2", out)):
+        assert 4 < len(metrics(folder)) < 300
+        assert not [*folder.glob("user-*.json")]
+        last_written = max(path.stat().st_mtime for path in (folder / "logs" / "deepspeed").iterdir())
+        assert last_written < (next_one / "launch.sh").stat().st_mtime
+    assert metrics(out)[-1]["step"] == 300
+    assert len([*out.glob("user-*.json")]) == 4
+
+
+@pytest.mark.full
 def test_a_dead_node_is_the_cause_and_the_job_goes_on_elsewhere(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Last: a cluster of its own, which loses slurmd of n1 and gets it back."""
     home = tmp_path_factory.mktemp("slurm") / "home"

@@ -1,7 +1,7 @@
 """Megatron-LM's own programs, started through entry= with the arguments that we emit, train on gloo ranks to our worker's losses.
 
 Needs a checkout of Megatron-LM, tag core_v0.16.1, named by the variable MEGATRON_LM (skips without one), and the package six, which
-that tag's tokenizers import. About 10 minutes on two cores: eight of its twelve tests took 350 CPU seconds.
+that tag's tokenizers import. About 10 minutes on two cores: eight of its thirteen tests took 350 CPU seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from orchestrator.plan import from_json
+from orchestrator.tuning import read_trials
 
 CHECKOUT = os.environ.get("MEGATRON_LM")
 HERE = Path(__file__).parent
@@ -118,6 +121,26 @@ def test_megatrons_program_trains_as_our_worker(name: str, workshop: Workshop, t
     assert_same_rows(found, workshop.rows)
 
 
+def test_it_is_tuned_by_its_own_step_times_and_then_trains_as_our_worker(workshop: Workshop, tmp_path: Path) -> None:
+    """Two plans of Megatron's own program take four steps each; nothing but the whole training saves."""
+    out = tmp_path / "run"
+    words = ("gpus=2", "pin.vpp=1", "pin.recompute=none", "pin.zero_stage=0", "entry.without=--async-save --use-persistent-ckpt-worker")
+    found = started(workshop, out, *words, f"train.save_every={STEPS}", "tune=2", "tune.steps=4", "tune.rounds=1")
+    assert_same_rows(found, workshop.rows)
+    trials = read_trials(out)
+    assert [trial.why for trial in trials] == ["", ""]
+    best = min(trials, key=lambda trial: trial.measured_s or 0.0)
+    plan = from_json((out / "plan.json").read_bytes(), "plan.json")
+    assert plan.candidate == best.plan.candidate
+    assert plan.prices is None, "a program without timers teaches no prices"
+    for number in "12":
+        steps = (out / "tune" / number / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in steps] == [1, 2, 3, 4]
+        assert all(json.loads(line)["step_time_s"] > 0 for line in steps)
+        assert not (out / "tune" / number / "checkpoints").exists()
+    assert (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip() == str(STEPS)
+
+
 MASKED_MODEL = (
     f"model.vocab_size={VOCAB}", "model.hidden_size=64", "model.ffn_hidden_size=128", "model.num_layers=4", f"train.seq_length={SEQ}",
     f"train.global_batch_size={BATCH}", f"train.steps={STEPS}", "train.warmup=2", "pin.micro_batch_size=2", "engine=megatron",
@@ -160,7 +183,6 @@ def as_megatrons(family: str, sample: dict[str, np.ndarray]) -> dict[str, np.nda
 
 @pytest.fixture(scope="module", params=MASKED_LAYOUTS)
 def masked(request: pytest.FixtureRequest, workshop: Workshop) -> Masked:
-    from orchestrator.plan import from_json
     from orchestrator.workers import data
 
     family, out = request.param, workshop.folder / f"ours-{request.param}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -20,6 +21,15 @@ OWN_CHOICE: Final = (
 """Flags that decide neither plan nor convergence: the user's replace ours."""
 DATA: Final = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")
 """Any of them ends mock data."""
+NOT_IN_A_TRIAL: Final = (
+    "--save", "--save-interval", "--save-retain-interval", "--async-save", "--use-persistent-ckpt-worker", "--load", "--ckpt-step",
+    "--pretrained-checkpoint", "--use-checkpoint-args", "--exit-on-missing-checkpoint", "--non-persistent-save-interval",
+    "--non-persistent-ckpt-type", "--non-persistent-global-ckpt-dir", "--non-persistent-local-ckpt-dir",
+    "--non-persistent-local-ckpt-algo", "--eval-interval", "--eval-iters", "--log-interval", "--tensorboard-dir", "--wandb-project",
+    "--wandb-exp-name", "--wandb-save-dir", "--wandb-entity", "--exit-interval", "--exit-duration-in-mins", "--profile",
+)  # fmt: skip
+"""Flags of the user's by which a run saves, goes on from a checkpoint, evaluates, ends early, is slowed by a profiler, tells others of
+itself, or tells of its steps too seldom."""
 
 
 def useful_flags(plan: Plan, exit_minutes: int | None = None) -> tuple[Flag, ...]:
@@ -43,22 +53,41 @@ def useful_flags(plan: Plan, exit_minutes: int | None = None) -> tuple[Flag, ...
 
 
 def arguments(plan: Plan, entry: Entry) -> tuple[str, ...]:
-    """All that the program is started with. Raises InputError where the command line can't say the plan, or the user's arguments contradict
-    it."""
+    """All that the program is started with; a trial has the learning rates of the whole training. Raises InputError where the command line
+    can't say the plan, or the user's arguments contradict it."""
     reason = why_not(plan)
     if reason is not None:
         raise InputError("entry", entry.program, f"can't be started with this plan: {reason}")
     useful = useful_flags(plan, entry.exit_minutes)
     names = [flag[0] for flag in useful]
     for name in entry.without:
-        if name not in names:
+        if name not in names and entry.trial_steps is None:
             raise InputError("entry.without", name, "is no flag that we add", names)
-    given = {word.partition("=")[0] for word in entry.arguments if word.startswith("--")}
-    for flag in megatron_flags(plan):
+    own = entry.arguments if entry.trial_steps is None else without_flags(entry.arguments, NOT_IN_A_TRIAL)
+    flags = [("--train-iters", str(entry.trial_steps)) if flag[0] == "--train-iters" and entry.trial_steps else flag
+             for flag in megatron_flags(plan)]  # fmt: skip
+    given = {word.partition("=")[0] for word in own if word.startswith("--")}
+    for flag in flags:
         if flag[0] in given and flag[0] not in OWN_CHOICE:
             raise InputError("entry.args", flag[0], f"the plan says {' '.join(flag)}; change the recipe, or pin it")
     left_out = {*given, *entry.without, *(("--mock-data",) if given & {*DATA} else ())}
-    return (*(word for flag in (*megatron_flags(plan), *useful) if flag[0] not in left_out for word in flag), *entry.arguments)
+    return (*(word for flag in (*flags, *useful) if flag[0] not in left_out for word in flag), *own)
+
+
+def without_flags(words: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """The words without these flags and their values.
+
+    >>> without_flags(["--split", "98,2,0", "--save", "/there", "--load=/here", "--lr-decay-style", "cosine"], ["--save", "--load"])
+    ('--split', '98,2,0', '--lr-decay-style', 'cosine')
+    """
+    kept: list[str] = []
+    left_out = False
+    for word in words:
+        if word.startswith("--"):
+            left_out = word.partition("=")[0] in names
+        if not left_out:
+            kept.append(word)
+    return tuple(kept)
 
 
 def start(plan: Plan, job: Job, entry: Entry) -> Job:
