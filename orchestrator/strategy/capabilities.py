@@ -30,6 +30,8 @@ class Capabilities(Value, frozen=True, kw_only=True):
     engine: str
     parts: tuple[str, ...] | None
     """What its models may be made of, in the words of `Architecture.features`; None: anything that is described."""
+    beyond_parts: str = ""
+    """How a model with other parts may be trained all the same, in the words that follow the refusal."""
     planned_parts: Mapping[str, str] = {}
     """Further ones that are planned and priced though our worker can't train them, each with what is lacking."""
     axes: tuple[str, ...]

@@ -58,7 +58,8 @@ def unsuited(capabilities: Capabilities, workload: Workload) -> str | None:
     training = workload.training
     lacking = lacking_parts(capabilities, workload.model.architecture)
     if lacking:
-        return f"{capabilities.engine} has no {' and no '.join(lacking)}; of parts of models it has {', '.join(capabilities.parts or ())}"
+        has = f"of parts of models it has {', '.join(capabilities.parts or ())}{capabilities.beyond_parts}"
+        return f"{capabilities.engine} has no {' and no '.join(lacking)}; {has}"
     given = (
         ("precision", training.precision, capabilities.precisions),
         ("optimizer", training.optimizer, capabilities.optimizers),

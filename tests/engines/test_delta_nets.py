@@ -67,7 +67,7 @@ def test_a_plan_says_in_one_line_that_our_worker_lacks_the_part_and_megatrons_pr
     job = ENGINES["megatron"].translate(plan_for(version, model(3, 1)))
     assert job.without_worker.startswith("plan only: ")
     assert "GatedDeltaNet needs flash-linear-attention, whose kernels run on GPUs alone" in job.without_worker
-    assert job.without_worker.endswith("; Megatron's own program has: entry=PATH/pretrain_gpt.py")
+    assert "; Megatron's own program has: entry=PATH/pretrain_gpt.py; engine=deepspeed trains it described by" in job.without_worker
     assert "\n" not in job.without_worker
 
 
@@ -97,6 +97,7 @@ def test_the_program_trains_what_the_worker_plans() -> None:
 def test_an_engine_without_the_part_says_so_in_one_line(engine: str) -> None:
     said = unsuited(ENGINES[engine].capabilities(Software()), workload_of(make_plan("megatron", model(3, 1)))) or ""
     assert said.startswith(f"{engine} has no gated_delta_net and no")
+    assert said.endswith("python -m orchestrator.describe") is (engine == "deepspeed")
     assert "\n" not in said
 
 

@@ -93,6 +93,12 @@ CASES: dict[str, Case] = {
             "chunk_size": 32,
         },
     ),
+    "qwen3_next": of(
+        "qwen3_next",
+        EXPERTS,
+        **{"num_experts": 4, "shared_expert_intermediate_size": 64, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    ),
     # encoders
     "bert": of("bert", LM | NO_DROPOUT, "BertForMaskedLM"),
     "roberta": of("roberta", LM | NO_DROPOUT, "RobertaForMaskedLM"),

@@ -33,7 +33,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
 )
 TRAINED = (
     *("swin", "t5", "vit", "granite", "gemma2", "gpt_neox", "stablelm", "cohere", "glm", "starcoder2", "smollm3", "mixtral", "olmoe"),
-    *("mamba2", "roberta", "deberta-v2", "modernbert", "bart", "whisper", "dinov2", "convnext", "llava", "wav2vec2"),
+    *("mamba2", "roberta", "deberta-v2", "modernbert", "bart", "whisper", "dinov2", "convnext", "llava", "wav2vec2", "qwen3_next"),
 )
 COVERING = ("swin", "t5")
 """Stages of different width; two stacks and ties. The others are for .ci/full."""

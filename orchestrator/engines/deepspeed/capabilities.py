@@ -22,6 +22,7 @@ def capabilities(software: Software) -> Capabilities:
     return Capabilities(
         engine=NAME,
         parts=(*hf_config.PARTS, *TRACED),
+        beyond_parts="; described by its own code any model of transformers may train: python -m orchestrator.describe",
         axes=("tp", "cp", "ep", "dp"),
         zero_stages=(0, 1, 2, 3),
         zero_stages_with_pipeline=(),

@@ -29,7 +29,9 @@ def translate(plan: Plan) -> Job:
             return assemble(plan, WORKER, [], ["engine.json and megatron_args.sh were not written: no worker reads them."],
                             without_worker=only, passes=PASSES)  # fmt: skip
         files, said = arguments_file(plan)
-        return assemble(plan, WORKER, files, said, without_worker=f"{only}; {its_own_program(plan)}" if files else only, passes=PASSES)
+        only += f"; {its_own_program(plan)}" if files else ""
+        only += "; engine=deepspeed trains it described by its own code (python -m orchestrator.describe)"
+        return assemble(plan, WORKER, files, said, without_worker=only, passes=PASSES)
     engine = engine_file(plan, REQUIREMENTS, layers_fields(plan, PASSES) | {"ds_config": None})
     files, said = arguments_file(plan)
     return assemble(plan, WORKER, [engine, *files], said, without_worker=without_worker(plan), passes=PASSES)
