@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
+from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
@@ -106,7 +107,10 @@ def _forget_hugging_face(trainer: Any) -> None:
 
 
 def _forget_megatron() -> None:
-    """Sums of auxiliary losses by layer, which are as long as the first model of a process needs them."""
+    """Sums of auxiliary losses by layer, which are as long as the first model of a process needs them, and the scatter that every model
+    after one with reduce_scatter_with_fp32_accumulation takes (distributed/param_and_grad_buffer.py, a global of the module): ranks that
+    had such a case and ranks that had not would wait for each other."""
+    param_and_grad_buffer.dist_reduce_scatter_func = dist.reduce_scatter_tensor
     MTPLossLoggingHelper.tracker.clear()
     vars(moe_utils).get("_MOE_LAYER_WISE_LOGGING_TRACKER", {}).clear()  # 0.16
     with contextlib.suppress(ImportError):  # 0.19
