@@ -72,3 +72,17 @@ def test_a_model_is_read_back_from_what_is_written_of_it(name: str) -> None:
     again = from_hf_config(config_keywords(read) | {"model_type": model_type}, "x")
     one, other = (msgspec.structs.asdict(whole(found)) for found in (read, again))
     assert {name: (value, other[name]) for name, value in one.items() if other[name] != value} == {}
+
+
+def test_a_gemmas_layers_with_a_window_have_frequencies_that_are_not_stretched() -> None:
+    """Said of one kind of layers: of those with a window, beside others without."""
+    model_type, config = CONFIGS["gemma3"]
+    read = replace(from_hf_config(config | {"model_type": model_type}, "x"), rope_scaling_factor=8.0, rope_scaling_type="linear")
+    assert inexpressible(read) is None
+
+    def stretched(layer: Any) -> Any:
+        mixer = layer.mixer
+        return replace(layer, mixer=replace(mixer, rotary_scaled=True)) if mixer is not None and mixer.window else layer
+
+    everywhere = replace(read, mixer=stretched(read).mixer, pattern=tuple(map(stretched, read.pattern)))
+    assert "scales no rotary frequencies in layers with a window" in (inexpressible(everywhere) or "")

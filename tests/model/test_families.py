@@ -278,3 +278,18 @@ def test_megatrons_command_line_says_deepseeks_yarn_as_its_fields_do() -> None:
     said = {flag[0]: flag[1:] for flag in flags(from_hf_config(DEEPSEEK_CONFIG | {"rope_scaling": DEEPSEEK_ROPE}, "deepseek"))}
     assert (said["--rope-type"], said["--rotary-scaling-factor"]) == (("yarn",), ("40.0",))
     assert (said["--mscale"], said["--mscale-all-dim"]) == (("1.0",), ("1.0",))
+
+
+@pytest.mark.parametrize("where", ["section", "beside it"])
+def test_a_long_sequence_is_so_many_times_that_of_which_the_frequencies_were_made(where: str) -> None:
+    """Phi-3's config.json: 131,072 positions, frequencies made for 4,096; no factor of its own."""
+    scaling: dict[str, Any] = {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+    config: dict[str, Any] = {
+        "model_type": "phi3", "vocab_size": 32064, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 256, "max_position_embeddings": 131072, "rope_scaling": scaling,
+    }  # fmt: skip
+    (scaling if where == "section" else config)["original_max_position_embeddings"] = 4096
+    found = from_hf_config(config, "x")
+    assert (found.rope_scaling_type, found.rope_scaling_factor) == ("longrope", 32.0)
+    scaling["factor"] = 8.0
+    assert from_hf_config(config, "x").rope_scaling_factor == 8.0

@@ -14,6 +14,7 @@ from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Gpu
 from orchestrator.recipe import supervised
+from orchestrator.recipe.help import kind
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.read import read_yaml
 from orchestrator.recipe.sources import read_text, split_of
@@ -125,3 +126,11 @@ def test_a_gpu_covers_itself_and_none_that_has_more_of_anything() -> None:
     assert not mine.covers(replace(mine, peak_flops=mine.peak_flops | {"fp8": 1.0}))
     assert not mine.covers(replace(mine, peak_flops={name: 1.001 * peak for name, peak in mine.peak_flops.items()}))
     assert mine.covers(replace(mine, peak_flops={"bf16": 1.0}, memory=1))
+
+
+def test_a_key_says_what_its_value_is_made_of() -> None:
+    """As many numbers as it has; of texts without an end one."""
+    assert kind(tuple[float, float]) == "number,number"
+    assert kind(tuple[str, ...]) == "text"
+    assert kind(bool | None) == "true or false"
+    assert kind(dict[str, str]) == "mapping (YAML only)"

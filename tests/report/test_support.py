@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from report_plans import CLUSTER, PLAN, TRAINING, llama
 
 from orchestrator.engines import ENGINES
+from orchestrator.report import table
 from orchestrator.report.table import AXES, FILES, candidate, markdown, refusal
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.workload import Workload
@@ -77,3 +78,11 @@ def test_a_cell_names_the_shortest_test_that_trained_it() -> None:
     assert rows["pp, DeepSpeed's PipelineModule"] == ["refused because schedules"] * 2
     assert text.endswith(".\n")
     assert "*schedules*: megatron has the schedules" in text
+
+
+def test_a_plans_recompute_is_that_of_its_layers_whatever_stands_at_the_ends() -> None:
+    """Four of the first stage's layers in full, its embedding and the last one's head in none."""
+    assert table._modes(PLAN) == [("full",) * 4 + ("none",) * 16, *[("none",) * 20] * 3]
+    assert table._recomputes("selective", "full")(PLAN)
+    assert not table._recomputes("selective")(PLAN)
+    assert table._sizes(PLAN) == [20] * 4
