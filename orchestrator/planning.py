@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +36,7 @@ from orchestrator.recipe import Settings
 from orchestrator.recipe.documents import check_documents
 from orchestrator.report.unasked import Unasked, unasked
 from orchestrator.search.explain import DataParallel, Explanation, data_parallelism_alone, explain, narrower_tp
-from orchestrator.search.planner import Outcome, reprice, search
+from orchestrator.search.planner import UNKNOWN, Bounds, Outcome, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.legality import lacking_parts, plan_only
@@ -90,7 +90,7 @@ class Found(Value, frozen=True, kw_only=True):
     """The fastest plan that fills memory up to the reserve, where somebody asks and it is the faster one."""
     uneven: Unevenness | None = None
     """What model.routing costs, where it is given."""
-    bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
+    bounds: Bounds = UNKNOWN
     """As `SearchResult`."""
     asked: Question | None = None
     """What the search was asked, by the reserve alone where no plan leaves more free; None for a saved plan."""
@@ -287,17 +287,15 @@ def fastest(
     asked: Question | None = None,
     progress: Progress | None = None,
     *,
-    known: Mapping[Candidate, float] | None = None,
     any_plan: bool = False,
     with_fuller: bool = False,
 ) -> Found:
     """The fastest plan of all engines that may be used, without an answer to any other question; `with_fuller`: but `Found.fuller`.
-    `known`: `Found.bounds` of a search whose space has all of this one's. `any_plan`: the first that is found will do. Raises NoPlanError,
-    and InputError where ds.* or megatron.* say otherwise than the plan."""
+    `any_plan`: the first that is found will do. Raises NoPlanError, and InputError where ds.* or megatron.* say otherwise than the plan."""
     asked = asked or question(settings, top_k=1)
     stop = (lambda: True) if any_plan else out_of_time(settings)
     with without_gc():
-        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, known=known, with_fuller=with_fuller)
+        result = search(asked.workload, asked.planned, asked.asked, progress=progress, stop=stop, with_fuller=with_fuller)
     plan = completed(settings, asked, result.plan)
     engine = next(engine for engine in asked.planned if engine.name == plan.engine)
     cautious = engine.cautious_margin

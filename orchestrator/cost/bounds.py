@@ -14,9 +14,11 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from copy import copy
+from itertools import pairwise
 from math import ceil, expm1, log1p
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,7 +26,9 @@ from orchestrator.cost.schedule import fewest_by_stage, in_flight
 from orchestrator.cost.stage import exposed_of
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.layout import LayerSpan
 from orchestrator.strategy.legality import stages_offered
+from orchestrator.strategy.megatron_layout import even_chunks, stages_of
 from orchestrator.strategy.spec import Candidate, ZeroStage
 
 if TYPE_CHECKING:
@@ -117,6 +121,24 @@ def rounds(costs: CostModel, candidate: Candidate, group: int | None = None) -> 
     return (groups - 1) * (vpp - 1) * sum(hops) + through + 2 * (vpp * sum(hops) - hops[-1])
 
 
+class _Held(NamedTuple):
+    """Layers of a stage, by kind."""
+
+    first_chunk: list[tuple[str, int]]
+    everything: list[tuple[str, int]]
+
+
+def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def _by_kind(spans: Iterable[LayerSpan]) -> list[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for span in spans:
+        counts[span.kind] = counts.get(span.kind, 0) + span.count
+    return [*counts.items()]
+
+
 class Floors:
     """Bounds for one engine's choices under a memory limit of `usable` bytes.
 
@@ -125,9 +147,12 @@ class Floors:
 
     def __init__(self, costs: CostModel, capabilities: Capabilities, usable: float, *, pinned_layout: bool) -> None:
         self.costs, self.capabilities, self.usable = costs, capabilities, usable
-        self.even_chunks = not pinned_layout and len(costs.model.runs) == 3
+        self.one_kind = len(costs.model.runs) == 3
+        self.pinned_layout = pinned_layout
+        self.even_chunks = not pinned_layout and self.one_kind
         self.model = costs.model
         self._states: dict[tuple[object, ...], float] = {}
+        self._fixed: dict[tuple[int, int], list[_Held]] = {}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
@@ -201,6 +226,8 @@ class Floors:
         if vpp > 1:
             least = max(rounds(costs, candidate, group), costs.busy_seconds(candidate))
             floor = max(floor, least + costs.once_seconds(candidate))
+        if pp > 1 and not self.pinned_layout and (not self.capabilities.uneven_stages or (vpp > 1 and not self.one_kind)):
+            floor = max(floor, self._divided(candidate))
         if pp == 1 or not (vpp == 1 or self.even_chunks):
             return floor
         work = pp * vpp * costs.calibration.microbatch_overhead_s
@@ -213,50 +240,73 @@ class Floors:
             optimizer += count * cost.optimizer_s
         if self.even_chunks:
             work += self.recomputed_seconds(candidate)
-        hop = min(costs.hop_seconds(candidate)[: pp - 1])
-        short = largest if vpp > 1 else 0.0
+        hops, short = costs.hop_seconds(candidate)[: pp - 1], 0.0
+        if vpp > 1:
+            hop, short = min(hops), largest
+        else:  # each transfer of a micro-batch blocks both of its stages: that is work
+            work, hop = work + 2 * sum(hops), 0.0
         end = filled(work, pp, candidate.num_microbatches, vpp, hop) - short
         return max(floor, end + optimizer / pp + costs.once_seconds(candidate))
+
+    def _divided(self, candidate: Candidate) -> float:
+        """Seconds of a step whose chunks hold a number of layers that is no choice (`even_chunks`): a stage works once a micro-batch has
+        come down to it through the first chunks of those before, and its last gradient goes back up."""
+        costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
+        stages = self._fixed.get((pp, vpp))
+        if stages is None:
+            split = stages_of(self.model, even_chunks(self.model, pp * vpp), pp)
+            stages = self._fixed[pp, vpp] = [_Held(_by_kind(stage.chunk(0)), _by_kind(stage.layers)) for stage in split]
+        overhead = costs.calibration.microbatch_overhead_s
+        layers = {kind: costs.layer(candidate, kind, "none") for kind in costs.workload.counts}
+        lead = end = update = 0.0
+        for held, hop in zip(stages, costs.hop_seconds(candidate)[:pp], strict=True):
+            work = vpp * overhead + sum([count * layers[kind].seconds for kind, count in held.everything])
+            end = max(end, lead + candidate.num_microbatches * work)
+            lead += overhead + sum([count * layers[kind].seconds for kind, count in held.first_chunk]) + 2 * hop
+            update = max(update, sum([count * layers[kind].optimizer_s for kind, count in held.everything]))
+        return end + update + costs.once_seconds(candidate)
 
     def recomputed_seconds(self, candidate: Candidate) -> float:
         """Seconds per micro-batch that recompute costs at least, in all stages together, so that the layers fit.
 
         Were layers divisible, stage i would hold room / (static + in flight x saved) of them as they are; each further one makes it
-        recompute, in the mode that frees most bytes a second, what the two together need. The stages where that is cheapest take the rest.
+        recompute what all together need, in the mode that frees most bytes a second, and where that frees too little in dearer ones. The
+        stages where that is cheapest take the rest.
         """
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
         kind = self.model.runs[1].layer.kind
-        modes = costs.modes_of(candidate, kind)
-        plain, *others = (costs.layer(candidate, kind, mode) for mode in modes)
+        plain = costs.layer(candidate, kind, "none")
         slack = 1 + costs.calibration.allocator_slack
-        seconds_per_byte = min(
-            (
-                (cost.forward_s + cost.backward_s - plain.forward_s - plain.backward_s) / (plain.saved_bytes - cost.saved_bytes)
-                for cost in others
-                if cost.saved_bytes < plain.saved_bytes
-            ),
-            default=0.0,
-        )
-        leanest = min(cost.saved_bytes for cost in (plain, *others))
         ends = [costs.layer(candidate, run.layer.kind, "none").static_bytes for run in (self.model.runs[0], self.model.runs[-1])]
         room = self.usable - sum(costs.fixed_bytes(candidate).values())
         left: float = self.model.runs[1].count
-        if seconds_per_byte <= 0.0:
-            return 0.0
-        further = []
+        stages = []
         group = candidate.microbatch_group_size_per_vp_stage
         for stage in range(pp):
-            flight = in_flight(candidate.schedule, pp, stage, candidate.num_microbatches, vpp, group) / vpp
+            held = slack * in_flight(candidate.schedule, pp, stage, candidate.num_microbatches, vpp, group) / vpp
             here = room - (ends[0] if stage == 0 else 0.0) - (ends[1] if stage == pp - 1 else 0.0)
             if vpp > 1:  # chunks differ by a layer, and so do the layers of each that are recomputed
-                here += slack * flight * (2 * vpp - 1) * plain.saved_bytes
-            whole = plain.static_bytes + slack * flight * plain.saved_bytes
+                here += held * (2 * vpp - 1) * plain.saved_bytes
+            whole = plain.static_bytes + held * plain.saved_bytes
             free = max(0.0, here / whole)
             left -= free
-            most = max(free, here / (plain.static_bytes + slack * flight * leanest))
-            further.append((whole / (slack * flight) * seconds_per_byte, most - free))
             if left <= 0.0:
                 return 0.0
+            stages.append((held, here, whole, free))
+        others = [costs.layer(candidate, kind, mode) for mode in costs.modes_of(candidate, kind)[1:]]
+        hull = [(0.0, 0.0)]  # bytes that a layer frees, and the seconds that this takes, at the least of any mix of modes
+        for freed, more in sorted((plain.saved_bytes - cost.saved_bytes, max(0.0, cost.seconds - plain.seconds)) for cost in others):
+            if freed > hull[-1][0]:
+                while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-2], (freed, more)):
+                    hull.pop()
+                hull.append((freed, more))
+        further = []
+        for before, after in pairwise(hull):
+            rate = _slope(before, after)
+            for stage, (held, here, whole, begin) in enumerate(stages):
+                end = max(begin, here / (whole - held * after[0]))
+                further.append((before[1] + rate * (whole / held - before[0]), end - begin))
+                stages[stage] = (held, here, whole, end)
         total = 0.0
         for seconds, most in sorted(further):
             taken = min(left, most)

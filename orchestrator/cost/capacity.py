@@ -3,17 +3,19 @@
 A stage with n layers keeps at least what n of its cheapest layers do (`StageMemory`); what is above the limit must be recomputed, in the
 mode that does it fastest. Both only grow with n, so that the most layers for a time are found by bisection. Stage i can't end before a
 micro-batch has come down to it and gone back up: the stages before it hold at least what those behind can't, and that shortens its time in
-turn (`Capacity.ranges`). Where a stage may hold several kinds of layers each number is the least of them.
+turn (`Capacity.ranges`). Where a stage may hold several kinds of layers each number is the least that so many of them can have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
 from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.price import CostModel, LayerCost
+from orchestrator.cost.schedule.names import of_chunks
 from orchestrator.model.spec import ModelSpec
 from orchestrator.strategy.spec import Candidate, Recompute
 
@@ -36,53 +38,60 @@ class _Relief(NamedTuple):
     by_layer: bool
 
 
-class _Layer(NamedTuple):
-    """The least of some kinds of layers in some modes: seconds of a micro-batch, bytes, parameters."""
+class _Held(NamedTuple):
+    """What layers take at least: seconds of a micro-batch, bytes, parameters."""
 
     seconds: float
-    optimizer_s: float
     static: float
-    saved: float
-    forward: float
-    backward: float
     in_backward: float
     in_step: float
-    parameters: int
-    reliefs: tuple[_Relief, ...] = ()
-
-    def plus(self, n: int, other: _Layer) -> _Layer:
-        """This beside n of another."""
-        if not n:
-            return self
-        return _Layer(
-            self.seconds + n * other.seconds,
-            self.optimizer_s + n * other.optimizer_s,
-            self.static + n * other.static,
-            self.saved + n * other.saved,
-            max(self.forward, other.forward),
-            max(self.backward, other.backward),
-            self.in_backward + n * other.in_backward,
-            self.in_step + n * other.in_step,
-            self.parameters + n * other.parameters,
-        )
-
-    @classmethod
-    def of(cls, plain: Sequence[LayerCost], every: Sequence[LayerCost]) -> _Layer:
-        """Of these kinds without recompute, and in every mode that they may have."""
-        return cls(
-            seconds=min(cost.seconds for cost in every),
-            optimizer_s=min(cost.optimizer_s for cost in plain),
-            static=min(cost.static_bytes for cost in plain),
-            saved=min(cost.saved_bytes for cost in plain),
-            forward=min(cost.transient_forward_bytes for cost in every),
-            backward=min(cost.transient_backward_bytes for cost in every),
-            in_backward=min(cost.backward_bytes for cost in plain),
-            in_step=min(cost.step_bytes for cost in plain),
-            parameters=min(cost.parameters for cost in plain),
-        )
+    parameters: float
+    saved: float
 
 
-NOTHING = _Layer(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+class Layers:
+    """Layers of some kinds, no more of a kind than the model has: each in the fastest of some modes, and as if none were recomputed in
+    bytes."""
+
+    def __init__(
+        self, here: CostModel, candidate: Candidate, kinds: Sequence[str], modes: Sequence[Recompute], partial: Sequence[Recompute]
+    ) -> None:
+        plain = [here.layer(candidate, kind, "none") for kind in kinds]
+        others = [[here.layer(candidate, kind, mode) for mode in modes] for kind in kinds]
+        fastest = [min([cost.seconds for cost in by_mode]) for by_mode in others]
+        self.forward = min([cost.transient_forward_bytes for by_mode in others for cost in by_mode])
+        self.backward = min([cost.transient_backward_bytes for by_mode in others for cost in by_mode])
+        self.reliefs: list[_Relief] = []
+        for i, mode in enumerate(modes):
+            less = max([cost.saved_bytes - by_mode[i].saved_bytes for cost, by_mode in zip(plain, others, strict=True)])
+            more = min([by_mode[i].seconds - least for by_mode, least in zip(others, fastest, strict=True)])
+            if less > 0.0:
+                self.reliefs.append(_Relief(less, more, mode in partial))
+        each = [
+            _Held(seconds, cost.static_bytes, cost.backward_bytes, cost.step_bytes, cost.parameters, cost.saved_bytes)
+            for cost, seconds in zip(plain, fastest, strict=True)
+        ]
+        counts = [here.workload.counts[kind] for kind in kinds]
+        self.lines: list[tuple[float, float, float]] = []
+        """Of each number the least of a kind, the most, and what all layers together lack of that."""
+        for values in zip(*each, strict=True):
+            most = max(values)
+            self.lines.append((min(values), most, sum([n * (most - value) for n, value in zip(counts, values, strict=True)])))
+        self._vpp = candidate.vpp
+        self._known: dict[int, _Held] = {}
+
+    def of(self, n: int) -> _Held:
+        """What n of them take; they save what those of the smallest chunk do, in each chunk."""
+        found = self._known.get(n)
+        if found is None:
+            chunk = n // self._vpp
+            *others, (least, most, lack) = self.lines
+            saved = max(chunk * least, chunk * most - lack)
+            found = self._known[n] = _Held._make([*(max(n * low, n * high - less) for low, high, less in others), saved])
+        return found
+
+
+NOTHING = LayerCost(**{name: 0 for name in LayerCost.__struct_fields__ if name != "by_cause"}, by_cause={})
 
 
 def kinds_by_stage(model: ModelSpec, pp: int) -> list[tuple[str, ...]]:
@@ -101,8 +110,8 @@ def kinds_by_stage(model: ModelSpec, pp: int) -> list[tuple[str, ...]]:
 
 
 class Capacity:
-    """For one outer choice. `partial`: modes that a stage may have on some of its layers alone; `usable`, `memories`: of each stage. Stages
-    on several types of GPU have each their own."""
+    """For one outer choice with a pipeline. `partial`: modes that a stage may have on some of its layers alone; `usable`, `memories`: of
+    each stage. Stages on several types of GPU have each their own."""
 
     def __init__(
         self,
@@ -119,37 +128,26 @@ class Capacity:
         self.memories = memories
         inside = tuple(dict.fromkeys(run.layer.kind for run in costs.model.runs[1:-1]))
         prices = [costs.of_stage(candidate, p) for p in range(self.pp)]
-        ends = [costs.model.runs[i].layer.kind for i in (0, -1)]
-
-        def least(here: CostModel, kinds: Iterable[str]) -> _Layer:
-            some = [{mode: here.layer(candidate, kind, mode) for mode in ("none", *modes)} for kind in kinds]
-            found = _Layer.of([by_mode["none"] for by_mode in some], [by_mode[mode] for by_mode in some for mode in modes])
-            reliefs = []
-            for mode in modes:
-                less = max(by_mode["none"].saved_bytes - by_mode[mode].saved_bytes for by_mode in some)
-                more = min(by_mode[mode].seconds for by_mode in some) - found.seconds
-                if less > 0.0:
-                    reliefs.append(_Relief(less, max(0.0, more), mode in partial))
-            return found._replace(reliefs=tuple(reliefs))
-
         by_stage = kinds_by_stage(costs.model, self.pp) if len(inside) > 1 else [inside] * self.pp
-        known: dict[tuple[int, tuple[str, ...]], _Layer] = {}
-        self.least_layers = []
+        known: dict[tuple[int, tuple[str, ...]], Layers] = {}
+        self.kinds = []
         for here, kinds in zip(prices, by_stage, strict=True):
             key = id(here), kinds or inside
             if key not in known:
-                known[key] = least(here, key[1])
-            self.least_layers.append(known[key])
-        everywhere = [known.get((id(here), inside)) or least(here, inside) for here in dict.fromkeys(prices)]
-        self.layer_s = min(layer.seconds for layer in everywhere)
-        outer = [here.layer(candidate, kind, "none") for here, kind in zip((prices[0], prices[-1]), ends, strict=True)]
-        first, last = (_Layer.of([cost], [cost]) for cost in outer)
-        self.ends = [NOTHING.plus(p == 0, first).plus(p == self.pp - 1, last) for p in range(self.pp)]
+                known[key] = Layers(here, candidate, key[1], modes, partial)
+            self.kinds.append(known[key])
+        fastest = {kind: min([costs.layer(candidate, kind, mode).seconds for mode in modes]) for kind in inside}
+        self.before = [0.0, *accumulate(fastest[run.layer.kind] for run in costs.model.runs[1:-1] for _ in range(run.count))]
+        """Seconds of a micro-batch in the model's first so many layers."""
+        first, last = (here.layer(candidate, costs.model.runs[i].layer.kind, "none") for i, here in ((0, prices[0]), (-1, prices[-1])))
+        self.ends = [first, *[NOTHING] * (self.pp - 2), last]
         """Embedding and head, where they are."""
         overheads = [here.calibration.microbatch_overhead_s for here in prices]
         self.empty_s = [candidate.vpp * overhead + end.seconds for overhead, end in zip(overheads, self.ends, strict=True)]
         """Seconds of a micro-batch in each stage, but for its layers."""
         self._known: list[dict[int, float]] = [{} for _ in range(self.pp)]
+        self._fits = [-1] * self.pp
+        """Layers that are known to fit each stage as they are."""
         self._ranges: dict[float, tuple[list[int], list[int]] | None] = {}
         self._near = layers // self.pp
         hops = costs.hop_seconds(candidate)
@@ -157,47 +155,59 @@ class Capacity:
         """Seconds until stage p begins and after it has ended, for the stages before without their layers."""
         for p in range(1, self.pp):
             self.down[p] = self.down[p - 1] + overheads[p - 1] + 2 * hops[p - 1] + (first.seconds if p == 1 else 0.0)
-        updates = layers * min(layer.optimizer_s for layer in everywhere) + first.optimizer_s + last.optimizer_s
+        self.blocked = [0.0] * self.pp
+        """Seconds of a step for which transfers block stage p, but for those of a micro-batch's way down and up again."""
+        if self.vpp == 1:
+            kind = of_chunks(costs.schedule(candidate), 1)
+            for p in range(self.pp):
+                up, down = kind.transfers(self.pp, p, self.m)
+                self.blocked[p] = max(0, up - 2) * hops[p - 1] + down * hops[p]
+        updates = sum([count * costs.layer(candidate, kind, "none").optimizer_s for kind, count in costs.workload.counts.items()])
         self.once = costs.once_seconds(candidate) + updates / self.pp
         """Seconds of a step beside its schedule: the slowest update is at least the mean."""
         self.fewest = [0 if p in (0, self.pp - 1) else 1 for p in range(self.pp)]
 
     def peak(self, p: int, n: int) -> float:
         """Bytes of stage p with n layers that are not recomputed, at least."""
-        memory, end, layer = self.memories[p], self.ends[p], self.least_layers[p] if n else NOTHING
-        kept = memory.even_activations(n // self.vpp * layer.saved, end.saved, first=p == 0)  # as in the smallest chunk
-        stiff = memory.stiff_bytes(end.static + n * layer.static, end.parameters + n * layer.parameters)
-        forward, backward = max(end.forward, layer.forward), max(end.backward, layer.backward)
-        return memory.peak_of(stiff, kept, forward, backward, end.in_backward + n * layer.in_backward, end.in_step + n * layer.in_step)
+        memory, end, layers = self.memories[p], self.ends[p], self.kinds[p]
+        held = layers.of(n)
+        forward, backward = (layers.forward, layers.backward) if n else (0.0, 0.0)
+        kept = memory.even_activations(held.saved, end.saved_bytes, first=p == 0)
+        stiff = memory.stiff_bytes(end.static_bytes + held.static, end.parameters + held.parameters)
+        forward, backward = max(end.transient_forward_bytes, forward), max(end.transient_backward_bytes, backward)
+        return memory.peak_of(stiff, kept, forward, backward, end.backward_bytes + held.in_backward, end.step_bytes + held.in_step)
 
     def seconds(self, p: int, n: int) -> float:
         """At least this long does a micro-batch take in stage p with n layers; infinite where they don't fit."""
+        if n <= self._fits[p]:
+            return self.empty_s[p] + self.kinds[p].of(n).seconds
         found = self._known[p].get(n)
         if found is None:
             found = self._known[p][n] = self._seconds(p, n)
         return found
 
     def _seconds(self, p: int, n: int) -> float:
-        layer, memory = self.least_layers[p], self.memories[p]
-        plain, over = self.empty_s[p] + n * layer.seconds, self.peak(p, n) - self.usable[p]
+        layers, memory = self.kinds[p], self.memories[p]
+        plain, over = self.empty_s[p] + layers.of(n).seconds, self.peak(p, n) - self.usable[p]
         if over <= 0.0:
+            self._fits[p] = n
             return plain
         best, held = INFINITE, (1 + memory.slack) * memory.flight
-        for relief in layer.reliefs:
+        for relief in layers.reliefs:
             if over > held * (n // self.vpp) * relief.nbytes:
                 continue
             again = self.vpp * ceil(over / (held * relief.nbytes) - ROUNDING) if relief.by_layer else n
             best = min(best, again * relief.seconds)
         return plain + best
 
-    def most(self, p: int, seconds: float) -> int:
-        """The most layers that stage p works through in `seconds` a micro-batch; -1: not even without any."""
+    def most(self, p: int, seconds: float, high: int | None = None) -> int:
+        """The most layers that stage p works through in `seconds` a micro-batch; -1: not even without any. `high`: that are no fewer."""
         room = seconds * (1 + ROUNDING)
         if self.empty_s[p] > room:
             return -1
-        high, layer_s = self.layers, self.least_layers[p].seconds
+        high, (_, layer_s, lack) = self.layers if high is None else high, self.kinds[p].lines[0]
         if layer_s > 0.0 and room < INFINITE:
-            high = min(high, int((room - self.empty_s[p]) / layer_s * (1 + ROUNDING)))
+            high = min(high, int((room - self.empty_s[p] + lack) / layer_s * (1 + ROUNDING)))
         room = min(room, LONGEST)  # what does not fit takes for ever
         if self.seconds(p, high) <= room:
             return high
@@ -212,19 +222,21 @@ class Capacity:
     def ranges(self, upper: float) -> tuple[list[int], list[int]] | None:
         """(fewest, most) layers of each stage in any split that takes at most `upper` seconds; None where there is none."""
         if upper not in self._ranges:
-            self._ranges[upper] = self._narrowed(upper)
+            wider = [(known, found[1]) for known, found in self._ranges.items() if known > upper and found is not None]
+            most = min(wider)[1] if wider else [self.layers] * self.pp
+            self._ranges[upper] = self._narrowed(upper, [*most])
         return self._ranges[upper]
 
-    def _narrowed(self, upper: float) -> tuple[list[int], list[int]] | None:
+    def _narrowed(self, upper: float, most: list[int]) -> tuple[list[int], list[int]] | None:
+        """`most`: layers of each stage that more time does not exceed."""
         pp, vpp, layers = self.pp, self.vpp, self.layers
-        most = [layers] * pp
         for _ in range(PASSES if upper < INFINITE else 1):
             before = sum(most)
             behind = 0  # what the stages from p on can hold
             for p in range(pp - 1, -1, -1):
-                ahead = max(0, layers - behind - most[p] - vpp + 1) / vpp if p else 0.0  # of the first chunks (spread)
-                spent = self.down[p] + ahead * self.layer_s + self.once
-                most[p] = min(most[p], self.most(p, (upper - spent) / self.m))
+                ahead = max(0, layers - behind - most[p] - vpp + 1) if p else 0
+                spent = self.down[p] + self.before[ahead] / vpp + self.blocked[p] + self.once  # in their first chunks (spread)
+                most[p] = self.most(p, (upper - spent) / self.m, most[p])
                 if most[p] < self.fewest[p]:
                     return None
                 behind += most[p]
@@ -235,14 +247,8 @@ class Capacity:
         spare = sum(most) - layers
         return [max(fewest, many - spare) for fewest, many in zip(self.fewest, most, strict=True)], most
 
-    def least(self, low: float, high: float, enough: float = INFINITE) -> float:
-        """Seconds between `low` and `high` that no split undercuts; `high` where none is as fast. Beyond `enough` it need not be close."""
-        if self.ranges(high) is None:
-            return high
-        if low < enough < high:
-            if self.ranges(enough) is None:
-                return enough
-            high = enough
+    def least(self, low: float, high: float) -> float:
+        """Seconds between `low` and `high` that no split undercuts, of which some is as fast as `high`."""
         while high - low > CLOSE * high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.ranges(middle) is None else (low, middle)

@@ -80,6 +80,8 @@ class LayerPrices:
         self._workload, self._network = workload, network
         self.passes = PassPrices(workload, network)
         self.replicas = ReplicaPrices(workload, network)
+        self._copies: dict[tuple[str, Strategy], Replica] = {}
+        """By kind of layer and strategy: whatever the recompute and the micro-batch."""
         self._experts: dict[str, int] = {}
         """Parameters of all experts of a layer, by kind of layer."""
         self._recomputable = sum(count for kind, count in workload.counts.items() if workload.kinds[kind].recomputable)
@@ -92,10 +94,13 @@ class LayerPrices:
         passes = self.passes.of(layer, recompute, strategy, micro_batch_size, self.replicas.states_of(strategy))
         dense = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
         frozen = self.replicas.frozen_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)
-        copies = self.replicas.of(dense, strategy, frozen)
         experts = self._expert_parameters(layer, strategy)
-        if experts:
-            copies = copies.beside(self.replicas.of(experts, folded(strategy), ranks=dp.group(strategy)[0]))
+        copies = self._copies.get((layer.kind, strategy))
+        if copies is None:
+            copies = self.replicas.of(dense, strategy, frozen)
+            if experts:
+                copies = copies.beside(self.replicas.of(experts, folded(strategy), ranks=dp.group(strategy)[0]))
+            self._copies[layer.kind, strategy] = copies
         parameters = dense + experts
         kept = passes.kept()
         leaving = kept.saved if strategy.offload_activations and recompute == "full" else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.cost.schedule import Slot, in_flight_by_chunk
+from orchestrator.cost.schedule import Slot, in_flight, in_flight_by_chunk
 from orchestrator.cost.schedule.names import of_chunks
 from orchestrator.cost.stage import StageSums
 from orchestrator.cost.workload import EngineWorkload
@@ -44,7 +44,7 @@ def fixed_bytes(workload: EngineWorkload, candidate: Candidate, boundary_bytes: 
     return {"context": c.context_bytes + communicators * c.communicator_bytes, "buffers": buffers}
 
 
-def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBytes, parameters: int) -> float:
+def bucket_bytes(workload: EngineWorkload, candidate: Candidate, states: StateBytes, parameters: float) -> float:
     """Bytes of the reduction buckets, and at stage 3 of the weights that prefetching keeps beside the current layer; never more than
     there is. Only DeepSpeed's engines have `bucket_elements` (Megatron's buckets are parts of its gradient buffer).
 
@@ -91,23 +91,22 @@ class StageMemory:
     """One stage's place in a candidate's pipeline, whatever its layers. The one place where a peak is computed."""
 
     __slots__ = (
-        *("_buckets", "_flown", "_single", "_states", "_workload"),
-        *("borders", "candidate", "fixed", "fixed_bytes", "flight", "flights", "slack"),
+        *("_buckets", "_flights", "_flown", "_single", "_states", "_workload"),
+        *("borders", "candidate", "fixed", "fixed_bytes", "flight", "index", "slack"),
     )
 
     def __init__(
         self, workload: EngineWorkload, candidate: Candidate, index: int, fixed: dict[str, float], boundary_bytes: float, states: StateBytes
     ) -> None:
         self._workload, self._states = workload, states
-        self.candidate = candidate
+        self.candidate, self.index = candidate, index
         self.fixed = fixed
         self.fixed_bytes = sum(fixed.values())
         m, pp = candidate.num_microbatches, candidate.mesh.pp
         self._single = m == 1
-        self.flights = in_flight_by_chunk(candidate.schedule, pp, index, m, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
-        """Micro-batches in flight by chunk, at each time when saved bytes may peak."""
-        self.flight = max(map(sum, self.flights))
-        """The most at once, counted in chunks."""
+        self.flight = in_flight(candidate.schedule, pp, index, m, candidate.vpp, candidate.microbatch_group_size_per_vp_stage)
+        """The most micro-batches in flight at once, counted in chunks."""
+        self._flights: tuple[tuple[int, ...], ...] | None = None
         self.borders = borders_kept(candidate, index, self.flight, boundary_bytes)
         self.slack = workload.calibration.allocator_slack
         """Share of activations and transients that fragmentation adds."""
@@ -115,10 +114,19 @@ class StageMemory:
         self._buckets = bucket_bytes(workload, candidate, states, 1) > 0
         """Whether there are any."""
 
+    @property
+    def flights(self) -> tuple[tuple[int, ...], ...]:
+        """Micro-batches in flight by chunk, at each time when saved bytes may peak."""
+        if self._flights is None:
+            mine = self.candidate
+            shape = mine.num_microbatches, mine.vpp, mine.microbatch_group_size_per_vp_stage
+            self._flights = in_flight_by_chunk(mine.schedule, mine.mesh.pp, self.index, *shape)
+        return self._flights
+
     def activations(self, saved: Sequence[float]) -> float:
         """Bytes kept for backward at the worst time, where a micro-batch saves so many in each chunk."""
         if len(saved) == 1:
-            return self.flights[0][0] * saved[0] + self.borders
+            return self.flight * saved[0] + self.borders
         most: float = max([sum(map(mul, counts, saved)) for counts in self.flights])
         return most + self.borders
 
@@ -130,7 +138,7 @@ class StageMemory:
             self._flown = [(sum(counts), counts[0], counts[-1]) for counts in self.flights]
         return max([together * saved + (head if first else tail) * more for together, head, tail in self._flown]) + self.borders
 
-    def stiff_bytes(self, static: float, parameters: int) -> float:
+    def stiff_bytes(self, static: float, parameters: float) -> float:
         """What is there in all phases: states, what every rank has, buckets for so many parameters."""
         buckets = bucket_bytes(self._workload, self.candidate, self._states, parameters) if self._buckets else 0.0
         return static + self.fixed_bytes + buckets

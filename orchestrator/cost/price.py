@@ -62,6 +62,7 @@ class CostModel:
         self._layers = LayerPrices(w, self.network)
         self._with_experts = {kind for kind, layer in w.kinds.items() if any(weight.kind == "expert" for weight in layer.weights)}
         self.modes = modes
+        self._modes_to: dict[tuple[tuple[Recompute, ...], Recompute], tuple[Recompute, ...]] = {}
         self._settings: dict[tuple[Strategy, int], _Setting] = {}
         self._setting = _Setting(Strategy(mesh=Mesh()))
         self._current: Candidate | None = None
@@ -94,8 +95,12 @@ class CostModel:
         """The recompute modes that a layer of this kind may have, up to the candidate's own, which is the strongest."""
         if not self.kinds[kind].recomputable:
             return ("none",)
-        strongest = RECOMPUTE_ORDER.index(candidate.strategy.recompute)
-        return tuple(mode for mode in self.modes if RECOMPUTE_ORDER.index(mode) <= strongest)
+        strongest = candidate.strategy.recompute
+        found = self._modes_to.get((self.modes, strongest))
+        if found is None:
+            among = RECOMPUTE_ORDER[: RECOMPUTE_ORDER.index(strongest) + 1]
+            found = self._modes_to[self.modes, strongest] = tuple(mode for mode in self.modes if mode in among)
+        return found
 
     def layer_floor_seconds(self, candidate: Candidate, kind: str, states: StateBytes) -> tuple[float, float]:
         """(forward, backward) that a layer of this kind takes at least, whatever its recompute, ZeRO stage and offload; `states`: the

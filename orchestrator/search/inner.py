@@ -27,7 +27,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.search.partition import INFINITE, ROUNDING, Best, Partitions, Pipeline, Steps, Way, through
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import Stage
-from orchestrator.strategy.megatron_layout import chunk_sizes, first_layers, pieces, stages_of, transformer_layers
+from orchestrator.strategy.megatron_layout import chunk_sizes, even_chunks, first_layers, pieces, spread, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate, Recompute
 from orchestrator.strategy.tree import Leaf
@@ -80,36 +80,10 @@ class Made(NamedTuple):
     cost: StageCost
 
 
-def spread(layers: int, vpp: int, stage: int, pp: int) -> tuple[int, ...]:
-    """A stage's layers over its chunks, as even as they go. The first stage's first chunk has the embedding and gets no extra layer; in
-    the others the last chunk gets none, which has the head in the last stage.
-
-    >>> spread(7, 4, 0, 4), spread(7, 4, 3, 4)
-    ((1, 2, 2, 2), (2, 2, 2, 1))
-    """
-    base, extra = divmod(layers, vpp)
-    if stage == 0 and pp > 1:
-        return (base,) * (vpp - extra) + (base + 1,) * extra
-    return (base + 1,) * extra + (base,) * (vpp - extra)
-
-
 def beats(a: Way, b: Way) -> bool:
     """Whether `a` is at least as good in everything that the score reads."""
     pairs = ((a.forward_s, b.forward_s), (a.backward_s, b.backward_s))
     return a.exposed_s <= b.exposed_s and a.optimizer_s <= b.optimizer_s and all(all(map(le, x, y)) for x, y in pairs)
-
-
-def alone_modes(modes: tuple[Recompute, ...], varies: str) -> list[tuple[Recompute, ...]]:
-    """The modes in groups, of which a plan has one: where they may differ, all; never: each alone; in a job, layers that are recomputed in
-    full have others beside them that aren't.
-
-    >>> alone_modes(("none", "selective", "full"), "job")
-    [('none', 'full'), ('selective',)]
-    """
-    if varies in ("stage", "layer"):
-        return [modes]
-    beside = tuple(mode for mode in modes if varies == "job" and mode in ("none", "full"))
-    return [*filter(None, [beside]), *((mode,) for mode in modes if mode not in beside)]
 
 
 class Inner:
@@ -130,6 +104,8 @@ class Inner:
         """Bytes; of a cluster of several types of GPU the largest's."""
         self.pp, self.vpp = candidate.mesh.pp, candidate.vpp
         self.layers = transformer_layers(model)
+        self._slow = False
+        """Whether nothing was as fast as `bound` was asked for."""
         self.spent = 0
         """What partitions took, in simulated passes."""
         self.left = INFINITE
@@ -141,12 +117,8 @@ class Inner:
         """Bytes that each stage may use."""
         self._one_kind = len(model.runs) == 3
         self._by_layer = capabilities.each_layer_recomputes_alone(candidate.schedule)
-        self._alone: list[Inner] = []
-        """Of an engine that computes all layers in the same mode: a search for each."""
-        together = alone_modes(modes, capabilities.recompute_varies)
-        if len(together) > 1:
-            self._alone = [self._alike(leaf=leaf._replace(recompute=some, groups=())) for some in together]
-        self._one_count = capabilities.recompute_varies == "job" and len(together) == 1 < len(modes)
+        self._together = capabilities.beside(modes)
+        self._one_count = capabilities.recompute_varies == "job" and len(self._together) == 1 < len(modes)
         self._fixed = self._fixed_sizes(layout)
         self._ways: dict[tuple[object, ...], list[Way]] = {}
         self._more: dict[tuple[object, ...], Way] = {}
@@ -155,14 +127,23 @@ class Inner:
         self._priced: dict[tuple[int, str, Recompute], LayerCost] = {}
         self._memories = [costs.stage_memory(candidate, p) for p in range(self.pp)]
         self._parts = parts
-        places: dict[tuple[object, ...], int] = {}
-        every = [(p == 0, p == self.pp - 1, memory.flights, parts[p]) for p, memory in enumerate(self._memories)]
-        self._places = [places.setdefault(place, p) for p, place in enumerate(every)]
-        """The first stage that is in the same place: in all by which that changes what it costs."""
         self.capacity: Capacity | None = None
         if self._fixed is None:
             by_layer = [mode for mode in modes if mode == "full" or self._by_layer]
             self.capacity = Capacity(costs, candidate, modes, by_layer, self.layers, self._rooms, self._memories)
+
+    @cached_property
+    def _alone(self) -> list[Inner]:
+        """Of an engine that computes all layers in the same mode: a search for each."""
+        together = self._together
+        return [self._alike(leaf=Leaf(self.candidate, modes)) for modes in together] if len(together) > 1 else []
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """Of each stage the first one in the same place: in all by which that changes what it costs."""
+        first: dict[tuple[object, ...], int] = {}
+        every = enumerate(zip(self._memories, self._parts, strict=True))
+        return [first.setdefault((p == 0, p == self.pp - 1, memory.flights, part), p) for p, (memory, part) in every]
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -180,14 +161,12 @@ class Inner:
     def _fixed_sizes(self, layout: str | None) -> tuple[int, ...] | None:
         """The layers of each chunk where they are no choice: a pinned layout, an engine with even stages, one stage, or chunks of a model
         with several kinds of layers."""
-        count = self.pp * self.vpp
         if layout is not None:
             return chunk_sizes(layout, self.model, self.pp, self.vpp)
         if self.pp == 1:
             return (self.layers,)
         if not self.capabilities.uneven_stages or (self.vpp > 1 and not self._one_kind):
-            base, extra = divmod(self.layers, count)
-            return tuple(base + (index < extra) for index in range(count))
+            return even_chunks(self.model, self.pp * self.vpp)
         return None
 
     # ---- the ways to compute a stage
@@ -375,21 +354,25 @@ class Inner:
 
     # ---- the search
 
-    def bound(self, low: float, high: float, enough: float = INFINITE) -> Answer:
-        """A lower bound of `solve` between `low`, which is one, and `high`, without simulating. Beyond `enough` it need not be close."""
+    def bound(self, low: float, high: float) -> Answer:
+        """A lower bound of `solve` between `low`, which is one, and `high`, without simulating. That nothing fits at all may be found when
+        it is asked for the second time."""
         if self._fixed is not None:
             if any(need > self.usable for need in self._needs(self._fixed)):
                 return Answer(None, INFINITE, fits=False)
-            if self._alone:
+            if len(self._together) > 1:
                 return Answer(None, low)
             steps = self._fixed_steps(self._fixed)
             if steps is None:
                 return Answer(None, INFINITE, fits=False)
             return Answer(None, max(low, Partitions(self.pipeline, steps, self.pp).bound))
         assert self.capacity is not None
-        if self.capacity.ranges(INFINITE) is None:
+        if self.capacity.ranges(high) is not None:
+            return Answer(None, self.capacity.least(low, high))
+        if self._slow and self.capacity.ranges(INFINITE) is None:
             return Answer(None, INFINITE, fits=False)
-        return Answer(None, self.capacity.least(low, high, enough))
+        self._slow = True
+        return Answer(None, high)
 
     def solve(self, threshold: float = INFINITE, effort: Effort = MUCH) -> Answer:
         """The best partition of at most `threshold` seconds; else why there is none."""

@@ -19,7 +19,6 @@ from functools import cache
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from orchestrator.cost.bounds import Floors
@@ -46,6 +45,9 @@ ROUNDING = 1e-9
 LOOK_AHEAD = 1.15
 """How far above its bound so far a choice's inner bound is looked for at a time: the splits that may be faster are few, and most choices
 never come to the queue's head again."""
+BEYOND = 1.02
+"""Times the k-th best time: how far a choice's bound is looked for. Another search of a part of the space begins with it (`known`), and
+the plan that it finds is mostly a little slower."""
 STOPPED = "not looked at: the search was stopped before (search.budget_s)"
 DEAR = 1.1
 """Times the step of the fastest plan up to the reserve that a plan with more memory free may take."""
@@ -54,6 +56,17 @@ REJECTED_IN_PLAN = 40
 
 Progress = Callable[[int, int, float | None], None]
 """(outer choices done, outer choices in all, seconds of the best plan so far)."""
+
+
+class Bounds(NamedTuple):
+    """Seconds that no plan of an outer choice undercuts, of those that a search looked at; infinite where none fits. `fuller`: of plans
+    that may use what the engines' `cautious_margin` keeps free, where the others may not."""
+
+    usual: Mapping[Candidate, float] = {}
+    fuller: Mapping[Candidate, float] = {}
+
+
+UNKNOWN = Bounds()
 
 
 class SearchResult(Value, frozen=True, kw_only=True):
@@ -70,8 +83,7 @@ class SearchResult(Value, frozen=True, kw_only=True):
     """Whether the plan is the proven optimum of its space: whatever was left out has a bound that is not below its time."""
     at_least_s: float | None = None
     """Seconds that no plan of the space undercuts: the plan's own where it is proven. None where the search was stopped."""
-    bounds: dict[Candidate, float] = msgspec.field(default_factory=dict)
-    """Seconds that no plan of an outer choice undercuts, of those that were looked at; infinite where none fits."""
+    bounds: Bounds = UNKNOWN
     too_slow: Plan | None = None
     """The fastest that leaves the engines' `cautious_margin` free, where it takes DEAR times as long as the plan."""
     fuller: Plan | None = None
@@ -111,7 +123,7 @@ def search(
     *,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
-    known: Mapping[Candidate, float] | None = None,
+    known: Bounds = UNKNOWN,
     with_fuller: bool = False,
 ) -> SearchResult:
     """The fastest plan for the workload on any of the engines. `known`: bounds of a search whose space has all of this one's.
@@ -122,28 +134,30 @@ def search(
     `stop` is asked between two choices once there is a plan; True ends the search with the best one so far. Raises NoPlanError, with what
     was missing and what to relax, and InputError for a layout that is not the model's.
     """
-    space, known, stop = _Space(workload, engines, settings), known or {}, stop or (lambda: False)
+    space, stop = _Space(workload, engines, settings), stop or (lambda: False)
     cautious = fuller = None
+    usual, full = known
     if any(engine.cautious_margin is not None for engine in engines):
         if with_fuller:
-            fuller = _Search(space, known, stop, top_k=1)
+            fuller = _Search(space, full, stop, top_k=1)
             fuller.look(None)
-            known = fuller.bounds
+            usual = full = fuller.bounds
             if not fuller.best.ranked:
                 fuller.result(float("inf"))  # raises
-        cautious = _Search(space, known, stop, cautious=True)
+        cautious = _Search(space, usual, stop, cautious=True)
         cautious.look(progress)
         least, score = cautious.finish(), cautious.best.score
         if score is not None:
             if fuller is None and cautious.complete:
-                fuller = _Search(space, {}, lambda: True, top_k=1, below_s=score / DEAR)
+                fuller = _Search(space, full, lambda: True, top_k=1, below_s=score / DEAR)
                 fuller.look(None)
             fullest_s = fuller.best.score if fuller is not None else None
             if fullest_s is None or fullest_s * DEAR >= score:
-                return replace(cautious.result(least), fuller=fuller.plan() if with_fuller and fuller is not None else None)
-        if not with_fuller:
-            known = {}  # that less memory does not hold a choice says nothing of more
-    running = _Search(space, known, stop)
+                bounds = Bounds(cautious.bounds, {} if fuller is None else fuller.bounds)
+                beside = fuller.plan() if with_fuller and fuller is not None else None
+                return replace(cautious.result(least), bounds=bounds, fuller=beside)
+        usual = full  # that less memory does not hold a choice says nothing of more
+    running = _Search(space, usual, stop)
     running.look(progress)
     safer = cautious.plan() if cautious is not None and cautious.best.ranked else None
     return replace(running.result(running.finish()), too_slow=safer)
@@ -323,7 +337,7 @@ class _Search:
             given = self.costs[i], model, capabilities, choice.leaf, self.limits[i], self.settings.pins.layout
             inner = Inner(*given, self.floors[i].leaf)
         look = bound * LOOK_AHEAD
-        answer = inner.bound(bound, look, self.best.threshold * (1 + ROUNDING))
+        answer = inner.bound(bound, min(look, self.best.threshold * BEYOND))
         if answer.fits:
             step = FLOOR if answer.bound_s == look else SOLVE
             heappush(self.queue, (max(bound, answer.bound_s), choice.order, step, [choice], inner))
@@ -429,7 +443,7 @@ class _Search:
             complete=self.complete,
             proven=self.complete and least >= top,
             at_least_s=least if self.complete else None,
-            bounds=self.bounds,
+            bounds=Bounds(self.bounds),
         )
 
 

@@ -81,6 +81,14 @@ class Capabilities(Value, frozen=True, kw_only=True):
     rules: tuple[Rule, ...]
     """What no field can say."""
 
+    def beside(self, modes: tuple[Recompute, ...]) -> list[tuple[Recompute, ...]]:
+        """The modes in groups, of which a plan has one: where they may differ, all; never: each alone; in a job, layers that are recomputed
+        in full have others beside them that aren't."""
+        if self.recompute_varies in ("stage", "layer"):
+            return [modes]
+        together = tuple(mode for mode in modes if self.recompute_varies == "job" and mode in ("none", "full"))
+        return [*filter(None, [together]), *((mode,) for mode in modes if mode not in together)]
+
     def each_layer_recomputes_alone(self, schedule: str) -> bool:
         """Whether any layer may be recomputed in any mode, whatever its neighbours do."""
         return self.recompute_varies == "layer" or schedule in self.recompute_by_layer

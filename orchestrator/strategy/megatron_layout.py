@@ -66,6 +66,25 @@ def transformer_layers(model: ModelSpec) -> int:
     return sum(run.count for run in model.runs[1:-1])
 
 
+def even_chunks(model: ModelSpec, chunks: int) -> tuple[int, ...]:
+    """Transformer layers of each of so many chunks, vpp-major, as even as they go: the first ones have one more."""
+    base, extra = divmod(transformer_layers(model), chunks)
+    return tuple(base + (index < extra) for index in range(chunks))
+
+
+def spread(layers: int, vpp: int, stage: int, pp: int) -> tuple[int, ...]:
+    """A stage's layers over its chunks, as even as they go. The first stage's first chunk has the embedding and gets no extra layer; in
+    the others the last chunk gets none, which has the head in the last stage.
+
+    >>> spread(7, 4, 0, 4), spread(7, 4, 3, 4)
+    ((1, 2, 2, 2), (2, 2, 2, 1))
+    """
+    base, extra = divmod(layers, vpp)
+    if stage == 0 and pp > 1:
+        return (base,) * (vpp - extra) + (base + 1,) * extra
+    return (base + 1,) * extra + (base,) * (vpp - extra)
+
+
 def chunk_sizes(text: str, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...]:
     """Transformer layers of each chunk, vpp-major, in Megatron's layout string. Raises InputError("pin.layout", ...) where the string is
     not of this model, pipeline and number of chunks."""

@@ -18,6 +18,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import stages_offered
+from orchestrator.strategy.megatron_layout import even_chunks, stages_of
 from orchestrator.strategy.spec import Candidate
 
 TRAITS = replace(DEEPSPEED, bucket_elements=10**6, bucket_copies=2, overlaps_param_gather=True)
@@ -110,6 +111,38 @@ def test_where_memory_is_short_the_recompute_that_it_takes_counts(vpp: int, micr
     assert levels[0] > levels[-1]
 
 
+def test_where_the_cheapest_recompute_frees_too_little_the_dearer_one_counts() -> None:
+    """One micro-batch, so that every stage has one in flight, and room between what selective recompute of all layers needs and full."""
+    costs = cost_model(gpt(num_layers=32), traits=TRAITS, modes=MODES)
+    cand = candidate(pp=4, micro_batch_size=8, num_microbatches=1, recompute="full")
+    plain, some, leanest = (costs.layer(cand, "decoder", mode) for mode in MODES)
+    ends = sum(costs.layer(cand, kind, "none").static_bytes for kind in ("embedding", "head"))
+    fixed = sum(costs.fixed_bytes(cand).values())
+
+    def more(saved: float) -> float:
+        floors = Floors(costs, MEGATRON, fixed + 8 * (plain.static_bytes + saved), pinned_layout=False)
+        return floors.leaf(cand) - Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand)
+
+    assert ends < 4 * some.saved_bytes
+    all_some = 32 * (some.seconds - plain.seconds)
+    assert 0.8 * all_some < more(some.saved_bytes) < all_some
+    assert more((some.saved_bytes + leanest.saved_bytes) / 2) > 1.5 * all_some
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (8, 4), (16, 2)])
+def test_chunks_that_are_no_choice_are_counted_stage_by_stage(pp: int, vpp: int) -> None:
+    """DeepSeek-V3 has dense layers first: interleaved its chunks are as even as they go, and the fullest stage bounds the step."""
+    given = recipe.load(["recipe=deepseek_v3", "gpus=512"], detect.machine(), list(ENGINES))
+    (engine,) = [engine for engine in planning.question(given).planned if engine.name == "megatron"]
+    costs = engine.costs(planning.workload_of(given))
+    cand = candidate(pp=pp, vpp=vpp, ep=32, dp=512 // pp, num_microbatches=4 * pp, recompute="full")
+    split = stages_of(costs.model, even_chunks(costs.model, pp * vpp), pp)
+    seconds, peak = costs.score(cand, split)
+    leaf = Floors(costs, MEGATRON, peak, pinned_layout=False).leaf(cand)
+    assert 0.9 * seconds < leaf <= seconds * (1 + 1e-9)
+    assert leaf > Floors(costs, MEGATRON, peak, pinned_layout=True).leaf(cand), "of any split"
+
+
 def test_the_time_floor_counts_what_hiding_a_reduction_costs() -> None:
     """One stage whose reduction all hides: the slowdown of it is left, 0.4 of its seconds, and nothing else."""
     traits = replace(DEEPSPEED, overlaps_grad_reduce=True)
@@ -125,13 +158,13 @@ def test_the_time_floor_counts_what_hiding_a_reduction_costs() -> None:
 
 
 def test_with_room_for_all_a_pipelines_bound_is_its_work_filled_in() -> None:
-    """No chunks: the whole of a micro-batch's work, transfers, the mean update and what comes once."""
+    """No chunks: the whole of a micro-batch's work, the transfers that block both of their stages, the mean update and what comes once."""
     costs = cost_model(gpt(num_layers=32), traits=TRAITS)
     cand = candidate(pp=4, num_microbatches=4, micro_batch_size=4)
     layers = [(costs.layer(cand, kind, "none"), count) for kind, count in (("embedding", 1), ("decoder", 32), ("head", 1))]
     work = sum(count * layer.seconds for layer, count in layers) + 4 * costs.calibration.microbatch_overhead_s
     update = sum(count * layer.optimizer_s for layer, count in layers) / 4
-    end = filled(work, 4, 4, 1, min(costs.hop_seconds(cand)[:3]))
+    end = filled(work + 2 * sum(costs.hop_seconds(cand)[:3]), 4, 4, 1, 0.0)
     leaf = Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand)
     assert leaf == pytest.approx(end + update + costs.once_seconds(cand))
     assert leaf > costs.time_floor(cand)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.cost.capacity import kinds_by_stage
+from orchestrator import detect, planning, recipe
+from orchestrator.cost.capacity import Layers, kinds_by_stage
+from orchestrator.engines import ENGINES
 from orchestrator.model.spec import LayerRun
-from tests.cost.cost_cases import describe, gpt
+from tests.cost.cost_cases import candidate, describe, gpt
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
@@ -32,3 +34,24 @@ def test_a_stage_may_hold_the_kinds_that_some_cut_gives_it(counts: tuple[int, ..
     found = kinds_by_stage(replace(model, runs=(first, *runs, last)), pp)
     assert [{*some} for some in found] == held
     assert all(list(some) == sorted(some) for some in found), "in the model's order, each once"
+
+
+@pytest.mark.parametrize(("name", "exact"), [("deepseek_v3", True), ("t5_large", True), ("swin_tiny", False)])
+def test_layers_of_several_kinds_are_no_more_than_the_model_has_of_each(name: str, exact: bool) -> None:
+    """What n of them take at least, against all ways to choose n."""
+    given = recipe.load([f"recipe={name}", "gpus=8"], detect.machine(), list(ENGINES))
+    costs = planning.question(given).planned[0].costs(planning.workload_of(given))
+    cand = candidate(pp=2, dp=4, recompute="full")
+    kinds = [run.layer.kind for run in costs.model.runs[1:-1]]
+    counts = [min(costs.workload.counts[kind], 4) for kind in kinds]
+    costs.workload.counts.update(zip(kinds, counts, strict=True))
+    prices = [costs.layer(cand, kind, "none") for kind in kinds]
+    layers = Layers(costs, cand, kinds, ("none", "full"), ("full",))
+    for n in range(sum(counts) + 1):
+        ways = [many for many in product(*(range(count + 1) for count in counts)) if sum(many) == n]
+        for field, found in (("seconds", "seconds"), ("static_bytes", "static"), ("saved_bytes", "saved"), ("parameters", "parameters")):
+            least = min(sum(k * getattr(price, field) for k, price in zip(many, prices, strict=True)) for many in ways)
+            mine = getattr(layers.of(n), found)
+            assert mine <= least * (1 + 1e-9)
+            if exact or n in (0, sum(counts)):
+                assert mine == pytest.approx(least)

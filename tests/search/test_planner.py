@@ -16,7 +16,7 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan
 from orchestrator.plan.check import check_plan
 from orchestrator.search.partition import Partitions, Way
-from orchestrator.search.planner import DEAR, SearchResult, reprice, search
+from orchestrator.search.planner import DEAR, Bounds, SearchResult, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
@@ -260,7 +260,7 @@ def test_where_no_plan_leaves_the_cautious_margin_free_the_reserve_counts() -> N
     """Also with bounds of a search over less memory, which say nothing of it, and told to take the first plan that it finds."""
     found, tight = cautious_plan(24, 0.9), cautious_plan(24, None)
     assert found == tight
-    known = dict.fromkeys(found.bounds, math.inf)
+    known = Bounds(dict.fromkeys(found.bounds.usual, math.inf))
     assert cautious_plan(24, 0.9, known=known).plan == tight.plan
     assert cautious_plan(24, 0.9, stop=lambda: True).plan.predicted is not None
     with pytest.raises(NoPlanError, match=r"8\.0 MiB less 163\.8 KiB kept free"):

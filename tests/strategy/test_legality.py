@@ -239,6 +239,15 @@ def test_a_rule_reads_what_it_says_that_it_needs_and_no_more() -> None:
             assert all(len(found) == 1 for found in answers.values()), rule.id
 
 
+def test_modes_of_recompute_stand_beside_each_other_as_the_engine_says() -> None:
+    """In a job the layers that are recomputed in full have others beside them that aren't; no other mode has."""
+    modes = ("none", "selective", "full")
+    assert megatron_like(recompute_varies="stage").beside(modes) == megatron_like(recompute_varies="layer").beside(modes) == [modes]
+    assert megatron_like(recompute_varies="job").beside(modes) == [("none", "full"), ("selective",)]
+    assert megatron_like(recompute_varies="never").beside(modes) == [("none",), ("selective",), ("full",)]
+    assert megatron_like(recompute_varies="job").beside(("selective",)) == [("selective",)]
+
+
 def test_an_engine_with_more_refuses_nothing_that_one_with_less_takes() -> None:
     """Each field alone, from an engine that has little to one that has all."""
     rng = random.Random(7)

@@ -44,7 +44,6 @@ def in_flight_by_chunk(
     return _corners(kind.name, pp, stage, kind.telling(pp, num_microbatches), vpp, group)
 
 
-@lru_cache(maxsize=4096)
 def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> int:
     """Micro-batches in flight of whichever chunk holds fewest, at the time when that is most: each layer holds as many, wherever it is.
 
@@ -54,13 +53,21 @@ def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, 
     >>> fewest_in_flight("1f1b", 4, 1, 8), fewest_in_flight("interleaved", 2, 0, 4, 2)
     (3, 2)
     """
+    return fewest_by_stage(schedule, pp, num_microbatches, vpp, group)[stage]
+
+
+def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
+    """`fewest_in_flight` of each stage."""
     kind = of_chunks(schedule, vpp, group)
     if vpp == 1:
-        return in_flight_by_chunk(schedule, pp, stage, num_microbatches)[0][0]
-    count, group = kind.telling(pp, num_microbatches), group or pp
-    warm_up, total = 2 * (pp - stage - 1) + (vpp - 1) * group, count * vpp
-    if warm_up >= total:
-        return count
+        return tuple(in_flight(schedule, pp, stage, num_microbatches) for stage in range(pp))
+    return _fewest(pp, kind.telling(pp, num_microbatches), vpp, group or pp)
+
+
+@lru_cache(maxsize=4096)
+def _fewest(pp: int, count: int, vpp: int, group: int) -> tuple[int, ...]:
+    """Of each stage, where it interleaves so many micro-batches."""
+    total = count * vpp
 
     def done(passes: int, chunk: int) -> int:
         """Of the last chunk among the first so many passes, where it is this one of a group's."""
@@ -68,14 +75,13 @@ def fewest_in_flight(schedule: str, pp: int, stage: int, num_microbatches: int, 
         size = min(group, count - whole * group)
         return whole * group + min(max(inside - chunk * size, 0), size)
 
-    turns = {end for first in range(0, total, group * vpp) for end in (first + warm_up, min(first + group * vpp, total) - 1)}
-    return max(done(k + 1, vpp - 1) - done(k - warm_up, 0) for k in {*turns, total - 1} if warm_up <= k < total)
-
-
-@lru_cache(maxsize=4096)
-def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
-    """`fewest_in_flight` of each stage."""
-    return tuple(fewest_in_flight(schedule, pp, stage, num_microbatches, vpp, group) for stage in range(pp))
+    found = []
+    for stage in range(pp):
+        warm_up = 2 * (pp - stage - 1) + (vpp - 1) * group
+        turns = {end for first in range(0, total, group * vpp) for end in (first + warm_up, min(first + group * vpp, total) - 1)}
+        held = [done(k + 1, vpp - 1) - done(k - warm_up, 0) for k in {*turns, total - 1} if warm_up <= k < total]
+        found.append(max(held, default=count))
+    return tuple(found)
 
 
 @lru_cache(maxsize=8192)
