@@ -229,31 +229,22 @@ def test_filling_is_between_the_mean_and_the_equal_stages() -> None:
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("modes", [("none", "full"), ("none", "selective", "full")])
 def test_the_recompute_that_memory_asks_for_is_the_least_of_a_linear_program(pp: int, share: float, modes: tuple[Any, ...]) -> None:
-    """Layers and what they keep may be divided: over the stages all layers, in each what is held within its room, freed bytes at the
-    cheapest mode's seconds."""
+    """Layers may be divided: over the stages all layers, each in one of the modes, and in each stage what they hold within its room."""
     optimize = pytest.importorskip("scipy.optimize")
     costs = cost_model(gpt(num_layers=32), traits=TRAITS, modes=modes)
     cand = candidate(pp=pp, micro_batch_size=8, num_microbatches=16, recompute="full")
-    plain, *others = (costs.layer(cand, "decoder", mode) for mode in modes)
+    each = [costs.layer(cand, "decoder", mode) for mode in modes]
     embedding, head = (costs.layer(cand, kind, "none").static_bytes for kind in ("embedding", "head"))
-    slack = 1 + costs.calibration.allocator_slack
-    flights = [pp - stage for stage in range(pp)]
-    per_layer = [plain.static_bytes + slack * flight * plain.saved_bytes for flight in flights]
-    room = share * sum(per_layer) / pp * 32 / pp + sum(costs.fixed_bytes(cand).values())
-    rooms = [room - sum(costs.fixed_bytes(cand).values()) - (stage == 0) * embedding - (stage == pp - 1) * head for stage in range(pp)]
-    each = min((other.seconds - plain.seconds) / (plain.saved_bytes - other.saved_bytes) for other in others)
-    most = plain.saved_bytes - min(other.saved_bytes for other in others)
-    upper = []
-    for stage, flight in enumerate(flights):  # n_0, f_0, n_1, f_1 ...: layers, and bytes that they don't keep
-        held, freed = [0.0] * (2 * pp), [0.0] * (2 * pp)
-        held[2 * stage], held[2 * stage + 1] = per_layer[stage], -slack * flight
-        freed[2 * stage], freed[2 * stage + 1] = -most, 1.0
-        upper += [(held, rooms[stage]), (freed, 0.0)]
+    slack, fixed = 1 + costs.calibration.allocator_slack, sum(costs.fixed_bytes(cand).values())
+    held = [[cost.static_bytes + slack * (pp - stage) * cost.saved_bytes for cost in each] for stage in range(pp)]
+    room = share * sum(by_mode[0] for by_mode in held) / pp * 32 / pp + fixed
+    rooms = [room - fixed - (stage == 0) * embedding - (stage == pp - 1) * head for stage in range(pp)]
+    nothing = [0.0] * len(modes)
     found = optimize.linprog(
-        [0.0, each] * pp,
-        A_ub=[row for row, _ in upper],
-        b_ub=[limit for _, limit in upper],
-        A_eq=[[1.0, 0.0] * pp],
+        [cost.seconds - each[0].seconds for cost in each] * pp,
+        A_ub=[[*nothing * stage, *by_mode, *nothing * (pp - 1 - stage)] for stage, by_mode in enumerate(held)],
+        b_ub=rooms,
+        A_eq=[[1.0] * len(modes) * pp],
         b_eq=[32.0],
         method="highs",
     )
