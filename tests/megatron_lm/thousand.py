@@ -10,7 +10,9 @@ Plans are for the checkout's own release. 2026-11-22, seed 7, with experts, late
 micro-batches in the draw: 1,000 files (of 11,275 drawn, the others illegal) under tag core_v0.16.1 in 138 s, and 1,000 (of 14,921) under
 core_v0.19.0 in 197 s, beside each other on two cores: none refused, no value another. Under 0.19 another 21 plans had no arguments, of
 models that no worker of ours trains there. 2026-11-23, seed 7, with the experts' exchange beside another micro-batch in the draw: 400 files
-under core_v0.16.1 (8 with it, 4 with delayed weight gradients) and 400 under core_v0.19.0 (22 and 6): none refused, no value another.
+under core_v0.16.1 (8 with it, 4 with delayed weight gradients) and 400 under core_v0.19.0 (22 and 6): none refused, no value another. With
+gated delta nets in the draw, seed 8: 400 under core_v0.16.1 (20 with them, 12 with gates of attention) and 400 under core_v0.19.0 (23 and
+10): none refused, no value another; these are checked against the fields that engine.json would have.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ ONLY_IN: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 """Users' own values that the parser or the classes of one release alone have, by that release."""
 
-EXPERTS_BESIDE = ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute")
-"""Counted, as most draws can't have them."""
+COUNTED = ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--experimental-attention-variant", "--attention-output-gate")
+"""Flags whose files are counted, as most draws can't have them."""
 
 
 def random_plan(draw: random.Random, version: str) -> Any:
@@ -74,6 +76,7 @@ def random_plan(draw: random.Random, version: str) -> Any:
     from orchestrator.model.architecture import Run
     from orchestrator.model.parts.attention import GroupedQueryAttention
     from orchestrator.model.parts.experts import Experts
+    from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
     from orchestrator.model.parts.latent_attention import LatentAttention
     from orchestrator.model.training import Training
     from orchestrator.plan import RunSettings, Source
@@ -105,6 +108,12 @@ def random_plan(draw: random.Random, version: str) -> Any:
             mixer = one([GroupedQueryAttention(), GroupedQueryAttention(qk_norm="head"), latent])
             pattern = one([(Run(layers=layers, feed_forward=experts),), (Run(layers=1), Run(layers=layers - 1, feed_forward=experts))])
             model = replace(model, mixer=mixer, pattern=pattern, mtp_num_layers=one([0, 1]), rope_scaling_factor=None)
+            if one([True, False]):
+                keys, values = one([(4, 8), (8, 8), (8, 32)])
+                net = GatedDeltaNet(num_key_heads=keys, num_value_heads=values, key_head_dim=64, value_head_dim=one([64, 128]))
+                gated = GroupedQueryAttention(qk_norm=one(["head", None]), output_gate=one([True, False]))
+                runs = (Run(layers=one([1, 3]), mixer=net, feed_forward=experts), Run(layers=1, mixer=gated, feed_forward=experts))
+                model = replace(model, pattern=runs, rotary_percent=one([1.0, 0.25]), zero_centered_norm=one([True, False]))
     elif family is not T5:
         model = replace(model, tie_embeddings=family is BERT or one([True, False]))
     gpu = one(["H100-SXM-80GB", "H100-SXM-80GB", "A100-SXM-80GB", "B200", "V100-SXM2-32GB"])
@@ -411,6 +420,8 @@ def main(number: int, seed: int) -> int:
     warnings.filterwarnings("ignore")
     megatron = Megatron(str(Path(os.environ["MEGATRON_LM"]).resolve()))
     from orchestrator.engines import ENGINES
+    from orchestrator.engines.megatron.translate import PASSES
+    from orchestrator.engines.megatron_layers import layers_fields
     from orchestrator.errors import InputError
 
     draw = random.Random(seed)
@@ -435,12 +446,14 @@ def main(number: int, seed: int) -> int:
                 continue
             words = words_of(files["megatron_args.sh"], Path(folder))
             done += 1
-            beside.update(word for word in words if word in EXPERTS_BESIDE)
+            beside.update(word for word in words if word in COUNTED)
             said = io.StringIO()
             try:
                 with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                     args = megatron.read(words, plan, dict(job.environment))
-                    wrong = differences(megatron, plan, json.loads(files["engine.json"]), args)
+                    # What our worker doesn't train has no engine.json: its fields are those that would stand there.
+                    engine = json.loads(files["engine.json"] if "engine.json" in files else json.dumps(layers_fields(plan, PASSES)))
+                    wrong = differences(megatron, plan, engine, args)
             except (Exception, SystemExit) as error:
                 wrong = [f"refused: {type(error).__name__}: {said.getvalue()[-300:] if isinstance(error, SystemExit) else error}"]
             for text in wrong:
@@ -448,7 +461,7 @@ def main(number: int, seed: int) -> int:
                 kinds[kind] += 1
                 examples.setdefault(kind, f"{text}\n      {' '.join(words)[:3000]}")
     print(f"Megatron-LM {megatron.version}: {done} files of {tried} drawn, seed {seed}, {time.perf_counter() - begin:.0f} s")
-    print("  " + ", ".join(f"{beside[flag]} with {flag}" for flag in EXPERTS_BESIDE))
+    print("  " + ", ".join(f"{beside[flag]} with {flag}" for flag in COUNTED))
     for reason, count in unsaid.items():
         print(f"  {count:4} have no arguments: {reason}")
     for kind, count in kinds.most_common():
