@@ -94,6 +94,7 @@ PUBLISHED = [
     ("llama3_70b", 70_553_706_496, 0, "huggingface.co/meta-llama/Meta-Llama-3-70B, checkpoint"),
     ("llama3_405b", 405_853_388_800, 0, "huggingface.co/meta-llama/Llama-3.1-405B, checkpoint"),
     ("gpt_oss_120b", 116_829_156_672, 0, "huggingface.co/openai/gpt-oss-120b, checkpoint"),
+    ("qwen3_next_80b_a3b", 79_674_391_296, 0, "huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct, checkpoint without its prediction layer"),
     ("t5_large", 737_668_096 + T5_OUTPUT_BIAS, 0, "huggingface.co/google-t5/t5-large, checkpoint"),
     ("t5_11b", 11_307_321_344 + T5_OUTPUT_BIAS, 0, "huggingface.co/google-t5/t5-11b, checkpoint"),
     ("bert_large", 340e6, 0.015, "arXiv 1810.04805, section 3: 340M, pooler and next-sentence head included"),
