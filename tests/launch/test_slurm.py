@@ -115,6 +115,38 @@ def test_without_slurm_there_is_a_message(tmp_path: Path, monkeypatch: pytest.Mo
         slurm.start_in_allocation(job, tmp_path)
 
 
+SRUN = """#!/bin/bash
+trap 'sleep 2.5; touch {folder}/over; exit 143' TERM
+touch {folder}/up
+while true; do sleep 0.1; done
+"""
+HOSTS = """#!/bin/sh
+case "$2" in
+hostnames) echo n0; echo n1;;
+node) echo "NodeAddr=127.0.0.1";;
+esac
+"""
+
+
+def test_who_ends_a_run_in_an_allocation_goes_on_when_its_ranks_on_all_nodes_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun, told to end, comes back when the tasks of all nodes are gone; here it takes longer than what is left behind is waited for."""
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", HOSTS)):
+        (tmp_path / "bin" / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for name, value in (("JOB_ID", "1"), ("JOB_NODELIST", "n[0-1]"), ("JOB_NUM_NODES", "2"), ("CPUS_ON_NODE", "2")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    job = Job(name="t", module="m", arguments=(), environment={}, files=(), num_nodes=2, ranks_per_node=1, backend="gloo")
+    for file in files(job, slurm=SlurmOptions()):
+        (tmp_path / file.path).write_text(file.content)
+    outcome = slurm.start_in_allocation(job, tmp_path, enough=(tmp_path / "up").exists)
+    assert (outcome.status, outcome.exit_status) == ("finished", 0)
+    assert (tmp_path / "over").exists()
+
+
 # ------------------------------------------------------------------------------------------------------- a real Slurm
 
 real = [
