@@ -88,7 +88,7 @@ class Network:
             share = self.tp_overlap if item.hidden == "gemm" else max(self.tp_overlap, c.user_buffers_overlap)
             hidden = seconds * share if item.size * item.stride <= self.domain else 0.0
         elif item.hidden == "product":
-            hidden = min(seconds, PRODUCT * compute_s)
+            hidden = 0.0 if self.cluster.is_cpu else min(seconds, PRODUCT * compute_s)
         else:
             hidden = min(seconds, c.overlap_efficiency * compute_s)
         return seconds - hidden, hidden * c.overlap_slowdown

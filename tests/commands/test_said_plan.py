@@ -65,7 +65,7 @@ def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_wit
 
 
 def test_the_first_layers_of_every_chunk_are_recomputed_where_that_is_fastest_with_one_setting() -> None:
-    words = ("recipe=llama3_8b", "gpus=8", "memory.limit_gib=40", "pin.cp=1")
+    words = ("recipe=llama3_8b", "gpus=8", "memory.limit_gib=40", "pin.tp=2", "pin.cp=1")
     told = planning.searched_plan(settings_of(*words, "entry=pretrain_gpt.py")).plan
     setting = common_recompute(told)
     assert setting is not None

@@ -62,6 +62,11 @@ def test_chunks_pass_beside_products_only_inside_a_node(size: int, stride: int, 
     assert (exposed, slowed) == pytest.approx((3.0, 0.2) if inside else (4.0, 0.0))
 
 
+def test_ranks_without_gpus_send_on_the_cores_that_compute() -> None:
+    cluster = replace(a100(4), gpu=replace(a100().gpu, name="cpu", peak_flops={"fp32": 1e11}))
+    assert Network(cluster, HALF, MEGATRON).exposed(2.0, item("product"), 10.0) == (2.0, 0.0)
+
+
 @pytest.mark.parametrize(("sequence_parallel", "hidden", "of"), [(False, 1, 2), (True, 2, 5)])
 def test_a_gathered_input_and_its_gradients_sum_hide_beside_products(sequence_parallel: bool, hidden: int, of: int) -> None:
     """Of a region's two all-reduces that of backward; under sequence parallelism of five operations the two of backward around the linear

@@ -28,5 +28,6 @@ def traits(software: Software) -> Traits:
         fused_norms=software.transformer_engine,
         fp8_weight_copies=True,
         gathers_few_query_groups=True,
+        overlaps_input_gradient=True,
         fp32_gradient_fusion=software.apex,
     )
