@@ -453,3 +453,10 @@ def test_experts_are_divided_as_megatron_core_can_and_no_dense_model_is() -> Non
     assert degrees(workload(MIXTURE), Pins(pp=1)) == alike | whole | {(2, 2, 2), (4, 2, 4)}
     assert degrees(workload(MIXTURE), Pins(pp=1, ep=2, etp=4)) == {(tp, 2, 4) for tp in (1, 2, 4, 8)}
     assert {(ep, etp) for _, ep, etp in degrees(workload(LLAMA), Pins())} == {(1, 1)}
+
+
+def test_another_order_of_ranks_is_forbidden_only_where_a_pipeline_has_other_copies_of_experts() -> None:
+    """With cp=2 a dense layer has twice dp copies."""
+    for choices, legal in (({"cp": 2, "dp": 4}, True), ({"pp": 2, "dp": 4}, True), ({"pp": 2, "cp": 2, "dp": 2}, False)):
+        assert ("expert_order" not in refusals(M, workload(), order=PP_BEFORE_DP, **choices)) is legal
+        assert "expert_order" not in refusals(M, workload(), **choices)
