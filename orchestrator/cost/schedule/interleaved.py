@@ -6,9 +6,9 @@ is 2(pp - stage - 1) + (vpp - 1) N chunk forwards, then one forward, one backwar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from operator import add, gt, sub
+from operator import add, gt, itemgetter, sub
 
 from orchestrator.cost.schedule.order import Pass, Schedule
 from orchestrator.cost.schedule.periods import drift, shift
@@ -162,7 +162,11 @@ class Interleaved(Schedule):
         return [time + skipped for time in b_end]
 
 
-def _ended(own: list[float], came: list[float], costs: list[float], low: int, high: int) -> list[float]:
+_Row = tuple[float, ...]
+"""A number for each rank."""
+
+
+def _ended(own: list[float], came: list[float], costs: Sequence[float], low: int, high: int) -> list[float]:
     """When the ranks' passes end, of ranks `low` to `high`, that have one; the others stay where they are."""
     if low == 0 and high == len(own):
         return [(mine if mine > other else other) + cost for mine, other, cost in zip(own, came, costs, strict=True)]
@@ -181,9 +185,9 @@ class _Rows:
         outgoing = [*hops[:-1], never]  # transfer of a gradient into virtual stage i
         self.group, self.period = group, group * (len(forward) // pp)
         self._times = forward, backward, hops
-        forward_index, backward_index = _slot_indices(pp, len(forward) // pp, group)
-        self._forward = [([forward[i] for i in row], [incoming[i] for i in row]) for row in forward_index]
-        self._backward = [([backward[i] for i in row], [outgoing[i] for i in row]) for row in backward_index]
+        of_forward, of_backward = _by_slot(pp, len(forward) // pp, group)
+        self._forward = [(row(forward), row(incoming)) for row in of_forward]
+        self._backward = [(row(backward), row(outgoing)) for row in of_backward]
 
     def least_ends(self, ends: Sequence[float], turn: int, full: int, num_microbatches: int) -> list[float]:
         """What no rank's end undercuts, from the ends of its passes after `turn` slots in which all ranks run both: its work that is left,
@@ -205,20 +209,24 @@ class _Rows:
         chunks, passes = divmod(passes, self.group)
         return self.group * (periods * sum(costs) + sum(costs[:chunks])) + (passes * costs[chunks] if passes else 0.0)
 
-    def forward(self, slot: int) -> tuple[list[float], list[float]]:
+    def forward(self, slot: int) -> tuple[_Row, _Row]:
         """(seconds, transfers) where rank r runs forward `slot - r` of these groups."""
         return self._forward[slot % self.period]
 
-    def backward(self, slot: int) -> tuple[list[float], list[float]]:
+    def backward(self, slot: int) -> tuple[_Row, _Row]:
         """(seconds, transfers) where rank r runs backward `slot + r` of these groups."""
         return self._backward[slot % self.period]
 
 
+_Of = Callable[[Sequence[float]], _Row]
+"""Of something by virtual stage what one slot's ranks have of it."""
+
+
 @lru_cache(maxsize=64)
-def _slot_indices(pp: int, vpp: int, group: int) -> tuple[list[list[int]], list[list[int]]]:
+def _by_slot(pp: int, vpp: int, group: int) -> tuple[list[_Of], list[_Of]]:
     """For each slot of a period (group * vpp slots) the virtual stages whose forward (`slot - rank`), and whose backward (`slot + rank`),
     the ranks run."""
     period = group * vpp
     forward = [[(slot - rank) % period // group * pp + rank for rank in range(pp)] for slot in range(period)]
     backward = [[(vpp - 1 - (slot + rank) % period // group) * pp + rank for rank in range(pp)] for slot in range(period)]
-    return forward, backward
+    return [itemgetter(*row) for row in forward], [itemgetter(*row) for row in backward]
