@@ -38,7 +38,9 @@ class _Setting:
 
     def __init__(self, strategy: Strategy) -> None:
         mesh = strategy.mesh
-        self.without_experts = strategy if mesh.ep * mesh.etp == 1 else replace(strategy, mesh=replace(mesh, ep=1, etp=1))
+        self.without_experts = strategy
+        if mesh.ep * mesh.etp > 1:
+            self.without_experts = replace(strategy, mesh=replace(mesh, ep=1, etp=1), moe_token_dispatcher_type="alltoall")
         """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.hops: tuple[float, ...] | None = None
