@@ -11,7 +11,7 @@ from cost_cases import DEEPSPEED, MEGATRON, a100, gpt
 from msgspec.structs import replace
 
 from orchestrator.cost import uncertainty
-from orchestrator.cost.calibration import Calibration, calibrated, datasheet
+from orchestrator.cost.calibration import Calibration, calibrated, datasheet, found, priced
 from orchestrator.cost.uncertainty import (
     USUAL_RISK,
     Cell,
@@ -24,6 +24,7 @@ from orchestrator.cost.uncertainty import (
     situation,
 )
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.spec import Part, slowest
 from orchestrator.model.families import describe
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
@@ -216,3 +217,15 @@ def test_on_the_cpu_only_own_runs_make_an_interval() -> None:
     assert interval(replace(cpu, beyond=("scale",)), Calibration(interval=(0.9, 1.1))) == (0.9, 1.1)
     assert uncertainty.poorly_predicted(cpu) == ""
     assert interval(H100, Calibration(), ()) is None
+
+
+def test_each_type_of_gpu_has_the_constants_of_its_own_runs_or_the_datasheets() -> None:
+    """Of a cluster of A100, for which there is a file, and of L40S, for which there is none."""
+    here = a100(16)
+    parts = tuple(Part(gpu=GPUS[name], num_gpus=8, levels=here.levels) for name in ("A100-SXM-80GB", "L40S"))
+    mixed = replace(here, gpu=slowest([part.gpu for part in parts]), parts=parts)
+    fitted, other = priced(mixed, MEGATRON, found("shipped", mixed, [MEGATRON], None)[0]).parts
+    assert fitted == calibrated(here, MEGATRON)
+    assert fitted.fitted_on
+    assert other == datasheet(mixed.views()[1], MEGATRON)
+    assert [part.fitted_on for part in priced(mixed, MEGATRON, None).parts] == ["", ""]
