@@ -27,7 +27,7 @@ from orchestrator.calibrate.groups import CARRIED, CPU_NAMES, DEFAULT_NAMES, GRO
 from orchestrator.calibrate.left_out import errors_of, judged, left_out
 from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.cost.calibration import ANY_ENGINE, CalibrationFile, Constant, digest
-from orchestrator.cost.uncertainty import trained_as
+from orchestrator.cost.uncertainty import LINEAR, is_linear, trained_as
 from orchestrator.errors import InputError
 from orchestrator.strategy.layout import FittedOn
 from orchestrator.validate import own
@@ -111,8 +111,9 @@ def files_of(group: FitGroup, fitted: Fitted, train: Sequence[Run], kept: Sequen
 
 def measured_of(runs: Sequence[Run]) -> FittedOn:
     """What of their situations these runs are an example of."""
+    linear = {LINEAR} if any(is_linear(run.model.architecture) for run in runs) else set()
     return FittedOn(
-        kinds=tuple(sorted({trained_as(run.kind == "moe", run.training.precision) for run in runs})),
+        kinds=tuple(sorted({trained_as(run.kind == "moe", run.training.precision) for run in runs} | linear)),
         num_gpus=max(run.num_gpus for run in runs),
         seq_length=max(run.training.seq_length for run in runs),
     )

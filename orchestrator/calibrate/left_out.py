@@ -56,12 +56,20 @@ def left_out(runs: Sequence[Run], fit: Callable[[Sequence[Run]], Sequence[Calibr
 
 
 def constants_of(files: Sequence[CalibrationFile]) -> Choose:
-    """Of these files, elsewhere of the datasheet."""
+    """Of these files, or of one for an engine that shares its constants with the run's (a fit's group); elsewhere of the datasheet."""
     known = {(file.engine, file.gpu): file for file in files}
+    shared = {
+        (engine, gpu): known[other, gpu]
+        for group in GROUPS
+        for gpu in group.gpus
+        for other in group.engines
+        if (other, gpu) in known
+        for engine in group.engines
+    }
 
     def constants(run: Run) -> Calibration:
         base = datasheet(run.cluster, run.engine.traits)
-        file = known.get((run.engine.name, run.gpu))
+        file = known.get((run.engine.name, run.gpu)) or shared.get((run.engine.name, run.gpu))
         return base if file is None else file.calibration(base)
 
     return OneValue(constants)

@@ -220,20 +220,20 @@ CPU: Final = Calibration(
     collective_launch_s=0.0,
     overlap_efficiency=0.0,
     overlap_slowdown=0.0,
-    context_bytes=0.4 * GIB,
+    context_bytes=0.5 * GIB,
     communicator_bytes=2.0 * MIB,
     workspace_bytes=0.0,
 )
 """gloo ranks, two to a core of one machine: torch's Python and autograd cost about 60 us an operation, a gloo collective 200 us
-to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides. A rank that trains next to nothing held
-358 (megatron), 385 (megatron_deepspeed) and 442 MiB (deepspeed) on 2026-11-23 with torch 2.13's CPU build; with its CUDA build some 280 MiB
-more."""
+to 1 ms when ranks share cores; traffic runs on the same cores, so nothing hides. Beside its
+tensors a rank held 358 (megatron), 385 (megatron_deepspeed) and 442 to 640 MiB (deepspeed, the more with models described by their code) on
+2026-11-23 with torch 2.13's CPU build; with its CUDA build some 280 MiB more."""
 
 
 def datasheet(cluster: Cluster, traits: Traits) -> Calibration:
     """The zero-shot constants of this cluster's GPU: no run of it has been seen."""
     if cluster.is_cpu:
-        return CPU
+        return CPU if traits.layers == "hugging_face" else replace(CPU, context_bytes=0.4 * GIB)
     generation = cluster.gpu.compute_capability.split(".")[0]
     return replace(Calibration(), **{**_BY_CAPABILITY.get(generation, {}), **traits.constants})
 

@@ -23,16 +23,19 @@ import msgspec
 
 from orchestrator.cost.calibration import Calibration
 from orchestrator.hardware.spec import Cluster
-from orchestrator.model.spec import ModelSpec
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
+from orchestrator.model.parts.mamba2 import Mamba2
+from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
 from orchestrator.values import Value
 
-Beyond = Literal["engine", "gpu", "experts", "precision", "scale", "sequence length"]
+Beyond = Literal["engine", "gpu", "experts", "linear attention", "precision", "scale", "sequence length"]
 BEYOND: Final[dict[Beyond, str]] = {
     "engine": "no run of this engine on this GPU was fitted",
     "gpu": "no run of any engine on this GPU was seen",
     "experts": "no run with experts was fitted",
+    "linear attention": "no run with layers of linear attention or of a state space was fitted",
     "precision": "no run with products of this precision was fitted",
     "scale": "more than twice the GPUs of any run that was fitted",
     "sequence length": "more than twice the tokens a sequence of any run that was fitted",
@@ -92,6 +95,15 @@ BITS: Final = {"fp8": 8, "nvfp4": 4}
 """Of the products' inputs, by precision; 16 where it is not here (fp32 on GPUs is TF32 or slower, which no published run is)."""
 
 
+LINEAR: Final = "linear attention"
+"""In `FittedOn.kinds`: a run had such layers."""
+
+
+def is_linear(architecture: Architecture) -> bool:
+    """Whether some layers keep a state in place of keys and values: their kernels are other programs than attention's."""
+    return any(isinstance(layer.mixer, Mamba2 | GatedDeltaNet) for layer in architecture.kinds_of_layers())
+
+
 def trained_as(experts: bool, precision: str) -> str:
     """The name of a kind of run in `FittedOn.kinds`.
 
@@ -101,11 +113,14 @@ def trained_as(experts: bool, precision: str) -> str:
     return f"{'experts' if experts else 'dense'} {BITS.get(precision, 16)}-bit"
 
 
-def beyond(fitted: FittedOn | None, cluster: Cluster, training: Training, experts: bool, gpus: Iterable[str]) -> tuple[Beyond, ...]:
-    """How this lies outside of what constants were fitted on; `gpus`: those that any source measured."""
+def beyond(
+    fitted: FittedOn | None, cluster: Cluster, training: Training, experts: bool, gpus: Iterable[str], *, linear: bool = False
+) -> tuple[Beyond, ...]:
+    """How this lies outside of what constants were fitted on; `gpus`: those that any source measured; `linear`: whether the model has
+    layers of linear attention."""
+    found: list[Beyond] = [LINEAR] if linear and (fitted is None or LINEAR not in fitted.kinds) else []
     if fitted is None:
-        return ("engine",) if cluster.gpu.name in gpus else ("engine", "gpu")
-    found: list[Beyond] = []
+        return ("engine", *found) if cluster.gpu.name in gpus else ("engine", "gpu", *found)
     kind = "experts" if experts else "dense"
     if not any(name.startswith(kind) for name in fitted.kinds):
         found.append("experts" if experts else "precision")
@@ -135,7 +150,9 @@ def situation(
         experts=experts,
         eight_bit=training.precision in BITS,
         transformers=transformers,
-        beyond=beyond(calibration.fitted, cluster, training, experts, known().gpus if gpus is None else gpus),
+        beyond=beyond(
+            calibration.fitted, cluster, training, experts, known().gpus if gpus is None else gpus, linear=is_linear(model.architecture)
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Recipes, clusters and key=value words become one frozen `Settings` value."""
+"""Recipes, clusters and key=value words become one frozen `Settings` value. The only importer of omegaconf."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import shown
@@ -26,7 +28,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
     >>> read_arguments(["slurm.time=12:30:00", "gpus=4"])
     {'slurm': {'time': '12:30:00'}, 'gpus': '4'}
     """
-    tree: Tree = {}
+    tree = OmegaConf.create({})
     beside: Tree = {}
     seen: dict[str, str] = {}
     for word in words:
@@ -44,12 +46,10 @@ def read_arguments(words: Sequence[str]) -> Tree:
                     raise InputError(name, shown(value), f"is below {other}, which is given as a value too")
                 if other.startswith(f"{name}."):
                     raise InputError(name, shown(value), f"is given as a value, and {other} below it too")
-            *groups, last = name.split(".")
-            here = tree
-            for group in groups:
-                here = here.setdefault(group, {})
-            here[last] = value
-    return tree | beside
+            OmegaConf.update(tree, name, value)
+    plain = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(plain, dict)
+    return typing.cast(Tree, plain | beside)
 
 
 def key_and_value(word: str) -> tuple[str, str]:

@@ -40,7 +40,8 @@ class FittedOn(Value, frozen=True, kw_only=True):
     """What the runs that constants were fitted on had; a prediction beyond it is extrapolation (cost/uncertainty.py)."""
 
     kinds: tuple[str, ...]
-    """"dense 16-bit", "dense 8-bit", "experts 16-bit", "experts 8-bit": those of them with a run."""
+    """"dense 16-bit", "dense 8-bit", "experts 16-bit", "experts 8-bit": those of them with a run; and "linear attention", if one had
+    such layers."""
     num_gpus: int
     """Of the largest."""
     seq_length: int

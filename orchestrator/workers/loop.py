@@ -111,10 +111,19 @@ def to_device(arrays: dict[str, np.ndarray], device: torch.device) -> Batch:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the allocator's peak on a GPU, the process' resident peak on a CPU (getrusage counts KiB on Linux)."""
+    """Bytes: the allocator's peak on a GPU, the process' resident peak on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return host_peak()
+
+
+def host_peak() -> int:
+    """Bytes of host memory that this program has had at most. Not getrusage's on Linux, which keeps through exec what the process had that
+    started it."""
+    try:
+        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")) * 1024
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def agree(loss: torch.Tensor | None, groups: Groups, device: torch.device, stop: bool) -> tuple[float, int, bool]:

@@ -16,7 +16,6 @@ import argparse
 import importlib
 import json
 import os
-import resource
 import statistics
 import sys
 import time
@@ -150,7 +149,7 @@ def built_without_memory(plan: Plan, engine: dict[str, Any]) -> dict[str, Any]:
 
         with torch.device("meta"):
             model = hugging_face.build_model(engine["model"])
-        return {"stage": 0, "parameters": sum(p.numel() for p in model.parameters()), "host_peak_bytes": host_peak()}
+        return {"stage": 0, "parameters": sum(p.numel() for p in model.parameters()), "host_peak_bytes": loop.host_peak()}
     from orchestrator.workers import cpu_shims, eager, megatron_groups  # noqa: F401
     from orchestrator.workers.models import build_chunks, transformer_config
 
@@ -172,13 +171,8 @@ def built_without_memory(plan: Plan, engine: dict[str, Any]) -> dict[str, Any]:
         "embedding": any(getattr(chunk, "embedding", None) is not None for chunk in chunks),
         "head": any(getattr(chunk, "output_layer", None) is not None and chunk.post_process for chunk in chunks),
         "parameters": sum(p.numel() for chunk in chunks for p in chunk.parameters()),
-        "host_peak_bytes": host_peak(),
+        "host_peak_bytes": loop.host_peak(),
     }
-
-
-def host_peak() -> int:
-    """Bytes of host memory that this process has had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main(words: Sequence[str] | None = None) -> None:
