@@ -349,7 +349,10 @@ def test_throughput_counts_the_whole_batch() -> None:
 
 def test_every_family_is_priced_in_full_precision_on_gloo_ranks() -> None:
     cluster = replace(a100(4), gpu=replace(a100().gpu, name="cpu", peak_flops={"fp32": 1e11}))
-    assert datasheet(cluster, MEGATRON) == CPU
+    transformers = replace(MEGATRON, layers="hugging_face")
+    assert datasheet(cluster, transformers) == CPU
+    assert replace(datasheet(cluster, MEGATRON), context_bytes=CPU.context_bytes) == CPU
+    assert datasheet(cluster, MEGATRON).context_bytes < CPU.context_bytes  # transformers is loaded too
     model = cost_model(gpt(num_layers=2, hidden_size=64, num_attention_heads=4, ffn_hidden_size=256), cluster=cluster, precision="fp32")
     assert model.price(candidate(tp=2, dp=2), stages(model.model, [2])).step_time_s > 0
 
