@@ -13,7 +13,8 @@ what is left without it is told too; and, by the ranks' timers, predicted over m
 On 2026-11-23, 2 cores of an AMD EPYC, nothing else running, the profile in 68 s: three rounds of the twelve plans, the least of each, and
 four profiles of the day (the last two as it is now): Spearman .92 to .94, median error 4 to 10%, the plan ranked first 4.8% behind the
 fastest. Single rounds say little here: a plan's times differ by 10% in the median from round to round, the twelve times of two rounds
-have a Spearman of .69, .70 and .94 with each other, and the fastest plan of one round was 37% and 19% behind in the two others. Later that day, one round, the profile in 42 s: Spearman .96, median error 6.5%, the fastest ranked first.
+have a Spearman of .69, .70 and .94 with each other, and the fastest plan of one round was 37% and 19% behind in the two others.
+Later that day, one round, the profile in 42 s: Spearman .96, median error 6.5%, the fastest ranked first.
 """
 
 from __future__ import annotations
