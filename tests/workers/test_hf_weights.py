@@ -103,6 +103,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, LLAMA | {"tie_word_embeddings": True}),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, LLAMA),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 12}),
+    "qwen3 of 260 words": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 12, "vocab_size": 260}),
     "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM, MIXTRAL),
     "qwen3 moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, QWEN3_MOE),
     "qwen3 moe raw scores": (
@@ -141,7 +142,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tp2": ("qwen2", {"tp": 2}),
     "qwen3 tp2 pp2": ("qwen3", {"tp": 2, "pp": 2}),
     "deepspeed qwen3 tp2 zero3": ("qwen3", {"engine": DEEPSPEED, "tp": 2, "zero_stage": 3}),
-    "deepspeed alone qwen3 tp2 dp2 zero1": ("qwen3", {"engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 1}),
+    "deepspeed alone qwen3 tp2 dp2 zero1": ("qwen3 of 260 words", {"engine": ALONE, "tp": 2, "dp": 2, "zero_stage": 1}),
     "mixtral dp2 ep2": ("mixtral", {"dp": 2, "ep": 2}),
     "mixtral tp2 dp2 ep2 etp2": ("mixtral", {**SP, "dp": 2, "ep": 2, "etp": 2}),
     "mixtral pp2 dp2 ep2 zero1": ("mixtral", {"pp": 2, "dp": 2, "ep": 2, "zero_stage": 1}),
@@ -176,7 +177,7 @@ def make_model(name: str) -> torch.nn.Module:
     config_class, model_class, fields = MODELS[name]
     torch.manual_seed(5)
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    model = model_class(config_class(vocab_size=VOCAB, **special, **fields)).eval()
+    model = model_class(config_class(**{"vocab_size": VOCAB} | special | fields)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
