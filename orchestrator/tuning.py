@@ -149,9 +149,7 @@ def contenders(trials: Iterable[Trial]) -> list[Trial]:
 def told_apart(settings: Settings, how: str, folder: Path, trials: Sequence[Trial]) -> list[Trial]:
     """The trials with the further runs of those that one run can't tell apart: rounds there and back, tune.rounds runs of a plan at most.
     Raises KeyboardInterrupt."""
-    runs = {trial.number: [trial] for trial in trials}
-    for number in runs:  # of a tune that was cut off
-        runs[number] = [_trial(path) for path in _run_folders(folder, number)]
+    runs = {trial.number: [_trial(path) for path in _run_folders(folder, trial.number)] for trial in trials}
     now = [together(of_plan) for of_plan in runs.values()]
     for round_ in range(2, settings.tune_rounds + 1):
         close = contenders(now)

@@ -118,12 +118,13 @@ def peak_memory(device: torch.device) -> int:
 
 
 def host_peak() -> int:
-    """Bytes of host memory that this program has had at most. Not getrusage's on Linux, which keeps through exec what the process had that
-    started it."""
-    try:
-        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")) * 1024
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Bytes of host memory that this program has had at most. getrusage's, which on Linux keeps through exec what the process had that
+    started it, only where the kernel doesn't say."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.is_file() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def agree(loss: torch.Tensor | None, groups: Groups, device: torch.device, stop: bool) -> tuple[float, int, bool]:

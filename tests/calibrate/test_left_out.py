@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.calibrate.left_out import cells_of, coverage, errors_of, judged, left_out, ran_out
-from orchestrator.cost.calibration import CalibrationFile
+from orchestrator.calibrate.groups import GROUPS
+from orchestrator.calibrate.left_out import cells_of, constants_of, coverage, errors_of, judged, left_out, ran_out
+from orchestrator.cost.calibration import CalibrationFile, Constant
 from orchestrator.units import GIB
+from orchestrator.validate.engines import ENGINES
 from orchestrator.validate.pricing import Pricer, zero_shot
 from orchestrator.validate.runs import Run
 from tests.validate.test_validate import only
@@ -37,6 +39,19 @@ def test_constants_for_a_source_are_fitted_without_it() -> None:
     assert asked == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
     assert {one.run.table: round(one.seconds or 0.0, 6) for one in found} == {"a": 1.0, "b": 1.5, "c": 2.0}
     assert {one.situation.beyond for one in found} == {("engine",)}
+
+
+def test_an_engine_has_the_constants_of_another_one_that_they_are_fitted_with() -> None:
+    """Megatron-LM of 2021 and of 2022 share a fit on A100: where all runs of one are left out, the other's say what both take."""
+    group = next(group for group in GROUPS if "megatron_lm_2022" in group.engines)
+    (run,) = only({"engine": "NeMo"})
+    given = replace(run, engine=ENGINES["megatron_lm_2022"], gpu=group.gpus[0])
+    constant = Constant(value=0.123, unit="share", origin="fitted")
+    file = CalibrationFile(engine="megatron_lm_2021", gpu=group.gpus[0], traits="", fitted_on="10 runs", fitted_runs=10,
+                           constants={"gemm_efficiency": constant}, fitted_median_error=0.0, held_out_runs=0, held_out_median_error=None,
+                           interval=None)  # fmt: skip
+    assert constants_of([file])(given).gemm_efficiency == 0.123
+    assert constants_of([file])(replace(given, engine=ENGINES["nemo"])).gemm_efficiency != 0.123
 
 
 def test_an_interval_knows_nothing_of_the_source_that_it_is_judged_on() -> None:

@@ -25,7 +25,7 @@ from orchestrator.cost.uncertainty import (
 )
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Part, slowest
-from orchestrator.model.families import describe
+from orchestrator.model.families import describe, from_hf_config
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
 
@@ -90,6 +90,22 @@ def test_an_unseen_gpu_has_nearly_the_spread_of_whole_sources() -> None:
 def test_what_lies_outside_of_the_fitted_runs_is_named(fitted: FittedOn | None, changes: dict[str, object], found: tuple[str, ...]) -> None:
     training = msgspec.convert({**msgspec.to_builtins(TRAINING), **changes}, Training)
     assert situation(MODEL, training, a100(64), Calibration(fitted=fitted)).beyond == found
+
+
+def test_layers_of_linear_attention_are_outside_of_runs_that_had_none() -> None:
+    fitted = FittedOn(kinds=("dense 16-bit",), num_gpus=64, seq_length=2048)
+    nine: dict[str, object] = {
+        **{"model_type": "qwen3_5_text", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 16, "head_dim": 256},
+        **{"num_key_value_heads": 4, "vocab_size": 248320, "intermediate_size": 12288, "max_position_embeddings": 262144},
+    }
+    mamba: dict[str, object] = {"model_type": "mamba2", "num_hidden_layers": 4, "hidden_size": 512, "num_heads": 16, "head_dim": 64,
+                                "vocab_size": 1024}  # fmt: skip
+    for model in (describe(from_hf_config(config, "x"), 2048) for config in (nine, mamba)):
+        assert situation(model, TRAINING, a100(64), Calibration(fitted=fitted)).beyond == ("linear attention",)
+        assert situation(model, TRAINING, a100(64), Calibration()).beyond == ("engine", "linear attention")
+        own = replace(fitted, kinds=(*fitted.kinds, "linear attention"))
+        assert situation(model, TRAINING, a100(64), Calibration(fitted=own)).beyond == ()
+    assert width(H100) < width(replace(H100, beyond=("linear attention",)))
 
 
 def test_a_gpu_that_no_source_measured_is_named() -> None:

@@ -72,8 +72,8 @@ QWEN35_WHOLE = {
     "Qwen3.5-397B-A17B": (403_397_928_944, 456_010_480),
     "Qwen3-Next-80B-A3B": (81_324_862_720, 0),
 }
-"""Parameters of the checkpoints with their layer of multi-token prediction, and those of what looks at images, as transformers builds it
-(Qwen3_5MoeForConditionalGeneration with `out_hidden_size` of the text's)."""
+"""Parameters of the checkpoints with their layer of multi-token prediction (the Hub's `safetensors.total` of each repository), and those of
+what looks at images, as transformers builds it (Qwen3_5MoeForConditionalGeneration with `out_hidden_size` of the text's)."""
 LLAMA4_VISION = 871_932_416
 """Parameters of what looks at images in the checkpoints of Llama 4 (34 layers of 1,408) and of what joins it to the text model."""
 NEMOTRON_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
