@@ -372,10 +372,13 @@ def _attention_dropout_only(a: Architecture, name: str) -> Iterator[str]:
         yield f"hidden_dropout={a.hidden_dropout}: transformers' {name} has attention dropout only"
 
 
+def _biases(a: Architecture) -> str:
+    return f"add_bias_linear={a.add_bias_linear} add_qkv_bias={a.add_qkv_bias}".lower()
+
+
 def _qkv_bias(a: Architecture, name: str) -> Iterator[str]:
     if not a.add_qkv_bias or a.add_bias_linear:
-        biases = f"add_qkv_bias={a.add_qkv_bias} add_bias_linear={a.add_bias_linear}".lower()
-        yield f"{biases}: transformers' {name} has biases on Q, K and V only"
+        yield f"{_biases(a)}: transformers' {name} has biases on Q, K and V only"
     yield from _attention_dropout_only(a, name)
 
 
@@ -389,14 +392,14 @@ def _head_norms(a: Architecture, name: str) -> Iterator[str]:
     if "qk_norm" not in a.features():
         yield f"qk_norm=null: transformers' {name} norms queries and keys"
     if a.add_bias_linear or a.add_qkv_bias:
-        yield f"add_bias_linear={a.add_bias_linear} add_qkv_bias={a.add_qkv_bias}: our {name} has no biases".lower()
+        yield f"{_biases(a)}: our {name} has no biases"
     yield from _attention_dropout_only(a, name)
 
 
 def _bare_linears(a: Architecture, name: str) -> Iterator[str]:
     """Of classes without any bias."""
     if a.add_bias_linear or a.add_qkv_bias:
-        yield f"add_bias_linear={a.add_bias_linear} add_qkv_bias={a.add_qkv_bias}: transformers' {name} has no biases".lower()
+        yield f"{_biases(a)}: transformers' {name} has no biases"
 
 
 def _one_window(a: Architecture, name: str) -> Iterator[str]:
@@ -487,11 +490,11 @@ def _llama4_layers(a: Architecture, name: str) -> Iterator[str]:
     if experts.shared_ffn_hidden_size != experts.ffn_hidden_size:
         yield f"shared_ffn_hidden_size={experts.shared_ffn_hidden_size}: transformers' {name} has a shared expert as wide as the others"
     mixers = [layer.mixer for layer in a.kinds_of_layers() if isinstance(layer.mixer, GroupedQueryAttention)]
-    for rotary, without in ((True, "temperature"), (False, "chunk and qk_norm")):
+    for rotary, without in ((True, "true, without temperature"), (False, "false, without chunk and qk_norm")):
         kinds = {(m.chunk, m.qk_norm, m.temperature) for m in mixers if m.rotary is rotary}
         wrong = any((temperature if rotary else chunk or norm) is not None for chunk, norm, temperature in kinds)
         if wrong or len(kinds) > 1:
-            yield f"pattern: transformers' {name} has one kind of layers with rotary={rotary}, without {without}".lower()
+            yield f"pattern: transformers' {name} has one kind of layers with rotary={without}"
 
 
 def _single_parts(a: Architecture, name: str) -> Iterator[str]:
