@@ -191,17 +191,16 @@ class StageSolver:
         leanest = self._cheapest(0.0, 1.0, weight=0.0)
         if leanest.nbytes > self.cap * (1 + ROUNDING):
             return INFINITE
-        self.least, low, high, share = -INFINITE, 0.0, 1.0, 0.0
+        low, high, share, tried = 0.0, 1.0, 0.0, list[tuple[float, float, float]]()
         for turn in range(MOST_SHARES if self.hides else 1):
             value, price, tilt = self._dual(share, leanest)
-            value -= share * self.ahead
-            if value > self.least:
-                self.least, self.price, self.share = value, price, share
+            tried.append((value - share * self.ahead, price, share))
             low, high = (share, high) if tilt > self.ahead else (low, share)
             if (turn == 0 and high == 0.0) or (turn == 1 and low == 1.0):
                 break
             share = 1.0 if turn == 0 else (low + high) / 2
-        self.least += self.constant
+        value, self.price, self.share = max(tried, key=itemgetter(0))
+        self.least = value + self.constant
         return self.least
 
     # ---- the ways
@@ -263,7 +262,7 @@ class StageSolver:
             leanest.append(leanest[-1] + min(option.nbytes for options in self.options[kind].values() for option in options))
         leanest.reverse()
         points: dict[int, list[_Point]] = {0: [((0.0, self.least_transient, *self._compared(0.0, 0.0, 0.0, 0.0)), 0.0, None, 0)]}
-        digit = 1  # of the numbers that tell points apart: a way or a change of tp
+        digit, width = 1, len(self.layers).bit_length()  # of the numbers that tell points apart: a way or a change of tp
         for i, kind in enumerate(self.layers):
             reach: dict[int, dict[int, _Point]] = {}
             if i == 0 or kind != self.layers[i - 1]:
@@ -275,7 +274,7 @@ class StageSolver:
                     way = option.way
                     added = self._compared(way.forward_s, way.backward_s, way.sync_s, way.optimizer_s)
                     if id(option) not in digits:
-                        digits[id(option)], digit = digit, digit * (len(self.layers) + 1)
+                        digits[id(option)], digit = digit, digit << width
                     costs.append((mean(option.sums, self.share) + self.price * option.nbytes, digits[id(option)], option, added))
                 costs.sort(key=itemgetter(0))
                 here = reach.setdefault(tp, {})
@@ -283,7 +282,7 @@ class StageSolver:
                     f, b = self.switch[kind][before, tp]
                     change, changed = mean(self.sums(f, b, 0.0, 0.0), self.share), self._compared(f, b, 0.0, 0.0)
                     if before != tp and (before, tp) not in digits:
-                        digits[before, tp], digit = digit, digit * (len(self.layers) + 1)
+                        digits[before, tp], digit = digit, digit << width
                     turn = digits.get((before, tp), 0)
                     onwards = [
                         (cost + change, own + turn, o.nbytes, o.way.transient_bytes, [*map(add, changed, added)], o.way)
@@ -348,11 +347,9 @@ def _kept(points: list[_Point], most: int, *, dominance: bool) -> tuple[list[_Po
 
 def uncovered(costs: Sequence[LayerwiseStage]) -> list[LayerwiseStage]:
     """Those that no other one covers: what is not hidden of the reduction counts together with the backward pass that it follows."""
-    kept: list[tuple[float, ...]] = []
-    found: list[LayerwiseStage] = []
-    for cost in sorted(costs, key=lambda cost: cost.forward_s + cost.backward_s + cost.exposed_s + cost.optimizer_s):
-        seconds = (cost.forward_s, cost.backward_s, cost.backward_s + cost.exposed_s, cost.optimizer_s)
-        if not any(all(map(le, other, seconds)) for other in kept):
-            kept.append(seconds)
-            found.append(cost)
-    return found
+    found: dict[tuple[float, ...], LayerwiseStage] = {}
+    numbers = [(cost.forward_s, cost.backward_s, cost.backward_s + cost.exposed_s, cost.optimizer_s) for cost in costs]
+    for seconds, cost in sorted(zip(numbers, costs, strict=True), key=itemgetter(0)):  # what covers another one comes before it
+        if not any(all(map(le, other, seconds)) for other in found):
+            found[seconds] = cost
+    return [*found.values()]

@@ -101,3 +101,17 @@ def test_data_parallel_copies_share_what_is_kept() -> None:
     inside = {"tp_comm_overlap": True, "cp_comm_type": "a2a", "moe_token_dispatcher_type": "flex", "sequence_parallel": False}
     for name, value in inside.items():
         assert price_key(replace(strategy, **{name: value})) != price_key(strategy)
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(2, 1), (1, 2), (2, 2), (8, 1)])
+def test_layers_without_experts_are_priced_once_whatever_becomes_of_the_experts(ep: int, etp: int) -> None:
+    costs = model_of(MEGATRON)
+    mesh = replace(BASE.strategy.mesh, dp=16, ep=1)
+    plain = replace(BASE, strategy=replace(BASE.strategy, mesh=mesh))
+    apart = replace(plain, strategy=replace(plain.strategy, mesh=replace(mesh, ep=ep, etp=etp), moe_token_dispatcher_type="allgather"))
+    for kind in ("embedding", "head"):
+        assert costs.layer(apart, kind, "none") is costs.layer(plain, kind, "none")
+    assert costs.reckoning_with(("none",)).layer(plain, "head", "none") is costs.layer(plain, "head", "none")
+    assert costs.reckoning_with(costs.modes) is costs
+    (experts,) = {*costs.kinds} - {"embedding", "head"}
+    assert costs.layer(apart, experts, "none").parameters < costs.layer(plain, experts, "none").parameters
