@@ -37,7 +37,7 @@ from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, 
 
 BYTES: Final = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 RATES: Final = {"B/s": 1, "KB/s": KB, "MB/s": MB, "GB/s": GB, "TB/s": TB, "Mbit/s": GBIT / 1000, "Gbit/s": GBIT, "Tbit/s": GBIT * 1000}
-SECONDS: Final = {"s": 1.0, "ms": MS, "us": US, "ns": US / 1000}
+SECONDS: Final = {"s": 1.0, "ms": MS, "us": US, "ns": 1e-9}
 FLOPS: Final = {"FLOP/s": 1, "GFLOP/s": TFLOPS / 1000, "TFLOP/s": TFLOPS, "PFLOP/s": TFLOPS * 1000}
 PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")
 SUFFIXES: Final = (".yaml", ".yml")

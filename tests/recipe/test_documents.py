@@ -38,6 +38,52 @@ def test_too_few_documents_for_the_split_are_refused(lengths: list[int], words: 
     assert prefix in str(caught.value)
 
 
+def test_weights_stand_before_their_paths_and_paths_without_weights_are_all_looked_at(tmp_path: Path) -> None:
+    """An even number of words is weights and paths where every other word is a number, and else paths."""
+    many, one = indexed(tmp_path / "many", *[100] * 10), indexed(tmp_path / "7", 1000)
+    split = ["--split", "90,10,0"]
+    for words, refused in (
+        ([many, one], True), ([one, many], True), ([many, many], False), (["1", one], True), (["1", many, "3", one], True),
+        (["1", many, "3", many], False), ([many, many, "3", one], True), (["1", many, one, many], True), ([many, one, many], True),
+    ):  # fmt: skip
+        if refused:
+            with pytest.raises(InputError, match=r"has 1 document;"):
+                check_documents(["--data-path", *words, *split], seq_length=32)
+        else:
+            check_documents(["--data-path", *words, *split], seq_length=32)
+
+
+@pytest.mark.parametrize(("lengths", "enough"), [([33], True), ([32], False), ([16, 17], True), ([16, 16], False)])
+def test_a_sample_is_one_token_longer_than_its_sequence(lengths: list[int], enough: bool, tmp_path: Path) -> None:
+    words = ["--train-data-path", indexed(tmp_path / "corpus", *lengths)]
+    if enough:
+        check_documents(words, seq_length=32)
+        return
+    with pytest.raises(InputError, match="gets 32 tokens, less than the 33 of one sample"):
+        check_documents(words, seq_length=32)
+
+
+def test_each_of_the_three_paths_is_all_of_its_share(tmp_path: Path) -> None:
+    fine, short = indexed(tmp_path / "fine", 100), indexed(tmp_path / "short", 20)
+    flags = {"--train-data-path": "training", "--valid-data-path": "evaluation", "--test-data-path": "the test"}
+    check_documents([word for flag in flags for word in (flag, fine)], seq_length=32)
+    for flag, name in flags.items():
+        words = [word for other in flags for word in (other, short if other == flag else fine)]
+        with pytest.raises(InputError, match=f"short: has 1 document; {name} gets 20 tokens"):
+            check_documents(words, seq_length=32)
+
+
+def test_what_is_no_index_is_not_looked_at(tmp_path: Path) -> None:
+    prefix = indexed(tmp_path / "corpus", 3, 5)
+    whole = (tmp_path / "corpus.idx").read_bytes()
+    found = sequence_lengths(prefix)
+    assert found is not None
+    assert found.tolist() == [3, 5]
+    for content in (b"", b"x" * len(whole), whole[: len(HEADER) + 3], b"X" + whole[1:]):
+        (tmp_path / "corpus.idx").write_bytes(content)
+        assert sequence_lengths(prefix) is None
+
+
 @pytest.mark.parametrize(
     "words",
     ["--data-path {} --split 100,0,0", "--data-path {}", "--data-path {} --split 50,50", "--mock-data --split 99,1,0",

@@ -171,6 +171,44 @@ def test_one_rank_alone_has_none_to_be_compared_with() -> None:
     assert after.slow_ranks(PLAN, after.read(rows({0: 0.4})[:1])) == []
 
 
+def test_ranks_of_different_stages_are_compared_by_the_work_that_was_predicted_of_them() -> None:
+    """The second stage has three times the work: three times as long is as it should be, and six times is twice that."""
+    assert PLAN.predicted is not None
+    first, second = PLAN.predicted.by_stage
+    stages = (replace(first, forward_s=1.0, backward_s=3.0), replace(second, forward_s=6.0, backward_s=6.0))
+    alone = replace(PLAN, tp=1, world_size=2, predicted=replace(PLAN.predicted, by_stage=stages))
+    on_gpus = replace(alone, cluster=replace(PLAN.cluster, gpu=GPUS["A100-SXM-80GB"]))
+
+    def named(second: float) -> list[after.Standing]:
+        given = [row | {"rank": stage, "traffic": []} for stage, row in enumerate(rows()[:2])]
+        for row, own in zip(given, (0.05, second), strict=True):
+            row["phases"] = [{"passes": own, "update": 0.01}] * 2
+        return after.slow_ranks(on_gpus, after.read(given))
+
+    assert named(0.15) == []
+    (one,) = named(0.30)
+    assert (one.ranks, one.times, one.extra_s) == ((1,), pytest.approx(2.0), pytest.approx(0.15))
+    assert [one.ranks for one in named(0.05)] == [(0,)], "a third of what it should take: the other one is slow by as much"
+
+
+def test_a_link_that_is_slow_in_one_step_alone_is_not_named() -> None:
+    given = rows(None, {(0, 1): 0.1})
+    for row in given[:2]:
+        for one in row["traffic"]:
+            if one["step"] == 1 and one["operation"] == "all_reduce":
+                one["transfer_s"] = 0.01
+    found = after.after(PLAN, COST, after.read(given))
+    assert found is not None
+    assert not found.slow_links
+
+
+def test_a_slow_link_that_hardly_costs_the_step_anything_is_not_named() -> None:
+    """Ten times 2 ms is 18 of 500 ms, below a twentieth; ten times 3 ms is 27."""
+    for usual, named in ((0.002, []), (0.003, [(0, 1)])):
+        links = dict.fromkeys([(0, 2), (1, 3), (2, 3)], usual) | {(0, 1): 10 * usual}
+        assert [one.ranks for one in said(None, links).slow_links] == named
+
+
 def test_of_two_slow_links_the_dearer_stands_first() -> None:
     found = said(None, {(0, 1): 0.1, (0, 2): 0.15})
     assert [one.ranks for one in found.slow_links] == [(0, 2), (0, 1)]

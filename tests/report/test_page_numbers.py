@@ -109,6 +109,28 @@ def test_memory_of_each_stage_is_in_gib_by_cause() -> None:
     assert [row[1:3] for row in rows] == [["8.00", "16.00"]] * 4
 
 
+def right(table: str) -> list[bool]:
+    """Which columns are aligned right."""
+    heads = re.findall(r'<th scope="col"( class="number")?>', table)
+    (first, *_) = re.findall(r"<tbody><tr>(.*?)</tr>", table)
+    assert [bool(mark) for mark in re.findall(r"<td( class=\"number\")?>", first)] == [bool(mark) for mark in heads]
+    return [bool(mark) for mark in heads]
+
+
+def test_columns_of_numbers_and_no_others_are_aligned_right() -> None:
+    """Of memory: the stage and the phase are none, each cause and the peak are."""
+    assert right(page.memory_table(shown())) == [False, *[True] * 6, False]
+    assert right(page.cause_table(PLAN)) == [False, True, True]
+    after = After(steps=(4,), ranks=1, causes={"compute": (1.0, 0.0)}, slow_ranks=(), slow_links=(), constants={})
+    assert right(page.after_part(after)) == [False, True, True]
+    rows = [{"step": step, "step_time_s": 15.0} for step in range(9)]
+    assert right(page.measured_section(shown(rows=rows), None)) == [False, True, True, True]
+    section = page.candidates_section(page.drawn_of(shown(outcomes=outcomes(), floor=lambda candidate: 33.0)), "")
+    nearest, rules = section.split("Rules that cut branches")
+    assert right(nearest) == [False, True, True, False]
+    assert right(rules) == [False, False, True]
+
+
 def test_a_table_escapes_and_aligns_its_numbers() -> None:
     table = page.table("<c>", ("a", "b"), [("<x>", 1)], (1,))
     assert "<caption>&lt;c&gt;</caption>" in table
