@@ -35,7 +35,7 @@ from orchestrator.validate.pricing import Choose
 from orchestrator.validate.recovery import CLOSE, ENGINE, megatrons_own, planned_engine, question_of
 from orchestrator.validate.rows import SkipError
 from orchestrator.validate.runs import Run
-from orchestrator.validate.tables import read_row
+from orchestrator.validate.tables import read_row, with_states
 
 COLUMNS: Final = ("recipe_id", "model", "gpu", "num_gpus", "precision", "tp", "pp", "micro_batch_size", "global_batch_size")
 SOFTWARE: Final = Software(megatron_core="0.19.2")
@@ -144,12 +144,7 @@ def run_of(recipe: dict[str, str]) -> Run:
         "dp": "",
     }
     run = read_row("recipes", row, measured=False)
-    training = run.training
-    moments = (recipe.get("optimizer_state_dtypes") or "").split("+")
-    if len(moments) == 3:  # of the master weights and both moments
-        names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
-        first, second = (names.get(name, "fp32") for name in moments[1:])
-        training = replace(training, precision_aware_optimizer=True, exp_avg_dtype=first, exp_avg_sq_dtype=second)
+    training = with_states(run.training, recipe.get("optimizer_state_dtypes", ""))
     scaling = recipe.get("fp8_recipe", "")
     if training.precision == "fp8" and scaling in get_args(Fp8Recipe):
         training = replace(training, fp8_recipe=scaling)

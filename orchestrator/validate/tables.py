@@ -13,12 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.errors import InputError
 from orchestrator.hardware.spec import Cluster
 from orchestrator.model.families import describe
 from orchestrator.model.lora import Lora, megatron_names, with_lora
 from orchestrator.model.spec import Architecture, ModelSpec
-from orchestrator.model.training import QUANTISED, Dtype, Precision, Training
+from orchestrator.model.training import QUANTISED, Dtype, MomentDtype, Precision, Training
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate, Dispatcher, Mesh, Recompute, Strategy, ZeroStage
 from orchestrator.validate import layout, networks, uneven
 from orchestrator.validate.engines import ENGINES, printed_as
@@ -287,7 +289,7 @@ def training_of(
 ) -> Training:
     """What decides a run's convergence; `batch`: samples of all replicas together."""
     reduce_dtype: Dtype = "bf16" if "MP Mode=PURE" in row.get("notes", "") else engine.reduce_dtype
-    return Training(
+    training = Training(
         global_batch_size=batch,
         seq_length=whole(row, "seq_length"),
         decoder_seq_length=T5_DECODER_LENGTH if architecture.family == "t5" else None,
@@ -297,6 +299,34 @@ def training_of(
         grad_accum_dtype=engine.accumulate_dtype,
         lora=lora,
     )
+    return with_states(training, row.get("optimizer", ""))
+
+
+MOMENTS: Final[dict[str, MomentDtype]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
+"""Megatron's dtypes of Adam's moments as its configurations print them."""
+STATES: Final = re.compile(r"(\w+)\+(\w+)\+(\w+)")
+"""Of the master weights and both moments: printed where the precision-aware optimizer is on."""
+
+
+def with_states(training: Training, text: str) -> Training:
+    """With the precision-aware optimizer where a source prints its dtypes, else as it was. Raises SkipError for a dtype that Megatron's
+    has not.
+
+    >>> plain = Training(global_batch_size=8, seq_length=64)
+    >>> with_states(plain, "adam, states float32+bfloat16+uint8").exp_avg_sq_dtype, with_states(plain, "adam, states fp32") == plain
+    ('fp8', True)
+    """
+    found = STATES.search(text)
+    if found is not None:
+        first, second = found.group(2), found.group(3)
+    elif "precision aware" in text and "bf16 gradients and moments" in text:
+        first, second = "bfloat16", "bfloat16"
+    else:
+        return training
+    for name in (first, second):
+        if name not in MOMENTS:
+            raise SkipError(f"optimizer={text}: {name} is none of {', '.join(MOMENTS)}")
+    return replace(training, precision_aware_optimizer=True, exp_avg_dtype=MOMENTS[first], exp_avg_sq_dtype=MOMENTS[second])
 
 
 def strategy_of(
@@ -392,11 +422,15 @@ def interconnect_of(row: dict[str, str]) -> str:
     return row.get("interconnect", "") + (f" ({networks.SLOW_DAY})" if slow else "")
 
 
+ALLOCATED: Final = ("max_memory_allocated", "torch peak", "peak allocated", "max allocated, rank")
+"""How sources call what PyTorch's tensors held at most."""
+
+
 def kind_of_memory(kind: str) -> MemoryKind:
     """What a printed peak counts. Where a source says nothing (Qwen's README) it is what the card shows of the process."""
     if any(words in kind for words in ("nvidia-smi", "as printed", "the sum printed")):
         return "process"
-    return "allocated" if any(words in kind for words in ("max_memory_allocated", "torch peak", "peak allocated")) else "reserved"
+    return "allocated" if any(words in kind for words in ALLOCATED) else "reserved"
 
 
 def memory_of(table: str, engine: MeasuredEngine, kind: str) -> MemoryOf:
@@ -520,6 +554,7 @@ def experts_of(row: dict[str, str]) -> ExpertsRun:
         balanced=None if not row.get("routing") else "real" not in row["routing"],
         capacity=bool(row.get("capacity_factor"))
         or any(word in row.get("routing", "") for word in ("capacity", "drop,"))
+        or "static capacity" in row.get("dispatcher", "")
         or "tokendrop" in row.get("model_name", ""),
     )
 

@@ -17,8 +17,9 @@ from orchestrator.validate import recipes
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.networks import cluster
 from orchestrator.validate.pricing import named, price_runs, seen_peak
+from orchestrator.validate.rows import SkipError
 from orchestrator.validate.runs import ExpertsRun, Run, counts
-from orchestrator.validate.tables import SETTINGS, load, read_rows, recompute_of
+from orchestrator.validate.tables import SETTINGS, load, read_rows, recompute_of, with_states
 from orchestrator.validate.uneven import drawn, spread_of
 
 ROW = {
@@ -63,6 +64,8 @@ def test_a_row_describes_its_own_experts_and_latent_attention() -> None:
         ({"cuda_graph": "local: full_iteration", "routing": "forced balance"}, ExpertsRun(graph="whole", balanced=True)),
         ({"routing": "real router, dropless"}, ExpertsRun(balanced=False)),
         ({"routing": "padded to capacity 1.0, group-limited"}, ExpertsRun(balanced=True, capacity=True)),
+        ({"dispatcher": "hybridep, static capacity 1.05"}, ExpertsRun(capacity=True)),
+        ({"dispatcher": "hybridep"}, ExpertsRun()),
     ],
 )
 def test_how_experts_ran_is_read_where_it_is_said(said: dict[str, str], experts: ExpertsRun) -> None:
@@ -74,6 +77,33 @@ def test_what_a_card_promises_of_its_memory_is_not_taken_for_a_measurement() -> 
     printed = only(peak_memory_gib="44.252", peak_memory_kind="peak allocated, GiB (card metric)")
     assert (printed.memory_bytes, printed.memory_kind) == (44.252 * 2**30, "allocated")
     assert only(peak_memory_gib="65", peak_memory_kind="peak allocated, GiB, from the text").memory_bytes is None
+
+
+def test_what_rank_0_had_allocated_is_tensors_alone_and_what_is_either_is_not() -> None:
+    kinds = {
+        kind: only(peak_memory_gib="72", peak_memory_kind=kind).memory_kind
+        for kind in ("max allocated, rank 0", "torch max allocated or reserved")
+    }
+    assert list(kinds.values()) == ["allocated", "reserved"]
+
+
+@pytest.mark.parametrize(
+    ("said", "moments"),
+    [
+        ("adam, states fp32", None),
+        ("adam, states float32+float32+float32", ("fp32", "fp32")),
+        ("adam, states float32+bfloat16+bfloat16", ("bf16", "bf16")),
+        ("adam, precision aware: fp16 main parameters, bf16 gradients and moments", ("bf16", "bf16")),
+    ],
+)
+def test_the_dtypes_of_the_optimizers_states_are_read_where_a_source_prints_them(said: str, moments: tuple[str, str] | None) -> None:
+    training = only(optimizer=said).training
+    assert ((training.exp_avg_dtype, training.exp_avg_sq_dtype) if training.precision_aware_optimizer else None) == moments
+
+
+def test_a_moments_dtype_that_megatron_has_not_leaves_the_row_out() -> None:
+    with pytest.raises(SkipError, match=r"int4 is none of float32, bfloat16, float16, uint8"):
+        with_states(only().training, "adam, states float32+int4+bfloat16")
 
 
 def test_the_host_waits_unless_it_need_not_and_traffic_hides_only_where_it_was_made_to() -> None:
