@@ -176,19 +176,15 @@ class Inner:
 
         `start`: transformer layers before its first chunk, which only matters with several kinds of layers.
         """
-        here = (sizes, self._places[p], p if self._fixed is not None else start) if not self._one_kind else (sizes, self._places[p])
+        chunks = self._chunks(p, start, sizes)
+        here = (chunks, self._places[p])
         found = self._ways.get(here)
         if found is None:
-            chunks = self._chunks(p, start, sizes)
-            alike = (chunks, self._places[p])
-            found = self._ways.get(alike)
-            if found is None:
-                found = self._ways[alike] = []
-                made = [self._way(p, sizes, chunks, recompute) for recompute in self._recomputes(p, sizes, chunks)]
-                for way in sorted((way for way in made if way.peak_bytes <= self._rooms[p]), key=lambda way: way.work_s):
-                    if not any(beats(other, way) for other in found):
-                        found.append(way)
-            self._ways[here] = found
+            found = self._ways[here] = []
+            made = [self._way(p, sizes, chunks, recompute) for recompute in self._recomputes(p, sizes, chunks)]
+            for way in sorted((way for way in made if way.peak_bytes <= self._rooms[p]), key=lambda way: way.work_s):
+                if not any(beats(other, way) for other in found):
+                    found.append(way)
         return found
 
     def _recomputes(self, p: int, sizes: tuple[int, ...], chunks: Chunks) -> list[tuple[Recompute, int]]:

@@ -135,7 +135,7 @@ def group_sizes(pp: int, num_microbatches: int) -> tuple[int | None, ...]:
     """
     if num_microbatches % pp == 0 or num_microbatches < pp:
         return (None,)
-    legal = (size for size in range(pp + 1, num_microbatches + 1) if fills_groups(num_microbatches, pp, size))
+    legal = (size for size in range(pp, num_microbatches + 1) if fills_groups(num_microbatches, pp, size))
     return tuple(islice(legal, MOST_GROUP_SIZES))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator import detect, planning, recipe
-from orchestrator.cost.bounds import Floors, filled
+from orchestrator.cost.bounds import Floors, filled, rounds
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
@@ -255,3 +255,52 @@ def test_the_recompute_that_memory_asks_for_is_the_least_of_a_linear_program(pp:
     assert bound == pytest.approx(found.fun, rel=1e-6, abs=1e-12)
     assert bound > 0 or share >= 0.9
     assert bound == 0 or share < 1.3
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_the_bound_of_a_group_is_its_work_filled_in_and_that_of_a_mesh_the_slowest_stages(vpp: int) -> None:
+    """Before a layer of a group is priced: each layer at its least, an overhead a stage and micro-batch, and a layer less where chunks may
+    be uneven. Of a mesh, without the fill, in micro-batches of as many samples as may be."""
+    calibration = replace(datasheet(a100(), TRAITS), microbatch_overhead_s=0.01, step_overhead_s=0.5)
+    costs = cost_model(gpt(num_layers=29, vocab_size=128), traits=TRAITS, calibration=calibration)
+    cand = candidate(pp=4, dp=2, num_microbatches=8, micro_batch_size=2, vpp=vpp)
+    floors = Floors(costs, MEGATRON, 1e15, pinned_layout=False)
+    each = {kind: costs.layer_floor_seconds(cand, kind, floors.least) for kind in ("embedding", "decoder", "head")}
+    embedding, decoder, head = map(sum, each.values())
+    work, slowest = embedding + 29 * decoder + head + 4 * 0.01, 8 * decoder + 0.01
+    longest = max(forward + backward + forward for forward, backward in each.values())
+    assert slowest > work / 4
+    filled_in = filled(work, 4, 8, vpp, 0.0) - (longest if vpp > 1 else 0.0)
+    assert floors.group(cand, vpp) == pytest.approx(max(8 * slowest, filled_in) + 0.5)
+    unknown = Floors(costs, MEGATRON, 1e15, pinned_layout=True).group(cand, vpp)
+    assert unknown == pytest.approx((8 * slowest if vpp > 1 else max(8 * slowest, filled_in)) + 0.5), "of chunks of any size"
+    assert floors.shape(cand, 2) == pytest.approx(64 / (2 * 2) * slowest + 0.5)
+    many = replace(cand, micro_batch_size=64)
+    assert floors.shape(cand, 64) == pytest.approx(1 / 2 * (8 * sum(costs.layer_floor_seconds(many, "decoder", floors.least)) + 0.01) + 0.5)
+
+
+def test_interleaving_goes_through_all_borders_once_a_group_and_round() -> None:
+    """12 micro-batches in groups of 4 through three chunks: before the third group begins two have been around twice each; its first
+    micro-batch then goes all the way down, and up again but for the way back from the last stage to the first."""
+    costs = cost_model(gpt(num_layers=24))
+    cand = candidate(pp=4, vpp=3, num_microbatches=12)
+    hops = costs.hop_seconds(cand)[:4]
+    layers = sum(count * costs.layer(cand, kind, "none").seconds for kind, count in (("embedding", 1), ("decoder", 24), ("head", 1)))
+    through = layers + 12 * costs.calibration.microbatch_overhead_s
+    down_and_up = 2 * (3 * sum(hops) - hops[3])
+    assert rounds(costs, cand) == pytest.approx(2 * 2 * sum(hops) + through + down_and_up)
+    assert rounds(costs, cand, 6) == pytest.approx(1 * 2 * sum(hops) + through + down_and_up)
+    assert rounds(costs, replace(cand, microbatch_group_size_per_vp_stage=8)) == rounds(costs, cand, 8)
+    assert rounds(costs, cand, 5) == rounds(costs, cand, 4), "a last, smaller group is one more"
+
+
+def test_the_floor_of_a_pipeline_is_its_slowest_stage_or_one_micro_batchs_way() -> None:
+    """29 layers on 4 stages: some stage has 8. Of one micro-batch all layers follow each other. Each with its overhead."""
+    calibration = replace(datasheet(a100(), TRAITS), microbatch_overhead_s=0.25, step_overhead_s=0.5)
+    costs = cost_model(gpt(num_layers=29, vocab_size=128), traits=TRAITS, calibration=calibration, modes=("none",))
+    cost = {kind: costs.layer(candidate(pp=4), kind, "none") for kind in ("embedding", "decoder", "head")}
+    for m in (1, 16):
+        cand = candidate(pp=4, num_microbatches=m)
+        slowest = m * (8 * cost["decoder"].seconds + 0.25)
+        way = 29 * cost["decoder"].seconds + cost["embedding"].seconds + cost["head"].seconds + 4 * 0.25
+        assert costs.time_floor(cand) == pytest.approx((way if m == 1 else slowest) + costs.once_seconds(cand))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import LayerSeconds, Rates, gemm_seconds, grouped_seconds, layer_seconds, local_gemm
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.model.ops import Attention, DeltaRule, Gemm, Op, Pointwise, Scan
+from orchestrator.model.ops import Attention, DeltaRule, Enter, Exit, Gemm, Op, Pointwise, Scan
 from orchestrator.strategy.capabilities import Traits
 from orchestrator.strategy.spec import Mesh, Strategy
 from tests.cost.cost_cases import MEGATRON, MEGATRON_MIXED, UNFUSED, describe, gpt
@@ -148,3 +148,50 @@ def test_the_dimensions_on_a_rank() -> None:
     folded = Strategy(mesh=Mesh(tp=4, dp=2, ep=4, etp=2))
     assert local_gemm(experts, folded, 1) == (2048, 1024, 1024)
     assert local_gemm(replace(experts, split="row"), folded, 1) == (2048, 512, 2048)
+
+
+@pytest.mark.parametrize(("tp", "cp", "samples"), GRID)
+def test_a_weights_gradient_is_added_by_the_product_or_by_a_kernel_of_its_own(tp: int, cp: int, samples: int) -> None:
+    """Of 1024 x 2048 weights: fused the weight's product reads and writes 4 bytes each beside what any product does, else a kernel reads
+    the fresh gradient of 2 bytes, which the product wrote, and reads and writes those 4. Frozen weights have no gradient."""
+    op = Gemm(name="x", tokens=4096, k=1024, n=2048, split="column")
+    weights = 1024 * 2048 / tp
+    product = gemm_seconds(4096 * samples / cp, 1024, 2048 / tp, Rates.of(GPU, "bf16", SHARES), SHARES)
+    added = gemm_seconds(4096 * samples / cp, 1024, 2048 / tp, Rates.of(GPU, "bf16", SHARES), SHARES, added_to=8 * weights)
+    fused, plain = (seconds(op, tp, cp, samples, traits=replace(MEGATRON, fp32_gradient_fusion=fusion)) for fusion in (True, False))
+    assert fused.forward.gemm == plain.forward.gemm == pytest.approx(product)
+    assert fused.backward.gemm == pytest.approx(product + added)
+    assert fused.backward.memory_bound == 0.0
+    assert plain.backward.gemm == pytest.approx(2 * product)
+    assert plain.backward.memory_bound == pytest.approx((8 + 2 + 2) * weights / (0.4 * MEMORY))
+    frozen = seconds(replace(op, frozen=True), tp, cp, samples)
+    assert (frozen.backward.gemm, frozen.backward.memory_bound) == pytest.approx((product, 0.0))
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 1), (4, 1), (2, 2), (1, 2)])
+def test_experts_have_a_product_each_of_their_share_of_the_rows_launched_one_by_one(ep: int, etp: int) -> None:
+    """8 experts; 4096 tokens in all. A rank of 4 has those of 8 / ep, each as wide as etp leaves it."""
+    op = Gemm(name="x", tokens=4096, k=1024, n=2048, split="column", experts=8)
+    strategy = Strategy(mesh=Mesh(tp=1, dp=4, ep=ep, etp=etp))
+    c = replace(SHARES, grouped_launch_s=1e-4)
+    rates, here = Rates.of(GPU, "bf16", c), 8 / ep
+    for fusion in (True, False):
+        traits = replace(MEGATRON, fp32_gradient_fusion=fusion)
+        found = layer_seconds(replace(LAYER, ops=(op,)), strategy, 1, "bf16", GPU, traits, MEGATRON_MIXED, c, 8)
+        shape = (here, 4096 * etp / here, 1024, 2048 / etp)
+        weights = here * 1024 * 2048 / etp
+        forward, added = grouped_seconds(*shape, rates, c), grouped_seconds(*shape, rates, c, added_to=8 * 1024 * 2048 / etp)
+        assert found.forward.gemm == pytest.approx(forward)
+        assert found.backward.gemm == pytest.approx(forward + added if fusion else 2 * forward)
+        assert found.backward.memory_bound == pytest.approx(0.0 if fusion else 12 * weights / (0.4 * MEMORY))
+        assert (found.forward.launch, found.backward.launch) == pytest.approx((1e-3 + here * 1e-4, 2 * (1e-3 + here * 1e-4)))
+
+
+def test_a_layer_is_the_sum_of_its_operations() -> None:
+    """Each by itself, but for the borders of tensor-parallel regions, which are traffic and no launch."""
+    strategy = Strategy(mesh=Mesh(tp=2))
+    whole = layer_seconds(LAYER, strategy, 2, "bf16", GPU, MEGATRON, MEGATRON_MIXED, SHARES, 8)
+    each = [seconds(op, 2, 1, 2) for op in LAYER.ops]
+    for here, parts in ((whole.forward, [one.forward for one in each]), (whole.backward, [one.backward for one in each])):
+        assert list(here) == pytest.approx([sum(values) for values in zip(*parts, strict=True)])
+    assert whole.forward.launch == pytest.approx(1e-3 * sum(not isinstance(op, Enter | Exit) for op in LAYER.ops))

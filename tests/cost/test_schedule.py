@@ -219,9 +219,9 @@ def test_groups_of_pp_micro_batches_are_the_default() -> None:
     assert finish_times("interleaved", f, b, hops, 40, 3, 4) == finish_times("interleaved", f, b, hops, 40, 3)
 
 
-def test_ten_million_micro_batches_in_groups_are_jumped_over() -> None:
+def test_a_trillion_micro_batches_in_groups_are_jumped_over() -> None:
     """As with groups of pp: (m + (p-1)/v) (f + b). The last group has 4 of 7."""
-    m, pp, vpp = 10_000_000 - 10_000_000 % 7 + 4, 4, 2
+    m, pp, vpp = 10**12 - 10**12 % 7 + 4, 4, 2
     step = simulate("interleaved", [0.5] * 8, [1.0] * 8, 0.0, m, vpp, 7)
     assert step == pytest.approx((m + (pp - 1) / vpp) * 3.0, rel=1e-9)
 
@@ -355,9 +355,9 @@ def test_jumping_over_periods_never_changes_any_stages_end(
 
 
 @pytest.mark.parametrize(("schedule", "vpp"), [("1f1b", 1), ("deepspeed_1f1b", 1), ("interleaved", 2)])
-def test_ten_million_micro_batches_are_jumped_over(schedule: str, vpp: int) -> None:
-    """Equal stages: (m + (p-1)/v) (f + b). Walked, this would take minutes."""
-    m, pp = 10_000_000, 4
+def test_a_trillion_micro_batches_are_jumped_over(schedule: str, vpp: int) -> None:
+    """Equal stages: (m + (p-1)/v) (f + b). Walked, this would take months."""
+    m, pp = 10**12, 4
     step = simulate(schedule, [1.0 / vpp] * pp * vpp, [2.0 / vpp] * pp * vpp, 0.0, m, vpp)
     assert step == pytest.approx((m + (pp - 1) / vpp) * 3.0, rel=1e-9)
 

@@ -156,3 +156,18 @@ def test_the_slowest_stage_updates_last_and_once_for_all() -> None:
     assert model.score_stages(cand, costs)[0] - model.score_stages(cand, free)[0] == pytest.approx(max(updates))
     late = [replace(free[0], exposed_s=free[0].exposed_s + 1.0), free[1]]
     assert model.score_stages(cand, late)[0] > model.score_stages(cand, free)[0]
+
+
+def test_nothing_added_up_is_nothing() -> None:
+    sums = StageSums(2, 0.25)
+    assert (sums.forward_s, sums.backward_s) == ([0.25, 0.25], [0.25, 0.25])
+    others = [getattr(sums, name) for name in StageSums.__slots__ if name not in ("forward_s", "backward_s", "saved")]
+    assert [sums.saved, *others] == [[0.0, 0.0], *[0] * len(others)]
+
+
+def test_of_groups_larger_than_the_pipeline_what_comes_around_waits_at_its_ends_alone() -> None:
+    """Groups of 6 on 4 stages: two activations more on the first, two gradients more on the last (fwd_recv_buffer_size)."""
+    model = cost_model(gpt(num_layers=8))
+    for group, kept in ((6, [2, 0, 0, 2]), (4, [0, 0, 0, 0]), (None, [0, 0, 0, 0])):
+        cand = replace(candidate(pp=4, vpp=2, num_microbatches=12), microbatch_group_size_per_vp_stage=group)
+        assert [model.stage_memory(cand, stage).borders for stage in range(4)] == [n * model.boundary_bytes(cand) for n in kept]

@@ -4,18 +4,16 @@ bit. A power of two changes no rounding; a second that stands anywhere in the co
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
+from real_spaces import WORDS, asked, candidates, name_of
 
-from orchestrator import detect, planning, recipe
 from orchestrator.cost.bounds import Floors
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.cost.profile import LayerProfile, Profile
-from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Cluster
 from orchestrator.search.layerwise import AnalyticPrices, Prices, ProfilePrices, layerwise
 from orchestrator.search.planner import search
@@ -25,19 +23,10 @@ from orchestrator.strategy.layerwise import TRAITS
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import Candidate
-from orchestrator.strategy.tree import Tree
 from orchestrator.strategy.workload import Workload
 from orchestrator.units import MIB
 
 FASTER = 2.0**40
-OPTIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True, "overlap_grad_reduce": False},
-    {"moe_token_dispatcher_type": "flex", "moe_shared_expert_overlap": True, "tp_comm_overlap": True},
-    {"cuda_graph_impl": "local", "moe_token_dispatcher_type": "allgather"},
-    {"tiled_mlp": 4, "tiled_logits": 4, "offload_activations": True},
-)
-"""Of prices, whatever the engine."""
 
 
 def faster_cluster(cluster: Cluster) -> Cluster:
@@ -57,10 +46,6 @@ def faster(workload: Workload, engine: PlannedEngine) -> tuple[Workload, Planned
     constants = faster_constants(engine.calibration)
     fields = {"capabilities": engine.capabilities, "traits": engine.traits, "cautious_margin": engine.cautious_margin}
     return replace(workload, cluster=faster_cluster(workload.cluster)), PlannedEngine(**fields, calibration=constants)
-
-
-def asked(*words: str) -> planning.Question:
-    return planning.question(recipe.load(list(words), detect.machine(), list(ENGINES)), top_k=2)
 
 
 def seconds_of(costs: CostModel, capabilities: Capabilities, leaf: Candidate) -> tuple[dict[str, float], dict[str, float]]:
@@ -86,34 +71,17 @@ def seconds_of(costs: CostModel, capabilities: Capabilities, leaf: Candidate) ->
     return seconds, nbytes
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("recipe=deepseek_v3", "gpus=512"),
-        ("recipe=mixtral_8x7b", "gpus=64"),
-        ("recipe=qwen3_next_80b_a3b", "gpus=64", "train.precision=fp8"),
-        ("recipe=llama3_70b", "gpus=64"),
-        ("recipe=llama3_70b_lora", "gpus=32"),
-        ("recipe=t5_11b", "gpus=32"),
-    ],
-    ids=lambda words: words[0].partition("=")[2],
-)
+@pytest.mark.parametrize("words", WORDS, ids=name_of)
 def test_prices_and_bounds_have_no_second_of_their_own(words: tuple[str, ...]) -> None:
     question, priced = asked(*words), 0
     for engine in question.planned:
-        rng = random.Random(words[0])
-        tree = Tree(engine.capabilities, question.workload, question.asked.pins)
-        shapes = list(tree.shapes(lambda _: None))  # none where the engine has no such precision
-        here, there = engine.costs(question.workload), faster(question.workload, engine)
-        fast = there[1].costs(there[0])
-        for shape in rng.sample(shapes, min(4, len(shapes))):
-            leaves = [leaf.candidate for leaf in tree.below(shape, lambda _: None)]
-            for leaf in rng.sample(leaves, min(2, len(leaves))):
-                chosen = replace(leaf, strategy=replace(leaf.strategy, **rng.choice(OPTIONS)))
-                (seconds, nbytes), (fewer, same) = (seconds_of(costs, engine.capabilities, chosen) for costs in (here, fast))
-                assert {name: value / FASTER for name, value in seconds.items()} == fewer
-                assert nbytes == same
-                priced += 1
+        there = faster(question.workload, engine)
+        costs = engine.costs(question.workload), there[1].costs(there[0])
+        for chosen in candidates(question, engine, words):
+            (seconds, nbytes), (fewer, same) = (seconds_of(one, engine.capabilities, chosen) for one in costs)
+            assert {name: value / FASTER for name, value in seconds.items()} == fewer
+            assert nbytes == same
+            priced += 1
     assert priced >= 8
 
 

@@ -1,0 +1,46 @@
+"""Laws of prices over candidates of the engines' own spaces."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from real_spaces import WORDS, asked, candidates, name_of
+
+from orchestrator.cost.price import CostModel
+from orchestrator.cost.states import state_bytes
+from orchestrator.strategy.spec import RECOMPUTE_ORDER
+
+
+@pytest.mark.parametrize("words", [*WORDS, ("recipe=gpt_oss_120b", "gpus=32"), ("recipe=gpt_tiny", "gpus=8")], ids=name_of)
+def test_a_layers_states_and_the_least_that_it_takes_are_those_of_its_price(words: tuple[str, ...]) -> None:
+    """Its states whatever the passes; its seconds where nothing is computed again, offloaded or sharded in the passes, and no pass waits
+    for the host."""
+    question = asked(*words)
+    for engine in question.planned:
+        constants = replace(engine.calibration, layer_floor_s=0.0, expert_sync_s=0.0, expert_quantise_s=0.0)
+        costs = CostModel(question.workload, engine.traits, constants)
+        for chosen in candidates(question, engine, words, 6):
+            states = state_bytes(engine.traits, question.workload.training, chosen.strategy.zero_stage)
+            for kind in costs.kinds:
+                plain = costs.layer(chosen, kind, "none")
+                assert costs.layer_static_bytes(chosen, kind) == pytest.approx(plain.static_bytes, rel=1e-12)
+                least = costs.layer_floor_seconds(chosen, kind, states)
+                for mode in RECOMPUTE_ORDER:
+                    cost = costs.layer(chosen, kind, mode)
+                    assert least[0] <= cost.forward_s * (1 + 1e-12)
+                    assert least[1] <= cost.backward_s * (1 + 1e-12)
+                if chosen.strategy.zero_stage <= 1 and engine.traits.reduces_every_microbatch_from_stage > 1:
+                    assert least == pytest.approx((plain.forward_s, plain.backward_s), rel=1e-12)
+
+
+@pytest.mark.parametrize("words", WORDS, ids=name_of)
+def test_seconds_by_cause_are_the_seconds(words: tuple[str, ...]) -> None:
+    question = asked(*words)
+    for engine in question.planned:
+        costs = engine.costs(question.workload)
+        for chosen in candidates(question, engine, words):
+            for kind in costs.kinds:
+                for mode in engine.capabilities.recompute:
+                    cost = costs.layer(chosen, kind, mode)
+                    assert sum(cost.by_cause.values()) == pytest.approx(cost.seconds, rel=1e-9)
+                    assert all(seconds >= 0.0 for seconds in cost.by_cause.values())

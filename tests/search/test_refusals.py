@@ -1,0 +1,134 @@
+"""What a refusal says and proposes: what was missing, the nearest plan, and only what was tried and helps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from instances import CALIBRATION, TRAITS, planned_engines
+from msgspec.structs import replace
+from small_engines import deepspeed_like, megatron_like
+from small_models import cluster, gpt, training
+
+from orchestrator.errors import NoPlanError
+from orchestrator.plan import Plan
+from orchestrator.search.planner import search
+from orchestrator.search.question import SearchSettings
+from orchestrator.search.refuse import RELAX, Refused, _grown
+from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.pins import MemoryLimit, Pins
+from orchestrator.strategy.workload import Workload
+from orchestrator.units import GIB, MIB
+
+LEAN = {"zero_stages": (0,), "zero_stages_with_pipeline": (0,), "recompute": ("none",), "sequence_parallel": False}
+"""An engine that can save memory by tp and pp alone."""
+
+
+def plan(capabilities: Capabilities, limit: float = 80 * GIB, *, layers: int = 2, gpus: int = 8, **given: Any) -> Plan:
+    asked = replace(training(16, seq=128), **given.pop("train", {}))
+    workload = Workload(model=gpt(layers, hidden=256, seq=128, vocab=1024), training=asked, cluster=cluster(gpus))
+    settings = SearchSettings(limit=MemoryLimit(limit=math.ceil(limit), reserve=0), top_k=1, **given)
+    return search(workload, planned_engines([(capabilities, TRAITS)], CALIBRATION), settings).plan
+
+
+def peak(capabilities: Capabilities, **given: Any) -> float:
+    predicted = plan(capabilities, **given).predicted
+    assert predicted is not None
+    return predicted.peak_memory_bytes
+
+
+def refused(capabilities: Capabilities, *args: Any, **given: Any) -> tuple[str, str, NoPlanError]:
+    """(what is missing, what is proposed, the error)."""
+    with pytest.raises(NoPlanError) as caught:
+        plan(capabilities, *args, **given)
+    why, _, proposed = str(caught.value).partition(RELAX)
+    return why, proposed, caught.value
+
+
+def test_each_pin_that_is_in_the_way_alone_is_named_with_the_plan_that_there_is_without_it() -> None:
+    """4 GPUs' worth of splitting is needed: with pp=1 it is tp=4, with tp=1 it is pp=2 and no more: two layers."""
+    able = megatron_like(**LEAN, uneven_stages=False)
+    room = peak(able, pins=Pins(tp=4, pp=1, micro_batch_size=1)) * 1.02
+    why, proposed, error = refused(able, room, pins=Pins(tp=1, pp=1, micro_batch_size=1))
+    assert "nearest: megatron tp=1 pp=1 dp=8 zero_stage=0 mbs=1" in why
+    assert proposed.startswith("leave out pin.tp (megatron tp=4 pp=1 dp=2 zero_stage=0 mbs=1 recompute=none)")
+    assert "leave out the pins" not in proposed
+    assert "pin.micro_batch_size" not in proposed
+    assert isinstance(error.refused, Refused)
+    assert error.refused.choice == "megatron tp=1 pp=1 dp=8 zero_stage=0 mbs=1 recompute=none"
+
+
+def test_pins_that_are_in_the_way_together_are_named_together() -> None:
+    able = megatron_like(**LEAN, uneven_stages=False)
+    room = peak(able, pins=Pins(tp=4, pp=2, micro_batch_size=1)) * 1.02
+    assert room < peak(able, pins=Pins(tp=4, pp=1, micro_batch_size=1))
+    _, proposed, _ = refused(able, room, pins=Pins(tp=1, pp=1))
+    assert proposed.startswith("leave out the pins tp, pp (megatron tp=4 pp=2 dp=1")
+    assert "gpus=" not in proposed
+
+
+def test_a_single_pin_is_not_proposed_twice() -> None:
+    """Nothing helps but more GPUs, and those only with the pin left out: the one pin is not all pins."""
+    able = deepspeed_like(axes=("dp",), zero_stages=(3,), recompute=("none",), offload_optimizer=False, engine="megatron")
+    room = peak(able, gpus=8, pins=Pins(micro_batch_size=1)) * 1.01
+    _, proposed, _ = refused(able, room, gpus=4, pins=Pins(micro_batch_size=1))
+    assert proposed == "gpus=8 (megatron tp=1 pp=1 dp=8 zero_stage=3 mbs=1 recompute=none)"
+
+
+def test_the_first_narrower_optimizer_that_fits_is_proposed() -> None:
+    """Adam's states are divided by nothing: only what they take matters. The precise one that keeps 16 bits less of the weights comes
+    before the one with narrow moments; SGD has none to narrow."""
+    able = megatron_like(axes=("dp",), **LEAN, uneven_stages=False, precision_aware_optimizer=True)
+    one = Pins(micro_batch_size=1)
+    need, aware = peak(able, pins=one), peak(able, pins=one, train={"precision_aware_optimizer": True})
+    narrow = peak(able, pins=one, train={"precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"})
+    assert narrow < aware < need
+    _, proposed, _ = refused(able, (aware + need) / 2, pins=one)
+    assert proposed.startswith("train.precision_aware_optimizer=true (megatron ")
+    assert "exp_avg" not in proposed
+    _, proposed, _ = refused(able, (narrow + aware) / 2, pins=one)
+    assert proposed.startswith("train.precision_aware_optimizer=true train.exp_avg_dtype=bf16 train.exp_avg_sq_dtype=bf16 (megatron ")
+    assert refused(able, narrow * 0.5, pins=one)[1] == ""
+    assert "train." not in refused(able, peak(able, pins=one, train={"optimizer": "sgd"}) * 0.9, pins=one, train={"optimizer": "sgd"})[1]
+
+
+def test_a_network_grows_to_whole_domains_where_the_outermost_is_too_small() -> None:
+    given = cluster(8)
+    inner, outer = given.levels
+    assert _grown(given, 2).num_gpus == 16
+    small = replace(given, levels=(inner, replace(outer, size=12)))
+    assert [level.size for level in _grown(small, 2).levels] == [inner.size, 24]
+    assert [level.size for level in _grown(small, 1).levels] == [inner.size, 12]
+    exact = replace(given, levels=(inner, replace(outer, size=16)))
+    assert [level.size for level in _grown(exact, 2).levels] == [inner.size, 16]
+
+
+def test_what_is_kept_free_is_said_where_something_is() -> None:
+    able = megatron_like(**LEAN)
+    workload = Workload(model=gpt(2, hidden=256, seq=128, vocab=1024), training=training(16, seq=128), cluster=cluster(8))
+    engines = planned_engines([(able, TRAITS)], CALIBRATION)
+    for limit, said in (
+        (MemoryLimit(limit=6 * MIB, reserve=2 * MIB), "of 4.0 MiB (6.0 MiB less 2.0 MiB kept free);"),
+        (MemoryLimit(limit=4 * MIB, reserve=0), "of 4.0 MiB;"),
+        (MemoryLimit(limit=6 * MIB, reserve=2 * MIB, risk=0.05), "of 4.0 MiB (6.0 MiB less 2.0 MiB kept free for memory.risk=5%);"),
+    ):
+        with pytest.raises(NoPlanError) as caught:
+            search(workload, engines, SearchSettings(limit=limit))
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pins", "why"),
+    [
+        (Pins(tp=3), "pin.tp=3 does not divide the 8 GPUs"),
+        (Pins(tp=2, pp=2, cp=1, dp=1), "pin.tp=2 x pin.pp=2 x pin.cp=1 x pin.dp=1 = 4 does not divide the 8 GPUs"),
+        (Pins(tp=4, pp=4), "pin.tp=4 x pin.pp=4 = 16 does not divide the 8 GPUs"),
+        (Pins(tp=2, zero_stage=3), "zero_stage=3: illegal by rule zero_stage"),
+    ],
+)
+def test_pins_that_no_mesh_has_are_said_with_their_product(pins: Pins, why: str) -> None:
+    said, proposed, _ = refused(megatron_like(), pins=pins)
+    assert said.startswith("no legal plan for ")
+    assert why in said
+    assert "leave out pin." in proposed
