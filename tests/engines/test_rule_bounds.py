@@ -1,0 +1,607 @@
+"""Rules take what is just inside their bounds, and refuse what is just outside: the other side of the tables of refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate
+from msgspec.structs import replace
+from test_rules import workload
+
+from orchestrator.engines.deepspeed import rules as ds
+from orchestrator.engines.rules import mesh, model, options, precision, recompute
+from orchestrator.hardware.spec import Software
+from orchestrator.model.architecture import Architecture, Run
+from orchestrator.model.families import describe
+from orchestrator.model.lora import Lora
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
+from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.parts.mamba2 import Mamba2
+from orchestrator.strategy.spec import PP_BEFORE_DP, Candidate
+from orchestrator.strategy.workload import Workload
+
+Check = Callable[[Candidate, Workload], str | None]
+Case = tuple[Any, dict[str, Any], str | None]
+
+
+def held(check: Check, *cases: Case) -> None:
+    """(a workload or its model, choices, how the reason begins or None where it is legal)."""
+    for number, (given, choices, why) in enumerate(cases):
+        found = check(candidate(**({"dp": 8} | choices)), given if isinstance(given, Workload) else workload(given))
+        assert (found is None) == (why is None), (number, found)
+        assert why is None or (found or "").startswith(why), (number, found)
+
+
+def with_host(given: Workload, memory: int) -> Workload:
+    return replace(given, cluster=replace(given.cluster, host_memory=memory))
+
+
+SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
+MOE = replace(LLAMA, feed_forward=SIX)
+NET = GatedDeltaNet(num_key_heads=4, num_value_heads=8, key_head_dim=8, value_head_dim=8)
+LATENT = replace(LLAMA, mixer=LatentAttention(kv_lora_rank=8, qk_head_dim=8, qk_rope_head_dim=4, v_head_dim=8))
+CPU, NO_TE = workload(LLAMA, gpu="cpu", software=Software()), workload(LLAMA, software=BARE)
+
+
+def pattern(*layers: dict[str, Any], **fields: Any) -> Architecture:
+    return replace(LLAMA, pattern=tuple(Run(layers=1, **layer) for layer in layers), **fields)
+
+
+# ---- DeepSpeed
+
+
+def test_a_model_is_built_whole_where_host_memory_holds_just_that() -> None:
+    """16 bits a weight, 32 in fp32, on each rank of AutoTP."""
+    half, full = workload(LLAMA), workload(LLAMA, precision="fp32")
+    n = describe(LLAMA, 64).parameters
+    held(
+        ds.autotp_host,
+        (with_host(half, 2 * n), {"tp": 2}, None),
+        (with_host(half, 2 * n - 1), {"tp": 2}, "tp=2: AutoTP builds the whole model in host memory first"),
+        (with_host(half, 0), {"tp": 1}, None),
+        (with_host(full, 4 * n), {"tp": 2}, None),
+        (with_host(full, 4 * n - 1), {"tp": 2}, "tp=2: AutoTP builds the whole"),
+    )
+
+
+def test_checkpoints_of_all_layers_but_the_last_lie_in_host_memory_beside_the_optimizers_states() -> None:
+    """8 layers of 64 tokens x 64: 7 checkpoints of 8,192 bytes, by micro-batch and over cp."""
+    given, n = workload(LLAMA), describe(LLAMA, 64).parameters
+    one = 7 * 64 * 64 * 2
+    away = {"offload_activations": True}
+    both = away | {"offload_optimizer": True, "dp": 4, "cp": 2}
+    refused = "offload_activations needs "
+    for choices, needed in (
+        (away, one),
+        (away | {"micro_batch_size": 3}, 3 * one),
+        (away | {"cp": 2, "dp": 4}, one // 2),
+        (both | {"zero_stage": 1}, one // 2 + 12 * n // 8),
+        (both | {"zero_stage": 2}, one // 2 + 16 * n // 8),
+        (both | {"zero_stage": 3}, one // 2 + 16 * n // 8),
+    ):
+        held(ds.activations_host, (with_host(given, needed), choices, None), (with_host(given, needed - 1), choices, refused))
+    fp32 = workload(LLAMA, precision="fp32")
+    held(ds.activations_host, (with_host(fp32, 2 * one), away, None), (with_host(fp32, 2 * one - 1), away, refused))
+    held(ds.activations_host, (with_host(given, 0), {}, None))
+
+
+def test_a_window_as_long_as_the_sequence_hides_nothing_from_ulysses() -> None:
+    def windowed(window: int, length: int = 64) -> Workload:
+        return workload(replace(LLAMA, family="phi3", mixer=GroupedQueryAttention(window=window)), seq_length=length)
+
+    short = "cp=2 with a window of 63 tokens: Ulysses drops the mask"
+    held(
+        ds.ulysses_family,
+        (windowed(64), {"cp": 2}, None),
+        (windowed(65), {"cp": 2}, None),
+        (windowed(63), {"cp": 2}, short),
+        (windowed(63), {"cp": 1}, None),
+        (LLAMA, {"cp": 2}, None),
+        (GPT, {"cp": 2}, "cp=2: transformers' GPT2LMHeadModel can't be run"),
+        (BERT, {"cp": 1}, None),
+    )
+    held(
+        ds.ulysses_heads,
+        (LLAMA, {"cp": 8}, None),
+        (LLAMA, {"cp": 2}, None),
+        (LLAMA, {"cp": 1}, None),
+        (LLAMA, {"cp": 3}, "cp=3 does not divide num_attention_heads=8"),
+        (replace(LLAMA, num_attention_heads=12, num_query_groups=6), {"cp": 4}, "cp=4 neither divides num_query_groups=6"),
+        (replace(LLAMA, num_attention_heads=12, num_query_groups=6), {"cp": 12}, None),
+    )
+    held(ds.autotp_without_ulysses, (LLAMA, {"tp": 2}, None), (LLAMA, {"cp": 2}, None), (LLAMA, {"tp": 2, "cp": 2}, "tp=2 cp=2"))
+    held(
+        ds.ulysses_offload,
+        (LLAMA, {"cp": 2}, None),
+        (LLAMA, {"offload_optimizer": True}, None),
+        (LLAMA, {"cp": 2, "offload_optimizer": True}, "offload_optimizer with cp=2"),
+    )
+
+
+def test_tiles_divide_the_tokens_of_a_rank_for_plain_models_alone() -> None:
+    tied = replace(LLAMA, tie_embeddings=True)
+    adapted = workload(LLAMA, lora=Lora(rank=4))
+    held(
+        ds.tiles,
+        (GPT, {}, None),
+        (LLAMA, {"tiled_mlp": 64}, None),
+        (LLAMA, {"tiled_mlp": 32, "cp": 2}, None),
+        (LLAMA, {"tiled_mlp": 64, "cp": 2}, "tiled_mlp=64 does not divide the 32 tokens of a sequence on a rank"),
+        (LLAMA, {"tiled_logits": 3}, "tiled_logits=3 does not divide the 64 tokens"),
+        (LLAMA, {"tiled_mlp": 0}, "tiled_mlp=0 does not divide"),
+        (LLAMA, {"tiled_mlp": 2, "tp": 2}, "tiled_mlp=2 with tp=2: never tried"),
+        (adapted, {"tiled_mlp": 2}, "tiled_mlp=2 with lora.rank=4"),
+        (tied, {"tiled_mlp": 2}, None),
+        (tied, {"tiled_mlp": 2, "tiled_logits": 2}, "tiled_logits=2 with tie_embeddings=true"),
+        (tied, {"tiled_logits": 2}, "tiled_logits=2 with tie_embeddings=true"),
+        (LLAMA, {"tiled_logits": 2}, None),
+    )
+
+
+def test_hpz_takes_groups_of_two_or_more_ranks_that_divide_the_world() -> None:
+    third = {"zero_stage": 3}
+    held(
+        ds.hpz,
+        (LLAMA, third, None),
+        (LLAMA, third | {"zero_shard_size": 2}, None),
+        (LLAMA, third | {"zero_shard_size": 8}, None),
+        (LLAMA, third | {"zero_shard_size": 1}, "zero_shard_size=1 must be above 1 and divide the 8 ranks"),
+        (LLAMA, third | {"zero_shard_size": 3}, "zero_shard_size=3 must be above 1"),
+        (LLAMA, third | {"zero_shard_size": 2, "tp": 2, "dp": 4}, "zero_shard_size=2 with tp=2"),
+        (LLAMA, third | {"zero_shard_size": 2, "cp": 2, "dp": 4}, "zero_shard_size=2 with cp=2"),
+        (LLAMA, {"zero_stage": 2, "zero_shard_size": 3}, None),
+    )
+    held(
+        ds.lora_alone,
+        (workload(LLAMA, lora=Lora(rank=4)), {"tp": 2}, None),
+        (workload(GPT, lora=Lora(rank=4)), {"tp": 1}, None),
+        (GPT, {"tp": 2}, None),
+        (workload(GPT, lora=Lora(rank=4)), {"tp": 2}, "tp=2 with lora.rank=4"),
+    )
+    held(ds.lora_hpz, (workload(LLAMA, lora=Lora(rank=4)), {}, None), (LLAMA, {"zero_shard_size": 2}, None))
+    held(ds.lora_offload, (workload(LLAMA, lora=Lora(rank=4)), {}, None), (LLAMA, {"offload_optimizer": True}, None))
+    away = {"offload_activations": True, "recompute": "full"}
+    held(
+        ds.activation_offload,
+        (LLAMA, away, None),
+        (T5, {}, None),
+        (LLAMA, away | {"tp": 2}, "offload_activations with tp=2 ep=1"),
+        (LLAMA, away | {"ep": 2}, "offload_activations with tp=1 ep=2"),
+        (T5, away, "offload_activations: tried with"),
+    )
+    held(ds.autotp_family, (LLAMA, {"tp": 2}, None), (GPT, {"tp": 1}, None), (GPT, {"tp": 2}, "tp=2: AutoTP refuses GPT-2"))
+    held(
+        ds.autotp_divides,
+        (LLAMA, {"tp": 4}, None),
+        (LLAMA, {"tp": 8}, "tp=8 does not divide num_query_groups=4"),
+        (replace(LLAMA, vocab_size=501), {"tp": 2}, "tp=2 does not divide vocab_size=501"),
+        (replace(LLAMA, vocab_size=501, tie_embeddings=True), {"tp": 2}, None),
+        (replace(LLAMA, ffn_hidden_size=193), {"tp": 2}, "tp=2 does not divide ffn_hidden_size=193"),
+    )
+
+
+# ---- megatron-core: cuts
+
+
+def test_tensor_and_context_parallelism_divide_what_they_cut() -> None:
+    held(
+        mesh.groups,
+        (LLAMA, {"tp": 2}, None),
+        (LLAMA, {"tp": 4}, None),
+        (LLAMA, {"tp": 8}, None),
+        (replace(LLAMA, num_query_groups=6, num_attention_heads=12), {"tp": 4}, "tp=4 neither divides num_query_groups=6"),
+    )
+    held(
+        mesh.sp_sequence,
+        (LLAMA, {"tp": 8, "sequence_parallel": True}, None),
+        (workload(LLAMA, seq_length=63), {"tp": 2}, None),
+        (workload(LLAMA, seq_length=60), {"tp": 2, "cp": 2, "sequence_parallel": True}, None),
+        (workload(LLAMA, seq_length=60), {"tp": 4, "cp": 2, "sequence_parallel": True}, "sequence_parallel: tp*cp=8 does not"),
+    )
+    held(
+        mesh.cp_sequence,
+        (LLAMA, {"cp": 2}, None),
+        (workload(LLAMA, seq_length=63), {"cp": 1}, None),
+        (workload(LLAMA, seq_length=66), {"cp": 2}, "2*cp=4 does not divide seq_length=66"),
+    )
+    held(
+        mesh.cp_attention,
+        (LLAMA, {"cp": 2}, None),
+        (NO_TE, {"cp": 1}, None),
+        (NO_TE, {"cp": 2}, "cp=2 needs Transformer Engine's"),
+        (workload(LLAMA, gpu="cpu"), {"cp": 2}, None),
+    )
+    held(mesh.cp_family, (BERT, {"cp": 1}, None), (LLAMA, {"cp": 2}, None), (BERT, {"cp": 2}, "cp=2: in megatron-core every rank of bert"))
+    before = {"order": PP_BEFORE_DP, "dp": 2}
+    held(
+        mesh.expert_order,
+        (GPT, before | {"pp": 2}, None),
+        (GPT, before | {"cp": 2}, None),
+        (GPT, {"dp": 2, "pp": 2, "cp": 2}, None),
+        (GPT, before | {"pp": 2, "cp": 2}, "expert_dp=4 is not dp=2"),
+        (MOE, before | {"pp": 2, "ep": 2}, "expert_dp=1 is not dp=2"),
+    )
+    whole = {"sequence_parallel": True, "tp": 2}
+    apex = replace(BARE, apex=True)
+    held(
+        mesh.sp_norm,
+        (NO_TE, {"tp": 2}, None),
+        (LLAMA, whole, None),
+        (workload(LLAMA, gpu="cpu"), whole, None),
+        (workload(GPT, software=apex), whole, None),
+        (NO_TE, whole, "sequence_parallel with RMSNorm needs Transformer Engine"),
+        (workload(LLAMA, software=apex), whole, "sequence_parallel with RMSNorm needs Transformer Engine"),
+        (workload(GPT, software=BARE), whole, "sequence_parallel with LayerNorm needs Transformer Engine or Apex"),
+        (workload(BERT, software=apex), whole, None),
+        (workload(BERT, software=replace(BARE, transformer_engine=True)), whole, "sequence_parallel with bert needs Apex"),
+    )
+
+
+# ---- megatron-core: models
+
+
+def test_sequences_end_with_the_positions_and_heads_divide_the_width() -> None:
+    held(model.positions, (workload(GPT, seq_length=128), {}, None), (workload(GPT, seq_length=129), {}, "seq_length=129 is above max"))
+    held(
+        model.head_width,
+        (GPT, {}, None),
+        (replace(GPT, num_attention_heads=6), {}, "num_attention_heads=6 does not divide"),
+        (replace(GPT, num_attention_heads=6, kv_channels=8), {}, None),
+    )
+    held(
+        model.no_query_groups,
+        (LLAMA, {}, None),
+        (replace(BERT, num_query_groups=8), {}, None),
+        (replace(BERT, num_query_groups=4), {}, "num_query_groups=4 of 8 heads: megatron-core's bert"),
+    )
+    rope = replace(BERT, position_embedding="rope")
+    held(
+        model.position_kind,
+        (LLAMA, {}, None),
+        (replace(LLAMA, position_embedding="none"), {}, None),
+        (rope, {}, None),
+        (T5, {}, None),
+        (replace(LLAMA, rotary_base=5), {}, None),
+        (replace(BERT, rotary_base=5), {}, None),
+        (replace(rope, rotary_base=5), {}, "rotary_base=5: megatron-core's bert has 10000"),
+        (replace(rope, rope_scaling_factor=2.0), {}, "rope_scaling_factor=2: megatron-core's bert has none"),
+        (replace(BERT, position_embedding="none"), {}, "position_embedding=none: megatron-core's bert has learned_absolute, rope"),
+        (replace(LLAMA, position_embedding="relative"), {}, "position_embedding=relative: megatron-core's llama has"),
+    )
+    needs = "position_embedding=relative needs Transformer Engine's attention, on GPUs"
+    held(
+        model.relative_attention,
+        (T5, {}, None),
+        (workload(T5, software=BARE), {}, needs),
+        (NO_TE, {}, None),
+        (workload(T5, gpu="cpu", software=Software()), {}, needs),
+    )
+
+
+def test_layers_of_several_kinds_are_those_that_megatron_core_alternates() -> None:
+    attention, latent = {"mixer": GroupedQueryAttention()}, {"mixer": LATENT.mixer}
+    held(
+        model.mixer_kinds,
+        (LATENT, {}, None),
+        (pattern(attention, {"mixer": NET}), {}, None),
+        (pattern(attention, latent), {}, "latent attention in some layers"),
+    )
+    held(
+        model.latent_positions,
+        (LATENT, {}, None),
+        (replace(LLAMA, position_embedding="none"), {}, None),
+        (replace(LATENT, position_embedding="none"), {}, "position_embedding=none: latent attention has rotary"),
+    )
+    held(
+        model.latent_sequence,
+        (LATENT, {}, None),
+        (LATENT, {"tp": 2, "sequence_parallel": True}, None),
+        (LLAMA, {"tp": 2}, None),
+        (LATENT, {"tp": 2}, "tp=2 without sequence_parallel"),
+    )
+    mtp = replace(LLAMA, mtp_num_layers=1)
+    held(
+        model.prediction_positions,
+        (mtp, {}, None),
+        (replace(mtp, position_embedding="none"), {}, None),
+        (GPT, {}, None),
+        (replace(GPT, mtp_num_layers=1), {}, "position_embedding=learned_absolute: Megatron has multi-token"),
+    )
+    tied = replace(mtp, tie_embeddings=True)
+    held(
+        model.prediction_tied,
+        (tied, {}, None),
+        (mtp, {"pp": 2}, None),
+        (replace(LLAMA, tie_embeddings=True), {"pp": 2}, None),
+        (tied, {"pp": 2}, "pp=2 with mtp_num_layers=1 and tied embeddings"),
+    )
+    four, eight, sinks = (
+        {"mixer": GroupedQueryAttention(window=4)},
+        {"mixer": GroupedQueryAttention(window=8)},
+        {"mixer": GroupedQueryAttention(sinks=True)},
+    )
+    held(
+        model.window_kinds,
+        (pattern(four, attention), {}, None),
+        (pattern(four, eight), {}, "windows of 4 and 8 tokens"),
+        (pattern(sinks, sinks), {}, None),
+        (pattern(sinks, attention), {}, "sinks in some layers only"),
+        (pattern(four, attention, mtp_num_layers=1, num_layers=3), {}, None),
+        (pattern(four, attention, mtp_num_layers=1), {}, "a prediction layer after windows"),
+        (pattern(attention, mtp_num_layers=1), {}, None),
+        (pattern(four, mtp_num_layers=1), {}, None),
+        (pattern(attention, four, attention, mtp_num_layers=1, num_layers=3), {}, None),
+    )
+    mamba = replace(LLAMA, mixer=Mamba2(num_heads=8, head_dim=8, state_size=4, num_groups=2))
+    held(model.state_space_groups, (mamba, {"tp": 2}, None), (LLAMA, {"tp": 8}, None), (mamba, {"tp": 4}, "tp=4 does not divide mamba2"))
+    held(model.state_space_sequence, (mamba, {}, None), (LLAMA, {"cp": 2}, None), (mamba, {"cp": 2}, "cp=2 with Mamba-2 layers"))
+    nets = replace(LLAMA, mixer=NET)
+    other, gated = {"mixer": replace(NET, key_head_dim=4)}, {"mixer": GroupedQueryAttention(output_gate=True)}
+    held(
+        model.delta_kinds,
+        (nets, {}, None),
+        (LLAMA, {}, None),
+        (pattern({"mixer": NET}, attention), {}, None),
+        (pattern({"mixer": NET}, gated), {}, None),
+        (pattern({"mixer": NET}, other), {}, "gated delta nets of 2 sizes"),
+        (mamba, {}, None),
+        (pattern(gated, gated), {}, None),
+        (pattern({"mixer": NET}, {"mixer": mamba.mixer}), {}, "gated delta nets beside another mixer"),
+        (pattern(gated, attention), {}, "gates of attention's output in some layers only"),
+    )
+    held(model.delta_heads, (nets, {"tp": 4}, None), (LLAMA, {"tp": 8}, None), (nets, {"tp": 8}, "tp=8 does not divide gated_delta_net"))
+    held(
+        model.delta_norm,
+        (nets, {}, None),
+        (LLAMA, {"tp": 2}, None),
+        (nets, {"tp": 2, "sequence_parallel": True}, None),
+        (nets, {"tp": 2}, "tp=2 without sequence_parallel"),
+    )
+    held(
+        model.delta_sequence,
+        (nets, {}, None),
+        (LLAMA, {"cp": 2}, None),
+        (nets, {"cp": 2}, "cp=2 with gated delta nets: Megatron-core 0.16"),
+        (workload(nets, software=Software(megatron_core="0.19.0")), {"cp": 2}, "cp=2 with gated delta nets: Megatron-core exchanges"),
+    )
+
+
+# ---- megatron-core: numbers, recompute, options
+
+
+def test_fp8_takes_widths_and_tokens_in_multiples_from_the_gpu_on_that_has_it() -> None:
+    def eight(recipe: str | None = None, gpu: str = "B200", a: Architecture = LLAMA, **fields: Any) -> Workload:
+        return workload(a, gpu=gpu, precision="fp8", fp8_recipe=recipe, **fields)
+
+    old = "fp8_recipe={} needs compute capability {}; "
+    held(
+        precision.fp8,
+        (eight(None, "L40S"), {}, None),
+        (eight("tensorwise", "L40S"), {}, None),
+        (eight("blockwise", "H200"), {}, None),
+        (eight("mxfp8", "B200"), {}, None),
+        (eight(None, "A100-SXM-80GB"), {}, old.format("delayed", 8.9)),
+        (eight("blockwise", "L40S"), {}, old.format("blockwise", 9.0)),
+        (eight("mxfp8", "H200"), {}, old.format("mxfp8", 10.0)),
+        (workload(LLAMA, gpu="A100-SXM-80GB"), {}, None),
+        (eight(software=BARE), {}, "precision=fp8 needs Transformer Engine"),
+        (eight(gpu="cpu", software=Software()), {}, "precision=fp8 needs Transformer Engine"),
+    )
+    narrow = replace(LLAMA, hidden_size=72)
+    held(
+        precision.fp8_features,
+        (eight(), {"tp": 4}, None),
+        (eight(), {"tp": 8}, "fp8 products need widths that are multiples of 16: num_attention_heads*kv"),
+        (eight(a=narrow), {}, "fp8 products need widths that are multiples of 16: hidden_size is 72"),
+        (narrow, {}, None),
+        (eight("mxfp8"), {"tp": 2}, None),
+        (eight("mxfp8"), {"tp": 4}, "fp8 products need widths that are multiples of 32: num_attention_h"),
+        (eight(a=replace(LLAMA, ffn_hidden_size=24)), {}, None),
+        (eight(a=replace(LLAMA, ffn_hidden_size=20)), {}, "fp8 products need widths"),
+        (eight(a=replace(LLAMA, mixer=NET)), {}, None),
+        (eight(a=replace(LLAMA, mixer=replace(NET, num_value_heads=4))), {}, "fp8 products need widths that are multiples of 16: a gated"),
+    )
+    held(
+        precision.fp8_tokens,
+        (eight(), {"cp": 8}, None),
+        (eight(), {"cp": 16}, "fp8 products need a multiple of 8 tokens: seq_length=64 x micro_batch_size over"),
+        (eight(), {"cp": 16, "micro_batch_size": 2}, None),
+        (eight(), {"tp": 16}, None),
+        (workload(LLAMA), {"cp": 16}, None),
+        (eight(), {"tp": 16, "sequence_parallel": True}, "fp8 products need a multiple of 8 tokens"),
+        (eight("mxfp8"), {"cp": 2}, None),
+        (eight("mxfp8"), {"cp": 4}, "fp8 products need a multiple of 32 tokens"),
+    )
+
+
+def test_the_precision_aware_optimizer_is_transformer_engines_adam_over_divided_states() -> None:
+    aware = {"precision_aware_optimizer": True}
+    one = {"zero_stage": 1}
+    held(
+        precision.precision_aware,
+        (workload(LLAMA, **aware), one, None),
+        (LLAMA, {"zero_stage": 0}, None),
+        (workload(LLAMA, optimizer="sgd", **aware), one, "precision_aware_optimizer with optimizer=sgd"),
+        (workload(LLAMA, precision="fp32", **aware), one, "precision_aware_optimizer with precision=fp32"),
+        (workload(LLAMA, software=BARE, **aware), one, "precision_aware_optimizer needs Transformer Engine's Adam"),
+        (workload(LLAMA, gpu="cpu", software=Software(), **(aware | {"precision": "bf16"})), one, "precision_aware_optimizer needs Transf"),
+        (workload(LLAMA, **aware), {"zero_stage": 0}, "precision_aware_optimizer needs the distributed optimizer"),
+    )
+    held(
+        precision.one_gradient_buffer,
+        (LLAMA, {}, None),
+        (workload(LLAMA, grad_accum_dtype="bf16"), {}, "grad_accum_dtype=bf16 and"),
+        (workload(LLAMA, grad_accum_dtype="bf16", grad_reduce_dtype="bf16"), {}, None),
+    )
+
+
+def test_modules_are_recomputed_where_they_are_and_keep_something() -> None:
+    def mode(name: str) -> dict[str, Any]:
+        return {"recompute": name}
+
+    held(recompute.recompute_mlp, (LLAMA, mode("mlp"), None), (GPT, mode("full"), None), (GPT, mode("mlp"), "recompute=mlp with add_bias"))
+    held(
+        recompute.recompute_norms,
+        (NO_TE, mode("layernorm"), None),
+        (LLAMA, mode("mlp"), None),
+        (CPU, mode("layernorm"), None),
+        (LLAMA, mode("layernorm"), "recompute=layernorm: Transformer Engine's norms"),
+    )
+    held(
+        recompute.recompute_attention,
+        (LLAMA, mode("selective"), None),
+        (NO_TE, mode("core_attn+mlp"), None),
+        (CPU, mode("core_attn+mlp"), None),
+        (LLAMA, mode("mlp"), None),
+        (LLAMA, mode("core_attn+mlp"), "recompute=core_attn+mlp: flash attention keeps no scores"),
+    )
+    held(
+        recompute.recompute_latent,
+        (LATENT, mode("mla_up_proj"), None),
+        (LLAMA, mode("full"), None),
+        (LLAMA, mode("mla_up_proj"), "recompute=mla_up_proj: mla_up_proj is a module of latent"),
+    )
+    delayed = workload(MOE, precision="fp8")
+    held(
+        recompute.recompute_experts,
+        (MOE, mode("moe_act"), None),
+        (LLAMA, mode("full"), None),
+        (LLAMA, mode("moe_act"), "recompute=moe_act: moe_act is a module of exp"),
+        (workload(MOE, software=BARE), mode("moe_act"), "recompute=moe_act: moe_act needs the experts' products as one"),
+        (workload(MOE, gpu="cpu", software=Software()), mode("moe_act"), "recompute=moe_act: moe_act needs the experts' products as one"),
+        (delayed, mode("moe_act"), "recompute=moe_act: delayed scaling"),
+        (workload(MOE, precision="fp8", fp8_recipe="delayed"), mode("moe_act"), "recompute=moe_act: delayed scaling"),
+        (workload(MOE, precision="fp8", fp8_recipe="tensorwise"), mode("moe_act"), None),
+    )
+
+
+def test_options_are_taken_where_megatron_has_what_they_need() -> None:
+    overlap = {"tp_comm_overlap": True, "sequence_parallel": True}
+    held(
+        options.tp_comm_overlap,
+        (NO_TE, {"tp": 2}, None),
+        (LLAMA, overlap | {"tp": 8}, None),
+        (workload(LLAMA, world=16), overlap | {"tp": 9}, "tp_comm_overlap: tp=9 reaches beyond the 8 GPUs of node"),
+        (NO_TE, overlap, "tp_comm_overlap needs Transformer"),
+        (CPU, overlap, "tp_comm_overlap needs Transformer"),
+        (LLAMA, {"tp_comm_overlap": True}, "tp_comm_overlap needs sequence_parallel"),
+    )
+    graph = {"cuda_graph_impl": "local"}
+    dropping = replace(LLAMA, attention_dropout=0.1)
+    held(
+        options.cuda_graphs,
+        (MOE, {}, None),
+        (LLAMA, graph, None),
+        (dropping, graph, None),
+        (dropping, graph | {"recompute": "mlp"}, None),
+        (dropping, graph | {"recompute": "selective"}, "cuda_graph_impl=local with recompute=selective and attention_dropout=0.1"),
+        (replace(LLAMA, hidden_dropout=0.1), graph | {"recompute": "selective"}, None),
+        (NO_TE, graph, "cuda_graph_impl=local needs Trans"),
+        (CPU, graph, "cuda_graph_impl=local needs Trans"),
+        (MOE, graph, "cuda_graph_impl=local with experts"),
+    )
+    held(
+        options.cp_kind,
+        (LLAMA, {}, None),
+        (LLAMA, {"cp": 2}, None),
+        (LLAMA, {"cp": 2, "cp_comm_type": "all_gather"}, None),
+        (LLAMA, {"cp_comm_type": "a2a"}, "cp_comm_type=a2a needs cp above 1"),
+        (CPU, {"cp": 2, "cp_comm_type": "all_gather"}, None),
+        (CPU, {"cp": 2}, "cp_comm_type=p2p is Transformer Engine's"),
+        (LLAMA, {"cp": 4, "cp_comm_type": "a2a"}, None),
+        (LLAMA, {"cp": 2, "tp": 2, "cp_comm_type": "a2a"}, None),
+        (LLAMA, {"cp": 4, "tp": 2, "cp_comm_type": "a2a"}, "cp_comm_type=a2a: 4 ranks do not divide num_query_groups/tp=2"),
+        (LLAMA, {"cp": 16, "cp_comm_type": "a2a"}, "cp_comm_type=a2a: 16 ranks do not divide num_attention_heads/tp=8"),
+        (
+            workload(LLAMA, world=16),
+            {"cp": 8, "tp": 2, "cp_comm_type": "a2a+p2p"},
+            "cp_comm_type=a2a+p2p: 4 ranks do not divide num_query_groups",
+        ),
+        (workload(replace(LLAMA, num_query_groups=8), world=16), {"cp": 8, "tp": 2, "cp_comm_type": "a2a+p2p"}, None),
+        (
+            workload(LLAMA, world=16),
+            {"cp": 2, "tp": 8, "cp_comm_type": "a2a+p2p"},
+            "cp_comm_type=a2a+p2p: cp=2 with tp=8 is not of several",
+        ),
+    )
+    flex = {"moe_token_dispatcher_type": "flex"}
+    padding = replace(LLAMA, feed_forward=replace(SIX, capacity_factor=1.0, pad_to_capacity=True))
+    held(
+        options.dispatcher,
+        (LLAMA, {}, None),
+        (MOE, {"moe_token_dispatcher_type": "allgather"}, None),
+        (MOE, flex | {"ep": 2}, None),
+        (MOE, flex | {"tp": 2}, None),
+        (MOE, flex, "moe_token_dispatcher_type=flex: tp*ep=1"),
+        (padding, flex | {"ep": 2}, "moe_token_dispatcher_type=flex: DeepEP does not"),
+        (padding, {"moe_token_dispatcher_type": "allgather"}, None),
+        (workload(MOE, gpu="cpu"), flex | {"ep": 2}, "moe_token_dispatcher_type=flex needs DeepEP"),
+        (workload(MOE, gpu="cpu"), {"moe_token_dispatcher_type": "allgather"}, None),
+        (LLAMA, flex, "moe_token_dispatcher_type=flex: a dense model"),
+    )
+    fsdp = {"megatron_fsdp": True, "zero_stage": 3}
+    held(
+        options.megatron_fsdp,
+        (LLAMA, fsdp, None),
+        (LLAMA, {"pp": 2}, None),
+        (LLAMA, fsdp | {"pp": 2}, "megatron_fsdp with pp=2"),
+        (CPU, fsdp, "megatron_fsdp needs GPUs"),
+        (workload(LLAMA, optimizer="sgd"), fsdp, "megatron_fsdp with optimizer=sgd"),
+    )
+    summed = {"reduce_scatter_with_fp32_accumulation": True}
+    held(
+        options.fp32_accumulation,
+        (LLAMA, {}, None),
+        (LLAMA, summed | {"zero_stage": 1}, None),
+        (LLAMA, summed | {"zero_stage": 2}, "reduce_scatter_with_fp32_accumulation with zero_stage=2: it takes"),
+        (LLAMA, summed | {"zero_stage": 1, "megatron_fsdp": True}, "reduce_scatter_with_fp32_accumulation with zero_stage=1: it"),
+        (LLAMA, summed | {"zero_stage": 1, "zero_shard_size": 2}, "reduce_scatter_with_fp32_accumulation with zero_stage=1 and"),
+    )
+
+
+def test_experts_overlap_where_megatrons_combined_schedule_takes_them() -> None:
+    lap = {"overlap_moe_expert_parallel_comm": True}
+    shared = replace(MOE, feed_forward=replace(SIX, shared_ffn_hidden_size=32))
+    new = Software(megatron_core="0.19.0")
+    said = "overlap_moe_expert_parallel_comm "
+    held(
+        options.expert_overlap,
+        (LLAMA, {}, None),
+        (MOE, lap | {"ep": 2}, None),
+        (MOE, lap | {"ep": 6}, f"{said}ep=6, one expert a rank: Megatron-core 0.16.1"),
+        (MOE, lap | {"ep": 6, "moe_token_dispatcher_type": "flex"}, None),
+        (MOE, lap | {"ep": 6, "etp": 2}, None),
+        (workload(MOE, software=new), lap | {"ep": 6}, None),
+        (MOE, lap | {"ep": 2, "pp": 2, "vpp": 2}, None),
+        (MOE, lap | {"ep": 2, "pp": 2}, f"{said}pp=2 needs vpp above 1"),
+        (MOE, lap, f"{said}with ep=1"),
+        (replace(MOE, mtp_num_layers=1), lap | {"ep": 2, "pp": 2, "vpp": 2}, None),
+        (replace(MOE, mtp_num_layers=1), lap | {"ep": 2}, f"{said}mtp_num_layers=1 with pp=1"),
+        (workload(replace(MOE, mtp_num_layers=1), software=new), lap | {"ep": 2}, None),
+        (replace(MOE, mtp_num_layers=2), lap | {"ep": 2}, f"{said}mtp_num_layers=2: it takes one"),
+        (MOE, lap | {"ep": 2, "megatron_fsdp": True}, f"{said}with megatron_fsdp"),
+        (MOE, lap | {"ep": 2, "recompute": "moe_act"}, None),
+        (workload(MOE, software=new), lap | {"ep": 2, "megatron_fsdp": True}, None),
+        (shared, lap | {"ep": 2, "moe_shared_expert_overlap": True}, f"{said}with moe_shared_expert_overlap"),
+        (workload(MOE, precision="fp32"), lap | {"ep": 2}, f"{said}in fp32"),
+    )
+    own = {"moe_shared_expert_overlap": True}
+    held(
+        options.shared_expert_overlap,
+        (MOE, {}, None),
+        (shared, own, None),
+        (MOE, own, "moe_shared_expert_overlap: this model has no"),
+        (shared, own | {"moe_token_dispatcher_type": "allgather"}, "moe_shared_expert_overlap with moe_token_dispatcher_type=allg"),
+    )
+    late = {"delay_wgrad_compute": True}
+    held(
+        options.delayed_weight_gradients,
+        (NO_TE, {}, None),
+        (MOE, late | lap, None),
+        (MOE, late, "delay_wgrad_compute needs overlap_moe"),
+        (NO_TE, late | lap, "delay_wgrad_compute needs Transformer"),
+        (CPU, late | lap, "delay_wgrad_compute needs Transformer"),
+    )
