@@ -48,13 +48,13 @@ DDP_BUCKET_ELEMENTS_PER_RANK: Final = 1_000_000
 
 def padded_vocab_size(plan: Plan) -> int:
     """The vocabulary as it is allocated, the same under every tp that divides make_vocab_size_divisible_by."""
-    return padded(plan.model.vocab_size, max(1, plan.model.make_vocab_size_divisible_by), plan.tp)
+    return padded(plan.model.vocab_size, plan.model.make_vocab_size_divisible_by, plan.tp)
 
 
 def vocab_divisor(plan: Plan) -> int:
     """Megatron's --make-vocab-size-divisible-by for that size: it pads to a multiple of this times tp (tokenizer.py:117), which would be
     another vocabulary, and another loss, at each tp, were this constant."""
-    return lcm(max(1, plan.model.make_vocab_size_divisible_by), plan.tp) // plan.tp
+    return lcm(plan.model.make_vocab_size_divisible_by, plan.tp) // plan.tp
 
 
 def layers_of(plan: Plan, stage: int, chunk: int) -> tuple[LayerSpan, ...]:

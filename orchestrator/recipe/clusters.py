@@ -265,7 +265,7 @@ def _parts(raw: Any, where: str) -> list[tuple[Gpu, int]]:
     names = [gpu.name for gpu, _ in parts]
     if len({*names}) < len(names):
         raise InputError(key, ", ".join(names), "has a type twice: count its GPUs together")
-    if len(parts) > 1 and len({name == "cpu" or name.startswith("cpu-") for name in names}) > 1:
+    if len({name == "cpu" or name.startswith("cpu-") for name in names}) > 1:
         raise InputError(key, ", ".join(names), "are ranks with and without a GPU")
     return parts
 

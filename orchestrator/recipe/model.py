@@ -168,7 +168,7 @@ def _lora_of(merged: Flat) -> Lora | None:
 def padded_for_every_layout(architecture: Architecture, cluster: Cluster) -> Architecture:
     """With one size of the padded vocabulary under every tensor-parallel size that a search on this cluster compares: they divide the GPUs
     and the attention heads. Nothing changes where those are powers of two and the vocabulary is padded to a multiple of 128."""
-    unit = lcm(max(1, architecture.make_vocab_size_divisible_by), gcd(cluster.num_gpus, architecture.num_attention_heads))
+    unit = lcm(architecture.make_vocab_size_divisible_by, gcd(cluster.num_gpus, architecture.num_attention_heads))
     return msgspec.structs.replace(architecture, make_vocab_size_divisible_by=unit)
 
 

@@ -157,7 +157,7 @@ def _layered(given: Flat) -> tuple[Flat, Flat, str | None]:
     else:
         label, layers = recipe_layers(given)
     site = site_layer(with_plan="plan" in given)
-    of_package = 1 if label is not None and is_shipped(given, layers) else 0
+    of_package = int(label is not None and is_shipped(given, layers))
     merged = with_config(merge([*layers[:of_package], site, *layers[of_package:], given]))
     label = value_of(merged, "name", label)
     if label is None and any(name in merged for name in SOURCES):

@@ -156,7 +156,7 @@ def alone_seconds(plan: Plan, cost: CostModel, stage: int) -> float:
     total = candidate.vpp * cost.calibration.microbatch_overhead_s
     for span in plan.stages[stage].layers:
         causes = cost.layer(candidate, span.kind, span.recompute).by_cause
-        total += span.count * sum(causes.get(cause, 0.0) for cause in WITHOUT_TRAFFIC)
+        total += span.count * sum(seconds for cause, seconds in causes.items() if cause in WITHOUT_TRAFFIC)
     return total
 
 
@@ -172,7 +172,7 @@ def predicted_causes(plan: Plan, step_overhead_s: float) -> dict[str, float]:
     learning rate, logging) is with the optimizer, where it is measured."""
     assert plan.predicted is not None
     by_cause = plan.predicted.by_cause
-    found = {"compute": sum(by_cause.get(cause, 0.0) for cause in COMPUTE) - step_overhead_s}
+    found = {"compute": sum(seconds for cause, seconds in by_cause.items() if cause in COMPUTE) - step_overhead_s}
     found |= {axis: by_cause.get(axis, 0.0) for axis in AXES}
     bubble = by_cause.get("bubble", 0.0)  # what is left of the step: without a pipeline only rounding
     found |= {"other": 0.0, "waiting": bubble if bubble > 1e-9 * plan.predicted.step_time_s else 0.0}
@@ -241,7 +241,7 @@ def slow_links(plan: Plan, cost: CostModel, rows: Sequence[RankTimes]) -> list[S
     where an axis has one group, than all other groups, and where there is one group alone, than its price (not on shared cores, where
     prices of traffic are not so sure)."""
     hosts = {row.rank: row.host for row in rows}
-    steps = len(rows[0].phases) if rows else 0
+    steps = len(rows[0].phases)
     seconds: dict[tuple[str, tuple[int, ...]], list[list[float]]] = defaultdict(lambda: [[0.0, 0.0] for _ in range(steps)])
     for row in rows:
         for one in row.traffic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Collection, Sequence
 from itertools import groupby, takewhile
 
@@ -66,7 +67,7 @@ class Fitting:
         self.tables = tables
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        free = options.update(max_width=1000)
+        free = options.update(max_width=sys.maxsize)
         fits = (table for table in self.tables if Measurement.get(console, free, table).minimum <= options.max_width)
         yield next(fits, self.tables[-1])
 

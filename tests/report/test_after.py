@@ -202,6 +202,76 @@ def test_a_link_that_is_slow_in_one_step_alone_is_not_named() -> None:
     assert not found.slow_links
 
 
+def test_a_link_that_costs_much_in_both_steps_is_named_only_if_it_is_slow_in_both() -> None:
+    """Five times what its like takes in one step, and 1.7 times in the other, which costs 40 of 500 ms there."""
+    given = rows(None, dict.fromkeys([(0, 2), (1, 3), (2, 3)], 0.06) | {(0, 1): 0.3})
+    assert [one.ranks for one in after.slow_links(PLAN, COST, after.read(given))] == [(0, 1)]
+    for row in given[:2]:
+        for one in row["traffic"]:
+            if one["step"] == 1 and one["operation"] == "all_reduce":
+                one["transfer_s"] = 0.1
+    assert after.slow_links(PLAN, COST, after.read(given)) == []
+
+
+def test_a_link_whose_like_took_no_time_is_not_slow() -> None:
+    on_gpus = replace(PLAN, cluster=replace(PLAN.cluster, gpu=GPUS["A100-SXM-80GB"]))
+    none = dict.fromkeys([(0, 2), (1, 3), (2, 3)], 0.0)
+    assert after.slow_links(on_gpus, COST, after.read(rows(None, none | {(0, 1): 0.1}))) == []
+
+
+def test_ranks_are_compared_with_those_of_their_own_stage() -> None:
+    """Both ranks of the second stage take twice as long as those of the first, for the same predicted work: none of them stands out."""
+    assert PLAN.predicted is not None
+    alike = replace(PLAN, predicted=replace(PLAN.predicted, by_stage=(PLAN.predicted.by_stage[0],) * 2))
+    on_gpus = replace(alike, cluster=replace(PLAN.cluster, gpu=GPUS["A100-SXM-80GB"]))
+    assert after.slow_ranks(on_gpus, after.read(rows({2: 0.2, 3: 0.2}))) == []
+    assert [one.ranks for one in after.slow_ranks(on_gpus, after.read(rows({2: 0.2, 3: 0.4})))] == [(3,)]
+
+
+def test_a_rank_is_slow_from_the_bound_on() -> None:
+    """1.5 times 1/2 s, which is 1/4 of a step of 5 s and so just a twentieth of it; in numbers that floating point has exactly."""
+    on_gpus = replace(PLAN, cluster=replace(PLAN.cluster, gpu=GPUS["A100-SXM-80GB"]))
+
+    def named(own: float, step: float) -> list[tuple[int, ...]]:
+        given = [row | {"traffic": [], "phases": [{"passes": 0.5, "update": step - 0.5}] * 2} for row in rows()]
+        given[3]["phases"] = [{"passes": own, "update": step - own}] * 2
+        return [one.ranks for one in after.slow_ranks(on_gpus, after.read(given))]
+
+    assert named(0.75, 4.0) == [(3,)]
+    assert named(0.75, 5.0) == [(3,)]
+    assert named(0.75, 5.25) == named(0.74, 4.0) == []
+
+
+def test_groups_over_data_and_sequences_reduce_gradients_and_experts_travel_in_passes() -> None:
+    """Ranks of tp 2, cp 2, dp 2: 0 and 1 are of one tp group, 0 and 2 of one cp group, 0 and 4 of one dp group."""
+    wide = replace(PLAN, tp=2, cp=2, dp=2, pp=1, ep=1, world_size=8)
+
+    def axis(plan: Any, ranks: tuple[int, ...], operation: str = "all_reduce", phase: str = "passes") -> str:
+        one = group(0, ranks, operation, 0.01) | {"phase": phase}
+        return after.axis_of(plan, after.read([rows()[0] | {"traffic": [one]}])[0].traffic[0])
+
+    assert [axis(wide, ranks) for ranks in ((0, 1), (0, 2), (0, 4), (0, 2, 4, 6), (0, 1, 4, 5))] == ["tp", "cp", "dp", "dp", "other"]
+    assert axis(wide, (0,)) == "other"
+    experts = replace(wide, ep=2)
+    assert axis(experts, (0, 1), "all_to_all") == axis(experts, (0, 1, 2, 3)) == "ep"
+    assert axis(experts, (0, 1)) == "tp", "a sum over tp is not of experts"
+    assert axis(experts, (0, 2), "all_to_all", "update") == "cp"
+    assert axis(wide, (0, 1), "all_to_all") == "tp", "without experts there is nothing of theirs"
+
+
+def test_constants_of_a_file_have_their_units() -> None:
+    constants = {"gemm_efficiency": 0.5, "op_overhead_s": 1e-6, "latency_factor": 2.0}
+    file = after.file_of(PLAN, COST, constants, "a run", runs=3)
+    assert {name: one.unit for name, one in file.constants.items()} == {
+        "gemm_efficiency": "share", "op_overhead_s": "s", "latency_factor": "ratio",
+    }  # fmt: skip
+    assert (file.fitted_runs, file.held_out_runs, file.fitted_median_error, file.held_out_median_error) == (3, 0, 0.0, None)
+    assert after.own_constants(COST) == {}, "datasheet's"
+    scaled = after._scaled(COST.calibration, ("gemm_efficiency",), ("op_overhead_s",), 0.5)
+    assert scaled["op_overhead_s"] == pytest.approx(COST.calibration.op_overhead_s / 2)
+    assert scaled["gemm_efficiency"] == min(1.0, 2 * COST.calibration.gemm_efficiency)
+
+
 def test_a_slow_link_that_hardly_costs_the_step_anything_is_not_named() -> None:
     """Ten times 2 ms is 18 of 500 ms, below a twentieth; ten times 3 ms is 27."""
     for usual, named in ((0.002, []), (0.003, [(0, 1)])):
