@@ -230,7 +230,7 @@ def expert_parallel_fields(plan: Plan) -> dict[str, Any]:
 
 def hierarchical_sizes(plan: Plan) -> list[int] | None:
     """Context-parallel ranks that exchange heads, and groups of them that pass on keys and values; None for another kind."""
-    if plan.cp == 1 or plan.cp_comm_type != "a2a+p2p":
+    if plan.cp_comm_type != "a2a+p2p":
         return None
     inner = inner_size(plan.mesh, plan.cluster.levels[0].size)
     return [inner, plan.cp // inner]

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from orchestrator.model.architecture import Architecture, Layer
 from orchestrator.model.describe import layer_parts, transformer_layer
 from orchestrator.model.families import describe
+from orchestrator.model.hugging_face import divides_head, hugging_face, is_gpt2, with_separate_gate
+from orchestrator.model.layer import LayerSpec
 from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Scan, Weight
 from orchestrator.model.parts import ends
 from orchestrator.model.parts.attention import GroupedQueryAttention, core_attention, cross_attention
@@ -384,3 +386,93 @@ def test_what_enters_and_leaves_each_layer_of_a_model() -> None:
     assert [weight.name for weight in mtp.weights if weight.tied] == ["embedding.word_embeddings.weight"]
     tied = describe(replace(LLAMA, mtp_num_layers=1, tie_embeddings=True), T).runs[-1].layer
     assert [weight.name for weight in tied.weights if weight.tied] == ["output_layer.weight"]
+
+
+# ---- the same in torch's own operations
+
+
+def kernels(layer: LayerSpec, word: str) -> list[tuple[float, float]]:
+    """(elements a token, bytes of each) of an operation's kernels that move something, and how many there are."""
+    found = [op for op in layer.ops if isinstance(op, Pointwise) and op.name.endswith(word)]
+    assert all(op.elements == op.moved == 0 for op in found[1:])
+    return [(found[0].elements / T, found[0].moved), (len(found), 0)]
+
+
+def test_transformers_layers_are_separate_linears_and_kernels() -> None:
+    layer = hugging_face(describe(LLAMA, T)).kind("decoder")
+    assert [row(op) for op in layer.ops if isinstance(op, Gemm | Enter | Exit)] == [
+        ("enter", 60), ("linear_qkv", 1, 60, 48, "column"), ("enter", 60), ("linear_qkv", 1, 60, 24, "column"), ("enter", 60),
+        ("linear_qkv", 1, 60, 24, "column"), ("linear_proj", 1, 48, 60, "row"), ("exit", 60), ("enter", 60),
+        ("linear_fc1", 1, 60, 50, "column"), ("enter", 60), ("linear_fc1", 1, 60, 50, "column"), ("linear_fc2", 1, 50, 60, "row"),
+        ("exit", 60),
+    ]  # fmt: skip
+    assert [len(op.saves) for op in layer.ops if isinstance(op, Gemm)] == [1, 0, 0, 1, 1, 0, 1], "one input is kept once"
+    assert kernels(layer, "input_layernorm") == [(60, 36), (8, 0)]
+    assert kernels(layer, "rotary") == [(72, 20), (10, 0)]
+    assert kernels(layer, "mlp.activation") == [(50, 10), (2, 0)]
+    assert kernels(layer, "self_attn_bda") == [(60, 6), (1, 0)]
+    saved = {one.name: (one.elements / T, one.itemsize) for one in layer.saved(flash_attention=True)}
+    assert saved["input_layernorm.input"] == (60, 4)
+    assert saved["input_layernorm.normalised"] == (60, 2)
+    assert (saved["mlp.activation.input"], saved["mlp.activation.output"]) == ((100, None), (50, None))
+    plain = hugging_face(describe(GPT, T)).kind("decoder")
+    assert [row(op)[3] for op in plain.ops if isinstance(op, Gemm)] == [96, 60, 50, 60], "GPT-2's are one"
+    assert kernels(plain, "self_attn_bda") == [(60, 11), (2, 0)]
+    assert kernels(plain, "input_layernorm") == [(60, 4), (1, 0)]
+    phi = hugging_face(describe(replace(LLAMA, family="phi3"), T)).kind("decoder")
+    assert [row(op)[3] for op in phi.ops if isinstance(op, Gemm)] == [96, 60, 100, 60]
+
+
+def test_transformers_heads_have_the_whole_vocabulary() -> None:
+    """101 ids; divided by AutoTP where they are untied, and then gathered: half an all-reduce of them."""
+    head = hugging_face(describe(LLAMA, T)).kind("head")
+    assert [row(op) for op in head.ops if isinstance(op, Gemm | Enter | Exit)] == [
+        ("enter", 60), ("output_layer", 1, 60, 101, "column"), ("exit", 101 * T // 2 / T),
+    ]  # fmt: skip
+    assert [(weight.shape, weight.local_shape(1)) for weight in head.weights if weight.kind == "embedding"] == [((101, 60), (101, 60))]
+    loss = next(op for op in head.ops if isinstance(op, Pointwise) and op.name == "cross_entropy")
+    assert (loss.elements / T, loss.moved, loss.moved_backward, loss.shard) == (101, 22, 30, "none")
+    for a in (GPT, replace(LLAMA, tie_embeddings=True)):
+        tied = hugging_face(describe(a, T)).kind("head")
+        assert [row(op) for op in tied.ops if isinstance(op, Gemm | Enter | Exit)] == [("output_layer", 1, 60, 101, None)]
+        assert [weight.split for weight in tied.weights if weight.kind == "embedding"] == [None]
+    assert not any(isinstance(op, Exit) for op in hugging_face(describe(LLAMA, T)).kind("embedding").ops)
+    t5 = replace(LLAMA, family="t5", num_query_groups=6, decoder_num_layers=2, position_embedding="relative", tie_embeddings=True)
+    megatron, theirs = (model.kind("head") for model in (describe(t5, T, 4), hugging_face(describe(t5, T, 4))))
+    assert len(megatron.weights) - len(theirs.weights) == 1, "the head's bias"
+    narrow = {one.name: one.itemsize for one in hugging_face(describe(t5, T, 4)).kind("encoder").saved(flash_attention=True)}
+    assert [narrow[f"input_layernorm.{name}"] for name in ("input", "normalised", "narrow")] == [4, 2, 2]
+    cross = hugging_face(describe(t5, T, 4)).kind("decoder").ops
+    assert [op.n for op in cross if isinstance(op, Gemm) and op.name == "cross_attention.linear_kv"] == [48, 48]
+
+
+def test_transformers_experts_and_states_keep_what_their_kernels_make() -> None:
+    moe = replace(LLAMA, feed_forward=Experts(num_experts=5, topk=2, ffn_hidden_size=11))
+    saved = {one.name: one.elements / T for one in hugging_face(describe(moe, T)).runs[1].layer.saved(flash_attention=True)}
+    assert (saved["mlp.experts.activation.output"], saved["moe.output"]) == (22, 120)
+    every = replace(moe, feed_forward=Experts(num_experts=5, topk=2, ffn_hidden_size=11, scores_on_input=True))
+    grouped = [op.tokens / T for op in hugging_face(describe(every, T)).runs[1].layer.ops if isinstance(op, Gemm) and op.experts]
+    assert grouped == [5, 5], "every token goes to every expert"
+    mixer = Mamba2(num_heads=4, head_dim=5, state_size=3, num_groups=2, conv_kernel=2, chunk_size=2)
+    states = replace(LLAMA, family="mamba2", position_embedding="none", mixer=mixer, feed_forward=Nothing())
+    layer = hugging_face(describe(states, T)).runs[1].layer
+    scan = next(op for op in layer.ops if isinstance(op, Scan))
+    assert scan.groups == 4, "B and C are repeated for each head"
+    kept = {one.name.rpartition(".")[2]: (one.elements, one.itemsize) for one in scan.saves}
+    pairs, of_states, channels, chunks = 7 * 2 * 4, 7 * 4 * 3, 7 * 4 * 5, 4 * 4 * 5 * 3
+    assert kept == {
+        "input": (7 * 56, None), "convolved": (7 * 32, None), "pairs": (3 * pairs, 4), "states": (5 * of_states, 4),
+        "channels": (10 * channels, 4), "chunks": (2 * chunks, 4),
+    }  # fmt: skip
+    assert kernels(layer, "scan.torch") == [((pairs + of_states + channels) / T, 48), (60, 0)]
+    assert kernels(layer, "mixer.norm") == [(20, 46), (10, 0)]
+
+
+def test_a_separate_gate_keeps_the_activated_gate() -> None:
+    one, other = describe(LLAMA, T), with_separate_gate(describe(LLAMA, T))
+    assert other.kind("decoder").saved_bytes() - one.kind("decoder").saved_bytes() == 2 * 50 * T
+    assert with_separate_gate(describe(GPT, T)) == describe(GPT, T)
+    assert [divides_head(a) for a in (LLAMA, GPT, replace(LLAMA, tie_embeddings=True), replace(GPT, tie_embeddings=False))] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert [is_gpt2(a) for a in (LLAMA, GPT, replace(GPT, family="bert"))] == [False, True, False]

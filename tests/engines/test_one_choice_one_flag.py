@@ -1,0 +1,398 @@
+"""One choice changes the fields and flags of its own, and no others: against the same plan without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hand_plans import BARE, BERT, GPT, LLAMA, T5, make_plan, training_for
+from msgspec.structs import replace
+
+from orchestrator.engines import megatron_args, megatron_parts
+from orchestrator.engines import transformer_config as tc
+from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Software
+from orchestrator.model.architecture import Architecture
+from orchestrator.model.parts.attention import GroupedQueryAttention
+from orchestrator.model.parts.experts import Experts
+from orchestrator.plan import LayerSpan, Plan, RunSettings, Source
+
+WAS = "-"
+"""A field or flag that is not there."""
+SIX = Experts(num_experts=6, topk=2, ffn_hidden_size=32)
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What the second has in place of the first."""
+    names = [*one, *(name for name in other if name not in one)]
+    return {name: other.get(name, WAS) for name in names if one.get(name, WAS) != other.get(name, WAS)}
+
+
+def flags(plan: Plan) -> dict[str, Any]:
+    """Values by flag; True of a flag without any."""
+    return {name: values[0] if len(values) == 1 else values or True for name, *values in megatron_args.megatron_flags(plan)}
+
+
+def changed(plan: Plan, base: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of TransformerConfig and of data parallelism; and flags."""
+    fields = [tc.common_fields(of, own_ddp=True) | tc.ddp_fields(of) for of in (base, plan)]
+    return differences(*fields), differences(flags(base), flags(plan))
+
+
+def llama(**choices: Any) -> Plan:
+    return make_plan(model=LLAMA, **choices)
+
+
+def trained(a: Architecture = LLAMA, **fields: Any) -> Plan:
+    return make_plan(model=a, training=training_for(a, **fields))
+
+
+TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
+UNIT = "--make-vocab-size-divisible-by"
+
+
+def test_cuts() -> None:
+    base = llama()
+    for choices, fields, said in (
+        ({"tp": 2}, {"tensor_model_parallel_size": 2}, {TP: "2", UNIT: "64"}),
+        ({"tp": 3, "world": 9}, {"tensor_model_parallel_size": 3}, {TP: "3"}),
+        (
+            {"tp": 2, "sequence_parallel": True},
+            {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+            {TP: "2", UNIT: "64", "--sequence-parallel": True},
+        ),
+        ({"pp": 2}, {"pipeline_model_parallel_size": 2}, {PP: "2"}),
+        (
+            {"pp": 2, "vpp": 2},
+            {
+                "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "overlap_p2p_comm": True,
+                "batch_p2p_comm": False,
+            },
+            {PP: "2", "--num-virtual-stages-per-pipeline-rank": "2"},
+        ),
+        (
+            {"pp": 2, "sizes": [5, 3]},
+            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*5|t*3L"},
+            {PP: "2", "--pipeline-model-parallel-layout": "Et*5|t*3L"},
+        ),
+        ({"cp": 2}, {"context_parallel_size": 2, "cp_comm_type": "p2p"}, {CP: "2", "--cp-comm-type": "p2p"}),
+        (
+            {"cp": 2, "cp_comm_type": "a2a"},
+            {"context_parallel_size": 2, "cp_comm_type": "a2a"},
+            {CP: "2", "--cp-comm-type": "a2a"},
+        ),
+        ({"micro_batch_size": 2}, {}, {"--micro-batch-size": "2"}),
+    ):  # fmt: skip
+        assert changed(llama(**choices), base) == (fields, said), choices  # type: ignore[arg-type]
+    both = llama(world=16, cp=8, tp=2, cp_comm_type="a2a+p2p")
+    assert tc.common_fields(both, own_ddp=True)["hierarchical_context_parallel_sizes"] == [4, 2]
+    assert flags(both)["--hierarchical-context-parallel-sizes"] == ["4", "2"]
+
+
+def test_data_parallelism() -> None:
+    base = llama()
+    none = {"overlap_grad_reduce": False, "overlap_param_gather": False, "bucket_size": None}
+    dropped = {"--overlap-grad-reduce": WAS, "--overlap-param-gather": WAS}
+    fsdp = {"--use-megatron-fsdp": True, "--ckpt-format": "fsdp_dtensor", "--no-gradient-accumulation-fusion": True}
+    for choices, fields, said in (
+        (
+            {"zero_stage": 0},
+            {"overlap_param_gather": False, "use_distributed_optimizer": False},
+            {"--use-distributed-optimizer": WAS, "--overlap-param-gather": WAS},
+        ),
+        ({"overlap_grad_reduce": False}, none, dropped),
+        ({"overlap_param_gather": False}, {"overlap_param_gather": False}, {"--overlap-param-gather": WAS}),
+        ({"world": 1}, none, dropped),
+        (
+            {"zero_shard_size": 4},
+            {"num_distributed_optimizer_instances": 2},
+            {"--num-distributed-optimizer-instances": "2"},
+        ),
+        (
+            {"reduce_scatter_with_fp32_accumulation": True},
+            {"reduce_scatter_with_fp32_accumulation": True},
+            {"--ddp-reduce-scatter-with-fp32-accumulation": True},
+        ),
+        (
+            {"megatron_fsdp": True, "zero_stage": 2},
+            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads", "gradient_accumulation_fusion": False},
+            fsdp | {"--data-parallel-sharding-strategy": "optim_grads"},
+        ),
+        (
+            {"megatron_fsdp": True, "zero_stage": 3},
+            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params", "gradient_accumulation_fusion": False},
+            fsdp | {"--data-parallel-sharding-strategy": "optim_grads_params"},
+        ),
+    ):
+        assert changed(llama(**choices), base) == (fields, said), choices  # type: ignore[arg-type]
+    assert tc.ddp_fields(llama(world=40))["bucket_size"] == tc.ddp_fields(llama(world=8))["bucket_size"] == 40_000_000
+    for world, cp in ((64, 1), (64, 2), (128, 8)):
+        assert tc.ddp_fields(llama(world=world, cp=cp))["bucket_size"] == world * 1_000_000, "a million elements a rank"
+    assert tc.ddp_fields(llama(world=2, cp=2))["overlap_grad_reduce"] is True, "gradients are summed over cp too"
+    assert tc.ddp_fields(make_plan(model=LLAMA, gpu="cpu"))["overlap_grad_reduce"] is False
+
+
+def test_precision_and_optimizer() -> None:
+    base = trained()
+    half = {"bf16": False, "params_dtype": "float32", "pipeline_dtype": "float32"}
+    adam = {"--adam-beta1": WAS, "--adam-beta2": WAS, "--adam-eps": WAS}
+    for fields, config, said in (
+        ({"precision": "fp32"}, half, {"--bf16": WAS}),
+        (
+            {"precision": "fp16"},
+            {"bf16": False, "fp16": True, "params_dtype": "float16", "pipeline_dtype": "float16", "check_for_nan_in_grad": False},
+            {"--bf16": WAS, "--fp16": True, "--accumulate-allreduce-grads-in-fp32": True},
+        ),
+        (
+            {"precision": "fp16", "grad_reduce_dtype": "bf16"},
+            {
+                "bf16": False, "fp16": True, "params_dtype": "float16", "pipeline_dtype": "float16", "check_for_nan_in_grad": False,
+                "grad_reduce_in_fp32": False,
+            },
+            {"--bf16": WAS, "--fp16": True},
+        ),
+        ({"grad_reduce_dtype": "bf16"}, {"grad_reduce_in_fp32": False}, {"--grad-reduce-in-bf16": True}),
+        (
+            {"precision": "fp8", "fp8_recipe": "mxfp8"},
+            {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+            {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
+        ),
+        (
+            {"precision": "fp8"},
+            {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+            {"--fp8-format": "hybrid", "--fp8-recipe": "delayed", "--fp8-amax-history-len": "1024", "--fp8-amax-compute-algo": "max"},
+        ),
+        ({"optimizer": "sgd"}, {}, adam | {"--optimizer": "sgd", "--sgd-momentum": "0.0"}),
+        ({"betas": (0.8, 0.7), "eps": 1e-6}, {}, {"--adam-beta1": "0.8", "--adam-beta2": "0.7", "--adam-eps": "1e-06"}),
+        (
+            {"precision_aware_optimizer": True, "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "bf16"},
+            {},
+            {
+                "--use-precision-aware-optimizer": True, "--main-grads-dtype": "fp32", "--exp-avg-dtype": "fp8",
+                "--exp-avg-sq-dtype": "bf16",
+            },
+        ),
+        ({"steps": 7}, {}, {"--train-iters": "7", "--lr-decay-iters": "7", "--eval-interval": "7"}),
+        ({"warmup": 3, "schedule": "linear"}, {}, {"--lr-warmup-iters": "3", "--lr-decay-style": "linear"}),
+        ({"clip": 0.5, "weight_decay": 0.2, "seed": 9}, {}, {"--clip-grad": "0.5", "--weight-decay": "0.2", "--seed": "9"}),
+    ):  # fmt: skip
+        assert changed(trained(**fields), base) == (config, said), fields  # type: ignore[arg-type]
+    one = tc.optimizer_fields(trained(betas=(0.8, 0.7), eps=1e-6, lr=0.5, min_lr=0.1))
+    assert [one[name] for name in ("adam_beta1", "adam_beta2", "adam_eps", "lr", "min_lr")] == [0.8, 0.7, 1e-6, 0.5, 0.1]
+    assert [tc.optimizer_fields(trained(precision=precision))["fp16"] for precision in ("bf16", "fp16")] == [False, True]
+    assert [tc.optimizer_fields(trained(precision=precision))["bf16"] for precision in ("bf16", "fp8", "fp16", "fp32")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert [tc.optimizer_fields(llama(zero_stage=stage))["use_distributed_optimizer"] for stage in (0, 1)] == [False, True]
+
+
+def test_models() -> None:
+    base = make_plan(model=LLAMA)
+    for fields, config, said in (
+        ({"add_qkv_bias": True}, {"add_qkv_bias": True}, {"--add-qkv-bias": True}),
+        ({"num_query_groups": None}, {"num_query_groups": 8}, {"--group-query-attention": WAS, "--num-query-groups": WAS}),
+        ({"tie_embeddings": True}, {}, {"--untie-embeddings-and-output-weights": WAS}),
+        ({"rotary_percent": 0.5}, {}, {"--rotary-percent": "0.5"}),
+        ({"rotary_base": 7}, {}, {"--rotary-base": "7"}),
+        ({"rope_scaling_factor": 8.0}, {}, {"--use-rope-scaling": True, "--rope-scaling-factor": "8.0"}),
+        ({"hidden_dropout": 0.1}, {"hidden_dropout": 0.1}, {"--hidden-dropout": "0.1"}),
+        ({"kv_channels": 16}, {"kv_channels": 16}, {"--kv-channels": "16"}),
+        ({"vocab_size": 700}, {}, {"--vocab-size": "699"}),
+        ({"make_vocab_size_divisible_by": 1}, {}, {UNIT: "1"}),
+    ):
+        assert changed(make_plan(model=replace(LLAMA, **fields)), base) == (config, said), fields
+    rotary = tc.model_fields(make_plan(model=replace(LLAMA, rope_scaling_factor=8.0)))
+    assert (rotary["rope_scaling"], rotary["rope_scaling_factor"], rotary["rotary_base"]) == (True, 8.0, 10000)
+    assert tc.model_fields(base)["rope_scaling"] is False
+    assert {"rotary_percent", "rotary_base", "rope_scaling"}.isdisjoint(tc.model_fields(make_plan(model=GPT)))
+    bert = tc.model_fields(make_plan(model=replace(BERT, position_embedding="rope")))
+    assert (bert["num_tokentypes"], bert["add_binary_head"]) == (2, False)
+    assert {"rotary_base", "rope_scaling"}.isdisjoint(bert)
+    assert tc.module_fields(make_plan(model=T5)) == {
+        "class": "T5Model", "implementation": "transformer_engine", "encoder_num_layers": 4, "decoder_num_layers": 4,
+    }  # fmt: skip
+    assert tc.module_fields(base) == {"class": "GPTModel", "implementation": "transformer_engine"}
+
+
+def test_a_vocabulary_is_padded_once_however_it_is_divided() -> None:
+    """500 to a multiple of 128; of 1, as it stands; tp=3 makes the multiple 384."""
+    for unit, tp, size, divisor in (
+        (128, 1, 512, 128),
+        (128, 2, 512, 64),
+        (128, 3, 768, 128),
+        (1, 1, 500, 1),
+        (1, 3, 501, 1),
+        (6, 4, 504, 3),
+    ):
+        plan = make_plan(model=replace(LLAMA, make_vocab_size_divisible_by=unit), tp=tp, world=12)
+        assert (tc.padded_vocab_size(plan), tc.vocab_divisor(plan)) == (size, divisor)
+        assert -(-500 // (divisor * tp)) * divisor * tp == size, "as Megatron pads: to a multiple of this times tp"
+
+
+def test_fused_kernels_are_those_that_software_and_machine_have() -> None:
+    names = ("gradient_accumulation_fusion", "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "persist_layer_norm",
+             "apply_rope_fusion", "use_cpu_initialization", "transformer_impl")  # fmt: skip
+
+    def found(plan: Plan) -> list[Any]:
+        return [tc.common_fields(plan, own_ddp=True)[name] for name in names]
+
+    te, local = "transformer_engine", "local"
+    windowed = replace(LLAMA, mixer=GroupedQueryAttention(window=8))
+    assert found(llama()) == [True, True, True, True, True, True, False, te]
+    assert found(llama(software=BARE)) == [False, True, True, False, False, False, False, local]
+    assert found(llama(software=replace(BARE, apex=True))) == [True, True, True, True, True, False, False, local]
+    assert found(llama(software=Software(), gpu="cpu")) == [False, False, False, False, False, False, True, local]
+    assert found(make_plan(model=windowed)) == [True, True, True, False, True, True, False, te]
+    assert found(make_plan(model=GPT))[5] is False, "no rotary positions"
+    assert found(make_plan(model=replace(GPT, add_bias_linear=False)))[1] is False, "no bias to fuse"
+    assert found(make_plan(model=replace(GPT, activation="relu")))[1] is False
+    assert tc.common_fields(llama(), own_ddp=False)["gradient_accumulation_fusion"] is False
+    off = {"--no-gradient-accumulation-fusion": True, "--no-masked-softmax-fusion": True, "--no-persist-layer-norm": True}
+    assert differences(flags(llama()), flags(llama(software=BARE))) == off | {"--transformer-impl": local, "--no-rope-fusion": True}
+    assert differences(flags(llama()), flags(llama(software=replace(BARE, transformer_engine=True)))) == off
+    assert "--spec" not in flags(make_plan(model=BERT))
+    assert flags(make_plan(model=BERT, software=BARE))["--spec"] == local
+
+
+def test_experts() -> None:
+    base = make_plan(model=replace(LLAMA, feed_forward=SIX))
+    for choices, config, said in (
+        ({"ep": 2}, {"expert_model_parallel_size": 2}, {"--expert-model-parallel-size": "2"}),
+        ({"moe_token_dispatcher_type": "flex"}, {"moe_token_dispatcher_type": "flex"}, {"--moe-token-dispatcher-type": "flex"}),
+        ({"moe_shared_expert_overlap": True}, {"moe_shared_expert_overlap": True}, {"--moe-shared-expert-overlap": True}),
+        (
+            {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True},
+            {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True},
+            {"--overlap-moe-expert-parallel-comm": True, "--delay-wgrad-compute": True},
+        ),
+    ):
+        assert changed(make_plan(model=base.model, **choices), base) == (config, said), choices
+    for gpu, software, grouped, fused in (
+        ("V100-SXM2-16GB", Software(), False, True), ("A100-SXM-40GB", Software(), True, True), ("H200", BARE, False, False),
+    ):  # fmt: skip
+        fields = tc.expert_parallel_fields(make_plan(model=base.model, gpu=gpu, software=software))
+        assert (fields["moe_grouped_gemm"], fields["moe_permute_fusion"]) == (grouped, fused)
+    assert tc.expert_parallel_fields(llama()) == {}
+    assert tc.recompute_modules(base.model, ("mlp",)) == ["mlp", "moe"]
+    assert tc.recompute_modules(base.model, ("core_attn",)) == tc.recompute_modules(LLAMA, ("core_attn",)) == ["core_attn"]
+    assert tc.recompute_modules(LLAMA, ("mlp",)) == ["mlp"]
+    for fields, flag, value in (
+        ({"scaling": 2.5}, "--moe-router-topk-scaling-factor", "2.5"),
+        ({"groups": 2, "group_topk": 1}, "--moe-router-num-groups", "2"),
+        ({"capacity_factor": 1.5}, "--moe-expert-capacity-factor", "1.5"),
+        ({"capacity_factor": 1.5, "pad_to_capacity": True}, "--moe-pad-expert-input-to-capacity", True),
+        ({"shared_ffn_hidden_size": 40}, "--moe-shared-expert-intermediate-size", "40"),
+        ({"expert_bias": True, "score": "sigmoid"}, "--moe-router-enable-expert-bias", True),
+    ):
+        other = make_plan(model=replace(LLAMA, feed_forward=replace(SIX, **fields)))
+        assert flag not in flags(base)
+        assert flags(other)[flag] == value
+    assert megatron_parts.pattern([1]) == "([1]*1)"
+
+
+# ---- recompute
+
+
+def recomputed(*stages: list[tuple[str, int]], model: Architecture = LLAMA, vpp: int = 1) -> Plan:
+    """Runs of (mode, layers) by stage, or by chunk of one stage."""
+    plan = make_plan(model=model, pp=1 if vpp > 1 else len(stages), world=8)
+    spans: list[list[LayerSpan]] = []
+    first = 0
+    for number, runs in enumerate(stages):
+        found = []
+        for mode, count in runs:
+            found.append(LayerSpan(kind="decoder", first=first, count=count, recompute=mode, chunk=number if vpp > 1 else 0))  # type: ignore[arg-type]
+            first += count
+        spans.append(found)
+    if vpp > 1:
+        spans = [[span for found in spans for span in found]]
+    return replace(plan, vpp=vpp, stages=tuple(replace(plan.stages[0], layers=tuple(found)) for found in spans))
+
+
+def test_a_stage_recomputes_its_first_layers_or_the_same_modules_in_all() -> None:
+    def block(number: int | None) -> dict[str, Any]:
+        return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": number, "recompute_modules": None}
+
+    def fields(*stages: list[tuple[str, int]], **more: Any) -> dict[str, Any]:
+        return tc.recompute_fields(recomputed(*stages, **more), 0)
+
+    off = dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"))
+    assert fields([("none", 8)]) == off
+    assert fields([("full", 8)]) == block(8)
+    assert fields([("full", 3), ("none", 5)]) == block(3)
+    assert fields([("full", 2), ("none", 4)], [("full", 1)], vpp=2) == block(2), "the second chunk has one layer only"
+    assert fields([("full", 1)], [("full", 2), ("none", 4)], vpp=2) == block(2)
+    selective = off | {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    assert fields([("selective", 8)]) == selective
+    for wrong, more in (
+        ([[("none", 1), ("full", 7)]], {}), ([[("full", 1), ("none", 3)], [("none", 4)]], {"vpp": 2}),
+        ([[("none", 4)], [("full", 1), ("none", 3)]], {"vpp": 2}), ([[("full", 2), ("none", 2)], [("full", 1), ("none", 3)]], {"vpp": 2}),
+        ([[("full", 1), ("none", 1), ("full", 6)]], {}), ([[("selective", 4), ("none", 4)]], {}), ([[("full", 4), ("selective", 4)]], {}),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=r"stages\[0\].recompute="):
+            fields(*wrong, **more)
+
+
+def test_the_command_line_says_one_recompute_for_all_stages() -> None:
+    def said(*stages: list[tuple[str, int]]) -> Any:
+        found = megatron_args.common_recompute(recomputed(*stages))
+        return None if found is None else {name: value for name, value in found.items() if value is not None}
+
+    block = {"recompute_granularity": "full", "recompute_method": "block"}
+    assert said([("none", 4)], [("none", 4)]) == {}
+    assert said([("full", 2), ("none", 2)], [("full", 2), ("none", 2)]) == block | {"recompute_num_layers": 2}
+    assert said([("full", 3), ("none", 1)], [("full", 2)]) == block | {"recompute_num_layers": 3}, "the second stage has two layers"
+    assert said([("full", 3), ("none", 1)], [("full", 2), ("none", 2)]) is None
+    assert said([("full", 1), ("none", 3)], [("none", 4)]) is None
+    assert said([("selective", 4)], [("none", 4)]) is None
+    assert said([("selective", 4)], [("selective", 4)])["recompute_modules"] == ["core_attn"]
+
+
+# ---- data
+
+
+def running(**fields: Any) -> Plan:
+    return replace(llama(), run=RunSettings(**fields))
+
+
+def test_data_is_megatrons_own_where_all_of_it_is() -> None:
+    text, indexed = "/a.txt", "/x.idx"
+    blend = (Source(weight=0.7, path=indexed), Source(weight=0.3, path=indexed))
+    mixed = (Source(weight=0.7, path=indexed), Source(weight=0.3, path=text))
+    for fields, whole in (
+        ({}, False), ({"data": text}, False), ({"data": indexed}, True), ({"data": "/x.bin"}, True), ({"blend": blend}, True),
+        ({"blend": mixed}, False), ({"data": indexed, "valid": text}, False), ({"data": indexed, "valid": indexed}, True),
+    ):  # fmt: skip
+        assert megatron_args.reads_indexed_data(running(**fields)) is whole, fields  # type: ignore[arg-type]
+    mock = "megatron_args.sh uses mock data: Megatron reads only its own indexed format."
+    for fields, told in (
+        ({}, False), ({"data": text}, True), ({"data": indexed}, False), ({"blend": mixed}, True), ({"blend": blend}, False),
+    ):  # fmt: skip
+        assert (mock in megatron_args.notes(running(**fields))) is told, fields  # type: ignore[arg-type]
+
+
+def test_flags_of_data_evaluation_and_saving() -> None:
+    base, indexed = running(), "/x.idx"
+    own = {"--mock-data": WAS, "--data-path": "/x"}
+    blend = (Source(weight=0.7, path=indexed), Source(weight=0.3, path="/y.bin"))
+    tokens = {"--tokenizer-type": "HuggingFaceTokenizer", "--vocab-size": WAS, "--tokenizer-model": "/t", "--padded-vocab-size": "512"}
+    for fields, said in (
+        ({"data": indexed}, own),
+        ({"blend": blend}, own | {"--data-path": ["0.7", "/x", "0.3", "/y"]}),
+        (
+            {"data": indexed, "valid": "/v.idx"},
+            {"--mock-data": WAS, "--train-data-path": "/x", "--valid-data-path": "/v", "--split": WAS},
+        ),
+        ({"data": indexed, "split": (9.0, 1.0)}, own | {"--split": "9,1,0"}),
+        ({"split": (9.0, 0.5, 0.5)}, {"--split": "9,0.5,0.5"}),
+        ({"data": indexed, "tokenizer": "/t"}, own | tokens),
+        ({"tokenizer": "/t"}, {}),
+        ({"eval_every": 5, "eval_steps": 3}, {"--eval-interval": "5", "--eval-iters": "3"}),
+        ({"eval_steps": 3}, {}),
+        ({"save_every": 4}, {"--save": "checkpoints", "--save-interval": "4", "--ckpt-format": "torch_dist"}),
+        ({"wandb": {"project": "p"}}, {"--wandb-project": "p", "--wandb-exp-name": LLAMA.name}),
+        ({"wandb": {"project": "p", "name": "n", "entity": "e"}}, {"--wandb-project": "p", "--wandb-exp-name": "n", "--wandb-entity": "e"}),
+    ):
+        assert differences(flags(base), flags(running(**fields))) == said, fields  # type: ignore[arg-type]
+    fsdp = replace(llama(megatron_fsdp=True, zero_stage=3), run=RunSettings(save_every=4))
+    assert flags(fsdp)["--ckpt-format"] == "fsdp_dtensor"
