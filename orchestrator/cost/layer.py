@@ -122,7 +122,7 @@ class LayerPrices:
             transient_backward_bytes=kept.transient_backward
             + gathered * (1 + (parameters - frozen) / parameters if parameters else 0.0)
             + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm else 0.0),  # of the forward pass beside it
-            weight_bytes=held.weights + (w.fp8_copies * parameters if layer.recomputable else 0.0),
+            weight_bytes=held.weights + w.fp8_copies * parameters * layer.recomputable,
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
             backward_bytes=held.backward,
@@ -140,11 +140,12 @@ class LayerPrices:
         dense = self.replicas.dense_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         frozen = self.replicas.frozen_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         experts = self._expert_parameters(layer, strategy)
-        held = states(dense - frozen, per_parameter, strategy).resident + (
-            states(frozen, per_parameter, strategy).weights if frozen else 0.0
-        )
-        held += w.fp8_copies * (dense + experts) if layer.recomputable else 0.0
-        return held + (states(experts, per_parameter, folded(strategy)).resident if experts else 0.0)
+        held = states(dense - frozen, per_parameter, strategy).resident + w.fp8_copies * (dense + experts) * layer.recomputable
+        if frozen:
+            held += states(frozen, per_parameter, strategy).weights
+        if experts:
+            held += states(experts, per_parameter, folded(strategy)).resident
+        return held
 
     def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:
         """Of the experts on one rank, before ZeRO."""

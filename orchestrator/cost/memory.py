@@ -81,7 +81,7 @@ def borders_kept(candidate: Candidate, index: int, flight: int, boundary_bytes: 
     """
     group, pp = candidate.microbatch_group_size_per_vp_stage, candidate.mesh.pp
     if group is not None:
-        return (group - pp) * boundary_bytes if index in (0, pp - 1) else 0.0
+        return (group - pp) * (index in (0, pp - 1)) * boundary_bytes
     if not of_chunks(candidate.schedule, candidate.vpp).keeps_borders:
         return 0.0
     return flight * ((index < candidate.mesh.pp - 1) + (index > 0)) * boundary_bytes

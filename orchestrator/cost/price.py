@@ -44,8 +44,8 @@ class _Setting:
         """What a layer without experts knows of the strategy."""
         self.layers: dict[tuple[str, Recompute], LayerCost] = {}
         self.hops: tuple[float, ...] | None = None
-        self.occupied: tuple[float, float] | None = None
-        """Seconds for which a transfer occupies the slowest border between two stages, and the way back from the last to the first."""
+        self.occupied: float | None = None
+        """Seconds for which a transfer occupies the slowest border between two stages."""
         self.boundary_bytes: float | None = None
         self.fixed_bytes: dict[str, float] | None = None
 
@@ -203,8 +203,8 @@ class CostModel:
         """Seconds of a step for which the busiest border's link carries transfers in one direction: what an interleaved schedule takes at
         least, whose transfers wait for nobody. In the others each transfer blocks its stages (`Schedule.transfers`), which is more.
 
-        Every micro-batch takes an activation through each chunk's border, and in the other direction a gradient. Two stages have one link,
-        with the way back from the last to the first on it too.
+        Every micro-batch takes an activation through each chunk's border, and in the other direction a gradient. The way back from the last
+        stage to the first, which crosses no slower level than some border, is taken once less; two stages have one link for both.
         """
         pp, vpp, m = candidate.mesh.pp, candidate.vpp, candidate.num_microbatches
         if pp == 1 or vpp == 1:
@@ -212,10 +212,9 @@ class CostModel:
         setting = self._setting_of(candidate)
         if setting.occupied is None:
             nbytes, stride = self.boundary_bytes(candidate), candidate.mesh.stride("pp")
-            links = [self.pair_link(stage * stride, (stage + 1) % pp * stride, stride) for stage in range(pp)]
-            setting.occupied = max(nbytes / link.bandwidth for link in links[:-1]), nbytes / links[-1].bandwidth
-        inside, around = setting.occupied
-        return m * (2 * vpp - 1) * inside if pp == 2 else m * max(vpp * inside, (vpp - 1) * around)
+            borders = [self.pair_link(stage * stride, (stage + 1) * stride, stride) for stage in range(pp - 1)]
+            setting.occupied = max(nbytes / link.bandwidth for link in borders)
+        return m * (2 * vpp - 1 if pp == 2 else vpp) * setting.occupied
 
     # ---- the whole
 

@@ -356,18 +356,16 @@ class _Search:
             seconds, peak = answer.solution.step_time_s, answer.solution.peak_memory_bytes
             self.outcomes[choice.order] = Outcome(candidate=answer.solution.candidate, step_time_s=seconds, peak_memory_bytes=peak)
             self.bounds[choice.leaf.candidate] = min(seconds, inner.left)
-            self.done += 1
             self.best.add(answer.solution, choice)
         left = inner.left if answer.solution is not None else min(inner.left, most)
         if first and not self.best.excludes(left, choice.order):
             heappush(self.queue, (max(bound, left), choice.order, AGAIN, [choice], inner))
-            self.total += 1
             return
+        self.done += 1
         if inner.left < float("inf"):
             self.unfinished.append((inner, choice))
         if answer.solution is None:
             self._slower(choice, max(bound, answer.bound_s, min(self.best.threshold, inner.left) * (1 - ROUNDING)))
-            self.done += 1
 
     def _too_large(self, choice: Choice, least: float | Inner) -> None:
         """The choice is out: it takes so many bytes at least, or what the inner search says once somebody asks."""

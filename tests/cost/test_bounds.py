@@ -294,6 +294,25 @@ def test_interleaving_goes_through_all_borders_once_a_group_and_round() -> None:
     assert rounds(costs, cand, 5) == rounds(costs, cand, 4), "a last, smaller group is one more"
 
 
+@pytest.mark.parametrize("vpp", [2, 3])
+@pytest.mark.parametrize(("latency", "bandwidth"), [(0.01, 1e12), (1e-9, 1e6)])
+def test_over_a_slow_link_rounds_or_the_link_itself_are_the_bound(vpp: int, latency: float, bandwidth: float) -> None:
+    """Long hops: every round waits for them; a narrow link: it carries an activation of each chunk and micro-batch, one after the other."""
+    levels = tuple(replace(level, latency=latency, bandwidth=bandwidth) for level in a100(4).levels)
+    costs = cost_model(gpt(num_layers=12), traits=TRAITS, cluster=replace(a100(4), levels=levels))
+    cand = candidate(pp=4, vpp=vpp, num_microbatches=32)
+    around, busy = rounds(costs, cand), costs.busy_seconds(cand)
+    wire = costs.boundary_bytes(cand) / (bandwidth * costs.calibration.p2p_efficiency)
+    assert busy == pytest.approx(32 * vpp * wire)
+    assert (around > busy) == (latency == 0.01)
+    leaf = Floors(costs, MEGATRON, 1e15, pinned_layout=False).leaf(cand)
+    assert leaf == pytest.approx(max(around, busy) + costs.once_seconds(cand))
+    assert Floors(costs, MEGATRON, 1e15, pinned_layout=True).leaf(cand) == leaf
+    assert costs.busy_seconds(replace(cand, vpp=1, schedule="1f1b")) == 0.0
+    two = candidate(pp=2, vpp=vpp, num_microbatches=32)
+    assert costs.busy_seconds(two) == pytest.approx(32 * (2 * vpp - 1) * wire), "the way back is over the same link"
+
+
 def test_the_floor_of_a_pipeline_is_its_slowest_stage_or_one_micro_batchs_way() -> None:
     """29 layers on 4 stages: some stage has 8. Of one micro-batch all layers follow each other. Each with its overhead."""
     calibration = replace(datasheet(a100(), TRAITS), microbatch_overhead_s=0.25, step_overhead_s=0.5)

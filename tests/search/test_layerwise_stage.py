@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 import math
-import random
 from itertools import pairwise, product
 from math import comb
 from operator import le
 
 import pytest
+from made_up_prices import AMPLE, Given
 
-from orchestrator.cost.layerwise import Outer, Way, stage_price
+from orchestrator.cost.layerwise import Outer, stage_price
 from orchestrator.search.layerwise_stage import MOST_OF_SEVERAL, MOST_POINTS, StageSolver, _kept, _Point, mean, uncovered
-from orchestrator.strategy.layerwise import LayerChoice, LayerwiseStage
-
-CHOICES = [
-    LayerChoice(tp=tp, zero3=zero3, recompute=recompute) for tp in (1, 2, 4) for zero3 in (False, True) for recompute in (False, True)
-]
-AMPLE = 1e9
-
-
-class Given:
-    """Prices of layers of two kinds that are drawn, of some choices each; sums of numbers of few digits are exact."""
-
-    world, slack, sequence_parallel = 4, 0.25, False
-
-    def __init__(self, seed: int, *, hidden: float = 0.0, tps: tuple[int, ...] = (1, 2, 4), each: int = 3, overhead: float = 0.0) -> None:
-        rng = random.Random(seed)
-        self.hidden_share, self.slowdown, self.overhead = hidden, 0.25, overhead
-        self.runs = (("a", 2), ("b", 2))
-        self.options: dict[str, list[Way]] = {}
-        for kind in "ab":
-            chosen = rng.sample([choice for choice in CHOICES if choice.tp in tps], each)
-            self.options[kind] = [Way(choice, *(rng.randint(1, 64) / 8 for _ in range(4)), *self._bytes(rng)) for choice in chosen]
-        self.moves = {(a, b): (rng.randint(0, 8) / 8, rng.randint(0, 8) / 8) for a in tps for b in tps}
-
-    @staticmethod
-    def _bytes(rng: random.Random) -> tuple[float, float, float]:
-        return float(rng.randint(4, 40)), float(rng.randint(1, 20)), float(rng.choice([2, 8, 16]))
-
-    def ways(self, kind: str, outer: Outer) -> list[Way]:
-        return self.options[kind]
-
-    def switch(self, kind: str, before: int, after: int, outer: Outer) -> tuple[float, float]:
-        return (0.0, 0.0) if before == after else self.moves[before, after]
-
-    def fixed_bytes(self, outer: Outer, stage: int, flight: int) -> float:
-        return 0.0
-
-    def hop_s(self, outer: Outer) -> float:
-        return 0.0
-
-    def overheads_s(self) -> tuple[float, float]:
-        return self.overhead, 0.0
-
-    def end_choices(self, outer: Outer) -> list[LayerChoice | None]:
-        return [None]
+from orchestrator.strategy.layerwise import LayerwiseStage
 
 
 def solver_of(prices: Given, pp: int, index: int, room: float, m: int = 4) -> StageSolver:

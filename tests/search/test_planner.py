@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import oracle
@@ -16,7 +17,7 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan
 from orchestrator.plan.check import check_plan
 from orchestrator.search.partition import Partitions, Way
-from orchestrator.search.planner import DEAR, Bounds, SearchResult, reprice, search
+from orchestrator.search.planner import DEAR, Bounds, SearchResult, _Search, _Space, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
@@ -482,6 +483,17 @@ def test_progress_goes_to_the_end() -> None:
     some_plan(progress=lambda done, total, best: calls.append((done, total, best)))
     assert calls[-1][0] == calls[-1][1] > 10
     assert calls[-1][2] is not None
+    assert all(done <= total for done, total, _ in calls)
+    assert all(before[0] <= after[0] for before, after in pairwise(calls))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_mesh_and_choice_is_done_once(seed: int) -> None:
+    i = Instance(seed)
+    running = _Search(_Space(i.workload, i.planned_engines, replace(i.settings, top_k=3)), {}, lambda: False)
+    running.look(None)
+    assert running.done == running.total
+    assert not running.queue
 
 
 def test_repricing_a_plan_gives_its_price() -> None:

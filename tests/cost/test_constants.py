@@ -1,0 +1,128 @@
+"""The constants that nobody fitted lie where their sources put them. Ranges are the sources' own, or where one has a single figure a fifth
+to either side of it; a constant that leaves its range needs another source."""
+
+from __future__ import annotations
+
+import pytest
+from cost_cases import MEGATRON, a100
+from msgspec.structs import replace
+
+from orchestrator.cost.calibration import CPU, SHARES, Calibration, datasheet
+from orchestrator.hardware.catalog import GPUS
+from orchestrator.units import GB, GIB, MIB, US
+
+RANGES: dict[str, tuple[float, float]] = {
+    "gemm_efficiency": (0.72, 0.82),  # cuBLAS bf16 on A100 255 of 312; FSDP runs ask for .72
+    "gemm_half_tokens": (64, 128),  # half a tile to a tile
+    "gemm_half_features": (64, 128),
+    "misaligned_gemm": (1.5, 2.5),  # nanoGPT's 25% a step by the vocabulary alone
+    "attention_efficiency": (0.55, 0.65),  # FlashAttention-2: 190 of 312
+    "attention_backward_efficiency": (0.48, 0.58),  # 170 of 312
+    "attention_half_length": (200, 350),
+    "unfused_forward_bytes": (9, 13),  # write, read and write, read and write and a mask
+    "unfused_backward_bytes": (13, 17),
+    "memory_efficiency": (0.7, 0.92),  # STREAM-like kernels
+    "pointwise_backward": (1.5, 2.0),
+    "optimizer_efficiency": (0.6, 0.85),
+    "pointwise_factor": (1.0, 1.0),
+    "loss_factor": (1.0, 1.0),
+    "fp8_efficiency": (0.75, 0.9),
+    "mxfp8_slowdown": (1.04, 1.1),
+    "fp8_saved_bytes": (1.0, 1.0),
+    "user_buffers_overlap": (0.75, 0.95),
+    "op_overhead_s": (5 * US, 20 * US),
+    "collective_launch_s": (20 * US, 45 * US),
+    "graph_launch_s": (10 * US, 80 * US),
+    "microbatch_overhead_s": (200 * US, 500 * US),
+    "layer_floor_s": (0.0, 0.0),
+    "grouped_launch_s": (8.6 * US, 11 * US),
+    "expert_sync_s": (0.0, 0.0),
+    "expert_quantise_s": (0.0, 0.0),
+    "expert_efficiency": (1.0, 1.0),
+    "step_overhead_s": (3e-3, 8e-3),
+    "core_share": (1.0, 1.0),
+    "inner_efficiency": (230 / 300, 240 / 300),  # nccl-tests
+    "outer_efficiency": (0.7, 0.9),
+    "outer_scaling": (0.05, 0.15),
+    "p2p_efficiency": (0.6, 0.8),
+    "latency_factor": (1.5, 2.5),
+    "collective_overhead_s": (5 * US, 20 * US),
+    "layers_per_message": (1.0, 1.0),
+    "overlap_efficiency": (0.7, 0.9),
+    "overlap_slowdown": (0.1, 0.2),
+    "host_efficiency": (0.7, 0.9),
+    "host_adam_bandwidth": (15 * GB, 25 * GB),
+    "context_bytes": (0.5 * GB, 1.5 * GB),  # what published tools assume
+    "communicator_bytes": (100 * MIB, 150 * MIB),
+    "workspace_bytes": (32 * MIB, 96 * MIB),
+    "allocator_slack": (0.01, 0.05),
+    "memory_margin": (0.05, 0.1),
+    "transient_activations": (2.0, 2.0),  # one gradient arrives, one leaves
+}
+BY_GPU: dict[str, dict[str, tuple[float, float]]] = {
+    "V100-SXM2-16GB": {
+        "gemm_efficiency": (95 / 125, 105 / 125), "attention_efficiency": (0.35, 0.45), "attention_backward_efficiency": (0.3, 0.4),
+    },
+    "H100-SXM-80GB": {
+        "gemm_efficiency": (650 / 989, 750 / 989), "gemm_half_tokens": (100, 160), "gemm_half_features": (100, 160),
+        "attention_efficiency": (0.5, 0.61), "attention_backward_efficiency": (0.42, 0.56), "attention_half_length": (300, 480),
+        "op_overhead_s": (8 * US, 12 * US),
+    },
+    "B200": {
+        "gemm_efficiency": (1000 / 2250, 1150 / 2250), "gemm_half_tokens": (70, 110), "gemm_half_features": (70, 110),
+        "attention_efficiency": (0.45, 0.55), "attention_backward_efficiency": (0.38, 0.48), "attention_half_length": (400, 640),
+        "op_overhead_s": (7 * US, 11 * US), "inner_efficiency": (0.6, 0.74),
+    },
+}  # fmt: skip
+"""What differs from an A100's."""
+ON_CPU: dict[str, tuple[float, float]] = {
+    "gemm_efficiency": (0.8, 1.0), "gemm_half_tokens": (8, 24), "gemm_half_features": (8, 24), "attention_efficiency": (0.4, 0.6),
+    "attention_backward_efficiency": (0.4, 0.6), "attention_half_length": (16, 48), "memory_efficiency": (0.4, 0.6),
+    "optimizer_efficiency": (0.4, 0.6), "op_overhead_s": (40 * US, 80 * US), "microbatch_overhead_s": (1e-3, 3e-3),
+    "step_overhead_s": (7e-3, 13e-3), "core_share": (0.5, 0.5), "inner_efficiency": (1.0, 1.0), "outer_efficiency": (1.0, 1.0),
+    "p2p_efficiency": (1.0, 1.0), "latency_factor": (1.0, 1.0), "collective_overhead_s": (200 * US, 1e-3), "collective_launch_s": (0, 0),
+    "overlap_efficiency": (0, 0), "overlap_slowdown": (0, 0), "context_bytes": (442 * MIB, 640 * MIB),
+    "communicator_bytes": (1 * MIB, 3 * MIB), "workspace_bytes": (0, 0),
+}  # fmt: skip
+"""gloo ranks, two to a core: traffic runs on the cores that compute, so nothing hides; a rank holds 442 to 640 MiB beside its tensors."""
+
+
+def outside(found: Calibration, ranges: dict[str, tuple[float, float]]) -> dict[str, float]:
+    values = {name: getattr(found, name) for name in ranges}
+    return {name: value for name, value in values.items() if not ranges[name][0] * (1 - 1e-12) <= value <= ranges[name][1] * (1 + 1e-12)}
+
+
+def numbers() -> set[str]:
+    return {name for name in Calibration.__struct_fields__ if type(getattr(Calibration(), name)) is float}
+
+
+def test_an_a100s_constants_are_where_their_sources_put_them() -> None:
+    assert outside(Calibration(), RANGES) == {}
+    assert numbers() - {*RANGES} == {"tp_overlap"}
+    assert Calibration().tp_overlap < 0, "the engine's own"
+    assert outside(datasheet(a100(), MEGATRON), RANGES) == {}
+
+
+@pytest.mark.parametrize("name", BY_GPU)
+def test_another_gpus_constants_are_an_a100s_but_where_its_own_sources_say_more(name: str) -> None:
+    found = datasheet(replace(a100(), gpu=GPUS[name]), MEGATRON)
+    assert outside(found, RANGES | BY_GPU[name]) == {}
+    same = {constant for constant in numbers() if getattr(found, constant) == getattr(Calibration(), constant)}
+    assert numbers() - same == {*BY_GPU[name]}
+
+
+def test_ranks_without_gpus_have_pythons_and_gloos_constants() -> None:
+    assert outside(CPU, ON_CPU) == {}
+    cluster = replace(a100(4), gpu=replace(a100().gpu, name="cpu", peak_flops={"fp32": 1e11}))
+    assert datasheet(cluster, replace(MEGATRON, layers="hugging_face")) == CPU
+    megatrons = datasheet(cluster, MEGATRON)
+    assert 358 * MIB <= megatrons.context_bytes <= 0.45 * GIB
+    assert replace(megatrons, context_bytes=CPU.context_bytes) == CPU
+
+
+def test_shares_are_shares() -> None:
+    assert {"gemm_efficiency", "tp_overlap", "allocator_slack", "core_share", "memory_margin", "overlap_efficiency"} <= SHARES
+    assert not {"overlap_slowdown", "outer_scaling", "latency_factor", "op_overhead_s", "name"} & SHARES
+    for name in SHARES - {"tp_overlap"}:
+        assert 0 <= getattr(Calibration(), name) <= 1
+        assert 0 <= getattr(CPU, name) <= 1
