@@ -18,14 +18,6 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.parts.mlp import Mlp
 from orchestrator.model.parts.nothing import Nothing
 
-NEMOTRON: dict[str, Any] = {
-    "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24, "vocab_size": 500, "intermediate_size": 160,
-    "max_position_embeddings": 1024, "layer_norm_epsilon": 3e-4, "hybrid_override_pattern": "ME*EM", "num_hidden_layers": 5,
-    "ssm_state_size": 32, "mamba_num_heads": 12, "mamba_head_dim": 16, "n_groups": 4, "conv_kernel": 3, "chunk_size": 32, "expand": 2,
-    "n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 96,
-    "norm_topk_prob": True, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2, "mlp_hidden_act": "relu2",
-    "tie_word_embeddings": False,
-}  # fmt: skip
 CLASSES = {
     "gpt2": hf.GPT2, "llama": hf.LLAMA, "qwen2": hf.QWEN2, "qwen3": hf.QWEN3, "mistral": hf.MISTRAL, "phi3": hf.PHI3, "olmo2": hf.OLMO2,
     "gemma3": hf.GEMMA3, "mixtral": hf.MIXTRAL, "qwen3 of experts": hf.QWEN3_MOE, "glm": hf.GLM4_MOE, "deepseek": hf.DEEPSEEK_V3,
@@ -34,7 +26,7 @@ CLASSES = {
 
 
 def model(name: str) -> Architecture:
-    kind, config = ("nemotron_h", NEMOTRON) if name == "nemotron" else CONFIGS[name]
+    kind, config = CONFIGS[name]
     return from_hf_config(config | {"model_type": kind}, "x")
 
 

@@ -27,6 +27,14 @@ SIGMOID = EXPERTS | {
 }  # fmt: skip
 LATENT = {"q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 20, "qk_rope_head_dim": 8, "v_head_dim": 16}
 DEEPSEEK = PLAIN | LATENT | SIGMOID | {"num_key_value_heads": 6, "rms_norm_eps": 1e-6}
+NEMOTRON: dict[str, Any] = {
+    "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24, "vocab_size": 500, "intermediate_size": 160,
+    "max_position_embeddings": 1024, "layer_norm_epsilon": 3e-4, "hybrid_override_pattern": "ME*EM", "num_hidden_layers": 5,
+    "ssm_state_size": 32, "mamba_num_heads": 12, "mamba_head_dim": 16, "n_groups": 4, "conv_kernel": 3, "chunk_size": 32, "expand": 2,
+    "n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 96,
+    "norm_topk_prob": True, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2, "mlp_hidden_act": "relu2",
+    "tie_word_embeddings": False,
+}  # fmt: skip
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"vocab_size": 500, "n_positions": 128, "n_embd": 96, "n_layer": 3, "n_head": 6, "n_inner": 200,
                       "layer_norm_epsilon": 3e-4, "attn_pdrop": 0.2, "resid_pdrop": 0.3, "embd_pdrop": 0.3}),
@@ -51,6 +59,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("mamba2", {"num_hidden_layers": 3, "hidden_size": 96, "state_size": 32, "num_heads": 12, "head_dim": 16, "n_groups": 4,
                           "conv_kernel": 3, "chunk_size": 32, "expand": 2, "vocab_size": 500, "layer_norm_epsilon": 3e-4,
                           "tie_word_embeddings": True}),
+    "nemotron": ("nemotron_h", NEMOTRON),
+    "nemotron, one group": ("nemotron_h", NEMOTRON | {"n_group": 1, "topk_group": 1}),
+    "deepseek, one group": ("deepseek_v3", DEEPSEEK | {"n_group": 1, "topk_group": 1}),
     "bert": ("bert", {"vocab_size": 500, "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 160,
                       "max_position_embeddings": 128, "type_vocab_size": 3, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2,
                       "layer_norm_eps": 3e-4}),

@@ -1,8 +1,11 @@
 """What a config.json leaves out is what transformers' own class of the model has: each field alone, of every class that there is a reader
-of. (Published files leave fields out, and so does every one that was written by an older class.)"""
+of. (Published files leave fields out, and so does every one that was written by an older class.) class_defaults.json has the fields of
+transformers' classes that our readers name, by model type."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.model.families import FAMILIES, from_hf_config
 from orchestrator.model.spec import Architecture
 
-pytestmark = pytest.mark.engines
-
+DEFAULTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "class_defaults.json").read_text())
 NO_CLASS = ("kimi_k2",)
 """Read by code beside the checkpoint."""
 SAID: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"head_dim": 128}}
@@ -28,11 +30,8 @@ def read(config: dict[str, Any]) -> Architecture:
     return replace(found, num_query_groups=found.query_groups, kv_channels=found.head_dim)
 
 
-@pytest.mark.parametrize("model_type", [name for family in FAMILIES.values() for name in family.hf_model_types if name not in NO_CLASS])
-def test_what_is_left_out_is_the_classes_default(model_type: str) -> None:
-    from transformers import CONFIG_MAPPING
-
-    config = CONFIG_MAPPING[model_type]().to_dict() | SAID.get(model_type, {})
+def other_without(config: dict[str, Any]) -> list[str]:
+    """Fields of a configuration that make another model where they are left out."""
     whole, other = read(config), []
     for field in config.keys() - {"model_type", *NOT_BUILT}:
         try:
@@ -40,4 +39,29 @@ def test_what_is_left_out_is_the_classes_default(model_type: str) -> None:
         except InputError:  # it has to be there
             continue
         other += [field] if silent != whole else []
-    assert not other
+    return other
+
+
+def test_what_is_left_out_is_the_classes_default() -> None:
+    assert {*DEFAULTS} == {name for family in FAMILIES.values() for name in family.hf_model_types if name not in NO_CLASS}
+    for model_type, config in DEFAULTS.items():
+        assert other_without(config | SAID.get(model_type, {})) == [], model_type
+        text = config.get("text_config")
+        for field in text or ():
+            try:
+                silent = read(config | {"text_config": {name: value for name, value in text.items() if name != field}})
+            except InputError:
+                continue
+            assert silent == read(config), (model_type, field)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[model_type]().to_dict()
+    for name, value in DEFAULTS[model_type].items():
+        theirs = config[name]
+        assert value == ({field: theirs[field] for field in value} if name == "text_config" else json.loads(json.dumps(theirs))), name
+    assert other_without(config | SAID.get(model_type, {})) == []
