@@ -183,8 +183,7 @@ class ProfilePrices:
             if outer.samples % dp or tp not in layer.saved_bytes:
                 continue
             local = outer.samples // dp
-            link = self.costs.link(tp, 1)
-            reduce = layer.reductions * COLLECTIVES["all_reduce"](layer.output_bytes * local, tp, link) if tp > 1 else 0.0
+            reduce = layer.reductions * COLLECTIVES["all_reduce"](layer.output_bytes * local, tp, self.costs.link(tp, 1))
             compute = layer.forward(tp) * local
             forward, backward = compute + reduce, profile.backward_of_forward * compute + reduce
             saved = layer.saved_bytes[tp] * local
@@ -200,7 +199,7 @@ class ProfilePrices:
                 backward += COLLECTIVES["all_gather"](weights, dp, apart) + COLLECTIVES["reduce_scatter"](weights, dp, apart)
                 static /= dp
                 transient += weights
-            elif dp > 1:
+            else:
                 sync = COLLECTIVES["all_reduce"](weights, dp, apart)
             found.append(Way(choice, forward, backward, sync, 0.0, static, saved, transient))
         return found

@@ -55,3 +55,30 @@ def test_layers_of_several_kinds_are_no_more_than_the_model_has_of_each(name: st
             assert mine <= least * (1 + 1e-9)
             if exact or n in (0, sum(counts)):
                 assert mine == pytest.approx(least)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "t5_large", "llama3_8b"])
+def test_a_mode_relieves_no_layer_of_more_bytes_nor_costs_it_less_than_is_reckoned_with(name: str) -> None:
+    """Of every kind that a stage may hold; a mode that saves nothing is no relief."""
+    given = recipe.load([f"recipe={name}", "gpus=8", "engine=megatron"], detect.machine(), list(ENGINES))
+    costs = planning.question(given).planned[0].costs(planning.workload_of(given))
+    cand = candidate(pp=2, dp=4, recompute="full")
+    kinds = list(dict.fromkeys(run.layer.kind for run in costs.model.runs[1:-1]))
+    modes = ("none", "selective", "mlp", "full")
+    layers = Layers(costs, cand, kinds, modes, ("full",))
+    prices = {mode: [costs.layer(cand, kind, mode) for kind in kinds] for mode in modes}
+    plain = prices["none"]
+    expected = [
+        (
+            max(a.saved_bytes - b.saved_bytes for a, b in zip(plain, prices[mode], strict=True)),
+            min(b.seconds - a.seconds for a, b in zip(plain, prices[mode], strict=True)),
+            mode == "full",
+        )
+        for mode in modes
+    ]
+    expected = [row for row in expected if row[0] > 0.0]
+    assert len(layers.reliefs) == len(expected) >= 2
+    for relief, row in zip(layers.reliefs, expected, strict=True):
+        assert tuple(relief) == pytest.approx(row)
+    assert layers.forward == min(cost.transient_forward_bytes for costs_ in prices.values() for cost in costs_)
+    assert layers.backward == min(cost.transient_backward_bytes for costs_ in prices.values() for cost in costs_)

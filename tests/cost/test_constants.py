@@ -7,7 +7,7 @@ import pytest
 from cost_cases import MEGATRON, a100
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import CPU, SHARES, Calibration, datasheet
+from orchestrator.cost.calibration import CPU, SHARES, Calibration, CalibrationFile, Constant, datasheet
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.units import GB, GIB, MIB, US
 
@@ -126,3 +126,35 @@ def test_shares_are_shares() -> None:
     for name in SHARES - {"tp_overlap"}:
         assert 0 <= getattr(Calibration(), name) <= 1
         assert 0 <= getattr(CPU, name) <= 1
+
+
+def file(value: float, name: str = "gemm_efficiency", interval: tuple[float, float] | None = None) -> CalibrationFile:
+    return CalibrationFile(
+        engine="megatron",
+        gpu="x",
+        traits="0",
+        fitted_on="x",
+        constants={name: Constant(value=value, unit="", origin="fitted")},
+        fitted_runs=1,
+        fitted_median_error=0.0,
+        held_out_runs=0,
+        held_out_median_error=None,
+        interval=interval,
+    )
+
+
+def test_a_files_share_is_from_nothing_to_all_and_its_interval_holds_the_prediction() -> None:
+    for value in (0.0, 0.5, 1.0):
+        assert file(value).calibration(Calibration()).gemm_efficiency == value
+    assert file(3.0, "latency_factor").calibration(Calibration()).latency_factor == 3.0, "no share"
+    for value in (-0.01, 1.01):
+        with pytest.raises(ValueError, match="a share is between 0 and 1"):
+            file(value)
+    for interval in ((0.5, 1.0), (1.0, 2.0), (1.0, 1.0)):
+        assert file(0.5, interval=interval).calibration(Calibration()).interval == interval
+    for interval in ((0.5, 0.99), (1.01, 2.0)):
+        with pytest.raises(ValueError, match="does not hold the prediction itself"):
+            file(0.5, interval=interval)
+    assert not file(0.5, interval=(0.9, 1.1)).calibration(Calibration()).own_peaks
+    assert file(0.05, "memory_margin", (0.9, 1.1)).calibration(Calibration()).own_peaks
+    assert not file(0.05, "memory_margin").calibration(Calibration()).own_peaks, "the package's own"

@@ -11,6 +11,7 @@ from orchestrator.cost.layerwise import AnalyticPrices, Outer, plan_price, stage
 from orchestrator.cost.price import CostModel
 from orchestrator.model.families import describe
 from orchestrator.model.spec import Architecture
+from orchestrator.model.traced import Divided, Traced
 from orchestrator.strategy.layerwise import LayerChoice, LayerwiseStage
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.spec import Candidate, Mesh, Strategy
@@ -56,3 +57,34 @@ def test_the_step_waits_for_the_slowest_update() -> None:
         return plan_price(prices, outer, [replace(one, optimizer_s=update) for update in updates])
 
     assert step(0.5, 3.0) == step(3.0, 0.5) == pytest.approx(step(0.0, 0.0) + 3.0)
+
+
+def legal(samples: int = 8, pp: int = 1, traced: Traced | None = None, **fields: int) -> set[int]:
+    """Sizes of tp that a decoder layer may have on 8 ranks."""
+    model = describe(replace(MODEL, **fields), 32)
+    model = replace(model, architecture=replace(model.architecture, traced=traced))
+    costs = CostModel(Workload(model=model, training=training(16), cluster=cluster(8)), TRAITS, CALIBRATION)
+    outer = Outer(pp=pp, num_microbatches=2, samples=samples, ends=LayerChoice(tp=1))
+    prices = AnalyticPrices(costs)
+    found = {way.choice.tp for way in prices.ways("decoder", outer)}
+    assert {choice.tp for choice in prices.end_choices(outer) if choice} == found
+    assert not any(choice.recompute for choice in prices.end_choices(outer) if choice)
+    return found
+
+
+def test_tensor_parallelism_divides_heads_groups_the_mlp_the_sequence_and_leaves_every_rank_whole_samples() -> None:
+    assert legal() == {1, 2, 4}, "4 heads"
+    assert legal(num_query_groups=2) == {1, 2}
+    assert legal(ffn_hidden_size=514) == {1, 2}
+    assert legal(num_attention_heads=8) == {1, 2, 4, 8}
+    assert legal(num_attention_heads=8, pp=2) == {1, 2, 4}, "four ranks a stage"
+    assert legal(num_attention_heads=8, samples=2) == {4, 8}, "two samples for 8 / tp ranks"
+
+
+def test_of_a_recorded_model_its_own_linears_say_what_divides_them() -> None:
+    """Not the figures of its architecture; whole where no partition was found."""
+    sizes = {"seq_length": 32, "itemsize": 2, "hidden_size": 128, "ffn_hidden_size": 512, "max_position_embeddings": 32}
+    recorded = Traced(model_class="X", **sizes, feeds=(), runs=(), divided=(Divided(pattern="x", by="column"),), tp_divides=2)
+    assert legal(traced=recorded) == {1, 2}
+    assert legal(traced=replace(recorded, tp_divides=8)) == {1, 2, 4, 8}
+    assert legal(traced=replace(recorded, divided=())) == {1}

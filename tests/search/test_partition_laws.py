@@ -149,6 +149,22 @@ def test_a_climb_ends_where_no_layer_in_another_stage_is_faster(seed: int) -> No
         assert case.seconds(moved) >= made.best.seconds
 
 
+def test_near_by_the_partitions_of_critical_paths_the_best_is_mostly_found_in_the_time_of_thirty() -> None:
+    """Of twelve layers on up to four stages, two ways for each: before branch and bound has come to it, in 15 of 16 cases."""
+    missed = []
+    for seed in range(16):
+        case = Case(seed, layers=12)
+        least = Partitions(case.pipeline, case.steps, case.layers).search(float("inf"), 10**9)
+        soon = Partitions(case.pipeline, case.steps, case.layers)
+        found = soon.search(float("inf"), 30 * case.pipeline.passes, sharply=True)
+        assert least is not None
+        assert found is not None
+        assert soon.spent <= 60 * case.pipeline.passes
+        if found.seconds > least.seconds * (1 + 1e-9):
+            missed.append(seed)
+    assert len(missed) <= 1
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_limit_keeps_what_takes_exactly_as_long_and_nothing_slower(seed: int) -> None:
     case = Case(seed, layers=5)
