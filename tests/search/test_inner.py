@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, combinations, pairwise, product
 from typing import Any
 
 import pytest
@@ -181,3 +181,62 @@ def test_a_way_beats_another_only_where_it_is_no_slower_in_anything() -> None:
     assert beats(one._replace(peak_bytes=99.0), one), "what fits, fits"
     assert not beats(slower[0], slower[2])
     assert one.work_s == 10.0
+
+
+@pytest.mark.parametrize("pp", [2, 3])
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_without_recompute_a_stage_of_layers_that_are_alike_is_what_its_capacity_says(pp: int, vpp: int) -> None:
+    """Bytes and seconds of every stage with every number of layers that its chunks share evenly."""
+    inner = inner_of(gpt(12, hidden=128, seq=64), megatron_like(), pp=pp, vpp=vpp)
+    capacity, costs, cand = inner.capacity, inner.costs, inner.candidate
+    assert capacity is not None
+    for p in range(pp):
+        memory = costs.stage_memory(cand, p)
+        for n in range(0, 13, vpp):
+            sums = costs.sums(cand)
+            if p == 0:
+                sums.add(costs.layer(cand, "embedding", "none"), 1)
+            for chunk in range(vpp):
+                sums.add(costs.layer(cand, "decoder", "none"), n // vpp, chunk) if n else None
+            if p == pp - 1:
+                sums.add(costs.layer(cand, "head", "none"), 1, vpp - 1)
+            assert capacity.peak(p, n) == pytest.approx(memory.peak_bytes(sums), rel=1e-12)
+            assert capacity.seconds(p, n) == pytest.approx(sum(sums.forward_s) + sum(sums.backward_s), rel=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0, 50.0])
+def test_the_most_layers_for_a_time_are_the_most_and_no_split_within_it_is_out_of_range(share: float) -> None:
+    """Where memory is short too, with layers that may be recomputed; and the ranges are those of some split at their ends."""
+    model, modes = gpt(9, hidden=128, seq=64), ("none", "full")
+    ample = inner_of(model, megatron_like(), modes, pp=3, m=6).solve().solution
+    lean = inner_of(model, megatron_like(), ("full",), pp=3, m=6).solve().solution
+    assert ample is not None
+    assert lean is not None
+    room = lean.peak_memory_bytes + share * (ample.peak_memory_bytes - lean.peak_memory_bytes)
+    inner = inner_of(model, megatron_like(), modes, room, pp=3, m=6)
+    capacity = inner.capacity
+    assert capacity is not None
+    for p in range(3):
+        times = [capacity.seconds(p, n) for n in range(10)]
+        assert times == sorted(times)
+        for seconds in (0.0, *times, *(1.01 * time for time in times), times[-1] / 2, INFINITE):
+            most = max((n for n in range(10) if times[n] <= min(seconds, 1e300) * (1 + 1e-9)), default=-1)
+            assert inner_of(model, megatron_like(), modes, room, pp=3, m=6).capacity.most(p, seconds) == most  # type: ignore[union-attr]
+    found = []
+    for first, second in combinations(range(10), 2):
+        borders = (0, first, second, 9)
+        ways = [inner.ways(p, a, (b - a,)) for p, (a, b) in enumerate(pairwise(borders))]
+        if all(ways):
+            found.append((min(inner.pipeline.score(some, INFINITE) for some in product(*ways)), [b - a for a, b in pairwise(borders)]))
+    fastest = min(found)[0]
+    for upper in (fastest * (1 + 1e-9), fastest * 1.05, fastest * 1.3, INFINITE):
+        ranges = capacity.ranges(upper)
+        assert ranges is not None
+        for seconds, sizes in found:
+            if seconds <= upper:
+                assert all(low <= size <= high for low, size, high in zip(ranges[0], sizes, ranges[1], strict=True))
+        assert sum(ranges[0]) <= 9 <= sum(ranges[1])
+    assert capacity.ranges(fastest * 0.5) is None
+    least = capacity.least(0.0, 2 * fastest)
+    assert 0.8 * fastest <= least <= fastest
+    assert capacity.ranges(least) is None or least == 0.0

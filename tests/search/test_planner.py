@@ -16,8 +16,9 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan
 from orchestrator.plan.check import check_plan
+from orchestrator.search.inner import Answer, Inner
 from orchestrator.search.partition import Partitions, Way
-from orchestrator.search.planner import DEAR, Bounds, SearchResult, _Search, _Space, reprice, search
+from orchestrator.search.planner import DEAR, Bounds, Choice, SearchResult, _Search, _Space, reprice, search
 from orchestrator.search.question import PlannedEngine, SearchSettings
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.megatron_layout import layout_string, transformer_layers
@@ -485,6 +486,30 @@ def test_progress_goes_to_the_end() -> None:
     assert calls[-1][2] is not None
     assert all(done <= total for done, total, _ in calls)
     assert all(before[0] <= after[0] for before, after in pairwise(calls))
+
+
+@pytest.mark.parametrize("seed", [*range(10), *range(20, 26)])
+def test_what_is_dropped_for_its_bound_is_no_faster_by_itself(seed: int) -> None:
+    """Solved without a limit; and what is said not to fit has no solution."""
+    i = Instance(seed)
+    space = _Space(i.workload, i.planned_engines, i.settings)
+    running = _Search(space, {}, lambda: False)
+    running.look(None)
+
+    def solved(choice: Choice) -> Answer:
+        engine = space.engines[choice.engine]
+        return Inner(space.costs[choice.engine], i.model, engine.capabilities, choice.leaf, running.limits[choice.engine]).solve()
+
+    for choice, bound in running.slower:
+        if choice.whole:
+            assert solved(choice).bound_s >= bound * (1 - 1e-9)
+    for _, choice in running.crowded:
+        if choice.whole:
+            assert solved(choice).solution is None
+    for solution, choice in running.best.ranked:
+        again = solved(choice).solution
+        assert again is not None
+        assert again.step_time_s == pytest.approx(solution.step_time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
