@@ -117,13 +117,18 @@ def _windows(a: Architecture) -> list[int | None]:
     return [window_of(layer) for layer in a.each_layer()]
 
 
+def _first_window(a: Architecture) -> int | None:
+    """Of the first layer, and of all where there is one kind."""
+    return next(map(window_of, a.each_layer()))
+
+
 def _mistral(a: Architecture) -> dict[str, Any]:
-    return _rotary(a) | {"sliding_window": _windows(a)[0]}
+    return _rotary(a) | {"sliding_window": _first_window(a)}
 
 
 def _phi3(a: Architecture) -> dict[str, Any]:
     return _rotary(a) | {
-        "sliding_window": _windows(a)[0],
+        "sliding_window": _first_window(a),
         "rope_parameters": _rope(a) | {"partial_rotary_factor": a.rotary_percent},
         "original_max_position_embeddings": a.max_position_embeddings,
         "pad_token_id": None,
@@ -431,8 +436,8 @@ def _gemma_layers(a: Architecture, name: str) -> Iterator[str]:
         yield f"pattern: transformers' {name} has two kinds of layers, of which those with a window have rotary frequencies of their own"
     if len({mixer.score_width for mixer in layers}) > 1:
         yield f"score_width: transformers' {name} has one for all layers"
-    if any(mixer.score_width is not None and mixer.score_width != int(mixer.score_width) for mixer in layers):
-        yield f"score_width={layers[0].score_width}: transformers' {name} takes an integer"
+    for width in sorted({mixer.score_width for mixer in layers if mixer.score_width is not None and mixer.score_width % 1}):
+        yield f"score_width={width}: transformers' {name} takes an integer"
 
 
 GEMMA: Final = ("sandwich_norm", "zero_centered_norm", "embedding_scale")

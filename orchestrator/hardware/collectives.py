@@ -32,8 +32,6 @@ def all_gather(nbytes: float, n: int, link: Link) -> float:
     >>> all_gather(800, 4, Link(bandwidth=100, latency=0.5))
     7.5
     """
-    if n <= 1:
-        return 0.0
     return (n - 1) / n * nbytes / link.bandwidth + (n - 1) * link.latency
 
 
@@ -49,8 +47,6 @@ def all_reduce(nbytes: float, n: int, link: Link) -> float:
     >>> all_reduce(800, 4, Link(bandwidth=100, latency=0.5)), all_reduce(800, 4, Link(bandwidth=100, latency=0.5, climb=1.25))
     (14.0, 14.5)
     """
-    if n <= 1:
-        return 0.0
     climb = ceil(log2(n)) * link.latency if link.climb is None else link.climb
     return 2 * (n - 1) / n * nbytes / link.bandwidth + min(2 * (n - 1) * link.latency, 2 * climb)
 
@@ -61,8 +57,6 @@ def all_to_all(nbytes: float, n: int, link: Link) -> float:
     >>> all_to_all(800, 4, Link(bandwidth=100, latency=0.5))
     7.5
     """
-    if n <= 1:
-        return 0.0
     return (n - 1) / n * nbytes / link.bandwidth + (n - 1) * link.latency
 
 
@@ -118,7 +112,7 @@ def link_for(cluster: Cluster, size: int, stride: int, efficiency: Callable[[int
     for index, level in enumerate(cluster.levels):
         if inside >= size > 1:
             break
-        domains = max(1, ceil(size / inside))
+        domains = ceil(size / inside)
         bandwidth = min(bandwidth, level.bandwidth * inside * efficiency(index, domains))
         hops.append((1 / inside, level.latency))
         together = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
@@ -144,7 +138,7 @@ def exchange_link(cluster: Cluster, size: int, stride: int, efficiency: Callable
     for index, level in enumerate(cluster.levels):
         if inside >= size > 1:
             break
-        domains = max(1, ceil(size / inside))
+        domains = ceil(size / inside)
         slowest = max(slowest, (size - inside) / (level.bandwidth * efficiency(index, domains)))
         inside = max(inside, members_inside(level.size, size, stride, cluster.num_gpus))
     if not slowest:

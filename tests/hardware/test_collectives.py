@@ -13,6 +13,7 @@ from orchestrator.hardware.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
+    exchange_link,
     link_for,
     members_inside,
     p2p,
@@ -133,3 +134,49 @@ def test_a_faster_level_never_gives_a_slower_link(size: int, stride: int, node: 
     fast = link_for(cluster(size * stride * node, (node, speeds[0], 1.0), (10**6, speeds[1], 5.0)), size, stride)
     assert fast.bandwidth >= slow.bandwidth
     assert fast.latency == slow.latency
+
+
+def test_an_exchange_is_as_slow_as_the_level_that_most_of_it_leaves_over() -> None:
+    """16 ranks, 8 a node: 15 of 16 parts leave a rank at 300, of which 8 leave the node at 25."""
+    link = exchange_link(NODES_OF_8, 16, 1)
+    assert link.bandwidth == pytest.approx(15 / (8 / 25.0))
+    plain = link_for(NODES_OF_8, 16, 1)
+    assert (link.latency, link.climb) == (plain.latency, plain.climb)
+    assert exchange_link(NODES_OF_8, 8, 1).bandwidth == 300.0, "inside a node"
+    assert exchange_link(NODES_OF_8, 4, 8).bandwidth == 25.0, "one rank a node"
+    assert exchange_link(NODES_OF_8, 1, 1) == link_for(NODES_OF_8, 1, 1)
+    fast_outside = cluster(64, (8, 10.0, 1.0), (10_000, 1000.0, 5.0))
+    assert exchange_link(fast_outside, 16, 1).bandwidth == pytest.approx(10.0), "all 15 parts leave the rank"
+
+
+def test_an_exchange_asks_for_the_efficiency_of_each_level_by_the_domains_that_it_spans() -> None:
+    asked = []
+
+    def efficiency(level: int, domains: int) -> float:
+        asked.append((level, domains))
+        return 0.5 if level else 1.0
+
+    assert exchange_link(NODES_OF_8, 32, 1, efficiency).bandwidth == pytest.approx(31 / (24 / 12.5))
+    assert set(asked) == {(0, 32), (1, 4)}
+
+
+@given(nbytes=st.floats(1, 1e12), n=st.integers(2, 1024), latency=st.floats(0, 1e-3), climb=st.floats(0, 1e-2))
+def test_an_all_reduce_takes_the_cheaper_of_ring_and_tree(nbytes: float, n: int, latency: float, climb: float) -> None:
+    link = Link(bandwidth=1e9, latency=latency, climb=climb)
+    assert all_reduce(nbytes, n, link) == pytest.approx(2 * (n - 1) / n * nbytes / 1e9 + min(2 * (n - 1) * latency, 2 * climb))
+
+
+def test_bytes_and_messages_are_paid_by_each_operation() -> None:
+    """Four ranks, 800 bytes at 100 a second, half a second a hop: 6 and 3 hops; a message 8 and one hop; a ring of two 4 and one."""
+    link = Link(bandwidth=100.0, latency=0.5)
+    assert {name: cost(800, 4, link) for name, cost in COLLECTIVES.items()} == {
+        "all_gather": 7.5, "reduce_scatter": 7.5, "all_to_all": 7.5, "all_reduce": 14.0, "p2p": 8.5,
+    }  # fmt: skip
+    assert [COLLECTIVES[name](800, 2, link) for name in ("all_gather", "all_to_all", "all_reduce")] == [4.5, 4.5, 9.0]
+    assert [members_inside(*given) for given in ((8, 8, 1, 8), (8, 16, 1, 16), (8, 3, 1, 64), (4, 2, 4, 64), (6, 4, 3, 48))] == [
+        8,
+        8,
+        1,
+        1,
+        2,
+    ]

@@ -72,6 +72,23 @@ def test_copies_of_hot_experts_never_make_the_busiest_part_busier_and_can_not_be
         assert 1.0 <= with_copies(loads, parts) <= alone
 
 
+def test_copies_go_to_whatever_has_most_tokens_a_copy() -> None:
+    """Three parts with two places each: of 6, 6 and 2 both hot experts are copied, then one of them again: 3, 3, 2, 2, 2 and 2."""
+    assert with_copies([6.0, 6.0, 2.0], 3) == 5.0
+    assert with_copies([6.0, 2.0], 1) == 4.0, "one part holds everything: the mean"
+    assert with_copies([8.0, 0.0], 2) == 4.0, "a copy on each part"
+
+
+def test_a_stated_skew_leaves_the_rest_to_the_others() -> None:
+    assert stated(1.0, 1, 1).busiest == ((1, 1.0),)
+    assert stated(2.0, 2, 1).busiest == ((1, 1.0), (2, 2.0))
+    assert dict(stated(3.0, 4, 1).busiest) == pytest.approx({1: 1.0, 2: 5 / 3, 4: 3.0})
+    assert dict(stated(3.0, 4, 1).fullest) == pytest.approx({1: 1.0, 2: 5 / 3, 4: 3.0})
+    assert stated(3.0, 4, 1).dropped == 0.0
+    with pytest.raises(InputError, match=r"model.routing=3.1: must be from 1 to num_experts/topk=3"):
+        stated(3.1, 6, 2)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
