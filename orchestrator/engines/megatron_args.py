@@ -9,7 +9,7 @@ import shlex
 from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
-from orchestrator.engines.megatron_versions import RELEASES, names, release_of
+from orchestrator.engines.megatron_versions import RELEASES, release_of
 from orchestrator.engines.passthrough import with_flags
 from orchestrator.engines.transformer_config import (
     chunk_lengths,
@@ -97,12 +97,6 @@ def _why_not_model(model: Architecture, software: Software) -> str | None:
     if script is None:
         had = next(release for release in reversed(RELEASES) if model.stack in release.programs)
         return f"{said} has no {had.programs[model.stack]} any more; {had.tag} has (cluster.software.megatron_core={had.version})"
-    known = names("flags", software.megatron_core)
-    lacking = [name for name in megatron_parts.CLAMPED if model.activation == "clamped_swiglu" and name not in known]
-    if lacking:
-        return f"{script} of {said} has no flag for {' and '.join(lacking)}"
-    if "sinks" in model.features() and "softmax_type" not in known:
-        return f"{script} of {said} has no flag for attention sinks (--softmax-type)"
     if megatron_parts.latent_attention(model) is not None and not software.transformer_engine:
         return f"{script} of {said} needs Transformer Engine for latent attention: megatron-core's own attention has one width for all"
     if not {*megatron_parts.BY_PROGRAM}.isdisjoint(model.features()) and not software.transformer_engine:

@@ -396,3 +396,42 @@ def test_flags_of_data_evaluation_and_saving() -> None:
         assert differences(flags(base), flags(running(**fields))) == said, fields  # type: ignore[arg-type]
     fsdp = replace(llama(megatron_fsdp=True, zero_stage=3), run=RunSettings(save_every=4))
     assert flags(fsdp)["--ckpt-format"] == "fsdp_dtensor"
+
+
+# ---- what the command line can't say
+
+
+def test_a_command_line_is_refused_for_each_thing_that_it_can_not_say() -> None:
+    def why(plan: Plan) -> str:
+        return megatron_args.why_not(plan) or ""
+
+    assert why(llama()) == why(llama(zero_stage=0)) == why(llama(zero_stage=3, megatron_fsdp=True)) == ""
+    assert why(make_plan(model=LLAMA, zero_stage=0, training=training_for(LLAMA, optimizer="sgd"))) == ""
+    differing = recomputed([("selective", 4)], [("none", 4)])
+    for plan, said in (
+        (llama(zero_stage=2), "has no zero_stage=2 with these groups"),
+        (make_plan(model=LLAMA, training=training_for(LLAMA, optimizer="sgd")), "distributed optimizer takes Adam only"),
+        (trained(grad_reduce_dtype="bf16"), "sums and reduces gradients in one type"),
+        (trained(seed=0), "takes no seed=0"),
+        (
+            trained(warmup=20),
+            "ends the warm-up before the last step (core/optimizer_param_scheduler.py:157): train.warmup=20 of",
+        ),
+        (differing, "has one recompute setting for all stages, and the plan's differ"),
+        (make_plan(model=replace(T5, activation="geglu")), "has no flag for activation=geglu"),
+    ):
+        assert said in why(plan), said
+    assert why(trained(seed=1)) == why(trained(warmup=19)) == ""
+    parts = replace(LLAMA, family="gpt_oss", activation="clamped_swiglu", feed_forward=SIX, mixer=GroupedQueryAttention(sinks=True))
+    for version in ("0.16.1", "0.19.2"):
+        assert why(make_plan(model=parts, software=Software(megatron_core=version))) == "", "every release has sinks and the clamp"
+
+
+def test_nodes_are_filled_and_one_connection_is_for_older_gpus() -> None:
+    assert [megatron_args.shape(llama(world=world)) for world in (4, 8, 16)] == [(1, 4), (1, 8), (2, 8)]
+    for choices, asserted in (
+        ({"tp": 2}, True), ({"cp": 2}, True), ({}, False), ({"tp": 2, "gpu": "B200"}, False), ({"tp": 2, "gpu": "cpu"}, False),
+        ({"tp": 2, "megatron_fsdp": True, "zero_stage": 3}, False), ({"tp": 2, "overlap_moe_expert_parallel_comm": True}, False),
+    ):  # fmt: skip
+        assert megatron_args.one_connection(llama(**choices)) is asserted, choices  # type: ignore[arg-type]
+    assert megatron_args.predicted_line(llama()) == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from report_plans import CLUSTER, PLAN, PREDICTED, SLOWER, llama
+from report_plans import CLUSTER, PLAN, PREDICTED, SLOWER, TRAINING, llama
 from rich.console import Group
 
 from orchestrator.plan import LayerSpan, Stage
@@ -59,6 +60,33 @@ def test_facts_are_the_plans() -> None:
     assert "batch 512 = dp 4 x 128 micro-batches of 1, 1f1b pipeline" in text
     assert "0 embedding, decoder 0-19 full 4 of 20 25.1 ms 50.2 ms 70.0 GiB (89.7%)" in text
     assert "1-2 decoder 20-39 to decoder 40-59 none 25.1 ms 50.2 ms 60.0 GiB (76.9%)" in text
+
+
+def test_each_choice_is_said_where_it_is_made() -> None:
+    def told(**fields: Any) -> list[str]:
+        return lines(as_text(plan_table(replace(PLAN, **fields), llama()), 200))
+
+    plain = "parallel tp 4 pp 4 dp 4 (ZeRO-1; sequence parallel)"
+    assert plain in told()
+    for fields, said in (
+        ({"tp": 1}, "parallel tp 1 pp 4 dp 4 (ZeRO-1; sequence parallel)"),
+        ({"vpp": 2, "cp": 2, "ep": 2, "etp": 2}, "parallel tp 4 pp 4 vpp 2 cp 2 ep 2 etp 2 dp 4 (ZeRO-1; sequence parallel)"),
+        ({"sequence_parallel": False}, "parallel tp 4 pp 4 dp 4 (ZeRO-1)"),
+        ({"zero_stage": 3, "zero_shard_size": 8}, "parallel tp 4 pp 4 dp 4 (ZeRO-3 over groups of 8; sequence parallel)"),
+        ({"offload_optimizer": True}, f"{plain[:-1]}; optimizer offloaded)"),
+        ({"rank_order": ("tp", "cp", "ep", "pp", "dp")}, f"{plain[:-1]}; ranks in order tp-cp-ep-pp-dp)"),
+        ({"cp_comm_type": "a2a"}, f"{plain[:-1]}; keys and values by a2a)"),
+        ({"microbatch_group_size_per_vp_stage": 8}, f"{plain[:-1]}; groups of 8 micro-batches)"),
+        ({"pp": 1}, "batch 512 = dp 4 x 128 micro-batches of 1"),
+        ({"schedule": "interleaved"}, "batch 512 = dp 4 x 128 micro-batches of 1, interleaved pipeline"),
+        ({"training": replace(TRAINING, decoder_seq_length=128)}, "model llama3_70b, 70.6B parameters, sequences of 8192 + 128 tokens"),
+        ({"training": replace(TRAINING, precision="fp8", fp8_recipe="mxfp8")}, "numbers fp8 (mxfp8), adamw, gradients reduced in fp32"),
+        ({"training": replace(TRAINING, precision_aware_optimizer=True, exp_avg_dtype="fp8")},
+         "numbers bf16, adamw (precision-aware, moments in fp8 and fp32), gradients reduced in fp32"),
+        ({"world_size": 8, "cluster": replace(CLUSTER, num_gpus=8)}, "cluster dgx_h100: 8 x H100-SXM-80GB"),
+        ({"world_size": 9, "cluster": replace(CLUSTER, num_gpus=9)}, "cluster dgx_h100: 9 x H100-SXM-80GB, 2 nodes of 8"),
+    ):  # fmt: skip
+        assert said in told(**fields), fields  # type: ignore[arg-type]
 
 
 def test_a_rank_without_a_gpu_is_not_called_one() -> None:
