@@ -356,8 +356,6 @@ class Inner:
         if self._fixed is not None:
             if any(need > self.usable for need in self._needs(self._fixed)):
                 return Answer(None, INFINITE, fits=False)
-            if len(self._together) > 1:
-                return Answer(None, low)
             steps = self._fixed_steps(self._fixed)
             if steps is None:
                 return Answer(None, INFINITE, fits=False)

@@ -73,8 +73,8 @@ PLANNED: dict[tuple[str, ...], dict[str, int]] = {
         "memory_floor": 44, "Tree._walk": 2_360, "Tree._broken": 915, "_Search._slower": 321,
     },
     ("recipe=llama3_8b", "gpus=8", "engine=deepspeed"): {
-        "calls": 71_200, "LayerPrices.of": 408, "PassPrices._without_recompute": 124, "CostModel.stage_cost": 57,
-        "StageMemory.peak_of": 329, "Partitions._work": 97, "Partitions._down": 34, "finish_times": 21, "Inner.__init__": 222,
+        "calls": 71_200, "LayerPrices.of": 408, "PassPrices._without_recompute": 124, "CostModel.stage_cost": 80,
+        "StageMemory.peak_of": 507, "Partitions._work": 118, "Partitions._down": 39, "finish_times": 21, "Inner.__init__": 222,
         "Inner.solve": 201, "Inner.bound": 96, "Inner.ways": 134, "Inner._peaks": 222, "Floors.leaf": 291, "Floors.group": 19,
         "Floors.shape": 7, "memory_floor": 248, "Tree._walk": 1_050, "Tree._broken": 594, "_Search._slower": 47,
     },

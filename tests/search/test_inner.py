@@ -104,7 +104,7 @@ def test_where_chunks_or_even_stages_leave_no_choice_there_is_one_split() -> Non
 
 def test_of_modes_that_exclude_each_other_each_is_tried_and_a_slow_one_fits_all_the_same() -> None:
     """Full recompute alone fits: with no time for it there is an answer, and it is not that nothing fits."""
-    able = deepspeed_like(engine="megatron", recompute=("none", "full"), recompute_varies="never", uneven_stages=True)
+    able = deepspeed_like(engine="megatron", recompute=("none", "full"), recompute_varies="never", uneven_stages=False)
     both: tuple[Recompute, ...] = ("none", "full")
     plain, again = (inner_of(gpt(4, seq=64), able, (mode,)).solve().solution for mode in both)
     assert plain is not None
@@ -122,6 +122,9 @@ def test_of_modes_that_exclude_each_other_each_is_tried_and_a_slow_one_fits_all_
     slow = inner_of(gpt(4, seq=64), able, both, room).solve(again.step_time_s * 0.9)
     assert (slow.solution, slow.fits) == (None, True)
     assert slow.bound_s <= again.step_time_s
+    bounds = [inner_of(gpt(4, seq=64), able, both, limit).bound(0.0, INFINITE).bound_s for limit in (80 * GIB, room)]
+    assert 0.8 * plain.step_time_s <= bounds[0] <= plain.step_time_s * (1 + 1e-9)
+    assert bounds[0] <= bounds[1] <= again.step_time_s * (1 + 1e-9)
     none = inner_of(gpt(4, seq=64), able, both, room * 0.5).solve()
     assert (none.solution, none.fits) == (None, False)
 

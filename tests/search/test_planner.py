@@ -512,6 +512,34 @@ def test_what_is_dropped_for_its_bound_is_no_faster_by_itself(seed: int) -> None
         assert again.step_time_s == pytest.approx(solution.step_time_s, rel=1e-9)
 
 
+def test_a_second_look_finds_the_fastest_of_the_partitions_that_the_first_left_out_and_proves_it() -> None:
+    """A deep pipeline of equal layers, whose partitions are many and nearly as fast. With less time what is said stays true, and no more is
+    taken than that and what the critical paths of one choice take."""
+    workload = Workload(
+        model=gpt(24, hidden=256, seq=128, vocab=1024), training=training(16, seq=128), cluster=cluster(8, bandwidth=5 * GB)
+    )
+    engines = planned_engines([(megatron_like(), TRAITS)], CALIBRATION)
+
+    def asked(most: int) -> tuple[float, float, int]:
+        settings = SearchSettings(pins=Pins(pp=8), limit=AMPLE, top_k=1, most_further=most)
+        running = _Search(_Space(workload, engines, settings), {}, lambda: False)
+        running.look(None)
+        before = sum(inner.spent for inner, _ in running.unfinished)
+        least, score = running.finish(), running.best.score
+        assert score is not None
+        return score, least, sum(inner.spent for inner, _ in running.unfinished) - before
+
+    best, proven, _ = asked(1_500_000)
+    assert proven == best
+    first, least, spent = asked(0)
+    assert spent == 0
+    assert least < best < first
+    for most in (1_000, 10_000, 100_000):
+        score, least, spent = asked(most)
+        assert least <= best <= score <= first
+        assert spent <= most + 30_000
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_every_mesh_and_choice_is_done_once(seed: int) -> None:
     i = Instance(seed)
