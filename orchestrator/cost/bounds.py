@@ -152,7 +152,7 @@ class Floors:
         self.even_chunks = not pinned_layout and self.one_kind
         self.model = costs.model
         self._states: dict[tuple[object, ...], float] = {}
-        self._fixed: dict[tuple[int, int], list[_Held]] = {}
+        self._fixed_stages: dict[tuple[int, int], list[_Held]] = {}
         stages = sorted({*capabilities.zero_stages, *capabilities.zero_stages_with_pipeline, *capabilities.fsdp_zero_stages})
         states = [state_bytes(costs.traits, costs.training, stage) for stage in stages]
         self.least = replace(states[0], weight=min(s.weight for s in states), gradient=min(s.gradient for s in states))
@@ -252,10 +252,10 @@ class Floors:
         """Seconds of a step whose chunks hold a number of layers that is no choice (`even_chunks`): a stage works once a micro-batch has
         come down to it through the first chunks of those before, and its last gradient goes back up."""
         costs, pp, vpp = self.costs, candidate.mesh.pp, candidate.vpp
-        stages = self._fixed.get((pp, vpp))
+        stages = self._fixed_stages.get((pp, vpp))
         if stages is None:
             split = stages_of(self.model, even_chunks(self.model, pp * vpp), pp)
-            stages = self._fixed[pp, vpp] = [_Held(_by_kind(stage.chunk(0)), _by_kind(stage.layers)) for stage in split]
+            stages = self._fixed_stages[pp, vpp] = [_Held(_by_kind(stage.chunk(0)), _by_kind(stage.layers)) for stage in split]
         overhead = costs.calibration.microbatch_overhead_s
         layers = {kind: costs.layer(candidate, kind, "none") for kind in costs.workload.counts}
         lead = end = update = 0.0

@@ -43,7 +43,7 @@ BEYOND: Final[dict[Beyond, str]] = {
 """Kinds of extrapolation, in words."""
 FAR: Final = 2
 """Times the largest number of GPUs, or length of sequences, that constants were fitted on: above this it is extrapolation."""
-TAIL: Final = 0.03
+TAIL: Final = 0.0275
 """Of the ratios, left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one source do, and
 with this the runs of a source that is left out are held as often as is promised."""
 POOR: Final = 0.15

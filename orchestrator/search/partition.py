@@ -267,7 +267,7 @@ class Partitions:
 
     # ---- critical paths
 
-    def _times(self, ways: Sequence[Way]) -> Times:
+    def _of_ways(self, ways: Sequence[Way]) -> Times:
         """What a partition's passes take."""
         forward = [way.forward_s[v] for v in range(self.pipeline.vpp) for way in ways]
         backward = [way.backward_s[v] for v in range(self.pipeline.vpp) for way in ways]
@@ -324,7 +324,7 @@ class Partitions:
 
         for _ in range(min(MOST_ROUNDS, NODES_WALKED // len(graph.costs))):
             met.append(Best(self._simulate(chosen), tuple(chosen)))
-            partitions.append(times := self._times(chosen))
+            partitions.append(times := self._of_ways(chosen))
             for path, row in zip(paths, payoffs, strict=True):
                 row.append(path.seconds(times))
             add(longest(graph, times)[1])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rich.table import Table
 
 from orchestrator.commands import arguments, command, truth, usage
 from orchestrator.errors import InputError
-from orchestrator.validate import accuracy, own, page, picture, recipes, recovery
+from orchestrator.validate import accuracy, own, page, pairs, picture, recipes, recovery
 from orchestrator.validate.metrics import Priced
 from orchestrator.validate.pricing import Choose, named, price_runs
 from orchestrator.validate.report import measured_beside, parts_of, report_of
@@ -74,6 +74,16 @@ def show_planned(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     console.print(table)
 
 
+def show_pairs(console: Console, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """How far a predicted difference between two plans can be trusted."""
+    table = Table(title="Two runs of one training: the difference predicted against the one measured", title_justify="left")
+    for heading in page.PAIRS:
+        table.add_column(heading, justify="right" if heading != "models" else "left")
+    for cells in page.pairs_cells(found):
+        table.add_row(*cells)
+    console.print(table)
+
+
 def show_unused(console: Console, unusable: Sequence[Unusable]) -> None:
     """Why rows were not used, a line a reason."""
     if not unusable:
@@ -105,10 +115,12 @@ def run(words: Sequence[str]) -> None:
     unfitted = price_all(runs, named("datasheet"))[0]
     report["planned"] = accuracy.planned(runs)
     report["zero_shot"] = parts_of(unfitted)
+    report["pairs"] = pairs.report(rows)
     show(console, "All rows", {**report["tables"], "all": report["all"]})
     show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
     show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
     show_planned(console, report["planned"])
+    show_pairs(console, report["pairs"])
     if recover:
         report["recovery"] = show_recovery(console, runs, choose)
     if published is not None:
@@ -118,6 +130,7 @@ def run(words: Sequence[str]) -> None:
         write(given["report"], json.dumps(report, indent=1) + "\n", "report")
     if "page" in given:
         tables = {"planned engines": page.planned_table(report["planned"])}
+        tables["pairs"] = page.pairs_table(report["pairs"])
         for name, parts in (("kept out", report["held_out"]), ("all rows", report), ("datasheets", report["zero_shot"])):
             tables[name] = page.figures_table({**parts["tables"], "all": parts["all"]})
         write(given["page"], page.with_generated(read(given["page"]), tables), "page")

@@ -58,6 +58,32 @@ def planned_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown(header, cells, 3)
 
 
+PAIRS: Final = (
+    *("models", "pairs divided differently", "off by, median", "nine of ten within", "the faster one named", "pairs of one configuration"),
+    *("apart by, median", "nine of ten within"),
+)
+
+
+def pairs_cells(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[list[str]]:
+    """Of `pairs.report`, a line a kind of model; the share of named ones is of those that differ by more than 5%."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    cells = []
+    for kind, parts in found.items():
+        divided, again = parts["divided"], parts["again"]
+        named = "-" if divided["clear_named"] is None else f"{divided['clear_named']:.0%} of {divided['clear']}"
+        errors = [percent(each[key]) for each in (divided, again) for key in ("median", "nine_of_ten")]
+        cells.append([kind, str(divided["pairs"]), *errors[:2], named, str(again["pairs"]), *errors[2:]])
+    return cells
+
+
+def pairs_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """How far a predicted difference between two plans can be trusted."""
+    return markdown(PAIRS, pairs_cells(found))
+
+
 def with_generated(text: str, tables: Mapping[str, str]) -> str:
     """The page with these tables between their marks. Raises InputError for a page without them.
 

@@ -18,15 +18,14 @@ from typing import Final, NamedTuple, get_args
 
 from msgspec.structs import replace
 
-from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.hardware.spec import Software
 from orchestrator.model.training import Fp8Recipe
 from orchestrator.search.planner import search
-from orchestrator.search.question import SearchSettings
-from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.search.question import PlannedEngine, SearchSettings
+from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.legality import broken_rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import Candidate
@@ -154,6 +153,39 @@ def run_of(recipe: dict[str, str]) -> Run:
     return dataclasses.replace(run, training=training, cluster=cluster, candidate=candidate, illegal=illegal)
 
 
+class Asked(NamedTuple):
+    """A recipe as a question for the planner: the run, what was chosen in it, the rule that it breaks (or nothing), its price, and Megatron
+    as our best plan has it, with the same traits and constants."""
+
+    run: Run
+    candidate: Candidate
+    illegal: str
+    price: Prediction
+    engine: PlannedEngine
+
+    @property
+    def dispatched(self) -> Pins:
+        """What a plan has in common with the recipe: its dispatcher."""
+        return Pins(moe_token_dispatcher_type=self.candidate.strategy.moe_token_dispatcher_type)
+
+
+def asked(recipe: dict[str, str], choose: Choose) -> Asked:
+    """The recipe priced by the traits and constants of Bridge's runs: those of its own CUDA graphs and of its Transformer Engine without
+    user buffers (`tp_comm_overlap` 0), for our best plan too, since layouts are compared. Raises SkipError with the reason."""
+    run = run_of(recipe)
+    capabilities = megatrons_own(ENGINES[ENGINE].capabilities(run.workload.cluster.software))
+    candidate = replace(run.candidate, engine=ENGINE)
+    if candidate.strategy.zero_stage == 3:
+        candidate = replace(candidate, strategy=replace(candidate.strategy, megatron_fsdp=True))
+    broken = broken_rule(capabilities, candidate, run.workload)
+    constants = run.experts.constants(choose(run)) if run.kind == "moe" else choose(run)
+    if recipe.get("tp_comm_overlap") == "0":
+        constants = replace(constants, tp_overlap=0.0)
+    price = CostModel(run.workload, run.engine.traits, constants).price(candidate, run.stages)
+    rule = run.illegal or ("" if broken is None else f"{broken[0].id} ({broken[0].engine_rule}): {broken[1]}")
+    return Asked(run, candidate, rule, price, planned_engine(run.workload, capabilities, run.engine.traits, constants))
+
+
 class Best(NamedTuple):
     """Our best plan: seconds and what it is; None with the reason as its label."""
 
@@ -207,26 +239,17 @@ class Judge:
         """Priced by the traits and constants of Bridge's runs, recipe and best plan alike."""
         experts = bool(recipe.get("ep")) and bool(recipe.get("etp"))
         try:
-            run = run_of(recipe)
+            question = asked(recipe, self._choose)
         except SkipError as skip:
             return Judged(recipe=recipe["recipe_id"], experts=experts, judged=False, legal=False, why=f"{recipe['model']}: {skip}")
-        workload = run.workload
-        capabilities = megatrons_own(ENGINES[ENGINE].capabilities(workload.cluster.software))
-        candidate = replace(run.candidate, engine=ENGINE)
-        strategy = candidate.strategy
-        if strategy.zero_stage == 3:
-            candidate = replace(candidate, strategy=replace(strategy, megatron_fsdp=True))
-        broken = broken_rule(capabilities, candidate, workload)
-        calibration = self._constants(recipe, run)
-        model = CostModel(workload, run.engine.traits, calibration)
-        price = model.price(candidate, run.stages)
+        run, candidate, price = question.run, question.candidate, question.price
         peak = price.peak_memory_bytes
-        layers = workload.model.architecture.num_layers
+        layers = run.model.architecture.num_layers
         offloaded = min(layers, int(recipe.get("cpu_offload_layers") or 0))
         if offloaded:  # the activations of so many layers are on the host
             kept = max(stage.memory_by_cause["activations"] for stage in price.by_stage)
-            peak -= offloaded / layers * kept * (1 + calibration.allocator_slack)
-        best = self._best_of(run, capabilities, calibration)
+            peak -= offloaded / layers * kept * (1 + question.engine.calibration.allocator_slack)
+        best = self._best_of(question)
         slower = None
         if best.candidate is not None and division(best.candidate) != division(candidate):
             theirs, ours = (fastest(self._published, run, one) for one in (candidate, best.candidate))
@@ -235,37 +258,30 @@ class Judge:
             recipe=recipe["recipe_id"],
             experts=experts,
             judged=True,
-            legal=broken is None and not run.illegal,
-            why=run.illegal or ("" if broken is None else f"{broken[0].id} ({broken[0].engine_rule}): {broken[1]}"),
+            legal=not question.illegal,
+            why=question.illegal,
             peak_gib=peak / 2**30,
-            fits=peak <= workload.cluster.gpu.memory,
+            fits=peak <= run.cluster.gpu.memory,
             ratio=None if best.seconds is None else price.step_time_s / best.seconds,
             best=best.label,
             slower=slower,
             text_alone=plain_name(recipe["model"]).startswith(WITH_VISION),
         )
 
-    def _constants(self, recipe: dict[str, str], run: Run) -> Calibration:
-        """Those of the recipe's own CUDA graphs and of its Transformer Engine without user buffers (`tp_comm_overlap` 0), for our best plan
-        too: layouts are compared, not these."""
-        constants = run.experts.constants(self._choose(run)) if run.kind == "moe" else self._choose(run)
-        return replace(constants, tp_overlap=0.0) if recipe.get("tp_comm_overlap") == "0" else constants
-
-    def _best_of(self, run: Run, capabilities: Capabilities, constants: Calibration) -> Best:
+    def _best_of(self, question: Asked) -> Best:
         """The fastest plan with the recipe's dispatcher."""
-        strategy = run.candidate.strategy
-        pins = [Pins(moe_token_dispatcher_type=strategy.moe_token_dispatcher_type)]
+        strategy, pins = question.candidate.strategy, [question.dispatched]
         if strategy.overlap_moe_expert_parallel_comm:
             pins.append(replace(pins[0], overlap_moe_expert_parallel_comm=True, delay_wgrad_compute=strategy.delay_wgrad_compute))
-        found = [self._planned(run, capabilities, constants, one) for one in pins]
+        found = [self._planned(question, one) for one in pins]
         return min((one for one in found if one.seconds is not None), default=found[0], key=lambda one: one.seconds or 0.0)
 
-    def _planned(self, run: Run, capabilities: Capabilities, constants: Calibration, pins: Pins) -> Best:
-        key = (run.workload, run.engine.name, pins, constants)
+    def _planned(self, question: Asked, pins: Pins) -> Best:
+        run, engine = question.run, question.engine
+        key = (run.workload, run.engine.name, pins, engine.calibration)
         if key not in self._best:
-            planned = planned_engine(run.workload, capabilities, run.engine.traits, constants)
             try:
-                found = search(run.workload, [planned], SearchSettings(top_k=1, pins=pins))
+                found = search(run.workload, [engine], SearchSettings(top_k=1, pins=pins))
             except OrchestratorError as error:
                 self._best[key] = Best(None, f"no plan: {error}", None)
             else:

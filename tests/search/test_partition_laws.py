@@ -114,13 +114,13 @@ def test_no_mean_of_partitions_has_a_shorter_critical_path_than_the_sharper_boun
     assert len(met) <= 10
     graph = graph_of(case.schedule, case.pp, case.m, case.vpp)
     chosen = list(met[0].ways)
-    columns, paths, nearest = [made._times(chosen)], list[CriticalPath](), float("inf")
+    columns, paths, nearest = [made._of_ways(chosen)], list[CriticalPath](), float("inf")
     for _ in range(100):
         value, path = longest(graph, Times.mean(columns, [1 / len(columns)] * len(columns)))
         paths.append(path)
         nearest = min(nearest, made.updates[0][0] + value)
         assert made.bound <= max(nearest, before) * (1 + 1e-9)
-        columns.append(made._times(made._along(CriticalPath.mean(paths, [1 / len(paths)] * len(paths)))[1]))
+        columns.append(made._of_ways(made._along(CriticalPath.mean(paths, [1 / len(paths)] * len(paths)))[1]))
     assert made.bound >= nearest * 0.98
 
 
