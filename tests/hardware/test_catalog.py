@@ -171,3 +171,48 @@ def test_links_of_a_gpu_are_faster_from_the_outside_in(gpu: Gpu) -> None:
     """Where there is NVLink, it is faster than the slot, which it is there for, and slower than the GPU's own memory."""
     assert gpu.nvlink == 0 or gpu.pcie < gpu.nvlink < gpu.memory_bandwidth
     assert gpu.pcie == 0 or 15 * GB < gpu.pcie < gpu.memory_bandwidth
+
+
+CHIPS = {
+    # multiprocessors, boost clock in GHz, FLOPs a clock of one: fp32 lanes, dense fp16 tensor cores with fp32 sums
+    **dict.fromkeys(("V100-SXM2-16GB", "V100-SXM2-32GB"), (80, 1.530, 128, 1024)),
+    **dict.fromkeys(("A100-SXM-40GB", "A100-SXM-80GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "A800-SXM-80GB"), (108, 1.410, 128, 2048)),
+    **dict.fromkeys(("H100-SXM-80GB", "H100-SXM-96GB", "H800-SXM-80GB", "GH200-96GB", "H200"), (132, 1.830, 256, 4096)),
+    "H100-PCIE-80GB": (114, 1.620, 256, 4096), "TITAN-RTX": (72, 1.770, 128, 1024), "RTX-3090": (82, 1.695, 256, 512),
+    "RTX-4090": (128, 2.520, 256, 512), "RTX-5090": (170, 2.407, 256, 512), "A30": (56, 1.440, 128, 2048), "A10": (72, 1.695, 256, 1024),
+    "A40": (84, 1.740, 256, 1024), "RTX-A5000": (64, 1.695, 256, 1024), "RTX-A6000": (84, 1.800, 256, 1024), "L4": (58, 2.040, 256, 1024),
+    "L40": (142, 2.490, 256, 512), "RTX-6000-Ada": (142, 2.505, 256, 1024), "L40S": (142, 2.520, 256, 1024),
+}  # fmt: skip
+"""Of NVIDIA's whitepapers of Volta, Turing, Ampere, Ada, Hopper and RTX Blackwell."""
+
+
+def test_peaks_are_multiprocessors_times_clock_times_flops_a_clock() -> None:
+    """Within 2%, by which datasheets round; Hopper's vector units run at 1.98 GHz in its SXM modules, a twelfth above the tensor cores'."""
+    for name, (processors, clock, lanes, tensor) in CHIPS.items():
+        peaks = GPUS[name].peak_flops
+        assert peaks["fp16"] == pytest.approx(processors * clock * 1e9 * tensor, rel=0.02), name
+        assert peaks["fp32"] == pytest.approx(processors * clock * 1e9 * lanes, rel=0.09), name
+
+
+def test_slots_have_sixteen_lanes_and_nvlink_whole_links() -> None:
+    """8, 16 or 32 GT/s a lane, of 130 bits 128 of data; links of 25 GB/s, on Blackwell of 50."""
+    slots = {16 * rate / 8 * 128 / 130 for rate in (8, 16, 32)}
+    for gpu in GPUS.values():
+        if gpu.name == "cpu":
+            continue
+        assert any(gpu.pcie / GB == pytest.approx(slot, rel=0.001) for slot in slots), gpu.name
+        generation = 8 if float(gpu.compute_capability) < 8 else 16 if float(gpu.compute_capability) < 9 else 32
+        assert gpu.pcie / GB == pytest.approx(16 * generation / 8 * 128 / 130, rel=0.001), gpu.name
+        links = gpu.nvlink / (25 * GB)
+        assert links in {"7.0": (6,), "8.0": (0, 8, 12), "9.0": (0, 8, 18), "10.0": (36,), "10.3": (36,)}.get(gpu.compute_capability, (0,))
+
+
+def test_figures_that_are_stated_of_eight_are_eight_times_a_gpus() -> None:
+    """DGX and HGX boards as NVIDIA prints them: dense FP8 in PFLOP/s, GPU power in kW."""
+    boards = {"H100-SXM-80GB": (15.8, 5.6), "H200": (15.8, 5.6), "B200": (36.0, 8.0), "B300": (36.0, 8.8)}
+    for name, (flops, power) in boards.items():
+        assert 8 * GPUS[name].peak_flops["fp8"] == pytest.approx(flops * 1e15, rel=0.01), name
+        assert 8 * POWER_W[name] == pytest.approx(power * 1e3), name
+    racks = {"GB200": (720 * 1e15 / 2, 72), "GB300": (720 * 1e15 / 2, 72)}
+    for name, (flops, gpus) in racks.items():
+        assert gpus * GPUS[name].peak_flops["fp8"] == pytest.approx(flops), name
