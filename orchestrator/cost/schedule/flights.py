@@ -61,11 +61,11 @@ def fewest_by_stage(schedule: str, pp: int, num_microbatches: int, vpp: int = 1,
     kind = of_chunks(schedule, vpp, group)
     if vpp == 1:
         return tuple(in_flight(schedule, pp, stage, num_microbatches) for stage in range(pp))
-    return _fewest(pp, kind.telling(pp, num_microbatches), vpp, group or pp)
+    return _fewest_in_flight(pp, kind.telling(pp, num_microbatches), vpp, group or pp)
 
 
 @lru_cache(maxsize=4096)
-def _fewest(pp: int, count: int, vpp: int, group: int) -> tuple[int, ...]:
+def _fewest_in_flight(pp: int, count: int, vpp: int, group: int) -> tuple[int, ...]:
     """Of each stage, where it interleaves so many micro-batches."""
     total = count * vpp
 
