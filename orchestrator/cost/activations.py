@@ -79,16 +79,15 @@ class LayerActivations:
         self.itemsize = activation_itemsize(precision)
 
     def with_recompute(self, recompute: Recompute) -> Activations:
-        """What this recompute leaves."""
+        """What this recompute leaves, of a layer that can be recomputed where it is any."""
         layer, strategy = self.layer, self.strategy
         everything, working = self._everything, self._working
-        if recompute == "none" or not layer.recomputable:
-            kept = self._saved(*self._in_pieces) if self._in_pieces else everything
-        elif recompute == "full":
+        without = (*self._in_pieces, *dropped(recompute, fused_norms=self.traits.fused_norms))
+        if recompute == "full":
             shard = strategy.mesh.cp * (strategy.mesh.tp if strategy.sequence_parallel else 1)
             kept = min(layer.input_elements * self.itemsize * self.micro_batch_size / shard, everything)
         else:
-            kept = self._saved(*self._in_pieces, *dropped(recompute, fused_norms=self.traits.fused_norms))
+            kept = self._saved(*without) if without else everything
         return Activations(kept, working, working + everything - kept)
 
     def _saved(self, *without: str) -> float:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
-from cost_cases import DEEPSPEED, cost_model
+from cost_cases import DEEPSPEED, MEGATRON, cost_model
 from msgspec.structs import replace
 
+from orchestrator.cost.activations import LayerActivations
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import Rates, gemm_seconds, grouped_seconds
 from orchestrator.cost.layer import folded
+from orchestrator.cost.passes import exchanged, routed_experts, shared_experts
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.collectives import all_to_all, exchange_link
 from orchestrator.hardware.spec import Cluster, Level
 from orchestrator.model.families import describe
 from orchestrator.model.parts.experts import Experts
-from orchestrator.model.spec import Architecture, Dispatch, Enter, Exit, Gemm, ModelSpec
+from orchestrator.model.routing import stated
+from orchestrator.model.spec import Architecture, Dispatch, Enter, Exit, Gemm, ModelSpec, Pointwise
 from orchestrator.strategy.axes import dp, ep, tp
+from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.spec import Candidate, Dispatcher, Mesh, Recompute, Strategy
 from orchestrator.units import GB
 
@@ -232,3 +236,55 @@ def test_experts_send_twice_as_much_of_twice_the_samples_or_of_items_twice_as_wi
     once = sent(1, 2)
     assert min(once) > 0
     assert sent(2, 2) == sent(1, 4) == pytest.approx([2 * nbytes for nbytes in once])
+
+
+@pytest.mark.parametrize(("ep_", "etp"), [(4, 1), (4, 2), (2, 1)])
+def test_the_rank_with_most_tokens_keeps_as_many_more_of_what_its_experts_save(ep_: int, etp: int) -> None:
+    """One of 64 experts gets 3 times its share: of the 64/ep of a rank so much less; the ranks that share an expert keep all of it."""
+    routing = stated(3.0, 64, TOPK)
+    strategy = Strategy(mesh=Mesh(dp=8, ep=ep_, etp=etp))
+    kept = []
+    for spec in (moe(), moe(routing=routing)):
+        kind = spec.kind("experts_decoder")
+        kept.append(LayerActivations(kind, strategy, 2, "bf16", MEGATRON, Calibration()).with_recompute("none").saved)
+    here = 64 / ep_
+    fullest = (3.0 + (here - 1) * 61 / 63) / here
+    even = sum(
+        tensor.local_elements(1, sequence_parallel=False, cp=1) * (tensor.itemsize or 2)
+        for op in moe(routing=routing).kind("experts_decoder").ops
+        if isinstance(op, Gemm | Pointwise) and op.routing is not None
+        for tensor in op.saves
+    )
+    assert even > 0
+    assert kept[1] - kept[0] == pytest.approx(2 * (fullest - 1) * etp * even)
+
+
+def test_only_the_exchange_of_tokens_between_experts_is_that() -> None:
+    def item(axis: str, operation: str) -> Traffic:
+        return Traffic(axis=axis, operation=operation, nbytes=1.0, size=2, stride=1, when="forward")  # type: ignore[arg-type]
+
+    assert exchanged(item("ep", "all_to_all"))
+    assert not any(exchanged(item(*other)) for other in (("ep", "all_gather"), ("cp", "all_to_all"), ("tp", "all_reduce")))
+
+
+def test_of_a_layers_operations_the_experts_are_the_routed_ones_and_the_shared_ones() -> None:
+    layer = moe(shared_ffn_hidden_size=SHARED).kind("experts_decoder")
+    shared, routed = ([op.name for op in of(layer)] for of in (shared_experts, routed_experts))  # type: ignore[union-attr]
+    assert shared
+    assert all(name.startswith("mlp.shared_experts.") for name in shared)
+    assert {"mlp.experts.linear_fc1", "mlp.experts.linear_fc2"} <= {*routed}
+    assert not {*shared} & {*routed}
+    assert shared_experts(moe().kind("experts_decoder")) == ()
+
+
+@pytest.mark.parametrize(("pp", "m", "alone"), [(1, 8, 1 / 8), (4, 8, 0.5), (4, 2, 1.0)])
+def test_passes_run_alone_while_the_pipeline_fills_and_drains(pp: int, m: int, alone: float) -> None:
+    """Of m of each stage's passes as many as there are stages, in the mean; none where nothing is paired."""
+    model = cost_model(moe(), global_batch_size=m)
+    paired = Strategy(mesh=Mesh(pp=pp, ep=1), overlap_moe_expert_parallel_comm=True)
+    assert model._layers.alone_share(paired, 1) == alone
+    assert model._layers.alone_share(replace(paired, overlap_moe_expert_parallel_comm=False), 1) == 0.0
+    assert model._layers.active_share(paired, 1) == 1.0
+    shared = cost_model(moe(), global_batch_size=m, calibration=Calibration(core_share=0.25))
+    assert shared._layers.active_share(paired, 1) == pytest.approx(max(0.25, m / (m + pp - 1)))
+    assert shared._layers.active_share(paired, 2 * m) == pytest.approx(max(0.25, 1 / pp)), "one micro-batch at least"
