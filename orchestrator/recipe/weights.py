@@ -33,6 +33,8 @@ FREE_FIELDS: Final = ("name", "hidden_dropout", "attention_dropout", "make_vocab
 """What may differ between a checkpoint and its further training."""
 BALANCE: Final = ("aux_loss_coeff", "bias_update_rate", "routing")
 """The same, of experts."""
+COMPUTED: Final = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}
+"""Fields that may be left out, by what they are then: two models are the same where these are."""
 UNLIMITED: Final = ("rope", "relative", "none")
 """Positions that no table of weights bounds."""
 
@@ -92,7 +94,7 @@ def _check_checkpoint(folder: Path, ours: Architecture) -> None:
     for info in msgspec.structs.fields(Architecture):
         if info.name in FREE_FIELDS or (info.name == "max_position_embeddings" and ours.position_embedding in UNLIMITED):
             continue
-        name = {"kv_channels": "head_dim", "num_query_groups": "query_groups"}.get(info.name, info.name)
+        name = COMPUTED.get(info.name, info.name)
         here, there = getattr(ours, name), getattr(theirs, name)
         if here != there:
             raise InputError(f"model.{info.name}", here, f"the checkpoint {FROM}={shown(str(folder))} has {there}")

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.detect import Machine
+from orchestrator.engines.hf_config import config_keywords
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.model.architecture import Architecture, Run
@@ -19,7 +20,7 @@ from orchestrator.model.lora import Lora
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing
 from orchestrator.model.training import Training
-from orchestrator.plan import RunSettings, Source
+from orchestrator.plan import Plan, RunSettings, Source
 from orchestrator.recipe import keys, machine, profiles, resuming, saved, settings, sources, starting, supervised, weights
 from orchestrator.recipe import model as models
 from orchestrator.recipe.clusters import load_cluster
@@ -564,3 +565,25 @@ def test_keys_of_a_plan_are_free_or_must_agree() -> None:
         ("largest=seq_length", f"largest=seq_length: {search}"), ("target.days=3", f"target.days=3: {search}"),
         ("lora.rank=4", "lora.rank=4: the plan says None"), ("pin.rank_order=tp-cp-ep-pp-dp", "pin.rank_order=tp-cp-ep-pp-dp: the"),
     ])  # fmt: skip
+
+
+def test_a_configuration_beside_a_plan_is_of_its_model_but_for_what_other_keys_say(folder: Path) -> None:
+    import orchestrator as so
+
+    gpt, llama = (so.plan(recipe=recipe, gpus=2, cluster="cpu").plan for recipe in ("gpt_tiny", "llama_tiny"))
+
+    def check(plan: Plan, kind: str, words: str = "", **changes: Any) -> str:
+        (folder / "c.json").write_text(json.dumps(config_keywords(plan.model) | {"model_type": kind} | changes))
+        try:
+            saved._check_config(flat("model.hf_config=c.json", *words.split()), plan)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert check(gpt, "gpt2") == check(llama, "llama") == ""
+    assert check(gpt, "gpt2", n_layer=5) == "model.hf_config=c.json: its num_layers is 5; the plan says 4"
+    assert check(gpt, "gpt2", "model.num_layers=4", n_layer=5) == "", "what another key says is its own to check"
+    assert check(gpt, "gpt2", "model.hidden_size=128", n_layer=5) == "model.hf_config=c.json: its num_layers is 5; the plan says 4"
+    assert check(gpt, "gpt2", resid_pdrop=0.3, embd_pdrop=0.3) == "", "dropout may change"
+    assert check(gpt, "gpt2", n_positions=999) == "model.hf_config=c.json: its max_position_embeddings is 999; the plan says 128"
+    assert check(llama, "llama", max_position_embeddings=999) == "", "no table of weights bounds rotary positions"
