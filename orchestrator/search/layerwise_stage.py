@@ -30,8 +30,6 @@ MOST_POINTS, MOST_OF_SEVERAL = 120, 20
 """Of a stage that is alone, and of one among others: of more, those with the least bounds are kept, and the front is no longer complete."""
 MOST_SHARES = 6
 """Means of the two sums that are looked at."""
-MOST_PRICES = 30
-"""Prices of a byte that are tried for each; the best is mostly met after a handful."""
 
 
 class Front(NamedTuple):
@@ -173,15 +171,13 @@ class StageSolver:
         fast = self._cheapest(share, 0.0)
         if fast.nbytes <= self.cap:
             return fast.priced, 0.0, fast.sums[1] - fast.sums[0]
-        fits, value, price = leanest, 0.0, 0.0
-        for _ in range(MOST_PRICES):
+        fits = leanest
+        while True:  # mostly a handful of times: no price comes again
             price = (mean(fits.sums, share) - mean(fast.sums, share)) / (fast.nbytes - fits.nbytes)
             found = self._cheapest(share, price)
-            value = found.priced - price * self.cap
             if found.priced >= (mean(fits.sums, share) + price * fits.nbytes) * (1 - ROUNDING):
-                break
+                return found.priced - price * self.cap, price, fits.sums[1] - fits.sums[0]
             fast, fits = (fast, found) if found.nbytes <= self.cap else (found, fits)
-        return value, price, fits.sums[1] - fits.sums[0]
 
     def bound(self) -> float:
         """Seconds that no ways which fit undercut; infinite where none fits. Sets the price behind it."""

@@ -279,6 +279,20 @@ def test_the_bound_of_a_group_is_its_work_filled_in_and_that_of_a_mesh_the_slowe
     assert floors.shape(cand, 64) == pytest.approx(1 / 2 * (8 * sum(costs.layer_floor_seconds(many, "decoder", floors.least)) + 0.01) + 0.5)
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_bound_of_a_mesh_is_that_of_its_faster_way_with_or_without_sequence_parallelism(tp: int) -> None:
+    """Which of them that is depends on the network; an engine without it has one way."""
+    costs = cost_model(gpt(num_layers=8), traits=TRAITS)
+    floors = Floors(costs, MEGATRON, 1e15, pinned_layout=False)
+    without = Floors(costs, replace(MEGATRON, sequence_parallel=False), 1e15, pinned_layout=False)
+    both = [candidate(tp=tp, dp=2, micro_batch_size=2, num_microbatches=16, sequence_parallel=parallel) for parallel in (False, True)]
+    each = [floors.group(cand, 1) - costs.calibration.step_overhead_s for cand in both]
+    assert each[0] != each[1]
+    for cand in both:
+        assert floors.shape(cand, 2) - costs.calibration.step_overhead_s == pytest.approx(min(each))
+        assert without.shape(cand, 2) - costs.calibration.step_overhead_s == pytest.approx(each[0])
+
+
 def test_interleaving_goes_through_all_borders_once_a_group_and_round() -> None:
     """12 micro-batches in groups of 4 through three chunks: before the third group begins two have been around twice each; its first
     micro-batch then goes all the way down, and up again but for the way back from the last stage to the first."""

@@ -7,8 +7,9 @@ from layerwise_instances import CALIBRATION, TRAITS
 from msgspec.structs import replace
 from small_models import cluster, training
 
-from orchestrator.cost.layerwise import AnalyticPrices, Outer, plan_price, stage_price
+from orchestrator.cost.layerwise import AnalyticPrices, Outer, ProfilePrices, plan_price, stage_price
 from orchestrator.cost.price import CostModel
+from orchestrator.cost.profile import LayerProfile, Profile
 from orchestrator.model.families import describe
 from orchestrator.model.spec import Architecture
 from orchestrator.model.traced import Divided, Traced
@@ -88,3 +89,17 @@ def test_of_a_recorded_model_its_own_linears_say_what_divides_them() -> None:
     assert legal(traced=recorded) == {1, 2}
     assert legal(traced=replace(recorded, tp_divides=8)) == {1, 2, 4, 8}
     assert legal(traced=replace(recorded, divided=())) == {1}
+
+
+def test_a_pipeline_of_one_stage_sends_nothing_and_a_change_of_nothing_costs_nothing() -> None:
+    costs = CostModel(Workload(model=describe(MODEL, 32), training=training(16), cluster=cluster(8)), TRAITS, CALIBRATION)
+    layer = LayerProfile(kind="decoder", count=4, parameter_bytes=1e6, forward_s={1: 1e-3}, saved_bytes={1: 1e6}, output_bytes=1e5)
+    for prices in (AnalyticPrices(costs), ProfilePrices(Profile(name="x", layers=(layer,)), costs)):
+        alone, two = (Outer(pp=pp, num_microbatches=2, samples=8, ends=None) for pp in (1, 2))
+        assert prices.hop_s(alone) == 0.0 < prices.hop_s(two)
+        assert prices.switch("decoder", 2, 2, alone) == (0.0, 0.0)
+        there, back = prices.switch("decoder", 1, 2, alone)
+        assert there > 0.0
+        assert (back > 0.0) == isinstance(prices, AnalyticPrices), "gathered one way, a slice the other; or exchanged both ways"
+    assert ProfilePrices(Profile(name="x", layers=(layer,)), costs).overheads_s() == (0.0, 0.0)
+    assert AnalyticPrices(costs).overheads_s() == (CALIBRATION.microbatch_overhead_s, CALIBRATION.step_overhead_s)
