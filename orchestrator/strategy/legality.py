@@ -238,8 +238,7 @@ def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, workload: W
         pp = candidate.mesh.pp
         if pp > 1 and not capabilities.uneven_stages and layers % pp:
             return f"{layers} layers do not split evenly over pp={pp}"
-        most = layers + 2 if capabilities.uneven_stages else layers
-        return None if pp <= most else f"pp={pp} stages for {layers} layers"
+        return None if pp <= layers + 2 else f"pp={pp} stages for {layers} layers"
 
     def chunks(candidate: Candidate, _: Workload) -> str | None:
         pp, vpp = candidate.mesh.pp, candidate.vpp
