@@ -14,6 +14,7 @@ from orchestrator.detect import Machine
 from orchestrator.engines.hf_config import config_keywords
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.job import SlurmOptions
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.families import from_hf_config
 from orchestrator.model.lora import Lora
@@ -21,7 +22,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing
 from orchestrator.model.training import Training
 from orchestrator.plan import Plan, RunSettings, Source
-from orchestrator.recipe import keys, machine, profiles, resuming, saved, settings, sources, starting, supervised, weights
+from orchestrator.recipe import keys, machine, profiles, resuming, saved, schema, settings, site, sources, starting, supervised, weights
 from orchestrator.recipe import model as models
 from orchestrator.recipe.clusters import load_cluster
 from orchestrator.recipe.layers import Flat, filled, flatten, merge
@@ -587,3 +588,99 @@ def test_a_configuration_beside_a_plan_is_of_its_model_but_for_what_other_keys_s
     assert check(gpt, "gpt2", resid_pdrop=0.3, embd_pdrop=0.3) == "", "dropout may change"
     assert check(gpt, "gpt2", n_positions=999) == "model.hf_config=c.json: its max_position_embeddings is 999; the plan says 128"
     assert check(llama, "llama", max_position_embeddings=999) == "", "no table of weights bounds rotary positions"
+
+
+# ---- the site's file, the schema, Slurm's options
+
+
+def test_a_site_says_what_no_run_decides_and_no_plan_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "site.yaml"
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.delenv(site.VARIABLE, raising=False)
+    assert site.site_layer() == {}, "there is none at the usual place"
+    monkeypatch.setenv(site.VARIABLE, str(path))
+    words = {"slurm.account": "a", "engine": "megatron", "cluster": "cpu", "gpus_per_node": "4", "cluster.price_per_gpu_hour": "2",
+             "cluster.host_memory": "9 GB", "env.A": "1", "launch": "none", "memory.limit_gib": "3"}  # fmt: skip
+    path.write_text("".join(f"{name}: {value}\n" for name, value in words.items()))
+    assert site.site_layer().keys() == words.keys()
+    assert site.site_layer(with_plan=True).keys() == {"slurm.account", "cluster.price_per_gpu_hour", "env.A", "launch"}
+    for name in ("train.lr: 1", "model.num_layers: 2", "seed: 3", "pin.tp: 2", "out: x", "name: n", "recipe: gpt_tiny"):
+        path.write_text(f"{name}\n")
+        with pytest.raises(InputError, match=rf"{name.partition(':')[0]}=.*is a run's own: say it in a recipe or on the command line"):
+            site.site_layer()
+    for words_given, layers, shipped in (
+        ("recipe=gpt_tiny", 1, True), ("recipe=mine.yaml", 1, False), ("recipe=mine.yaml", 2, True), ("recipe=gpt_tiny", 2, True),
+    ):  # fmt: skip
+        assert site.is_shipped(flat(words_given), [{}] * layers) is shipped
+
+
+def test_a_schema_bounds_each_key_as_its_declaration_does() -> None:
+    found = schema.recipe_schema()["properties"]
+    checks: dict[str, dict[str, Any]] = {
+        "gpus": {"type": "integer", "minimum": 1, "maximum": keys.MAX_GPUS},
+        "train.lr": {"type": "number", "exclusiveMinimum": 0, "default": "0.0003"},
+        "model.dropout": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+        "model.num_query_groups": {"type": ["integer", "null"], "minimum": 1},
+        "train.fp8_recipe": {"enum": ["delayed", "tensorwise", "blockwise", "mxfp8", None]},
+        "launch.wait": {"type": "boolean", "default": "false"},
+        "train.betas": {"type": ["array", "string"], "minItems": 2, "maxItems": 2, "default": "0.9,0.95"},
+        "profile": {"type": "object"},
+    }  # fmt: skip
+    for name, wanted in checks.items():
+        assert {field: value for field, value in found[name].items() if field in wanted} == wanted, name
+    assert "type" not in found["train.tokens"], "read by rules of its own"
+    assert found["train.steps"]["description"].endswith(" (steps)")
+    assert found["train.seq_length"]["description"] == "of a sequence (an encoder's) (tokens)"
+    assert found["engine"]["description"] == "auto or an engine's name"
+    assert found["train"]["properties"]["lr"] == found["train.lr"]
+    assert found["train"]["additionalProperties"] is False
+    beside = found["data"]["anyOf"]
+    assert [one["type"] for one in beside][1] == "object"
+    assert "valid" in beside[1]["properties"]
+    assert found["env"] == {"description": keys.OPEN_GROUPS["env"].help, "type": "object"}
+    assert found["cluster"]["type"] == ["string", "object"]
+
+
+def test_slurms_and_containers_options_are_written_as_they_are_read() -> None:
+    assert starting.slurm_tree(SlurmOptions()) == {}
+    words = ("slurm.nodes=8-16", "slurm.extra=--comment 'a b'", "slurm.gres=none", "slurm.requeue=2", "slurm.account=abc")
+    options = SlurmOptions(**{name: value for name, value in settings.fields_of(flat(*words), SlurmOptions).items() if value is not None})
+    tree = starting.slurm_tree(options)
+    assert tree == {"nodes": "8-16", "extra": "--comment 'a b'", "gres": "none", "requeue": 2, "account": "abc"}
+    again = flat(*(f"slurm.{name}={value}" for name, value in tree.items()))
+    assert {name: given.value for name, given in again.items()} == {name: given.value for name, given in flat(*words).items()}
+    assert starting.container_tree(None) == {}
+    one = starting.container_options(flat("container.image=a.sif", "container.mounts=/a:/b,/c"))
+    assert one is not None
+    assert (starting.container_tree(one)["mounts"], starting.container_tree(replace(one, mounts=()))["mounts"]) == ("/a:/b,/c", None)
+
+
+def test_what_differs_in_a_layout_is_said_axis_by_axis() -> None:
+    import orchestrator as so
+
+    plan = so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", engine="megatron", pin={"pp": 2}).plan
+    assert resuming.layout_changes(plan, plan) == ""
+    assert resuming.layout_changes(plan, replace(plan, tp=2, dp=3)) == f"tp 1 -> 2, dp {plan.dp} -> 3"
+    first, second = plan.stages
+    moved = replace(plan, stages=(replace(first, layers=first.layers[:-1]), replace(second, layers=(first.layers[-1], *second.layers))))
+    said = resuming.layout_changes(plan, moved)
+    counts = [[sum(span.count for span in stage.layers) for stage in one.stages] for one in (plan, moved)]
+    assert said == f"layers of the stages {counts[0]} -> {counts[1]}"
+    assert counts[0] != counts[1]
+    order = ("tp", "cp", "ep", "pp", "dp")
+    assert resuming.layout_changes(plan, replace(plan, rank_order=order)) == "rank_order tp,cp,ep,dp,pp -> tp,cp,ep,pp,dp"
+
+
+def test_a_change_is_named_if_it_may_be_and_only_where_a_run_goes_on() -> None:
+    assert {"lr", "steps", "dropout", "data", "tokenizer", "clip"} <= {*resuming.choices()}
+    assert {"seed", "seq_length", "optimizer", "lora", "lengths", "packing"}.isdisjoint(resuming.choices())
+    resuming.check_names((), None)
+    resuming.check_names(("lr", "data"), "old")
+    for change, resume, why in (
+        (("lr",), None, "train.change=lr: is for a run that continues another: train.resume=RUN"),
+        (("lrr",), "old", "train.change=lrr: can't be changed on the way; did you mean lr?"),
+        (("zzzzzz",), "old", "train.change=zzzzzz: can't be changed on the way; choose one of"),
+    ):
+        with pytest.raises(InputError) as caught:
+            resuming.check_names(change, resume)
+        assert str(caught.value).startswith(why)
