@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hand_plans import LLAMA, make_plan, training_for
+from hand_plans import BERT, LLAMA, T5, make_plan, training_for
 from msgspec.structs import replace
 
 from orchestrator.engines import ENGINES
@@ -16,10 +16,11 @@ from orchestrator.engines.deepspeed import entry as deepspeed
 from orchestrator.engines.ds_checkpoints import reshardable, why_no_resume
 from orchestrator.engines.engine import Entry
 from orchestrator.engines.megatron import entry as megatron
+from orchestrator.engines.megatron import program
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.model.traced import Divided, Traced
-from orchestrator.plan import Plan, RunSettings
+from orchestrator.plan import Plan, Prediction, RunSettings
 
 JOB = Job(name="j", module="ours", arguments=(), environment={}, files=(), num_nodes=1, ranks_per_node=8, backend="nccl")
 
@@ -208,3 +209,33 @@ def test_a_partition_is_said_by_patterns_of_names() -> None:
         base = make_plan("deepspeed", LLAMA, **choices)  # type: ignore[arg-type]
         fields = recorded.traced_fields(replace(base, model=replace(LLAMA, traced=one)))
         assert (fields["zero_init"], fields["gradient_checkpointing"], fields["dtype"]) == (built, checkpointed, "bfloat16")
+
+
+# ---- what Megatron-LM's programs are told
+
+
+def test_data_are_looked_at_document_by_document_for_gpt_alone() -> None:
+    assert program.of_documents(plan()) == program.words(plan())
+    assert program.words(plan())[:2] == ["--num-layers", "8"]
+    assert program.of_documents(plan(zero_stage=2)) == (), "no command line says that plan"
+    assert program.of_documents(make_plan(model=BERT)) is None
+    assert program.of_documents(make_plan(model=T5)) is None
+
+
+def test_another_plan_beside_a_job_says_how_much_slower_it_is_and_why_it_is_there() -> None:
+    ours, other = (replace(plan(**choices), predicted=predicted(seconds)) for choices, seconds in (({}, 10.0), ({"tp": 2}, 12.5)))
+    job = replace(JOB, files=(File(path="a", content="b"), File(path="megatron_args.sh", content="old")),
+                  notes=("first", f"{program.NOT_WRITTEN}it can't be said"))  # fmt: skip
+    found = program.beside(job, ours, other)
+    assert [file.path for file in found.files] == ["a", "megatron_args.sh"]
+    assert "'--tensor-model-parallel-size' '2'" in found.files[1].content or "--tensor-model-parallel-size '2'" in found.files[1].content
+    said = f"megatron_args.sh has another plan, the fastest found that its flags can say: {other.candidate.label()}"
+    assert found.notes[:2] == ("first", f"{said}, predicted 12.5 s a step (+25.0%); it can't be said")
+    assert program.beside(job, replace(ours, predicted=None), other).notes[1] == f"{said}; it can't be said"
+    assert program.beside(replace(job, notes=()), ours, replace(other, predicted=None)).notes[0] == said
+
+
+def predicted(seconds: float) -> Prediction:
+    return Prediction(
+        step_time_s=seconds, tokens_per_s_per_gpu=1.0, peak_memory_bytes=1.0, by_stage=(), by_cause={}, model_flops_per_gpu=1.0
+    )
