@@ -448,6 +448,6 @@ def test_notes_say_what_a_command_line_does_otherwise_and_no_more() -> None:
     assert told(make_plan(model=BERT)) == ["mock", "segments"]
     assert told(make_plan(model=replace(BERT, num_token_types=0))) == ["mock"]
     assert told(make_plan(model=T5)) == ["relu", "mock"]
-    assert told(make_plan(model=replace(GPT, num_token_types=2))) == [], "segments are BERT's"
+    assert told(make_plan(model=replace(LLAMA, family="mistral", num_token_types=2))) == [], "segments are BERT's"
     assert told(make_plan(model=LLAMA, gpu="cpu")) == ["cpu"]
     assert told(running(data="/a.txt")) == ["text"]
