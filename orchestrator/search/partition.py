@@ -173,10 +173,8 @@ class Partitions:
         work += max(0, up - 2) * before + down * behind_it
         turn = sum(behind) + 2 * behind_it
         ahead = min(m - 1, self.pp - 1 - p)
-        beside = more = 0.0
-        if up or down:
-            beside = before + behind_it
-            more = (2 if self.half_duplex or m <= self.pp - 1 - p else 1) * behind_it
+        beside = before + behind_it
+        more = (2 if self.half_duplex or m <= self.pp - 1 - p else 1) * behind_it
         first = turn - more - ahead * (way.forward_s[0] + beside)
         last = turn - more - ahead * (way.backward_s[0] + beside)
         return work + (max(0.0, first) + max(0.0, last) if m - 1 > self.pp - 1 - p else max(0.0, first, last))

@@ -337,3 +337,24 @@ def test_the_floor_of_a_pipeline_is_its_slowest_stage_or_one_micro_batchs_way() 
         slowest = m * (8 * cost["decoder"].seconds + 0.25)
         way = 29 * cost["decoder"].seconds + cost["embedding"].seconds + cost["head"].seconds + 4 * 0.25
         assert costs.time_floor(cand) == pytest.approx((way if m == 1 else slowest) + costs.once_seconds(cand))
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("vpp", [1, 2, 3])
+def test_what_fits_as_it_is_needs_no_recompute_however_its_layers_are_spread_over_chunks(pp: int, vpp: int) -> None:
+    """In just the bytes of a plan without recompute the bound asks for none; in half of what its layers save, with as many to a chunk,
+    for some."""
+    for layers in (pp * vpp, pp * vpp + 1, 2 * pp * vpp - 1, 2 * pp * vpp + pp):
+        costs = cost_model(gpt(num_layers=layers, vocab_size=128), traits=TRAITS, modes=("none", "full"))
+        cand = candidate(pp=pp, vpp=vpp, micro_batch_size=4, num_microbatches=2 * pp, recompute="full")
+        totals = [layers // pp + (stage < layers % pp) for stage in range(pp)]
+        chunks = [spread(total, vpp, stage) for stage, total in enumerate(totals)]
+        split = stages_of(costs.model, [chunks[stage][chunk] for chunk in range(vpp) for stage in range(pp)], pp)
+        _, peak = costs.score(cand, split)
+        assert Floors(costs, MEGATRON, peak, pinned_layout=False).recomputed_seconds(cand) == 0.0
+    per = 6
+    costs = cost_model(gpt(num_layers=per * pp * vpp, vocab_size=128), traits=TRAITS, modes=("none", "full"))
+    saved, static = costs.layer(cand, "decoder", "none").saved_bytes, costs.layer(cand, "decoder", "none").static_bytes
+    fixed = sum(costs.fixed_bytes(cand).values())
+    short = fixed + per * vpp * static + 0.5 * pp * per * saved
+    assert Floors(costs, MEGATRON, short, pinned_layout=False).recomputed_seconds(cand) > 0.0

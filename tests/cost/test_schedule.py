@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from itertools import pairwise
 from operator import le, mul
 
 import pytest
@@ -211,6 +212,7 @@ def test_a_limit_far_below_the_end_stops_the_walk() -> None:
     stopped, ends = finish_times(*pipeline, limits=[1000.0] * 4), finish_times(*pipeline)
     assert 1000 < max(stopped) < 0.9 * max(ends)
     assert finish_times(*pipeline, limits=[max(ends)] * 4) == ends
+    assert all(above >= below + 9.0 + 2.0 for above, below in pairwise(stopped)), "the last gradient goes up from rank to rank"
 
 
 def test_groups_of_pp_micro_batches_are_the_default() -> None:

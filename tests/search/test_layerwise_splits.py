@@ -10,11 +10,14 @@ from layerwise_instances import WORSE
 from made_up_prices import AMPLE, Given
 
 from orchestrator.cost.layerwise import Outer, plan_price, stage_price
-from orchestrator.search.layerwise import Split, Splits
+from orchestrator.search import layerwise_stage
+from orchestrator.search.layerwise import Split, Splits, layerwise
 from orchestrator.search.layerwise_stage import uncovered
 from orchestrator.strategy.layerwise import ENDS, LayerwiseStage
+from orchestrator.strategy.pins import MemoryLimit
+from orchestrator.strategy.tree import divisors
 
-SHAPES = [(seed, pp, m) for seed, (pp, m) in enumerate([(2, 1), (2, 4), (3, 2), (3, 5), (4, 4), (5, 3)])]
+SHAPES = [(seed, pp, m) for seed, (pp, m) in enumerate([(2, 1), (2, 4), (3, 2), (3, 5), (4, 4), (5, 3), (3, 1)])]
 
 
 def given(seed: int, *, ends: bool) -> Given:
@@ -75,22 +78,40 @@ def test_a_stages_layers_and_the_way_to_it_are_the_models(seed: int, pp: int, m:
             assert splits._lead(p, start) == pytest.approx(before + p * (0.5 + 2 * 0.25))
 
 
+@pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("share", [1.0, 1.3, 3.0])
 @pytest.mark.parametrize(("seed", "pp", "m"), SHAPES)
-def test_what_a_stage_needs_at_least_is_not_more_than_it_needs(seed: int, pp: int, m: int, share: float) -> None:
+def test_what_a_stage_needs_at_least_is_not_more_than_it_needs(seed: int, pp: int, m: int, share: float, ends: bool) -> None:
     """By sums over layers, and once it was solved by that; infinite only where nothing fits."""
-    prices, splits = made(seed, pp, m)
+    prices, splits = made(seed, pp, m, ends=ends)
     least = max(min(stage.peak_bytes for stage in stages_of(prices, splits, *edge)) for edge in splits._even())
-    prices, splits = made(seed, pp, m, share * least)
+    prices, splits = made(seed, pp, m, share * least, ends=ends)
     splits.estimate(math.inf)
     edges = {edge for split in every(5, pp) for edge in split}
     needs = {edge: alone(prices, splits, *edge) for edge in edges}
     for edge in edges:
         assert splits.known(*edge) <= needs[edge] * (1 + 1e-9)
-    for edge in splits._even():
+    for edge in sorted(edges):
         front = splits.front(*edge, math.inf)
         assert splits.known(*edge) == front.least_s <= needs[edge] * (1 + 1e-9)
         assert (front.ways == []) == (needs[edge] == math.inf)
+
+
+@pytest.mark.parametrize("share", [1.05, 1.2, 1.5])
+@pytest.mark.parametrize(("seed", "pp", "m"), SHAPES)
+def test_at_the_price_of_a_byte_a_stage_of_the_even_split_is_the_sum_of_its_layers(seed: int, pp: int, m: int, share: float) -> None:
+    """Without changes of tp, and where all ways have as many transient bytes, nothing else is in its bound: embedding and head are."""
+    prices = Given(seed, tps=(1,), overhead=0.5, counts=(3, 2), ends=True, hop=0.25, once=1.5, hidden=0.5)
+    prices.options = {kind: [way._replace(transient_bytes=2.0) for way in ways] for kind, ways in prices.options.items()}
+    outer = Outer(pp, m, 1, None)
+    fewest = Splits(prices, outer, AMPLE)
+    leanest = max(min(stage.peak_bytes for stage in stages_of(prices, fewest, *edge)) for edge in fewest._even())
+    splits = Splits(prices, outer, share * leanest)
+    splits.estimate(math.inf)
+    for edge in splits._even():
+        solver = splits._solver(*edge)
+        assert splits.known(*edge) == pytest.approx(solver.bound(), rel=1e-9)
+        assert splits.known(*edge) <= alone(prices, splits, *edge) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("seed", "pp", "m"), SHAPES)
@@ -114,6 +135,7 @@ def test_all_splits_whose_stages_are_fast_enough_are_looked_at_and_the_bound_is_
         fast = [split for split in every(5, pp) if not any(splits._slow(*edge, upper) for edge in split)]
         assert {edge for split in fast for edge in split} <= {*edges}
         assert not any(splits._slow(*edge, upper) for edge in edges)
+        assert {*edges} <= {edge for split in every(5, pp) for edge in split}
         least, split = splits._table(upper)
         assert least == pytest.approx(bounds[0])
         assert bound(split) == pytest.approx(bounds[0])
@@ -137,6 +159,7 @@ def test_the_best_of_all_splits_and_ways_is_found(seed: int, pp: int, m: int, sh
     assert splits.least <= best * (1 + 1e-9)
     found = splits.finish(math.inf)
     assert found is not None
+    assert splits.least >= min(found.seconds, splits._table(math.inf)[0]) * (1 - 1e-9)
     assert splits.least <= best * (1 + 1e-9) <= found.seconds * (1 + 2e-9) <= best * (1 + WORSE) * (1 + 1e-9)
     assert found.seconds == plan_price(prices, splits.outer, found.stages)
     assert all(stage.peak_bytes <= splits.usable for stage in found.stages)
@@ -159,3 +182,40 @@ def test_an_even_split_has_as_much_to_do_in_each_stage_as_layers_allow(seed: int
         assert lowest <= start <= highest
         assert work[start] >= share * (1 - 1e-9) or start == highest
         assert work[start - 1] < share or start == lowest
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_none_undercuts_is_true_though_ways_are_left_out(seed: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every batch, pipeline, number of micro-batches, split and way. With one point kept for each number of layers plans are worse."""
+    if few:
+        monkeypatch.setattr(layerwise_stage, "MOST_POINTS", 1)
+        monkeypatch.setattr(layerwise_stage, "MOST_OF_SEVERAL", 1)
+    prices = Given(seed, each=3, hidden=0.5, overhead=0.25, hop=0.125, once=0.5)
+    fullest = max(stage.peak_bytes for stage in stages_of(prices, Splits(prices, Outer(1, 1, 8, None), AMPLE), 0, 0, 4))
+    limit = MemoryLimit(limit=int(fullest * (0.6, 0.3)[seed % 2]), reserve=0)
+    best, batches = math.inf, (4, 8)
+    for batch in batches:
+        for pp in (1, 2, 4):
+            for m in divisors(batch):
+                splits = Splits(prices, Outer(pp, m, batch // m, None), limit.usable)
+                for split in every(4, pp):
+                    ways = [uncovered(stages_of(prices, splits, *edge)) for edge in split]
+                    times = [plan_price(prices, splits.outer, chosen) for chosen in product(*ways)]
+                    best = min([best, *(seconds / batch for seconds in times)])
+    found = layerwise(prices, batches, limit)
+    batch = found.plan.global_batch_size
+    assert found.at_least_s / batch <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= found.plan.step_time_s / batch
+    if found.exact:
+        assert found.plan.step_time_s / batch == pytest.approx(best, rel=1e-8)
+    else:
+        assert found.at_least_s < found.plan.step_time_s
+    assert found.plan.step_time_s / batch <= best * (1.5 if few else 1 + WORSE)
+    splits = Splits(prices, Outer(2, 4, 2, None), limit.usable)
+    splits.estimate(math.inf)
+    kept = splits.finish(math.inf)
+    assert splits.least >= min(math.inf if kept is None else kept.seconds, splits._table(math.inf)[0]) * (1 - 1e-9)
+    one = layerwise(prices, batch, limit, pp=found.plan.pp, num_microbatches=found.plan.num_microbatches).plan
+    assert one.step_time_s == pytest.approx(found.plan.step_time_s)
+    assert (one.pp, one.num_microbatches) == (found.plan.pp, found.plan.num_microbatches)
