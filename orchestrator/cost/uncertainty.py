@@ -44,8 +44,8 @@ BEYOND: Final[dict[Beyond, str]] = {
 FAR: Final = 2
 """Times the largest number of GPUs, or length of sequences, that constants were fitted on: above this it is extrapolation."""
 TAIL: Final = 0.0275
-"""Of the ratios, left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one source do, and
-with this the runs of a source that is left out are held as often as is promised."""
+"""Of the ratios, left out at either end of a 90% interval. Not .05: sources differ more from each other than runs of one source do. With
+this 87% of all runs are held when their source is left out, and 75% of those of each table with more than ten; with .03 one has 74.8%."""
 POOR: Final = 0.15
 """Median error of a generation's published runs above which a plan says so."""
 USUAL_RISK: Final = 0.05
