@@ -417,6 +417,13 @@ def test_fp8_takes_widths_and_tokens_in_multiples_from_the_gpu_on_that_has_it() 
     )
 
 
+def test_recipes_of_fp8_but_mxfp8_take_eighths_of_tokens_and_sixteenths_of_widths() -> None:
+    for recipe in ("delayed", "tensorwise", "blockwise"):
+        given = workload(LLAMA, gpu="B200", precision="fp8", fp8_recipe=recipe)
+        held(precision.fp8_features, (given, {"tp": 4}, None), (given, {"tp": 8}, "fp8 products need widths that are multiples of 16"))
+        held(precision.fp8_tokens, (given, {"cp": 8}, None), (given, {"cp": 16}, "fp8 products need a multiple of 8 tokens"))
+
+
 def test_the_precision_aware_optimizer_is_transformer_engines_adam_over_divided_states() -> None:
     aware = {"precision_aware_optimizer": True}
     one = {"zero_stage": 1}

@@ -684,3 +684,102 @@ def test_a_change_is_named_if_it_may_be_and_only_where_a_run_goes_on() -> None:
         with pytest.raises(InputError) as caught:
             resuming.check_names(change, resume)
         assert str(caught.value).startswith(why)
+
+
+# ---- what a continued run may change
+
+
+def written_by(plan: Plan) -> resuming.Checkpoint:
+    return resuming.Checkpoint(folder=Path("/old"), run=Path("/"), step=5, engine="megatron", plan=plan)
+
+
+def test_what_would_go_on_with_other_weights_data_or_states_is_refused_and_what_may_change_is_named() -> None:
+    import orchestrator as so
+
+    plan = so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", engine="megatron").plan
+    a, t, run = plan.model, plan.training, plan.run
+    checkpoint = written_by(plan)
+
+    def said(model: Architecture = a, training: Training = t, settings: RunSettings = run) -> str:
+        try:
+            resuming.check_changes(checkpoint, model, training, settings)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert said() == ""
+    for fields in ({"name": "y"}, {"make_vocab_size_divisible_by": 1}):
+        assert said(model=replace(a, **fields)) == "", fields
+    refused = "train.resume=/old: can't continue with "
+    for name, value in (("num_layers", 5), ("tie_embeddings", False), ("max_position_embeddings", 256), ("activation", "relu")):
+        assert said(model=replace(a, **{name: value})).startswith(f"{refused}model.{name}="), name
+    rotary = replace(a, position_embedding="rope")
+    one = replace(checkpoint, plan=replace(plan, model=rotary))
+    resuming.check_changes(one, replace(rotary, max_position_embeddings=999), t, run)
+    for name, value, key in (
+        ("global_batch_size", 8, "train.global_batch_size"),
+        ("seq_length", 64, "train.seq_length"),
+        ("seed", 5, "seed"),
+        ("task", "sft", "task"),
+        ("packing", True, "data.packing"),
+        ("optimizer", "sgd", "train.optimizer"),
+        ("lora", Lora(rank=4), "lora"),
+        ("exp_avg_dtype", "bf16", "train.exp_avg_dtype"),
+    ):
+        assert said(training=replace(t, **{name: value})).startswith(f"{refused}{key}="), name
+    why = said(training=replace(t, precision="bf16"))
+    assert "train.precision=bf16 (was fp32): the checkpoint's optimizer keeps as master weights: none, this one: fp32" in why
+    wide = replace(checkpoint, plan=replace(plan, training=replace(t, precision="bf16")))
+    with pytest.raises(InputError, match=r"train.precision=fp8 \(was bf16\)\. If that is meant: train.change=precision"):
+        resuming.check_changes(wide, a, replace(t, precision="fp8"), run)
+    for name, value in (("lr", 0.5), ("steps", 99), ("clip", 0.0), ("weight_decay", 0.5), ("warmup", 1), ("schedule", "constant")):
+        other = replace(t, **{name: value})
+        assert f"If that is meant: train.change={name}" in said(training=other), name
+        assert said(training=other, settings=replace(run, change=(name,))) == "", name
+    drop = replace(a, hidden_dropout=0.1)
+    assert said(model=drop).endswith("was trained otherwise: model.hidden_dropout=0.1 (was 0). If that is meant: train.change=dropout")
+    assert said(model=drop, settings=replace(run, change=("dropout",))) == ""
+    data = replace(run, data="/new.txt")
+    assert "data=/new.txt (was null)" in said(settings=data)
+    assert said(settings=replace(data, change=("data",))) == ""
+    assert "tokenizer=/t (was null)" in said(settings=replace(run, tokenizer="/t"))
+    assert "does not differ from the checkpoint's; choose one of nothing: leave it out" in said(settings=replace(run, change=("lr",)))
+    two = said(training=replace(t, lr=0.5, clip=0.0), settings=replace(run, change=("clip",)))
+    assert "was trained otherwise: train.lr=0.5 (was 0.001). If that is meant: train.change=lr,clip" in two
+    constant = replace(checkpoint, plan=replace(plan, training=replace(t, schedule="constant")))
+    resuming.check_changes(constant, a, replace(t, schedule="constant", steps=99), run)
+    done = replace(t, steps=5)
+    change = replace(run, change=("steps",))
+    assert said(training=done, settings=change).startswith("train.steps=5: /old has done 5 already; name more (with train.change=steps)")
+    assert said(training=done, settings=replace(change, export_to="/w")) == ""
+    assert said(training=replace(t, steps=6), settings=change) == ""
+    resuming.check_changes(replace(checkpoint, plan=None), replace(a, num_layers=9), t, run)
+
+
+def test_a_continued_runs_keys_are_taken_over_but_for_what_began_it(folder: Path) -> None:
+    import orchestrator as so
+
+    plan = so.plan(recipe="gpt_tiny", gpus=2, cluster="cpu", engine="megatron").plan
+    checkpoint = replace(written_by(plan), run=folder)
+    with pytest.raises(InputError, match=r"has no config.yaml that says what is trained; name it: recipe=, or model"):
+        resuming.recipe_of(checkpoint, {})
+    (folder / "config.yaml").write_text("recipe: gpt_tiny\ngpus: 2\nplan: p.json\ntrain.resume: a\ntrain.change: lr\nmodel.init_from: b\n")
+    kept = {"recipe", "gpus", "plan"}
+    assert resuming.recipe_of(checkpoint, {}).keys() == kept
+    for words, left in (("env.A=1", kept), ("out=x", kept), ("slurm.nodes=2", kept), ("train.save_every=3", kept), ("data=a", kept),
+                        ("gpus=4", kept - {"plan"}), ("train.lr=1", kept - {"plan"}), ("pin.tp=1", kept - {"plan"}),
+                        ("env.A=1 seed=3", kept - {"plan"})):  # fmt: skip
+        assert resuming.recipe_of(checkpoint, flat(*words.split())).keys() == left, words
+    (folder / "w").mkdir()
+    (folder / "config.yaml").write_text("recipe: gpt_tiny\nmodel.export_to: w\n")
+    assert "model.export_to" in resuming.recipe_of(checkpoint, {}), "nothing has been written there"
+    (folder / "w" / "x").write_text("x")
+    with pytest.raises(InputError, match=r"model.export_to=w: has the weights of the run that is continued"):
+        resuming.recipe_of(checkpoint, {})
+    done = replace(checkpoint, step=plan.training.steps)
+    assert "model.export_to" not in resuming.recipe_of(done, {})
+    assert "model.export_to" not in resuming.recipe_of(replace(checkpoint, plan=None), {})
+    assert "model.export_to" in resuming.recipe_of(done, flat("model.export_to=v"))
+    for word in ("train.steps=99", "train.tokens=1T"):
+        with pytest.raises(InputError, match=r"model.export_to=w: has the weights"):
+            resuming.recipe_of(done, flat(word))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from report_plans import PLAN, PREDICTED, llama
-from test_page_numbers import LIMIT, Costs, outcomes, shown
+from test_page_numbers import LIMIT, Costs, cells, outcomes, shown
 
 import orchestrator as so
 from orchestrator import planning
 from orchestrator.report import page
+from orchestrator.report.kept import Drawn, digest, drawn_in, element
 from orchestrator.units import GIB
 
 GLYPHS = ("Rect", "HBar", "VArea", "Line", "Scatter")
@@ -181,3 +183,60 @@ def test_a_cause_of_one_stage_alone_has_its_column() -> None:
     table = page.memory_table(shown(replace(PLAN, predicted=replace(PREDICTED, by_stage=(more, *rest)))))
     assert ">context<" in table
     assert ">context<" not in page.memory_table(shown())
+
+
+# ---- the page
+
+
+class Timed:
+    """Costs of two stages: at most three micro-batches in flight on the first, two on the second."""
+
+    @staticmethod
+    def stage_memory(candidate: object, index: int) -> Any:
+        return SimpleNamespace(flight=3 - index)
+
+
+def played() -> Any:
+    """A step of 10 s: 4 and 6 s at work, half a second of the first's reduction that nothing hides, an update of 1 s, .5 s once."""
+    lanes = [[SimpleNamespace(begin_s=0.0, end_s=3.0), SimpleNamespace(begin_s=7.0, end_s=8.0)], [SimpleNamespace(begin_s=1.0, end_s=7.0)]]
+    return SimpleNamespace(lanes=lanes, exposed_s=[0.5, 0.0], optimizer_begin_s=8.5, optimizer_s=1.0, once_s=0.5, total_s=10.0)
+
+
+def test_each_stage_is_at_work_reduces_updates_or_waits() -> None:
+    table = page.timeline_table(replace(shown(), costs=Timed()), played())  # type: ignore[arg-type]
+    assert cells(table) == [["0", "4 s", "4 s (40.0%)", "500 ms", "3"], ["1", "6 s", "2.5 s (25.0%)", "0 us", "2"]]
+    assert "Passes end at 8.5 s, the optimizer takes 1 s, in all 10 s" in table
+    assert "most micro-batches in flight" in table
+    chunks = page.timeline_table(replace(shown(replace(PLAN, vpp=2)), costs=Timed()), played())  # type: ignore[arg-type]
+    assert "most chunks of micro-batches in flight" in chunks
+    heads = re.findall(r'<th scope="col"( class="number")?>', table)
+    assert [bool(mark) for mark in heads] == [False, True, True, True, True]
+    full = played()
+    full.exposed_s = [5.5, 0.0]
+    assert cells(page.timeline_table(replace(shown(), costs=Timed()), full))[0][2] == "0 us (-10.0%)", "rounding is no bubble"  # type: ignore[arg-type]
+
+
+def test_a_page_has_its_candidates_and_its_measured_steps_where_there_are_some() -> None:
+    of, _ = small()
+    drawn = Drawn(plan="x", total=1, points=(("a", 1.0, 2.0 * GIB, "priced", "the plan"),), ruled=())
+    bare, whole = page.report_html(of), page.report_html(replace(of, rows=[{"step": 0, "step_time_s": 1.0}] * 9, drawn=drawn))
+    for text, more in ((bare, 0), (whole, 2)):
+        assert text.startswith("<!doctype html>")
+        assert text.endswith("</main></body></html>\n")
+        assert text.count("<section>") == 4 + more
+        for word in ("All candidates", "Predicted and measured", 'aria-label="Seconds of each step"'):
+            assert (word in text) is bool(more), word
+
+
+def test_what_a_page_keeps_is_read_back_for_its_own_plan_and_price() -> None:
+    drawn = Drawn(plan=digest(PLAN), total=7, points=(("a</script>", 1.0, 2.0, "priced", "why"),), ruled=(("megatron", "r", 2),))
+    kept = f"<html>{element(drawn)}</html>"
+    assert drawn_in(kept, PLAN) == drawn
+    other = replace(PLAN, predicted=replace(PREDICTED, step_time_s=11.0))
+    assert digest(other) != digest(PLAN) != digest(replace(PLAN, engine="deepspeed"))
+    assert digest(PLAN) == digest(replace(PLAN, calibration="another word"))
+    assert drawn_in(kept, other) is None
+    assert drawn_in("<html></html>", PLAN) is None
+    broken = element(drawn).replace('candidates">', 'candidates">!!')
+    assert drawn_in(broken, PLAN) is None
+    assert drawn_in('<script type="application/octet-stream" id="candidates">aGVsbG8=</script>', PLAN) is None
