@@ -262,7 +262,7 @@ def test_the_bound_of_a_group_is_its_work_filled_in_and_that_of_a_mesh_the_slowe
     """Before a layer of a group is priced: each layer at its least, an overhead a stage and micro-batch, and a layer less where chunks may
     be uneven. Of a mesh, without the fill, in micro-batches of as many samples as may be."""
     calibration = replace(datasheet(a100(), TRAITS), microbatch_overhead_s=0.01, step_overhead_s=0.5)
-    costs = cost_model(gpt(num_layers=29, vocab_size=128), traits=TRAITS, calibration=calibration)
+    costs = cost_model(gpt(num_layers=29, vocab_size=128), traits=TRAITS, calibration=calibration, global_batch_size=256)
     cand = candidate(pp=4, dp=2, num_microbatches=8, micro_batch_size=2, vpp=vpp)
     floors = Floors(costs, MEGATRON, 1e15, pinned_layout=False)
     each = {kind: costs.layer_floor_seconds(cand, kind, floors.least) for kind in ("embedding", "decoder", "head")}
@@ -274,9 +274,11 @@ def test_the_bound_of_a_group_is_its_work_filled_in_and_that_of_a_mesh_the_slowe
     assert floors.group(cand, vpp) == pytest.approx(max(8 * slowest, filled_in) + 0.5)
     unknown = Floors(costs, MEGATRON, 1e15, pinned_layout=True).group(cand, vpp)
     assert unknown == pytest.approx((8 * slowest if vpp > 1 else max(8 * slowest, filled_in)) + 0.5), "of chunks of any size"
-    assert floors.shape(cand, 2) == pytest.approx(64 / (2 * 2) * slowest + 0.5)
-    many = replace(cand, micro_batch_size=64)
-    assert floors.shape(cand, 64) == pytest.approx(1 / 2 * (8 * sum(costs.layer_floor_seconds(many, "decoder", floors.least)) + 0.01) + 0.5)
+    assert floors.shape(cand, 2) == pytest.approx(256 / (2 * 2) * slowest + 0.5)
+    for most, samples in ((63, 63), (64, 256), (100, 256)):  # of many samples all of a step's are looked at together
+        many = replace(cand, micro_batch_size=samples)
+        here = 8 * sum(costs.layer_floor_seconds(many, "decoder", floors.least)) + 0.01
+        assert floors.shape(cand, most) == pytest.approx(256 / (2 * samples) * here + 0.5)
 
 
 @pytest.mark.parametrize("tp", [2, 4])

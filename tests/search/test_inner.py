@@ -243,3 +243,4 @@ def test_the_most_layers_for_a_time_are_the_most_and_no_split_within_it_is_out_o
     least = capacity.least(0.0, 2 * fastest)
     assert 0.8 * fastest <= least <= fastest
     assert capacity.ranges(least) is None or least == 0.0
+    assert capacity.ranges(least * 1.0041) is not None, "within .4%"

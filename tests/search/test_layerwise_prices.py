@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from layerwise_instances import CALIBRATION, TRAITS
+from made_up_prices import Given
 from msgspec.structs import replace
 from small_models import cluster, training
 
@@ -103,3 +104,24 @@ def test_a_pipeline_of_one_stage_sends_nothing_and_a_change_of_nothing_costs_not
         assert (back > 0.0) == isinstance(prices, AnalyticPrices), "gathered one way, a slice the other; or exchanged both ways"
     assert ProfilePrices(Profile(name="x", layers=(layer,)), costs).overheads_s() == (0.0, 0.0)
     assert AnalyticPrices(costs).overheads_s() == (CALIBRATION.microbatch_overhead_s, CALIBRATION.step_overhead_s)
+
+
+@pytest.mark.parametrize(("stage", "flight"), [(0, 3), (1, 2), (2, 1)])
+def test_a_stage_is_its_blocks_the_changes_between_them_and_what_no_pass_hides(stage: int, flight: int) -> None:
+    """Two layers of one kind and one of the other; a quarter of what hides is lost."""
+    prices = Given(7, hidden=0.5, overhead=0.5)
+    a, b = next((a, b) for a in prices.options["a"] for b in prices.options["b"] if a.choice.tp != b.choice.tp)
+    there, back = prices.moves[a.choice.tp, b.choice.tp]
+    found = stage_price(prices, Outer(3, 4, 1, None), stage, [("a", a, 2), ("b", b, 1)])
+    assert found.forward_s == 0.25 + 2 * a.forward_s + there + b.forward_s
+    assert found.backward_s == 0.25 + 2 * a.backward_s + back + b.backward_s
+    sync = 2 * a.sync_s + b.sync_s
+    hidden = min(sync, 0.5 * found.backward_s)
+    assert found.exposed_s == sync - hidden + 0.25 * hidden
+    assert found.optimizer_s == 2 * a.optimizer_s + b.optimizer_s
+    static, saved = 2 * a.static_bytes + b.static_bytes, 2 * a.saved_bytes + b.saved_bytes
+    assert found.peak_bytes == static + 1.25 * (flight * saved + max(a.transient_bytes, b.transient_bytes))
+    assert [(run.kind, run.count, run.choice) for run in found.runs] == [("a", 2, a.choice), ("b", 1, b.choice)]
+    apart = stage_price(prices, Outer(3, 4, 1, None), stage, [("a", a, 1), ("a", a, 1), ("b", b, 1)])
+    assert (apart.forward_s, apart.peak_bytes) == (found.forward_s, found.peak_bytes)
+    assert stage_price(prices, Outer(3, 4, 1, None), stage, [("a", a, 2)]).forward_s == 0.25 + 2 * a.forward_s
