@@ -6,18 +6,21 @@ import json
 from typing import Any
 
 import pytest
-from hand_plans import BERT, LLAMA, T5, make_plan, training_for
+from hand_plans import BERT, GPT, LLAMA, T5, make_plan, training_for
 from msgspec.structs import replace
 
-from orchestrator.engines import ENGINES
+from orchestrator.engines import ENGINES, megatron_layers
 from orchestrator.engines import entry as entries
 from orchestrator.engines import traced as recorded
 from orchestrator.engines.deepspeed import entry as deepspeed
+from orchestrator.engines.deepspeed.translate import why_no_exchange
 from orchestrator.engines.ds_checkpoints import reshardable, why_no_resume
 from orchestrator.engines.engine import Entry
+from orchestrator.engines.hf_export import export_fields
 from orchestrator.engines.megatron import entry as megatron
 from orchestrator.engines.megatron import program
 from orchestrator.errors import InputError
+from orchestrator.hardware.spec import Software
 from orchestrator.job import File, Job
 from orchestrator.model.traced import Divided, Traced
 from orchestrator.plan import Plan, Prediction, RunSettings
@@ -239,3 +242,51 @@ def predicted(seconds: float) -> Prediction:
     return Prediction(
         step_time_s=seconds, tokens_per_s_per_gpu=1.0, peak_memory_bytes=1.0, by_stage=(), by_cause={}, model_flops_per_gpu=1.0
     )
+
+
+# ---- weights that go to transformers and come from it
+
+
+def test_weights_are_exchanged_where_both_sides_compute_the_same_model() -> None:
+    assert megatron_layers.why_no_exchange("megatron", LLAMA, "llama") is None
+    assert megatron_layers.why_no_exchange("megatron", BERT, "megatron-bert") is None
+    for a, kind, why in (
+        (T5, "t5", "megatron-core's t5 is another function than transformers'"),
+        (BERT, "bert", "engine=megatron has a pre-norm BERT (model_type megatron-bert in transformers), the checkpoint's is post-norm"),
+        (replace(GPT, position_embedding="none"), "gpt2", "position_embedding=none: transformers' "),
+    ):
+        assert (megatron_layers.why_no_exchange("megatron", a, kind) or "").startswith(why)
+    assert why_no_exchange(LLAMA, "llama") is why_no_exchange(BERT, "bert") is None
+    assert why_no_exchange(replace(T5, tie_embeddings=True), "t5") is None
+    assert (why_no_exchange(replace(T5, tie_embeddings=False), "t5") or "").startswith(
+        "tie_embeddings=false: transformers 5 builds every T5"
+    )
+    assert (why_no_exchange(BERT, "megatron-bert") or "").startswith("engine=deepspeed has a post-norm BERT")
+    sizes: dict[str, Any] = {"seq_length": 8, "itemsize": 2, "hidden_size": 8, "ffn_hidden_size": 8, "max_position_embeddings": 8}
+    own, theirs = (Traced(model_class="New", config=config, feeds=(), runs=(), **sizes) for config in ("", "{}"))
+    assert why_no_exchange(replace(LLAMA, traced=theirs), "x") is None
+    assert (why_no_exchange(replace(LLAMA, traced=own), "x") or "").startswith("weights of New, which model.code= makes, are neither")
+
+
+def test_an_exported_model_is_named_as_transformers_builds_it() -> None:
+    for a, names in ((LLAMA, ("LlamaConfig", "LlamaForCausalLM")), (GPT, ("GPT2Config", "GPT2LMHeadModel")),
+                     (BERT, ("MegatronBertConfig", "MegatronBertForMaskedLM"))):  # fmt: skip
+        found = export_fields(a)
+        assert (found["config_class"], found["model_class"]) == names
+        assert ("num_key_value_heads" in found["config"]) is (a is LLAMA), "unknown to GPT-2 and BERT"
+
+
+def test_layers_run_on_the_distributions_of_their_release() -> None:
+    def on(version: str, **more: Any) -> dict[str, str]:
+        return megatron_layers.layers_versions(plan(software=Software(megatron_core=version, **more)).cluster)
+
+    assert on("0.16.1") == {"megatron-core": "0.16.1", "transformer-engine": ""}
+    assert on("0.16.1", transformer_engine=False) == {"megatron-core": "0.16.1"}
+    assert on("0.19.2", transformer_engine=False) == {"megatron-core": "0.19.2", "triton": ""}
+    assert [len(megatron_layers.version_notes(plan(software=Software(megatron_core=version)))) for version in ("0.16.1", "0.17.0")] == [
+        0,
+        1,
+    ]
+    exported = plan(run=RunSettings(export_to="/w"))
+    passes = ENGINES["megatron"].passes
+    assert ["export" in megatron_layers.layers_fields(one, passes) for one in (plan(), exported)] == [False, True]

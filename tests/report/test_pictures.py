@@ -136,6 +136,16 @@ def test_moments_are_thinned_to_what_is_drawn_and_the_fullest_of_neighbours_stay
         assert sum(causes.values()) == max(sum(other.values()) for *_, other in group)
 
 
+def test_of_many_stages_every_eighth_part_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 16 stages all are; of 32 every fourth, and the fullest."""
+    monkeypatch.setattr(page, "moments", lambda shown, step, stage: [(0.0, 1.0, {"weights": float(stage + 1) * GIB})])
+    for pp, drawn in ((16, range(16)), (17, (0, 2, 4, 6, 8, 10, 12, 14, 16)), (32, (*range(0, 32, 4), 31))):
+        stages = tuple(replace(PREDICTED.by_stage[0], peak_memory_bytes=float(stage + 1)) for stage in range(pp))
+        plot: Any = page.memory_picture(shown(replace(PLAN, pp=pp, predicted=replace(PREDICTED, by_stage=stages))), None)  # type: ignore[arg-type]
+        heights = sorted(float(curve["y"][0]) - 1 for curve in columns(plot, "Line"))
+        assert heights == list(map(float, drawn)), pp
+
+
 def test_a_bar_a_cause_the_longest_above() -> None:
     plot: Any = page.cause_picture(PLAN)
     (data,) = columns(plot, "HBar")
