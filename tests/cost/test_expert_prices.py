@@ -203,10 +203,11 @@ def test_fp8_waits_for_each_of_a_ranks_experts_to_be_quantised() -> None:
     """64 experts over ep=8: two tensors of each of eight, 100 us a kernel, beside 10 ms a dispatch; a scale for a whole tensor (the default
     before Blackwell) takes three, one for each block one; in bf16 nothing is quantised."""
     constants = Calibration(expert_sync_s=1e-2, expert_quantise_s=1e-4)
-    cluster = replace(cost_model(moe()).cluster, gpu=GPUS["H100-SXM-80GB"])
     one = candidate(Strategy(mesh=Mesh(dp=8, ep=8)))
     cases = (("bf16", None, 1e-2), ("fp8", None, 1e-2 + 48e-4), ("fp8", "tensorwise", 1e-2 + 48e-4), ("fp8", "blockwise", 1e-2 + 16e-4))
+    cases += (("fp8", "delayed", 1e-2 + 16e-4), ("nvfp4", None, 1e-2 + 16e-4))
     for precision, scaling, waits in cases:
+        cluster = replace(cost_model(moe()).cluster, gpu=GPUS["B200" if precision == "nvfp4" else "H100-SXM-80GB"])
         both = (
             cost_model(moe(), calibration=given, cluster=cluster, precision=precision, fp8_recipe=scaling)
             for given in (Calibration(), constants)
