@@ -94,7 +94,7 @@ AXES = (
     Axis(
         "recompute that differs by stage",
         ({"pp": HALF, "recompute": "full"},),
-        lambda plan: len(set(_modes(plan))) > 1,
+        lambda plan: len(set(_modes(plan))) > 1 and len({mode for stage in _modes(plan) for mode in stage}) > 1,
         lambda engine: engine.recompute_varies != "never",
     ),
 )
