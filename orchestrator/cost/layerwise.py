@@ -87,7 +87,6 @@ class AnalyticPrices:
             mesh=mesh,
             zero_stage=3 if choice.zero3 else 0,
             sequence_parallel=choice.tp > 1,
-            recompute="full" if choice.recompute else "none",
             grad_reduce_dtype=self.costs.training.grad_reduce_dtype,
         )
         return Candidate(engine=NAME, strategy=strategy, micro_batch_size=outer.samples // mesh.dp, num_microbatches=outer.num_microbatches)

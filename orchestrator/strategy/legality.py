@@ -236,7 +236,7 @@ def _pipeline(rule: Callable[..., Rule], capabilities: Capabilities, workload: W
 
     def stages(candidate: Candidate, _: Workload) -> str | None:
         pp = candidate.mesh.pp
-        if pp > 1 and not capabilities.uneven_stages and layers % pp:
+        if not capabilities.uneven_stages and layers % pp:
             return f"{layers} layers do not split evenly over pp={pp}"
         return None if pp <= layers + 2 else f"pp={pp} stages for {layers} layers"
 

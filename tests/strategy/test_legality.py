@@ -15,7 +15,18 @@ from small_engines import deepspeed_like, megatron_like
 from small_models import cluster, gpt, training
 
 from orchestrator.strategy.capabilities import Capabilities
-from orchestrator.strategy.legality import AXES, OF_THEIR_OWN, broken_rule, derived_rules, lacking_parts, plan_only, rules_of
+from orchestrator.strategy.legality import (
+    AXES,
+    OF_THEIR_OWN,
+    broken_rule,
+    derived_rules,
+    gradient_dtype,
+    lacking_parts,
+    plan_only,
+    precision_here,
+    rules_of,
+    types_of_gpu,
+)
 from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, PP_BEFORE_DP, RANK_ORDER, Candidate, Mesh, Strategy
 from orchestrator.strategy.workload import Workload
 
@@ -266,3 +277,59 @@ def test_an_engine_with_more_refuses_nothing_that_one_with_less_takes() -> None:
         taken.append({candidate for candidate in candidates if not broken(grown, candidate)})
         assert taken[-2] <= taken[-1], name
     assert 0 < len(taken[0]) < len(taken[-1])
+
+
+@pytest.mark.parametrize("uneven", [True, False])
+def test_embedding_and_head_may_have_stages_and_chunks_of_their_own_where_stages_are_uneven(uneven: bool) -> None:
+    """12 layers: 14 stages at most, or 7 of two chunks; where all must have as many, a divisor of 12."""
+    engine = able(uneven_stages=uneven)
+    for pp in range(1, 30):
+        refused = broken(engine, chosen(pp=pp))
+        assert ("stages" in refused) == (pp > 14 if uneven else 12 % pp > 0)
+        for vpp in (2, 3) if pp > 1 else ():
+            refused = broken(engine, chosen(pp=pp, vpp=vpp))
+            assert ("chunks" in refused) == (pp * vpp > 14 if uneven else 12 % (pp * vpp) > 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pp", "fits"),
+    [((8, 16), 1, False), ((8, 16), 2, False), ((8, 16), 3, True), ((8, 16), 4, False), ((8, 16), 6, True), ((4, 4, 8), 2, False),
+     ((4, 4, 8), 4, True), ((4, 8, 4), 4, True), ((4, 2, 2), 4, True), ((4, 2, 2), 2, False)],
+)  # fmt: skip
+def test_a_stage_has_gpus_of_one_type(sizes: tuple[int, ...], pp: int, fits: bool) -> None:
+    """Whether the types' borders are borders of stages, and so of all groups of ranks but the pipeline's."""
+    parts = tuple(replace(cluster(size, gpus_per_node=size), name=f"part{size}") for size in sizes)
+    mixed = replace(cluster(sum(sizes)), parts=parts)
+    why = types_of_gpu(chosen(pp=pp, dp=sum(sizes) // pp), replace(GIVEN, cluster=mixed))
+    assert (why is None) == fits
+    if pp == 1:
+        assert "all axes of parallelism but pp have GPUs of two types" in str(why)
+    elif not fits:
+        assert f"one of its stages of {sum(sizes) / pp:g} GPUs has GPUs of two types" in str(why)
+
+
+@pytest.mark.parametrize(("capability", "precision", "runs"), [("7.5", "bf16", False), ("8.0", "bf16", True), ("7.5", "fp16", True)])
+def test_bf16_is_arithmetic_from_ampere_on(capability: str, precision: str, runs: bool) -> None:
+    here = replace(GIVEN.cluster, gpu=replace(GIVEN.cluster.gpu, compute_capability=capability))
+    given = replace(GIVEN, cluster=here, training=replace(GIVEN.training, precision=precision))
+    assert (precision_here(chosen(), given) is None) == runs
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32", "fp8", "nvfp4"])
+def test_gradients_are_fp32_or_as_wide_as_the_weights(precision: Any) -> None:
+    own = {"fp8": "bf16", "nvfp4": "bf16"}.get(precision, precision)
+    for dtype in ("bf16", "fp16", "fp32"):
+        for name in ("grad_accum_dtype", "grad_reduce_dtype"):
+            other = {"grad_accum_dtype": "fp32", "grad_reduce_dtype": "fp32"} | {name: dtype}
+            why = gradient_dtype(chosen(), replace(GIVEN, training=replace(GIVEN.training, precision=precision, **other)))
+            assert (why is None) == (dtype in ("fp32", own))
+            assert why is None or name in why
+
+
+@pytest.mark.parametrize("name", ["exp_avg_dtype", "exp_avg_sq_dtype"])
+def test_narrow_moments_need_the_optimizer_that_knows_of_them(name: str) -> None:
+    """Either of the two."""
+    plain = replace(GIVEN, training=replace(GIVEN.training, **{name: "bf16"}))
+    assert broken(able(), chosen(), plain) == {"optimizer_dtypes": f"{name}=bf16 needs precision_aware_optimizer=true"}
+    aware = replace(plain, training=replace(plain.training, precision_aware_optimizer=True))
+    assert broken(able(), chosen(), aware) == {}
