@@ -436,8 +436,8 @@ def found(choice: str | None, cluster: Cluster, all_traits: Sequence[Traits], fo
             names = ", ".join(f"{traits.engine}-{gpu}.json" for traits in all_traits)
             raise InputError("calibration", choice, f"holds none of {names}")
         return _same_products([users or package for users, package in zip(mine, ours, strict=True)])
-    one = Calibrated(_named(choice) or read_file(where))
-    if not _named(choice):
+    one = Calibrated(file_named(choice) or read_file(where))
+    if not file_named(choice):
         one = one._replace(source=choice)
     if one.file.gpu != gpu or one.file.engine not in {traits.engine for traits in all_traits}:
         engines = [traits.engine for traits in all_traits]
@@ -465,7 +465,7 @@ def _same_products(files: list[Calibrated | None]) -> list[Calibrated | None]:
     return with_them
 
 
-def _named(name: str) -> CalibrationFile | None:
+def file_named(name: str) -> CalibrationFile | None:
     """The file of the package of this name, with or without its .json."""
     engine, _, gpu = name.removesuffix(".json").partition("-")
     return shipped(engine, gpu) if gpu and "/" not in name else None

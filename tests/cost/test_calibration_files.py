@@ -110,8 +110,8 @@ def test_datasheets_and_the_packages_files_are_what_they_are_called() -> None:
     assert by_name[0] is not None
     assert by_name[0].source == ""
     assert shipped("no_such", A100) is None
-    assert calibration._named("megatron") is None
-    assert calibration._named(f"a/megatron-{A100}") is None
+    assert calibration.file_named("megatron") is None
+    assert calibration.file_named(f"a/megatron-{A100}") is None
 
 
 def test_of_a_file_for_other_traits_what_says_nothing_of_the_engine_holds() -> None:

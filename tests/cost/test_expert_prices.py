@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from orchestrator.cost.activations import LayerActivations
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.compute import Rates, gemm_seconds, grouped_seconds
-from orchestrator.cost.layer import folded
+from orchestrator.cost.layer import LayerPrices, folded
 from orchestrator.cost.passes import exchanged, routed_experts, shared_experts
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
@@ -283,9 +283,11 @@ def test_passes_run_alone_while_the_pipeline_fills_and_drains(pp: int, m: int, a
     """Of m of each stage's passes as many as there are stages, in the mean; none where nothing is paired."""
     model = cost_model(moe(), global_batch_size=m)
     paired = Strategy(mesh=Mesh(pp=pp, ep=1), overlap_moe_expert_parallel_comm=True)
-    assert model._layers.alone_share(paired, 1) == alone
-    assert model._layers.alone_share(replace(paired, overlap_moe_expert_parallel_comm=False), 1) == 0.0
-    assert model._layers.active_share(paired, 1) == 1.0
+    assert LayerPrices(model.workload, model.network).alone_share(paired, 1) == alone
+    assert LayerPrices(model.workload, model.network).alone_share(replace(paired, overlap_moe_expert_parallel_comm=False), 1) == 0.0
+    assert LayerPrices(model.workload, model.network).active_share(paired, 1) == 1.0
     shared = cost_model(moe(), global_batch_size=m, calibration=Calibration(core_share=0.25))
-    assert shared._layers.active_share(paired, 1) == pytest.approx(max(0.25, m / (m + pp - 1)))
-    assert shared._layers.active_share(paired, 2 * m) == pytest.approx(max(0.25, 1 / pp)), "one micro-batch at least"
+    assert LayerPrices(shared.workload, shared.network).active_share(paired, 1) == pytest.approx(max(0.25, m / (m + pp - 1)))
+    assert LayerPrices(shared.workload, shared.network).active_share(paired, 2 * m) == pytest.approx(max(0.25, 1 / pp)), (
+        "one micro-batch at least"
+    )

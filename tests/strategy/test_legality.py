@@ -26,6 +26,7 @@ from orchestrator.strategy.legality import (
     precision_here,
     rules_of,
     types_of_gpu,
+    types_order,
 )
 from orchestrator.strategy.spec import CHOICES, PINNED_ONLY, PP_BEFORE_DP, RANK_ORDER, Candidate, Mesh, Strategy
 from orchestrator.strategy.workload import Workload
@@ -333,3 +334,9 @@ def test_narrow_moments_need_the_optimizer_that_knows_of_them(name: str) -> None
     assert broken(able(), chosen(), plain) == {"optimizer_dtypes": f"{name}=bf16 needs precision_aware_optimizer=true"}
     aware = replace(plain, training=replace(plain.training, precision_aware_optimizer=True))
     assert broken(able(), chosen(), aware) == {}
+
+
+def test_on_several_types_of_gpu_a_stages_ranks_are_neighbours() -> None:
+    mixed = replace(GIVEN, cluster=replace(GIVEN.cluster, parts=(GIVEN.cluster, GIVEN.cluster)))
+    assert types_order(chosen(pp=2), mixed) is None
+    assert "tp-cp-ep-pp-dp spreads a stage over GPUs of several types" in str(types_order(chosen(pp=2, order=PP_BEFORE_DP), mixed))
