@@ -12,7 +12,7 @@ from orchestrator.model.describe import layer_parts, transformer_layer
 from orchestrator.model.families import describe
 from orchestrator.model.hugging_face import divides_head, hugging_face, is_gpt2, with_separate_gate
 from orchestrator.model.layer import LayerSpec
-from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Scan, Weight
+from orchestrator.model.ops import Attention, DeltaRule, Dispatch, Enter, Exit, Gemm, Op, Pointwise, Scan, Weight, padded
 from orchestrator.model.parts import ends
 from orchestrator.model.parts.attention import GroupedQueryAttention, core_attention, cross_attention
 from orchestrator.model.parts.experts import Experts
@@ -429,6 +429,7 @@ def test_transformers_heads_have_the_whole_vocabulary() -> None:
     assert [row(op) for op in head.ops if isinstance(op, Gemm | Enter | Exit)] == [
         ("enter", 60), ("output_layer", 1, 60, 101, "column"), ("exit", 101 * T // 2 / T),
     ]  # fmt: skip
+    assert [padded(op.n, op.pad_to, 1) for op in head.ops if isinstance(op, Gemm)] == [101], "an odd vocabulary stays odd"
     assert [(weight.shape, weight.local_shape(1)) for weight in head.weights if weight.kind == "embedding"] == [((101, 60), (101, 60))]
     loss = next(op for op in head.ops if isinstance(op, Pointwise) and op.name == "cross_entropy")
     assert (loss.elements / T, loss.moved, loss.moved_backward, loss.shard) == (101, 22, 30, "none")

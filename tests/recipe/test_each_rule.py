@@ -783,3 +783,27 @@ def test_a_continued_runs_keys_are_taken_over_but_for_what_began_it(folder: Path
     for word in ("train.steps=99", "train.tokens=1T"):
         with pytest.raises(InputError, match=r"model.export_to=w: has the weights"):
             resuming.recipe_of(done, flat(word))
+
+
+MAY_BE_NOTHING = """
+    seed cluster.restart_s train.step_timeout_s train.min_lr train.weight_decay train.clip memory.reserve_gib slurm.requeue model.dropout
+    model.hidden_dropout model.attention_dropout train.betas lora.dropout model.decoder_num_layers model.mtp_num_layers
+    model.num_token_types train.keep_last train.eval_every train.save_every train.keep_every train.warmup
+"""
+
+
+def test_a_number_is_at_least_one_unless_nothing_of_it_makes_sense() -> None:
+    """tune.steps alone must be two: one to warm up. What is above nothing has no least; shares are below one; the rest ends at a round
+    number that nobody reaches, or at 64 rounds of tuning."""
+    bounded = [key for name, key in keys.KEYS.items() if not name.startswith(("pin.", "explain.")) and key.low is not None]
+    assert {key.name for key in bounded if key.low == 0} == set(MAY_BE_NOTHING.split())
+    assert {key.name for key in bounded if key.low not in (0, 1)} == {"tune.steps"}
+    assert keys.KEYS["tune.steps"].low == 2
+    everything = keys.KEYS.values()
+    assert {key.above for key in everything} == {None, 0}
+    assert {key.below for key in everything} == {None, 1}
+    assert {key.high for key in everything} == {None, 64, 2**31 - 1, 10**5, 10**6, 10**9, 10**12, 10**18}
+    assert {key.name for key in everything if key.high == 64} == {"tune", "tune.rounds"}
+    assert {key.high for key in everything if key.name.startswith(("gpus", "pin.", "lora.rank", "tune.steps"))} == {None, keys.MAX_GPUS}
+    assert {keys.KEYS[name].high for name in ("model.num_layers", "model.decoder_num_layers", "model.mtp_num_layers")} == {10**5}
+    assert {keys.KEYS[name].high for name in ("train.steps", "train.warmup", "train.eval_every", "train.save_every")} == {10**12}
