@@ -61,6 +61,8 @@ def test_the_grammar_is_megatrons(text: str) -> None:
         ("Et*8|t*8|m|t*16L", "has 1 layers of multi-token prediction (m); the model has 0"),
         ("Et*8|t*8|t*8|t*8L*2", "loss (L) exactly once"),
         ("tEt*7|t*8|t*8|t*8L", "start with"),
+        ("|Et*16|t*8|t*8L", "belongs to the first chunk"),
+        ("Et*8|t*12|t*12L|", "the loss (L) to the last"),
     ],
 )
 def test_a_bad_layout_is_refused(text: str, why: str) -> None:

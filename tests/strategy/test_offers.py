@@ -11,10 +11,21 @@ from small_models import cluster, gpt, training
 
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import ModelSpec
-from orchestrator.strategy.capabilities import Capabilities
+from orchestrator.strategy.capabilities import Capabilities, Rule
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, Candidate
-from orchestrator.strategy.tree import Tree, fills_groups, group_sizes, larger_groups, vpp_degrees
+from orchestrator.strategy.tree import (
+    LEVELS,
+    Leaf,
+    Tree,
+    divisors,
+    fills_groups,
+    group_sizes,
+    larger_groups,
+    level_of,
+    only_axis,
+    vpp_degrees,
+)
 from orchestrator.strategy.workload import Workload
 
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
@@ -146,3 +157,65 @@ def test_groups_are_filled_and_larger_ones_are_doublings(pp: int) -> None:
             assert (size // pp) & (size // pp - 1) == 0
             assert pp < size <= m
         assert (2 * pp in larger_groups(pp, m, None)) == fills_groups(m, pp, 2 * pp)
+
+
+def test_two_ranks_that_share_a_sequence_are_enough_for_every_way_to_exchange() -> None:
+    engine = megatron_like(axes=AXES, options={"cp_comm_type": ("p2p", "a2a")})
+    kinds = {(candidate.mesh.cp, candidate.strategy.cp_comm_type) for candidate in candidates(engine, gpus=2)}
+    assert kinds == {(1, "p2p"), (2, "p2p"), (2, "a2a")}
+
+
+def test_groups_of_micro_batches_are_interleavings_alone_and_of_engines_that_have_them() -> None:
+    """10 micro-batches over 4 stages fill groups of 5 and 6."""
+    for has in (True, False):
+        found = candidates(megatron_like(axes=AXES, microbatch_groups=has), gpt(8), gpus=4, batch=10, pp=4, micro_batch_size=1)
+        groups = {(candidate.vpp > 1, candidate.microbatch_group_size_per_vp_stage) for candidate in found}
+        assert groups == ({(False, None), (True, 5), (True, 6)} if has else {(False, None), (True, None)})
+
+
+def leaves(pins: Pins, **changes: Any) -> list[Leaf]:
+    engine = megatron_like(axes=AXES, parts=None, **{"microbatch_groups": True, "rules": (), **changes})
+    workload = Workload(model=gpt(8), training=training(16), cluster=cluster(4))
+    return list(Tree(engine, workload, pins).leaves(lambda cut: None))
+
+
+def test_larger_groups_are_those_that_no_rule_forbids_and_that_nobody_decides() -> None:
+    """16 micro-batches over 4 stages: groups of 8 and 16 beside 4."""
+    forbids = Rule(
+        id="no_eight",
+        engine_rule="x",
+        check=lambda candidate, _: "eight" if candidate.microbatch_group_size_per_vp_stage == 8 else None,
+        needs=("microbatch_group_size_per_vp_stage",),
+    )
+    pins = Pins(pp=4, micro_batch_size=1)
+    assert {(leaf.candidate.vpp > 1, leaf.groups) for leaf in leaves(pins)} == {(False, ()), (True, (8, 16))}
+    assert {leaf.groups for leaf in leaves(pins, rules=(forbids,)) if leaf.candidate.vpp > 1} == {(16,)}
+    assert {leaf.groups for leaf in leaves(pins, microbatch_groups=False)} == {()}
+    pinned = replace(pins, microbatch_group_size_per_vp_stage=8)
+    assert {leaf.groups for leaf in leaves(pinned)} == {()}
+
+
+def test_what_no_choice_changes_is_judged_before_any() -> None:
+    def level(*needs: str) -> int:
+        return level_of(Rule(id="x", engine_rule="x", check=lambda candidate, given: None, needs=needs))
+
+    assert level() == level("model", "cluster") == -1
+    assert level("pp") == level("model", "pp") == 0
+    assert level("tp", "pp") == LEVELS.index("tp")
+    assert level("num_microbatches") == LEVELS.index("micro_batch_size")
+    assert level("pp", "something") == len(LEVELS) - 1
+
+
+def test_a_rule_of_one_choice_reads_no_other() -> None:
+    def axis(*needs: str) -> str | None:
+        return only_axis(Rule(id="x", engine_rule="x", check=lambda candidate, given: None, needs=needs))
+
+    assert axis("tp") == axis("model", "tp") == "tp"
+    assert axis("world_size", "dp") == "dp", "known with it"
+    assert axis("tp", "pp") is None
+    assert axis("model") is None
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 12, 16, 36, 97, 100, 1024])
+def test_divisors_are_all_of_them_once_and_ascending(number: int) -> None:
+    assert divisors(number) == tuple(d for d in range(1, number + 1) if number % d == 0)
