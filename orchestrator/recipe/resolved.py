@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import Any
 
 import msgspec
@@ -72,7 +73,7 @@ def resolved_yaml(settings: Settings, plan_path: str | None = None) -> str:
     }
     kept = {name: value for name, value in _without_none(tree).items() if value != {}}
     head = f"# {settings.why_cluster}\n# Run it again: python -m orchestrator.run recipe=THIS_FILE\n"
-    return head + yaml.dump(kept, Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True)
+    return head + yaml.dump(kept, Dumper=_Dumper, sort_keys=False, width=sys.maxsize, allow_unicode=True)
 
 
 def _model_tree(settings: Settings) -> dict[str, Any]:
