@@ -120,9 +120,8 @@ class StepPrice:
         causes["dp"] += self.costs[self.busiest()].exposed_s
         causes["optimizer"] = max(cost.optimizer_s for cost in self.costs)
         causes["pp"] = self.once_s - c.step_overhead_s
-        if self.candidate.mesh.pp > 1:
-            without = step_seconds(self.candidate, self.costs, Transfers(self.moving.schedule, 0.0), self.once_s)
-            causes["pp"] += max(0.0, self.seconds - without)
+        without = step_seconds(self.candidate, self.costs, Transfers(self.moving.schedule, 0.0), self.once_s)
+        causes["pp"] += max(0.0, self.seconds - without)
         causes["bubble"] = self.seconds - sum(causes.values())
         return {cause: seconds for cause, seconds in causes.items() if seconds}
 

@@ -20,6 +20,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Software
 from orchestrator.model.ops import Attention, Enter, Gemm, Saved
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import LayerSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
@@ -285,3 +286,54 @@ def test_a_played_step_ends_when_the_last_reduction_is_through() -> None:
 def test_sums_of_nothing_need_nothing_beside_what_every_rank_has() -> None:
     memory = cost_model().stage_memory(candidate(), 0)
     assert memory.peak_bytes(StageSums(1, 0.0)) == memory.fixed_bytes
+
+
+@pytest.mark.parametrize("samples", [1, 64])
+def test_on_one_stage_the_floor_of_memory_is_all_that_is_kept_or_one_layer_with_what_it_needs(samples: int) -> None:
+    """Of one micro-batch: the states and saved bytes of all layers, or those of the head with its logits, whichever is more."""
+    costs = cost_model(gpt(num_layers=1), modes=("none",))
+    cand = candidate(micro_batch_size=samples, num_microbatches=4)
+    each = [costs.layer(cand, kind, "none") for kind in ("embedding", "decoder", "head")]
+    slack = 1 + costs.calibration.allocator_slack
+    together = sum(cost.static_bytes + slack * cost.saved_bytes for cost in each)
+    alone = max(
+        cost.static_bytes + slack * (cost.saved_bytes + max(cost.transient_forward_bytes, cost.transient_backward_bytes)) for cost in each
+    )
+    assert (alone > together) == (samples == 64)
+    assert costs.memory_floor(cand) == pytest.approx(sum(costs.fixed_bytes(cand).values()) + max(together, alone))
+
+
+@pytest.mark.parametrize("graphs", ["none", "local"])
+@pytest.mark.parametrize("launch", [1e-9, 1.0])
+def test_a_layer_that_nothing_slows_takes_its_floor(graphs: Any, launch: float) -> None:
+    """One rank, no recompute: what it computes, or its launches, of which a graph's replay is one where the layer may be replayed."""
+    calibration = replace(datasheet(a100(), MEGATRON), op_overhead_s=launch, graph_launch_s=1e-3)
+    costs = cost_model(calibration=calibration)
+    cand = candidate(cuda_graph_impl=graphs)
+    for kind in ("embedding", "decoder", "head"):
+        cost = costs.layer(cand, kind, "none")
+        assert costs.layer_floor_seconds(cand, kind, MEGATRON.states["mixed/0"]) == pytest.approx((cost.forward_s, cost.backward_s))
+        assert (cost.forward_s >= 1.0) == (launch == 1.0 and not (kind == "decoder" and graphs == "local"))
+
+
+@pytest.mark.parametrize("m", [1, 2, 8])
+def test_a_paired_layer_of_experts_takes_its_floor_too(m: int) -> None:
+    """Passes that have no other beside them wait for their exchange of tokens."""
+    parts = gpt(num_layers=4, feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=4096))
+    calibration = replace(datasheet(a100(8), MEGATRON), op_overhead_s=0.0, collective_launch_s=0.0, grouped_launch_s=0.0)
+    costs = cost_model(parts, cluster=a100(8), calibration=calibration, global_batch_size=4 * 8 * m)
+    kind = next(kind for kind, layer in costs.kinds.items() if any(weight.kind == "expert" for weight in layer.weights))
+    plain, paired = (
+        candidate(dp=8, ep=8, micro_batch_size=4, num_microbatches=m, overlap_moe_expert_parallel_comm=paired) for paired in (False, True)
+    )
+    for cand in (plain, paired):
+        cost = costs.layer(cand, kind, "none")
+        assert costs.layer_floor_seconds(cand, kind, MEGATRON.states["mixed/0"]) == pytest.approx((cost.forward_s, cost.backward_s))
+    alone, never = costs.layer(paired, kind, "none").seconds, costs.layer(plain, kind, "none").seconds
+    assert alone == pytest.approx(never) if m == 1 else alone < never, "one micro-batch has no other"
+
+
+def test_a_single_stage_spends_nothing_on_transfers() -> None:
+    costs = cost_model()
+    assert "pp" not in costs.price(candidate(num_microbatches=4), stages(costs.model, [4])).by_cause
+    assert costs.price(candidate(pp=2, num_microbatches=4), stages(costs.model, [2, 2])).by_cause["pp"] > 0.0
