@@ -227,7 +227,7 @@ def test_filling_is_between_the_mean_and_the_equal_stages() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.8, 0.9, 1.0, 1.3])
 @pytest.mark.parametrize("pp", [2, 4])
-@pytest.mark.parametrize("modes", [("none", "full"), ("none", "selective", "full")])
+@pytest.mark.parametrize("modes", [("none", "full"), ("none", "selective", "full"), ("none", "layernorm", "mlp", "full")])
 def test_the_recompute_that_memory_asks_for_is_the_least_of_a_linear_program(pp: int, share: float, modes: tuple[Any, ...]) -> None:
     """Layers may be divided: over the stages all layers, each in one of the modes, and in each stage what they hold within its room."""
     optimize = pytest.importorskip("scipy.optimize")

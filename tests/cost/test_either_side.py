@@ -83,6 +83,16 @@ def test_below_stage_3_a_layer_needs_its_activations_alone(zero_stage: Any) -> N
         assert (cost.saved_bytes, cost.transient_forward_bytes, cost.transient_backward_bytes) == kept
 
 
+@pytest.mark.parametrize(("tp", "cp", "etp"), [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 4), (4, 1, 2)])
+def test_ranks_that_share_an_expert_keep_each_others_tokens(tp: int, cp: int, etp: int) -> None:
+    """Each its own share of the tokens, which it sent: of two experts a token two copies come."""
+    product_ = Gemm(name="mlp.experts.linear_fc1", tokens=1024, k=512, n=2048, split="column", experts=8)
+    layer = replace(LAYER, ops=(product_, replace(product_, name="mlp.experts.linear_fc2", k=2048, n=512, split="row")))
+    strategy = Strategy(mesh=Mesh(tp=tp, cp=cp, dp=4, etp=etp))
+    found = LayerActivations(layer, strategy, 3, "bf16", MEGATRON, C, 8).with_recompute("none")
+    assert found.saved == pytest.approx((etp - 1) * 3 * 1024 * 512 * 2 / (tp * cp))
+
+
 # Memory of a stage
 
 
@@ -215,25 +225,26 @@ def test_a_border_inside_a_node_is_faster_than_one_between_nodes() -> None:
     assert costs.busy_seconds(far) == pytest.approx(8 * 2 * nbytes / outer)
 
 
-@pytest.mark.parametrize(("pp", "per_node"), [(2, 8), (4, 2)])
+@pytest.mark.parametrize(("pp", "per_node"), [(2, 8), (4, 2), (4, 4)])
 @pytest.mark.parametrize("m", [8, 64])
 def test_the_bound_of_chunks_is_their_work_filled_in_less_a_layer(pp: int, per_node: int, m: int) -> None:
     """No memory limit. The work of all layers and of an overhead a chunk; the fastest of the borders; the mean update, and the step's
     overhead."""
     cluster = a100(pp * 2, gpus_per_node=per_node)
-    calibration = replace(datasheet(cluster, MEGATRON), microbatch_overhead_s=0.1, step_overhead_s=7.0)
+    calibration = replace(datasheet(cluster, MEGATRON), microbatch_overhead_s=0.01, step_overhead_s=0.5)
     costs = cost_model(gpt(num_layers=31), traits=TRAITS, cluster=cluster, calibration=calibration, modes=("none",))
     cand = candidate(pp=pp, dp=2, vpp=2, num_microbatches=m)
     layers = [(costs.layer(cand, kind, "none"), count) for kind, count in (("embedding", 1), ("decoder", 31), ("head", 1))]
-    work = sum(count * layer.seconds for layer, count in layers) + pp * 2 * 0.1
+    work = sum(count * layer.seconds for layer, count in layers) + pp * 2 * 0.01
     longest = max(layer.seconds + layer.forward_s for layer, _ in layers)
     update = sum(count * layer.optimizer_s for layer, count in layers) / pp
     hops = costs.hop_seconds(cand)[: pp - 1]
     end = filled(work, pp, m, 2, min(hops)) - longest + update + costs.once_seconds(cand)
     others = max(costs.time_floor(cand), rounds(costs, cand) + costs.once_seconds(cand))
     leaf = Floors(costs, CAPABLE, 1e15, pinned_layout=False).leaf(cand)
-    assert leaf == pytest.approx(end)
-    assert end > others
+    assert leaf == pytest.approx(max(end, others), rel=1e-9)
+    assert end > others or pp == 2
+    assert (min(hops) < max(hops)) == (per_node == 4), "two stages a node"
 
 
 @pytest.mark.parametrize("vpp", [1, 2])
