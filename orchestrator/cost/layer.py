@@ -110,17 +110,17 @@ class LayerPrices:
         active = self.active_share(strategy, micro_batch_size)
         causes = {cause: active * seconds for cause, seconds in causes.items()}
         held = copies.held
-        gathered = 0.0  # weights as ZeRO-3 gathers them
+        gathered = scattered = 0.0  # weights as ZeRO-3 gathers them, and gradients before they are scattered
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
-            gathered = float(parameters * w.weight_itemsize)
+            gathered, scattered = float(parameters * w.weight_itemsize), float((parameters - frozen) * w.weight_itemsize)
         return LayerCost(
             forward_s=active * forward_s,
             backward_s=active * backward_s,
             saved_bytes=kept.saved - left + self._graph_bytes(layer, strategy, micro_batch_size),
             transient_forward_bytes=kept.transient_forward + gathered,
-            # Weights, and gradients before they are scattered.
             transient_backward_bytes=kept.transient_backward
-            + gathered * (1 + (parameters - frozen) / parameters if parameters else 0.0)
+            + gathered
+            + scattered
             + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm else 0.0),  # of the forward pass beside it
             weight_bytes=held.weights + w.fp8_copies * parameters * layer.recomputable,
             gradient_bytes=held.gradients,

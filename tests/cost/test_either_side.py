@@ -129,6 +129,9 @@ def test_the_fullest_moment_of_a_step_is_the_peak_and_what_comes_goes_again(m: i
         assert moments[-1][:2] == (lanes[index][-1].end_s, lanes[index][-1].end_s)
         passes = [(slot.begin_s, slot.end_s) for slot in lanes[index] if slot.action in ("forward", "backward")]
         assert [moment[:2] for moment in moments[:-1]] == passes
+        actions = [slot.action for slot in lanes[index] if slot.action in ("forward", "backward")]
+        forward = {causes["transient"] for action, (_, _, causes) in zip(actions, moments, strict=False) if action == "forward"}
+        assert forward == {sums.transient_forward}
 
 
 # Caches that only save time

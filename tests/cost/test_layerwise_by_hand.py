@@ -25,7 +25,8 @@ PROFILE = Profile(
     name="x", layers=(LAYER, replace(LAYER, kind="encoder", output_bytes=2 * OUTPUT)), other_state_bytes=100 * MB, other_saved_bytes=MB,
     backward_of_forward=2.5, states_per_weight=4.0,
 )  # fmt: skip
-COSTS = cost_model(cluster=a100(8))
+ZERO_3 = replace(MEGATRON, states={**MEGATRON.states, "mixed/3": MEGATRON.states["mixed/1"]})
+COSTS = cost_model(cluster=a100(8, gpus_per_node=4))
 
 
 def outer(pp: int = 1, samples: int = 8, **fields: Any) -> Outer:
@@ -139,9 +140,7 @@ def test_every_rank_pays_for_the_groups_of_the_largest_division(pp: int) -> None
 
 @pytest.mark.parametrize("choice", [LayerChoice(tp=2), LayerChoice(tp=1, zero3=True), LayerChoice(tp=4, zero3=True, recompute=True)])
 def test_an_analytic_way_is_megatrons_layer_with_sequence_parallelism(choice: LayerChoice) -> None:
-    costs = cost_model(
-        gpt(num_layers=8), cluster=a100(8), traits=replace(MEGATRON, states={**MEGATRON.states, "mixed/3": MEGATRON.states["mixed/1"]})
-    )
+    costs = cost_model(gpt(num_layers=8), cluster=a100(8), traits=ZERO_3)
     (found,) = [one for one in AnalyticPrices(costs).ways("decoder", outer()) if one.choice == choice]
     mesh = Mesh(tp=choice.tp, dp=8 // choice.tp)
     strategy = Strategy(mesh=mesh, zero_stage=3 if choice.zero3 else 0, sequence_parallel=choice.tp > 1)
@@ -151,6 +150,14 @@ def test_an_analytic_way_is_megatrons_layer_with_sequence_parallelism(choice: La
     assert found.saved_bytes == cost.saved_bytes
     assert found.static_bytes == cost.weight_bytes + cost.gradient_bytes + cost.optimizer_bytes
     assert found.transient_bytes == max(cost.transient_forward_bytes, cost.transient_backward_bytes + cost.backward_bytes)
+
+
+def test_ends_are_priced_for_each_of_their_choices_and_layers_once_for_all() -> None:
+    prices = AnalyticPrices(cost_model(cluster=a100(8), traits=ZERO_3))
+    one, two = (outer(ends=LayerChoice(tp=tp)) for tp in (1, 2))
+    for kind in ("embedding", "head"):
+        assert [[way.choice.tp for way in prices.ways(kind, some)] for some in (one, two, outer())] == [[1], [2], []]
+    assert prices.ways("decoder", one) is prices.ways("decoder", two)
 
 
 class Made(ProfilePrices):
