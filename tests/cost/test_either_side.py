@@ -24,7 +24,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import LayerSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.capabilities import Traits
-from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_ORDER, Mesh, Strategy
+from orchestrator.strategy.spec import PP_BEFORE_DP, RECOMPUTE_ORDER, Mesh, Recompute, Strategy
 from orchestrator.strategy.workload import Workload
 
 CAPABLE = ENGINES["megatron"].capabilities(Software())
@@ -114,11 +114,12 @@ def test_even_chunks_hold_what_they_would_hold_one_by_one(index: int) -> None:
         assert memory.even_activations(saved, more, first=False) == pytest.approx(memory.activations([saved, saved, saved + more]))
 
 
-@pytest.mark.parametrize("m", [1, 4])
-def test_the_fullest_moment_of_a_step_is_the_peak_and_what_comes_goes_again(m: int) -> None:
-    """Transfers hold nothing of their own; after the last pass the optimizer's step is left."""
+@pytest.mark.parametrize(("m", "mode"), [(1, "none"), (4, "none"), (4, "full")])
+def test_the_fullest_moment_of_a_step_is_the_peak_and_what_comes_goes_again(m: int, mode: Recompute) -> None:
+    """Transfers hold nothing of their own; after the last pass the optimizer's step is left. A backward pass that makes a layer again needs
+    more than the forward one did."""
     costs = cost_model()
-    cand, split = candidate(pp=2, num_microbatches=m), stages(costs.model, [2, 2])
+    cand, split = candidate(pp=2, num_microbatches=m), stages(costs.model, [2, 2], mode)
     lanes = costs.played(cand, split).lanes
     for index, stage in enumerate(split):
         memory, sums = costs.stage_memory(cand, index), costs.sums(cand, stage.layers)
@@ -130,8 +131,12 @@ def test_the_fullest_moment_of_a_step_is_the_peak_and_what_comes_goes_again(m: i
         passes = [(slot.begin_s, slot.end_s) for slot in lanes[index] if slot.action in ("forward", "backward")]
         assert [moment[:2] for moment in moments[:-1]] == passes
         actions = [slot.action for slot in lanes[index] if slot.action in ("forward", "backward")]
-        forward = {causes["transient"] for action, (_, _, causes) in zip(actions, moments, strict=False) if action == "forward"}
-        assert forward == {sums.transient_forward}
+        moving = [(action, causes["transient"]) for action, (*_, causes) in zip(actions, moments, strict=False)]
+        needed = {way: {nbytes for action, nbytes in moving if action == way} for way in actions}
+        assert needed["forward"] == {sums.transient_forward}
+        assert min(needed["backward"]) >= sums.transient_backward
+        if index == 0:  # the last stage's logits are more than a layer
+            assert (min(needed["backward"]) > sums.transient_forward) == (mode == "full")
 
 
 # Caches that only save time
