@@ -69,6 +69,8 @@ def test_query_groups_fewer_than_ranks_are_gathered_twice_by_engines_that_do(kv_
     assert working(layer, tp=tp) == 0.0
     gathering = replace(MEGATRON, gathers_few_query_groups=True)
     assert working(layer, gathering, samples=3, tp=tp) == (2 * 2 * 3 * op.elements if few else 0.0)
+    two = replace(layer, ops=(op, replace(op, name="b", query_len=512, key_len=512)))
+    assert working(two, gathering, samples=3, tp=tp) == (2 * 2 * 3 * op.elements if few else 0.0), "one after the other"
     beside = replace(layer, ops=(op, Enter(elements=10 * op.elements)))
     assert working(beside, gathering, tp=tp, sequence_parallel=tp > 1) == (20 * op.elements if tp > 1 else 0.0), "the larger of both"
 

@@ -119,6 +119,8 @@ def test_text_is_taken_by_what_the_forward_of_a_language_model_takes(model_class
     assert settings.architecture.traced.text_stack == stack
     with pytest.raises(InputError, match=r"train.eval_every=1: has nothing to evaluate on"):
         recipe.load([*words, "train.eval_every=1"], NO_GPU, NAMES)
+    drawn = [word for word in words if not word.startswith("data=")]
+    assert recipe.load([*drawn, "train.eval_every=1"], NO_GPU, NAMES).run.eval_every == 1, "batches that are drawn are held out by seed"
 
 
 @pytest.mark.parametrize(

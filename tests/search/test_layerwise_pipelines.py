@@ -21,7 +21,7 @@ def check(seed: int, pp: int) -> tuple[bool, bool]:
         assert best == math.inf
         return False, False
     assert within(found, best)
-    assert found.plan.peak_memory_bytes <= limit.usable
+    assert max(stage.peak_bytes for stage in found.plan.stages) == found.plan.peak_memory_bytes <= limit.usable
     return True, found.exact
 
 
