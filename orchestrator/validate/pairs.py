@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Any, Final, NamedTuple
 
 from orchestrator.validate.metrics import Priced
+from orchestrator.validate.recipes import division
 from orchestrator.validate.recovery import question_of
 from orchestrator.validate.runs import Run
 
@@ -21,12 +22,6 @@ ENGINE: Final = "nemo"
 """Its runs are those of Megatron's plans (NeMo, Megatron-Bridge, MLPerf)."""
 CLEAR: Final = 0.05
 """A difference that is measured as more than this is one that a plan ought to have named."""
-
-
-def division(run: Run) -> Hashable:
-    """What a user would call another plan: degrees, chunks, micro-batch."""
-    candidate = run.candidate
-    return candidate.mesh, candidate.vpp, candidate.micro_batch_size
 
 
 def question(run: Run) -> Hashable:
@@ -52,7 +47,7 @@ def together(rows: Iterable[Priced], by: Callable[[Run], Hashable]) -> Iterator[
     groups: dict[Hashable, list[tuple[float, float, Hashable]]] = defaultdict(list)
     for row in rows:
         if row.run.time_s is not None:
-            groups[by(row.run)].append((row.run.time_s, row.time_s, division(row.run)))
+            groups[by(row.run)].append((row.run.time_s, row.time_s, division(row.run.candidate)))
     for group in groups.values():
         for one, other in combinations(group, 2):
             yield Beside(math.log(one[0] / other[0]), math.log(one[1] / other[1]), one[2] == other[2])

@@ -195,7 +195,7 @@ class Best(NamedTuple):
 
 
 def division(candidate: Candidate) -> object:
-    """What two runs of experts are divided alike by."""
+    """What a user would call another plan: degrees, chunks, micro-batch."""
     return candidate.mesh, candidate.vpp, candidate.micro_batch_size
 
 

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/recipes_resolution.py recipes=expert_recipes_bridge.csv runs=MEASUREMENTS [plans=60]
 
-For each legal recipe of experts that is planned: our `plans` best plans, one a division (degrees, chunks, micro-batch), as
+For each legal recipe of experts that is planned: so many of our best plans, one a division (degrees, chunks, micro-batch), as
 many times as slow as the recipe as they are predicted to be, and none faster. Then errors are drawn for each, half of their variance common
 to all plans of a recipe, and the recipe is compared with the plan that seems fastest. The errors are as large as the differences between
 published runs that are divided differently are off by (`pairs` of validate's report), and half, a quarter and an eighth of that. About four
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.commands import arguments, command, usage
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.search.planner import search
 from orchestrator.search.question import SearchSettings
 from orchestrator.validate import own, pairs, recipes
@@ -70,11 +70,18 @@ def main(words: Sequence[str]) -> int:
 def run(words: Sequence[str]) -> None:
     """The command. Raises InputError."""
     given = arguments(words, KEYS, required=("recipes", "runs"))
+    plans = given.get("plans", "60")
+    if not plans.isdecimal() or not int(plans):
+        raise InputError("plans", plans, "must be a whole number above 0")
     choose, rows = named(None), recipes.read(given["recipes"])
     priced, _ = price_all(own.measured(Path(given["runs"]))[0], choose)
     median = pairs.report(priced)["experts"]["divided"]["median"]
-    found = [rivals(row, choose, int(given.get("plans", "60"))) for row in rows if row.get("ep") and row.get("etp")]
+    found = [rivals(row, choose, int(plans)) for row in rows if row.get("ep") and row.get("etp")]
     judged = [ratios for ratios in found if ratios]
+    if median is None:
+        raise InputError("runs", given["runs"], "holds no two runs of one model of experts that are divided differently")
+    if not judged:
+        raise InputError("recipes", given["recipes"], "holds no legal recipe of experts")
     within = sum(CLOSE * ratios[0] >= 1 for ratios in judged)
     print(f"{len(judged)} legal recipes of experts; {within / len(judged):.0%} are within 5% of our best plan.")
     print(f"Differences between published runs are off by {median:.1%} in the median.")
