@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import why_never
 from orchestrator.engines.megatron_parts import by_program, config_fields, flags
+from orchestrator.engines.megatron_versions import release_of
 from orchestrator.hardware.spec import Software
 from orchestrator.model.architecture import Architecture, Run
 from orchestrator.model.families import from_hf_config
@@ -120,6 +121,7 @@ def test_a_model_of_qwen3_nexts_shape_is_legal_and_its_arguments_are_written(ver
 @pytest.mark.engines
 def test_megatrons_own_configuration_takes_the_fields_and_reads_the_order_from_them() -> None:
     """Of the installed release, whose module itself needs flash-linear-attention."""
+    import megatron.core
     from megatron.core.models.gpt.experimental_attention_variant_module_specs import get_linear_attention_pattern
     from megatron.core.transformer import TransformerConfig
 
@@ -127,7 +129,12 @@ def test_megatrons_own_configuration_takes_the_fields_and_reads_the_order_from_t
         sizes = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "kv_channels": 8}
         config = TransformerConfig(**sizes, normalization="RMSNorm", **config_fields(a))
         assert get_linear_attention_pattern(config) == order
-    with pytest.raises(AssertionError, match="linear_num_key_heads must be a multiple of tensor_model_parallel_size"):
+    with pytest.raises(AssertionError, match=r"linear_num_key_heads.* must be a multiple of .*tensor_model_parallel_size"):
         TransformerConfig(**sizes, **config_fields(model(3, 1)), tensor_model_parallel_size=8)
-    with pytest.raises(AssertionError, match="does not support context parallel"):
+    if release_of(megatron.core.__version__).delta_net_divides_sequences:
         TransformerConfig(**sizes, **config_fields(model(3, 1)), context_parallel_size=2)
+        with pytest.raises(AssertionError, match=r"linear_num_key_heads.* must be a multiple of .*context_parallel_size"):
+            TransformerConfig(**sizes, **config_fields(model(3, 1)), context_parallel_size=8)
+    else:
+        with pytest.raises(AssertionError, match="does not support context parallel"):
+            TransformerConfig(**sizes, **config_fields(model(3, 1)), context_parallel_size=2)
