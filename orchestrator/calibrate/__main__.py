@@ -215,7 +215,7 @@ def calibrate(runs: Sequence[Run], console: Console, *, everything: bool) -> lis
             read = {name: value for name, (value, _) in group.read.items()}
             before: dict[Group, CalibrationFile] = {(file.engine, file.gpu): file for file in made}
             if group.kind == "moe" and (
-                dense := next((file for file in made if file.engine in group.engines and file.gpu in group.gpus), None)
+                dense := next((file for file in made if file.engine in group.engines and file.gpu in (*group.gpus, *group.base)), None)
             ):
                 read = {name: constant.value for name, constant in dense.constants.items()} | read
 

@@ -47,7 +47,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "core_share": (0.1, 1.0),
     "layer_floor_s": (1e-5, 0.05),
     "expert_sync_s": (1e-4, 0.05),
-    "expert_quantise_s": (1e-6, 1e-3),
+    "expert_quantise_s": (1e-5, 0.05),
     "expert_efficiency": (0.2, 1.0),
 }
 """What a constant can be at all. A share that is not here ends at 1 too."""
@@ -58,7 +58,7 @@ STARTS: Final[Mapping[str, float]] = {
     "layer_floor_s": 4e-3,
     "layers_per_message": 2.0,
     "expert_sync_s": 2e-3,
-    "expert_quantise_s": 3e-5,
+    "expert_quantise_s": 2e-3,
 }
 """Where the search starts for constants whose default is off."""
 

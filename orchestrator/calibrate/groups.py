@@ -55,6 +55,8 @@ class FitGroup:
     read: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     kind: Literal["dense", "moe"] = "dense"
     """The runs that it is fitted on. A group of experts comes after the dense one of the same GPUs and adds to its constants."""
+    base: tuple[str, ...] = ()
+    """GPUs of which any has that dense group, where its own have none."""
 
     def has(self, run: Run) -> bool:
         """Whether the constants are fitted to this run."""
@@ -73,7 +75,7 @@ ULTRA: Final = ("B300", "GB300")
 bounds the clock, so that its products are faster though its peaks are the same."""
 BLACKWELL: Final = (*FIRST, *ULTRA)
 KERNELS = ("gemm_efficiency", "gemm_half_features", "attention_efficiency", "attention_backward_efficiency", "pointwise_factor")
-EXPERTS = ("expert_sync_s", "expert_quantise_s")
+EXPERTS = ("expert_quantise_s",)
 
 H100_LATENCY: Final = (1.06, "as on H100: NCCL's, over the same adapters")
 """`latency_factor` of nemo's runs on H100: next to 1, which is NCCL's own table of hops. Too few runs on Blackwell have large groups."""
@@ -119,8 +121,14 @@ GROUPS: Final[tuple[FitGroup, ...]] = (
         read={"tp_overlap": (0.85, "as on H100"), "latency_factor": H100_LATENCY},
     ),
     FitGroup(engines=("nemo",), gpus=(H100,), names=EXPERTS, kind="moe"),
-    FitGroup(engines=("nemo",), gpus=FIRST, names=EXPERTS, kind="moe"),
-    FitGroup(engines=("nemo",), gpus=ULTRA, names=EXPERTS, kind="moe"),
+    *(FitGroup(engines=("nemo",), gpus=(gpu,), names=EXPERTS, kind="moe") for gpu in FIRST),  # hosts of x86, and of Grace
+    *(
+        # Its runs that replay whole iterations have other kernels too, which a fit would take for the host's time.
+        FitGroup(
+            engines=("nemo",), gpus=(gpu,), names=(), read={EXPERTS[0]: (seconds, f"as on {host}: the same hosts")}, kind="moe", base=ULTRA
+        )
+        for gpu, host, seconds in (("B300", "B200", 1.6e-3), ("GB300", "GB200", 2.1e-3))
+    ),
     FitGroup(engines=("nemo_megatron_fsdp",), gpus=(H100,), names=("gemm_efficiency", "attention_efficiency")),
     FitGroup(
         engines=("megatron_lm_2021", "megatron_lm_2022"),

@@ -110,13 +110,25 @@ class Calibration(Value, frozen=True, kw_only=True):
     grouped_launch_s: float = 9 * US
     """Host seconds to launch one expert's product: Transformer Engine's grouped linear starts one cuBLAS call an expert (nvte_multi_stream_
     cublas_gemm). On B200 36 of 36 shapes with little work took 8.6 to 11 us an expert (SimuMax, configs/system/b200_bf16_ceperm.json)."""
-    expert_sync_s: float = 0.0
-    """Seconds of a layer of experts' forward in which the device waits for the host: in each dispatch the host must know
-    how many tokens every expert got before it can launch the next kernels (mcore moe/token_dispatcher.py:672, maybe_dtoh_and_synchronize),
-    and by then has nothing queued. Not where a whole iteration is one CUDA graph, nor where experts take a fixed number of tokens."""
-    expert_quantise_s: float = 0.0
-    """The same for each kernel that quantises a tensor of an expert (layer.QUANTISE_KERNELS): Transformer Engine's grouped linear splits
-    its input by experts and quantises one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize)."""
+    expert_sync_s: float = 2e-3
+    """Host seconds, per layer of experts and pass, to launch what follows a dispatch, beside `expert_quantise_s`. In forward the host must
+    know how many tokens every expert got before it can launch that (mcore moe/token_dispatcher.py:672, maybe_dtoh_and_synchronize), so
+    that the device has nothing queued and takes this long at least from the dispatch to the end of the pass. 0: the host runs ahead, as
+    where a whole iteration is one CUDA graph or experts take a fixed number of tokens. On H100 the device idles for .62 ms a layer behind
+    1.4 ms of experts and exchange (Nsight, 24.7 s less 22.8 active in Megatron-Bridge's skills/nemo-mbridge-perf-moe-comm-overlap)."""
+    expert_quantise_s: float = 1.6e-3
+    """The same, more, where experts compute in FP8: Transformer Engine's grouped linear splits its input by experts, and quantises and
+    launches one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize). By layer and not by expert: of
+    Bridge's runs on H100 those with 16 experts a rank (26.02) ask for 1.7 ms as those with 8 do, and so on GB200."""
+    delayed_wgrad_s: float = 7e-3
+    """Host seconds, per layer of experts, beside those two, of weight gradients that are computed later than the rest of backward, in FP8
+    (delay_wgrad_compute): Bridge 25.11's Qwen3-30B on 16 H100 takes 51.3 s with it, 16.5 ms for each layer and micro-batch, of which this
+    is not in the others; without the overlap that it belongs to 26.02's takes 28.9."""
+    expert_overlap: float = 1.0
+    """Share of an exchange of tokens that runs beside the passes of another micro-batch, of what has enough of them beside it
+    (passes.hidden_shares)."""
+    grouped_bytes_exposed: float = 1.0
+    """Share of the bytes of one expert's product which the other experts' products don't hide (compute.grouped_seconds)."""
     expert_efficiency: float = 1.0
     """Share of what one product of the same shape reaches, for the experts' grouped ones."""
     step_overhead_s: float = 5e-3
@@ -139,6 +151,9 @@ class Calibration(Value, frozen=True, kw_only=True):
     """A hop in practice against the hop of NCCL's tables: launch, synchronisation and the slowest rank."""
     collective_overhead_s: float = 10 * US
     """Per collective, whatever its size: launch and rendezvous of the ranks."""
+    handed_on_s: float = 200 * US
+    """Per exchange of tokens between nodes whose ranks hand them on inside (DeepEP, HybridEP), besides: routing maps, staged copies and
+    barriers. Nsight's 8.25 s of 12,288 exchanges in a step on two nodes of H100 are .67 ms each, their bytes .43 (as `expert_sync_s`)."""
     layers_per_message: float = 1.0
     """Layers whose gradients or weights travel in one message of the once-a-step traffic (buckets), so that latency counts once."""
     overlap_efficiency: float = 0.80
@@ -180,6 +195,12 @@ _BY_CAPABILITY: Final[dict[str, dict[str, float]]] = {
         "attention_backward_efficiency": 0.48,
         "attention_half_length": 384.0,
         "op_overhead_s": 10 * US,
+        # Nsight's kernels of Qwen3-30B-A3B on 16 H100, with and without the overlap: 3.96 of 10.8 s of communication beside products and
+        # attention (Megatron-Bridge, skills/nemo-mbridge-perf-moe-comm-overlap at 067f987d). On Blackwell only replayed iterations say it.
+        "expert_overlap": 0.37,
+        # Qwen3.5-35B-A3B on 16 H100: 8.7 s of experts' and other linear kernels in a step (qwen35-h100-campaign.md of the same project),
+        # 8.6 s so and 11.6 with all bytes; without its exchange the run above computes for 14.6 s: 15.0 so, 16.9 with them.
+        "grouped_bytes_exposed": 0.0,
     },
     # B200 in a long run, where power bounds the clock: 1000 to 1150 of 2250 TFLOP/s (SimuMax measured 514 shapes of large models' products
     # one by one, configs/system/b200_bf16_ceperm.json at 4dcaae5: these three constants are within 6% of them in the median; a single cold
@@ -212,6 +233,9 @@ CPU: Final = Calibration(
     microbatch_overhead_s=2e-3,
     step_overhead_s=10e-3,
     core_share=0.5,
+    expert_sync_s=0.0,
+    expert_quantise_s=0.0,
+    delayed_wgrad_s=0.0,
     inner_efficiency=1.0,
     outer_efficiency=1.0,
     p2p_efficiency=1.0,

@@ -108,17 +108,18 @@ def gemm_seconds(
 
 def grouped_seconds(groups: float, m: float, k: float, n: float, rates: Rates, calibration: Calibration, *, added_to: float = 0.0) -> float:
     """`groups` products of (m x k) @ (k x n), one an expert; `added_to`: as for `gemm_seconds`, of the weight's gradient
-    (k x n). They follow each other on few streams: tiles of the next fill the last wave of the one before, so that few rows cost no FLOPs,
-    but nothing hides the reading of the next one's weights: FLOPs' time and bytes' time add up. Within 10% in the median of the 108
-    shapes (20 to 256 experts, 128 to 9,832 rows each) that SimuMax measured on B200 (configs/system/b200_bf16_ceperm.json, group_matmul),
-    the roofline of plain products within 14%, 21% too short for the weight's gradient."""
+    (k x n). They follow each other on few streams: tiles of the next fill the last wave of the one before, so that few rows cost no FLOPs.
+    On Blackwell nothing hides the reading of the next one's weights: FLOPs' time and bytes' time add up, within 10% in the median of the
+    108 shapes (20 to 256 experts, 128 to 9,832 rows each) that SimuMax measured on B200 (configs/system/b200_bf16_ceperm.json,
+    group_matmul), the roofline of plain products within 14%, 21% too short for the weight's gradient. On Hopper the roofline holds
+    (`grouped_bytes_exposed`)."""
     c = calibration
     shape = (1 + c.gemm_half_features / k) * (1 + c.gemm_half_features / n)
     flops = 2 * m * k * n * shape / (rates.peak * c.gemm_efficiency)
     written = k * n if added_to else m * n
     read = m * k + k * n + m * n - written
     moved = (read * rates.operand + written * rates.itemsize + added_to) / (rates.bandwidth * c.memory_efficiency)
-    return groups * (flops + moved) / c.expert_efficiency
+    return groups * max(flops + c.grouped_bytes_exposed * moved, moved) / c.expert_efficiency
 
 
 def local_gemm(op: Gemm, strategy: Strategy, micro_batch_size: int) -> tuple[float, float, float]:
@@ -187,6 +188,14 @@ def gathered_bytes(layer: LayerSpec, precision: str, gpu: Gpu) -> tuple[float, f
     return GATHERED_FP8_BYTES, (2 if gpu.has_mxfp8 else 1) * GATHERED_FP8_BYTES
 
 
+def permutations(layer: LayerSpec, strategy: Strategy) -> int:
+    """How often tokens are put in order on their way to experts (and back). With an all-to-all by the rank that they go to, and on their
+    arrival, from several ranks, by expert, where a rank has more than one (mcore moe/token_dispatcher.py:775, sort_chunks_by_idxs);
+    otherwise once."""
+    several = any(isinstance(op, Gemm) and op.experts > strategy.mesh.ep for op in layer.ops)
+    return 2 if strategy.moe_token_dispatcher_type == "alltoall" and strategy.mesh.ep > 1 and several else 1
+
+
 def layer_seconds(
     layer: LayerSpec,
     strategy: Strategy,
@@ -245,6 +254,8 @@ def layer_seconds(
             elements = op.elements * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
             if op.routing is not None:
                 elements *= times(op.routing.busiest, mesh.ep)
+            if op.name == "mlp.permute":
+                elements *= permutations(layer, strategy)
             back = op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
             factor = c.loss_factor if op.name == "cross_entropy" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory

@@ -4,9 +4,6 @@ the updated weights, optimizer), and bytes. Sums up the passes (cost/passes.py) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
 from msgspec.structs import replace
 
 from orchestrator.cost.network import Network
@@ -14,8 +11,8 @@ from orchestrator.cost.passes import Passes, PassPrices
 from orchestrator.cost.replicas import Replica, ReplicaPrices
 from orchestrator.cost.states import states
 from orchestrator.cost.workload import EngineWorkload
-from orchestrator.model.spec import Dispatch, Gemm, LayerSpec
-from orchestrator.model.training import QUANTISED, Fp8Recipe
+from orchestrator.model.spec import Dispatch, LayerSpec
+from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
@@ -26,11 +23,6 @@ FORWARD_SHARE = 1 / 3
 CHECKPOINTS_ON_GPU = 3
 """Of those that go to host memory, how many are not there: the last one, which never leaves, and two whose copies may go on
 (keep_last_count and max_fwd_stash_count of DeepSpeed 0.19.8's runtime/activation_checkpointing/offload_activations.py)."""
-QUANTISE_KERNELS: Final[Mapping[Fp8Recipe, int]] = {"tensorwise": 3, "delayed": 1, "blockwise": 1, "mxfp8": 1}
-"""That quantise one tensor of an expert (Transformer Engine 2.9, pytorch/csrc/quantizer.cpp): a scale for the whole tensor wants its
-maximum, then the scale, then the cast, and each tensor is allocated by itself; blocks find theirs in the kernel that casts, and are
-allocated together (extensions/cast.cpp, split_quantize). Counted so, the host's time for a kernel is about the same everywhere: 50 us by
-H100's runs, all of which scale whole tensors, 33 and 44 us by Blackwell's, which scale blocks."""
 
 
 class LayerCost(Value, frozen=True, kw_only=True):
@@ -158,11 +150,12 @@ class LayerPrices:
         """(forward, backward) that no price of this layer undercuts, whatever its recompute, its ZeRO stage and its offload. `states`: the
         fewest bytes per parameter that any of the stages in question has."""
         passes = self.passes.of(layer, "none", strategy, micro_batch_size, states)
-        replayed = layer.recomputable and strategy.cuda_graph_impl != "none"
-        most = self._workload.calibration.graph_launch_s if replayed else float("inf")
         active, alone = self.active_share(strategy, micro_batch_size), self.alone_share(strategy, micro_batch_size)
-        forward = active * max(passes.forward_s + alone * passes.alone_forward_s, min(most, passes.launch_forward_s))
-        return forward, active * max(passes.backward_s + alone * passes.alone_backward_s, min(most, passes.launch_backward_s))
+        forward, backward = passes.forward_s + alone * passes.alone_forward_s, passes.backward_s + alone * passes.alone_backward_s
+        least = {"forward": forward, "backward": backward}
+        launch = {"forward": passes.launch_forward_s, "backward": passes.launch_backward_s}
+        bound = self._bounded(layer, "none", strategy, least, launch, passes.behind_dispatch_s, alone)
+        return active * bound["forward"], active * bound["backward"]
 
     def alone_share(self, strategy: Strategy, micro_batch_size: int) -> float:
         """The share, 0 to 1, of a rank's passes that run alone where Megatron pairs a forward with a backward pass of another micro-batch
@@ -204,22 +197,9 @@ class LayerPrices:
         if layer.recomputable:
             launch["forward"] = max(launch["forward"], FORWARD_SHARE * c.layer_floor_s)
             launch["backward"] = max(launch["backward"], (1 - FORWARD_SHARE) * c.layer_floor_s)
-        if not c.expert_sync_s:  # else it is waited for (`_dispatch_wait`)
-            launch = {when: seconds + self._quantise_seconds(layer, strategy) for when, seconds in launch.items()}
-        if recompute == "full":
-            launch["backward"] += launch["forward"]
-        if layer.recomputable and strategy.cuda_graph_impl != "none":
-            launch = {when: min(c.graph_launch_s, seconds) for when, seconds in launch.items()}
-        for when, seconds_launched in launch.items():
-            if seconds_launched > passes[when]:
-                causes["overhead"] += seconds_launched - passes[when]
-                passes[when] = seconds_launched
-        waits = self._dispatch_wait(layer, strategy)
-        if waits:
-            # Backward has the counts of forward, and waits only where it makes the dispatch again.
-            for when in ("forward", "backward") if dispatches_again(recompute) else ("forward",):
-                causes["overhead"] += waits
-                passes[when] += waits
+        bound = self._bounded(layer, recompute, strategy, passes, launch, plain.behind_dispatch_s, alone)
+        causes["overhead"] += sum(bound.values()) - sum(passes.values())
+        passes = bound
         for when, seconds in passes.items():
             if copy_s > seconds:
                 causes["offload"] += copy_s - seconds
@@ -236,22 +216,40 @@ class LayerPrices:
         c, cluster = self._workload.calibration, self._workload.cluster
         return checkpoint * self._share_beyond(1) / (cluster.host_bandwidth * c.host_efficiency) if checkpoint else 0.0
 
-    def _dispatch_wait(self, layer: LayerSpec, strategy: Strategy) -> float:
-        """Seconds in which the device waits for the host behind a dispatch: for the counts, and for what is quantised expert by expert."""
-        c = self._workload.calibration
-        if not c.expert_sync_s or not any(isinstance(op, Dispatch) for op in layer.ops):
-            return 0.0
-        return c.expert_sync_s + self._quantise_seconds(layer, strategy)
+    def _bounded(
+        self,
+        layer: LayerSpec,
+        recompute: Recompute,
+        strategy: Strategy,
+        passes: dict[str, float],
+        launch: dict[str, float],
+        behind: float,
+        alone: float,
+    ) -> dict[str, float]:
+        """Seconds of the passes, which take the device so long, where the host has `launch` to do for them and the experts' part. `behind`:
+        seconds behind a dispatch; `alone`: as `alone_share`."""
+        c, host = self._workload.calibration, self._experts_host_seconds(layer)
+        if not c.expert_sync_s:  # the host runs ahead of the device
+            launch = {when: seconds + host for when, seconds in launch.items()}
+            host = 0.0
+        if recompute == "full":
+            launch = {**launch, "backward": launch["backward"] + launch["forward"]}
+        if layer.recomputable and strategy.cuda_graph_impl != "none":
+            launch = {when: min(c.graph_launch_s, seconds) for when, seconds in launch.items()}
+        bound = {when: max(seconds, launch[when]) for when, seconds in passes.items()}
+        if not host:
+            return bound
+        if strategy.delay_wgrad_compute and self._workload.training.precision in QUANTISED:
+            launch = {**launch, "backward": launch["backward"] + c.delayed_wgrad_s}
+        unpaired = alone if strategy.overlap_moe_expert_parallel_comm else 1.0
+        return behind_host(bound, launch, host, behind, again=dispatches_again(recompute), alone=unpaired)
 
-    def _quantise_seconds(self, layer: LayerSpec, strategy: Strategy) -> float:
-        """Of the host, which quantises each expert's tensors one after the other (`Calibration.expert_quantise_s`): in forward what the
-        products take, in backward the gradients that they get. Where it need not wait for counts it launches them ahead of the device."""
-        w = self._workload
-        if w.training.precision not in QUANTISED:
+    def _experts_host_seconds(self, layer: LayerSpec) -> float:
+        """What the host needs to launch a pass of the routed experts beyond its operations."""
+        w, c = self._workload, self._workload.calibration
+        if not any(isinstance(op, Dispatch) for op in layer.ops):
             return 0.0
-        tensors = sum(op.experts / strategy.mesh.ep for op in layer.ops if isinstance(op, Gemm) and op.experts)
-        scaling = w.training.fp8_recipe or ("mxfp8" if w.cluster.gpu.has_mxfp8 or w.training.precision == "nvfp4" else "tensorwise")
-        return tensors * QUANTISE_KERNELS[scaling] * w.calibration.expert_quantise_s
+        return c.expert_sync_s + (c.expert_quantise_s if w.training.precision in QUANTISED else 0.0)
 
     def _graph_bytes(self, layer: LayerSpec, strategy: Strategy, micro_batch_size: int) -> float:
         """A CUDA graph has an input and an output of its own."""
@@ -260,6 +258,32 @@ class LayerPrices:
         mesh = strategy.mesh
         ends = (layer.input_elements + layer.output_elements) * self._workload.itemsize * micro_batch_size
         return ends / (mesh.cp * (mesh.tp if strategy.sequence_parallel else 1))
+
+
+def behind_host(
+    passes: dict[str, float], launch: dict[str, float], host: float, behind: float, *, again: bool, alone: float
+) -> dict[str, float]:
+    """Seconds of the passes ("forward", "backward") of a layer of experts, which take the device `passes` and the host `launch` and, for
+    what follows the dispatch, `host` seconds more in each pass. Of them the share `alone` has no pass of another micro-batch beside it.
+
+    Alone, a pass takes either the host's time or the device's, of which what lies `behind` the dispatch takes `host` at least in forward:
+    the host begins with it when the counts arrive. Backward has them from forward, and waits only where it makes the dispatch `again`.
+    Two passes side by side take both devices' times or both hosts', as each has the other's kernels to run meanwhile (on H100 the overlap
+    ended all idling, `Calibration.expert_sync_s`).
+
+    >>> device, nothing = {"forward": 3.0, "backward": 6.0}, {"forward": 0.0, "backward": 0.0}
+    >>> behind_host(device, nothing, 2.5, 1.0, again=False, alone=1.0), behind_host(device, nothing, 5.0, 1.0, again=False, alone=0.0)
+    ({'forward': 4.5, 'backward': 6.0}, {'forward': 3.0, 'backward': 7.0})
+    """
+    waits = max(0.0, host - behind)
+    work = {"forward": launch["forward"] + host, "backward": launch["backward"] + host * (2 if again else 1)}
+    by_itself = {
+        "forward": max(passes["forward"] + waits, work["forward"]),
+        "backward": max(passes["backward"] + (waits if again else 0.0), work["backward"]),
+    }
+    late = max(0.0, sum(work.values()) - sum(passes.values()))
+    paired = {"forward": passes["forward"], "backward": passes["backward"] + late}
+    return {when: alone * by_itself[when] + (1 - alone) * paired[when] for when in passes}
 
 
 def dispatches_again(recompute: Recompute) -> bool:

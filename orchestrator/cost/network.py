@@ -72,7 +72,8 @@ class Network:
         if item.when == "step":
             link = link.slower(1 / c.layers_per_message if messages is None else messages)
         operation = "all_reduce" if item.operation == "reduce_scatter" and self.cluster.is_cpu else item.operation
-        return item.count * (COLLECTIVES[operation](item.nbytes, item.size, link) + c.collective_overhead_s)
+        overhead = c.collective_overhead_s + (c.handed_on_s if item.handed_on else 0.0)
+        return item.count * (COLLECTIVES[operation](item.nbytes, item.size, link) + overhead)
 
     def exposed(self, seconds: float, item: Traffic, compute_s: float) -> tuple[float, float]:
         """(seconds of this traffic that nothing hides, seconds of compute lost to what is hidden) where there are `compute_s` to hide it.

@@ -38,6 +38,8 @@ class Passes(NamedTuple):
     alone_forward_s: float
     alone_backward_s: float
     """What a pass takes longer with no other micro-batch's pass beside it."""
+    behind_dispatch_s: float
+    """Of forward: the experts' computing and the exchange back, which the host launches when it knows who got how many tokens."""
     causes: dict[str, float]
     kept: Callable[[], Activations]
     """Its bytes, which bounds of time don't ask for."""
@@ -52,6 +54,7 @@ class _Plain(NamedTuple):
     once_more: Seconds
     traffic: tuple[tuple[Traffic, float, float], ...]
     alone: dict[str, float]
+    behind_dispatch: float
     activations: LayerActivations
 
 
@@ -99,10 +102,14 @@ class PassPrices:
         ]
         traffic, alone = [], {"forward": 0.0, "backward": 0.0}
         shares = {"forward": 0.0, "backward": 0.0}
-        if strategy.overlap_moe_expert_parallel_comm:
+        behind = 0.0
+        if strategy.overlap_moe_expert_parallel_comm or (c.expert_sync_s and any(isinstance(op, Dispatch) for op in layer.ops)):
             exchange = {when: sum(exposed for item, exposed, _ in priced if exchanged(item) and item.when == when) for when in shares}
             routed = layer_seconds(replace(layer, ops=routed_experts(layer)), *shape)
-            shares = hidden_shares(exchange, forward, backward, routed, delayed=strategy.delay_wgrad_compute)
+            behind = routed.forward.compute + exchange["forward"] / 2
+            if strategy.overlap_moe_expert_parallel_comm:
+                most = hidden_shares(exchange, forward, backward, routed, delayed=strategy.delay_wgrad_compute)
+                shares = {when: c.expert_overlap * share for when, share in most.items()}
         for item, exposed, slowed in priced:
             if exchanged(item):
                 hidden = exposed * shares[item.when]
@@ -114,7 +121,7 @@ class PassPrices:
                 exposed, slowed = exposed - hidden, slowed + hidden * c.overlap_slowdown
             traffic.append((item, exposed, slowed))
         activations = LayerActivations(layer, strategy, micro_batch_size, w.training.precision, w.traits, c, network.domain)
-        return _Plain(forward, backward, once_more, tuple(traffic), alone, activations)
+        return _Plain(forward, backward, once_more, tuple(traffic), alone, behind, activations)
 
     def _exposed(self, item: Traffic, beside: Seconds) -> tuple[float, float]:
         """Seconds of this traffic that the pass waits for, and by which the rest slows it. `beside`: what the pass computes."""
@@ -164,6 +171,7 @@ class PassPrices:
             launch_backward_s=launch["backward"],
             alone_forward_s=plain.alone["forward"],
             alone_backward_s=plain.alone["backward"],
+            behind_dispatch_s=plain.behind_dispatch,
             causes=causes,
             kept=cache(partial(plain.activations.with_recompute, recompute)),
         )

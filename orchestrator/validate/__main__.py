@@ -116,6 +116,7 @@ def run(words: Sequence[str]) -> None:
     report["planned"] = accuracy.planned(runs)
     report["zero_shot"] = parts_of(unfitted)
     report["pairs"] = pairs.report(rows)
+    report["real_routing"] = pairs.real_routing(rows)
     show(console, "All rows", {**report["tables"], "all": report["all"]})
     show(console, "Rows that no constant was fitted on", {**report["held_out"]["tables"], "all": report["held_out"]["all"]})
     show(console, "All rows from datasheets alone", {**report["zero_shot"]["tables"], "all": report["zero_shot"]["all"]})
@@ -131,6 +132,7 @@ def run(words: Sequence[str]) -> None:
     if "page" in given:
         tables = {"planned engines": page.planned_table(report["planned"])}
         tables["pairs"] = page.pairs_table(report["pairs"])
+        tables["real routing"] = page.routing_table(report["real_routing"])
         for name, parts in (("kept out", report["held_out"]), ("all rows", report), ("datasheets", report["zero_shot"])):
             tables[name] = page.figures_table({**parts["tables"], "all": parts["all"]})
         write(given["page"], page.with_generated(read(given["page"]), tables), "page")

@@ -84,6 +84,19 @@ def pairs_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return markdown(PAIRS, pairs_cells(found))
 
 
+def routing_table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far off runs with real routing are (`pairs.real_routing`)."""
+    cells = [
+        [
+            name,
+            str(each["count"]),
+            *("-" if each[key] is None else form.format(each[key]) for key, form in (("median", "{:.1%}"), ("within_20", "{:.0%}"))),
+        ]
+        for name, each in found.items()
+    ]
+    return markdown(("real routing", "count", "time, median", "within 20%"), cells)
+
+
 def with_generated(text: str, tables: Mapping[str, str]) -> str:
     """The page with these tables between their marks. Raises InputError for a page without them.
 

@@ -86,3 +86,24 @@ def report(rows: Sequence[Priced]) -> dict[str, Any]:
     planned = [row for row in rows if row.run.engine.name == ENGINE and row.run.training.lora is None]
     kinds = {"dense": "dense", "experts": "moe"}
     return {name: figures([row for row in planned if row.run.kind == kind]) for name, kind in kinds.items()}
+
+
+def real_routing(rows: Sequence[Priced]) -> dict[str, dict[str, Any]]:
+    """`real_routing` of the report: how far off runs are whose routers nothing forced to be even. `runs`: each. `configurations`: those of
+    one configuration as one, their times' geometric mean; a card that is measured again is no other training."""
+    real = [row for row in rows if row.run.experts.balanced is False and row.run.training.lora is None and row.run.time_s is not None]
+    alike: dict[Hashable, list[float]] = defaultdict(list)
+    for row in real:
+        alike[configuration(row.run)].append(math.log(row.time_s / row.run.time_s) if row.run.time_s else 0.0)
+    off = {
+        "runs": [abs(math.expm1(each)) for ratios in alike.values() for each in ratios],
+        "configurations": [abs(math.expm1(sum(ratios) / len(ratios))) for ratios in alike.values()],
+    }
+    return {
+        name: {
+            "count": len(errors),
+            "median": middle(errors, 0.5),
+            "within_20": sum(e <= 0.2 for e in errors) / len(errors) if errors else None,
+        }
+        for name, errors in off.items()
+    }

@@ -68,13 +68,16 @@ def recipe_of(row: dict[str, str]) -> dict[str, str] | None:
     return None
 
 
+ITERATIONS: Final = {"vocab_size": "128256", "cuda_graph": "local: full_iteration"}
 RAN_OTHERWISE: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     (r"dgxc-v25\.02-nemo_megatron_README_175b", {"vpp": "6"}),
     (r"dgxc-v(24\.11\.1|25\.01\.1|25\.02)-llama3\.1_README_405b", {"vocab_size": "50257"}),
     (r"mlperf-v5\..*-llama31_405b-", {"vocab_size": "32000"}),
-    (r"mlperf-v6\.0-gptoss-theia_ngpu8$", {"vocab_size": "128256", "micro_batch_size": "3"}),
-    (r"mlperf-v6\.0-gptoss-tyche-hsg_ngpu8$", {"vocab_size": "128256", "micro_batch_size": "2"}),
-    (r"mlperf-v6\.0-gptoss-theia_ngpu512$", {"vocab_size": "128256", "cuda_graph": "local: full_iteration"}),
+    (r"bcard-qwen3-30b-a3b-pretrain-GB200", {"delay_wgrad": "1"}),
+    (r"mlperf-v6\.0-gptoss-theia_ngpu8$", ITERATIONS | {"micro_batch_size": "3", "rank_capacity": "1.5"}),
+    (r"mlperf-v6\.0-gptoss-tyche-hsg_ngpu8$", ITERATIONS | {"micro_batch_size": "2", "rank_capacity": "1.5"}),
+    (r"mlperf-v6\.0-gptoss-\w+-?\w*_ngpu72$", ITERATIONS | {"rank_capacity": "2"}),
+    (r"mlperf-v6\.0-gptoss-theia_ngpu512$", ITERATIONS | {"rank_capacity": "7"}),
     (r"(mlperf-v6\.0-gptoss-|gpt_oss_20b_pretrain_)", {"vocab_size": "128256"}),
 )
 """By how a row's run_id begins: what ran, where its table says otherwise.
@@ -86,8 +89,11 @@ from v25.04 on Llama's own (llama3.1/pretrain_llama31.py, hf_tokenizer). MLPerf'
 32,000 (mlcommons/training, large_language_model_pretraining/nemo/README.md:107 and 123). Its GPT-OSS 20B has Llama 3's, as
 Megatron-Bridge's recipes of the same layouts (src/megatron/bridge/perf_recipes/gpt_oss/common.py, _apply_gpt_oss_20b_common_configs). On
 8 GPUs its logs say gradient_accumulation_steps 1 (result_0.txt beside the times), and its configurations' names 2x4x3 and 2x4x2 (nodes,
-GPUs of each, samples of each: implementations/theia_ngpu8_ngc26.04_nemo/README); on 512 its configuration replays whole iterations
-(config_GB300_128x4x1xtp2pp1cp4ep8.sh, config_common_cg.sh)."""
+GPUs of each, samples of each: implementations/theia_ngpu8_ngc26.04_nemo/README). Megatron-Bridge's cards of Qwen3-30B with real routing on
+GB200 delay weight gradients (src/megatron/bridge/recipes/qwen/gb200/qwen3_moe.py). All five configurations of its program that can be read
+replay whole iterations (config_common_cg.sh, which each sources), so that a rank's experts have buffers of a fixed size: 7 even shares on
+512 GPUs (config_GB300_128x4x1xtp2pp1cp4ep8.sh); 1.5 on 8 (not NVIDIA's own, but three of Inventec, config_*_1x8x3xtp1pp1cp1ep1_mxfp8.sh,
+and one of two nodes); and 2 where none says it (config_common_cg.sh), as is supposed of the 72, whose own can't be read."""
 
 
 def as_it_ran(row: dict[str, str]) -> dict[str, str]:

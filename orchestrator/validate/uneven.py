@@ -22,11 +22,12 @@ from msgspec.structs import replace
 from orchestrator.model.architecture import Architecture
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing, measured
+from orchestrator.model.spec import Dispatch, ModelSpec, Op
 from orchestrator.validate.mixtures import plain_name
 
-FROM_SCRATCH: Final = 0.65
+FROM_SCRATCH: Final = 0.8
 """Standard deviation of the logarithm of an expert's load in a router's first hundreds of steps: least squares of the six pairs of Qwen3,
-whose real steps are within 11% of their forced ones times the predicted loss. By the 30B's two alone it is .55, by the 235B's four 1.0.
+whose real steps are within 6% of their forced ones times the predicted loss. By the 30B's two alone it is .73, by the 235B's four 1.0.
 Qwen3 has an auxiliary loss of .001; GPT-OSS is trained without any (Megatron-Bridge, perf_recipes/gpt_oss/common.py), so that its routers
 are no evener than that."""
 TRAINED: Final = 0.05
@@ -43,7 +44,7 @@ def spread_of(row: dict[str, str]) -> float:
     """Of the loads of a row's experts; 0 where routing is even, or nothing is said of it.
 
     >>> spread_of({"model_name": "Qwen3-30B-A3B", "routing": "real router"})
-    0.65
+    0.8
     >>> spread_of({"model_name": "Qwen3-30B-A3B", "routing": "real router", "task": "sft"})
     0.05
     >>> spread_of({"model_name": "Qwen3-30B-A3B", "routing": "forced balance"})
@@ -59,8 +60,8 @@ def spread_of(row: dict[str, str]) -> float:
 def drawn(spread: float, num_experts: int, topk: int) -> Routing:
     """Loads so spread, the same ones every time. An expert gets each token once at most.
 
-    >>> drawn(0.65, 128, 8).busiest[0], [round(times, 2) for parts, times in drawn(0.65, 128, 8).busiest if parts in (8, 16)]
-    ((1, 1.0), [1.26, 1.53])
+    >>> drawn(0.8, 128, 8).busiest[0], [round(times, 2) for parts, times in drawn(0.8, 128, 8).busiest if parts in (8, 16)]
+    ((1, 1.0), [1.35, 1.7])
     """
     source = random.Random(0)
     rows = []
@@ -71,14 +72,44 @@ def drawn(spread: float, num_experts: int, topk: int) -> Routing:
     return measured(f"loads spread by {spread:g}", rows, None)
 
 
+@cache
+def buffered(rows: float, num_experts: int) -> Routing:
+    """Of experts whose ranks compute `rows` times an even share whatever they get.
+
+    >>> buffered(7.0, 4).busiest
+    ((1, 7.0), (2, 7.0), (4, 7.0))
+    """
+    pairs = tuple((parts, rows) for parts in range(1, num_experts + 1) if num_experts % parts == 0)
+    return Routing(source=f"buffers of {rows:g} even shares", busiest=pairs, fullest=pairs, copied=pairs)
+
+
 def routed(architecture: Architecture, row: dict[str, str]) -> Architecture:
-    """The architecture with its experts' routing as uneven as the row's was."""
-    spread = spread_of(row)
-    if not spread:
+    """The architecture with its experts' routing as uneven as the row's was. Where a whole iteration is one CUDA graph, its shapes are
+    fixed: a rank's experts compute all rows of the buffer (`rank_capacity`: Megatron-core's moe_expert_rank_capacity_factor, of which it
+    makes num_permuted_tokens, transformer/moe/token_dispatcher.py:1098 at 0.19.2)."""
+    spread, rows = spread_of(row), float(row.get("rank_capacity") or 0)
+    if not spread and not rows:
         return architecture
 
     def uneven(part: Any) -> Any:
-        return replace(part, routing=drawn(spread, part.num_experts, part.topk)) if isinstance(part, Experts) else part
+        if not isinstance(part, Experts):
+            return part
+        return replace(part, routing=buffered(rows, part.num_experts) if rows else drawn(spread, part.num_experts, part.topk))
 
     pattern = tuple(replace(run, feed_forward=uneven(run.feed_forward)) for run in architecture.pattern)
     return replace(architecture, feed_forward=uneven(architecture.feed_forward), pattern=pattern)
+
+
+def sent(model: ModelSpec, row: dict[str, str]) -> ModelSpec:
+    """The model whose tokens travel as its routers choose, where its experts compute the rows of a buffer (HybridEP sends no padding)."""
+    spread = spread_of(row)
+    if not row.get("rank_capacity"):
+        return model
+
+    def chosen(op: Op) -> Op:
+        if not isinstance(op, Dispatch):
+            return op
+        return replace(op, routing=drawn(spread, model.architecture.experts[0].num_experts, op.topk) if spread else None)
+
+    runs = (replace(run, layer=replace(run.layer, ops=tuple(map(chosen, run.layer.ops)))) for run in model.runs)
+    return replace(model, runs=tuple(runs))

@@ -341,7 +341,8 @@ def test_a_layer_that_nothing_slows_takes_its_floor(graphs: Any, launch: float) 
 def test_a_paired_layer_of_experts_takes_its_floor_too(m: int) -> None:
     """Passes that have no other beside them wait for their exchange of tokens."""
     parts = gpt(num_layers=4, feed_forward=Experts(num_experts=8, topk=2, ffn_hidden_size=4096))
-    calibration = replace(datasheet(a100(8), MEGATRON), op_overhead_s=0.0, collective_launch_s=0.0, grouped_launch_s=0.0)
+    no_host = dict.fromkeys(("op_overhead_s", "collective_launch_s", "grouped_launch_s", "expert_sync_s"), 0.0)
+    calibration = replace(datasheet(a100(8), MEGATRON), **no_host)
     costs = cost_model(parts, cluster=a100(8), calibration=calibration, global_batch_size=4 * 8 * m)
     kind = next(kind for kind, layer in costs.kinds.items() if any(weight.kind == "expert" for weight in layer.weights))
     plain, paired = (

@@ -67,3 +67,33 @@ def test_the_page_says_both_for_dense_models_and_for_experts() -> None:
         ["dense", "2", "12.8%", "12.8%", "100% of 2", "1", "4.1%", "4.1%"],
         ["experts", "0", "-", "-", "-", "0", "-", "-"],
     ]
+
+
+EXPERTS = {
+    **{
+        "num_experts": "8",
+        "moe_router_topk": "2",
+        "moe_ffn_hidden_size": "1024",
+        "ep": "4",
+        "routing": "real router",
+        "tp": "1",
+        "dp": "8",
+    },
+}
+
+
+def test_a_configuration_with_real_routing_that_is_measured_again_counts_once() -> None:
+    """Measured 1.0 and 1.21 s, predicted 1.1 s: 10 and 9% off each, and nothing in the mean; another 2 s, predicted 1. Forced balance
+    and dense models are no part of it."""
+    rows = [
+        priced(1.0, 1.1, **EXPERTS),
+        priced(1.21, 1.1, **EXPERTS),
+        priced(2.0, 1.0, **{**EXPERTS, "ep": "8"}),
+        priced(9.0, 1.0, **{**EXPERTS, "routing": "forced balance"}),
+        priced(9.0, 1.0),
+    ]
+    found = pairs.real_routing(rows)
+    assert found["runs"] == {"count": 3, "median": pytest.approx(0.1), "within_20": pytest.approx(2 / 3)}
+    assert found["configurations"] == {"count": 2, "median": pytest.approx(0.5), "within_20": 0.5}
+    assert page.routing_table(found).splitlines()[-1] == "| configurations | 2 | 50.0% | 50% |"
+    assert pairs.real_routing([])["runs"] == {"count": 0, "median": None, "within_20": None}

@@ -16,7 +16,7 @@ from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES as PLANNED_ENGINES
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.model.spec import Gemm
+from orchestrator.model.spec import Dispatch, Gemm, Pointwise
 from orchestrator.validate import accuracy, recovery
 from orchestrator.validate.__main__ import main
 from orchestrator.validate.engines import ENGINES, nanotron
@@ -110,8 +110,17 @@ def test_a_logs_one_micro_batch_holds_all_samples_that_its_gpus_take() -> None:
         table="mlperf_training_logs_new",
     )
     assert [(run.candidate.micro_batch_size, run.candidate.num_microbatches) for run in runs] == [(3, 1), (2, 1), (1, 1)]
-    assert [run.experts.graph for run in runs] == [None, None, "whole"]
+    assert [run.experts.graph for run in runs] == ["whole"] * 3
     assert {run.model.architecture.vocab_size for run in runs} == {128256}
+    for run, rows in zip(runs, (1.5, 1.5, 7.0), strict=True):
+        layers = [each.layer for each in run.model.runs if "expert" in each.layer.kind]
+        assert layers
+        for layer in layers:
+            computed = {op.name: op.routing.busiest for op in layer.ops if isinstance(op, Gemm | Pointwise) and op.routing is not None}
+            assert set(computed) == {"mlp.permute", "mlp.experts.linear_fc1", "mlp.experts.activation", "mlp.experts.linear_fc2"}
+            assert all(dict(busiest)[8] == dict(busiest)[1] == rows for busiest in computed.values()), "whole buffers"
+            (sent,) = (op.routing for op in layer.ops if isinstance(op, Dispatch))
+            assert sent is None, "its row says nothing of the routing: even, whatever the buffers"
 
 
 def test_a_model_cut_down_to_fit_on_few_gpus_is_no_production_configuration() -> None:
@@ -547,7 +556,7 @@ def test_a_pages_tables_are_written_between_their_marks(tmp_path: Path, capsys: 
     page.write_text("no marks")
     assert main([f"runs={table}", f"page={page}"]) == 2
     assert "page=planned engines: has no place" in capsys.readouterr().err
-    names = ("planned engines", "pairs", "kept out", "all rows", "datasheets")
+    names = ("planned engines", "pairs", "real routing", "kept out", "all rows", "datasheets")
     page.write_text("\n".join(f"before {name}\n{BEGIN.format(name)}\nold\n{END.format(name)}\nafter {name}" for name in names))
     assert main([f"runs={table}", f"page={page}"]) == 0
     text = page.read_text()

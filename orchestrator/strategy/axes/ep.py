@@ -70,14 +70,14 @@ def traffic(
     if mesh.ep == 1:
         return
     local *= busiest
-    exchanges = [(local * topk, mesh.ep, mesh.etp)]
+    exchanges = [(local * topk, mesh.ep, mesh.etp, False)]
     if kind == "flex":
         inside = together or mesh.ep
         domains = mesh.ep // inside
-        between = (local * visited(domains, topk, *limit), domains, mesh.etp * inside)
-        within = (local * visited(mesh.ep, topk, *limit), inside, mesh.etp)
+        between = (local * visited(domains, topk, *limit), domains, mesh.etp * inside, inside > 1)
+        within = (local * visited(mesh.ep, topk, *limit), inside, mesh.etp, False)
         exchanges = [exchange for exchange in (between, within) if exchange[1] > 1]
-    for nbytes, size, stride in exchanges:
+    for nbytes, size, stride, handed_on in exchanges:
         for when in ("forward", "backward"):
             yield Traffic(
                 axis=AXIS,
@@ -88,6 +88,7 @@ def traffic(
                 when=when,
                 count=2,
                 repeats_with_recompute=when == "forward",
+                handed_on=handed_on,
             )
 
 

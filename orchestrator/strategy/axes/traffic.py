@@ -30,3 +30,5 @@ class Traffic(Value, frozen=True, kw_only=True):
     count: int = 1
     repeats_with_recompute: bool = False
     """A full recompute runs it again in backward."""
+    handed_on: bool = False
+    """A rank of each domain that it reaches hands it on to the others there, in the same kernel."""
