@@ -118,12 +118,12 @@ class Calibration(Value, frozen=True, kw_only=True):
     1.4 ms of experts and exchange (Nsight, 24.7 s less 22.8 active in Megatron-Bridge's skills/nemo-mbridge-perf-moe-comm-overlap)."""
     expert_quantise_s: float = 1.6e-3
     """The same, more, where experts compute in FP8: Transformer Engine's grouped linear splits its input by experts, and quantises and
-    launches one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize). By layer and not by expert: of
-    Bridge's runs on H100 those with 16 experts a rank (26.02) ask for 1.7 ms as those with 8 do, and so on GB200."""
+    launches one after the other from the host (pytorch/module/grouped_linear.py, tex.split_quantize). By layer and not by expert: so
+    26.02's run on H100 with 16 experts a rank, which wasn't fitted, is priced 8% too long; by expert it was 48%."""
     delayed_wgrad_s: float = 7e-3
     """Host seconds, per layer of experts, beside those two, of weight gradients that are computed later than the rest of backward, in FP8
     (delay_wgrad_compute): Bridge 25.11's Qwen3-30B on 16 H100 takes 51.3 s with it, 16.5 ms for each layer and micro-batch, of which this
-    is not in the others; without the overlap that it belongs to 26.02's takes 28.9."""
+    is not in the others. One run: 26.02's of the same layout, of whose overlap its source says nothing, takes 28.9 s."""
     expert_overlap: float = 1.0
     """Share of an exchange of tokens that runs beside the passes of another micro-batch, of what has enough of them beside it
     (passes.hidden_shares)."""
@@ -199,7 +199,7 @@ _BY_CAPABILITY: Final[dict[str, dict[str, float]]] = {
         # attention (Megatron-Bridge, skills/nemo-mbridge-perf-moe-comm-overlap at 067f987d). On Blackwell only replayed iterations say it.
         "expert_overlap": 0.37,
         # Qwen3.5-35B-A3B on 16 H100: 8.7 s of experts' and other linear kernels in a step (qwen35-h100-campaign.md of the same project),
-        # 8.6 s so and 11.6 with all bytes; without its exchange the run above computes for 14.6 s: 15.0 so, 16.9 with them.
+        # 10.1 s so and 11.6 with all bytes; without its exchange the run above computes for 14.6 s: 15.0 so, 16.9 with them.
         "grouped_bytes_exposed": 0.0,
     },
     # B200 in a long run, where power bounds the clock: 1000 to 1150 of 2250 TFLOP/s (SimuMax measured 514 shapes of large models' products

@@ -27,7 +27,7 @@ from orchestrator.validate.mixtures import plain_name
 
 FROM_SCRATCH: Final = 0.8
 """Standard deviation of the logarithm of an expert's load in a router's first hundreds of steps: least squares of the six pairs of Qwen3,
-whose real steps are within 6% of their forced ones times the predicted loss. By the 30B's two alone it is .73, by the 235B's four 1.0.
+whose real steps are within 6% of their forced ones times the predicted loss. By the 30B's two alone it is .73, by the 235B's four above .9.
 Qwen3 has an auxiliary loss of .001; GPT-OSS is trained without any (Megatron-Bridge, perf_recipes/gpt_oss/common.py), so that its routers
 are no evener than that."""
 TRAINED: Final = 0.05
