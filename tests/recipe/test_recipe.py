@@ -157,7 +157,7 @@ def test_every_gpu_of_the_catalog_makes_a_cluster_here(gpu: Gpu, nvlink: bool) -
     machine = msgspec.structs.replace(EIGHT, catalog_name=gpu.name, gpu_name=gpu.name, nvlink=nvlink)
     cluster = load("recipe=gpt_tiny", "gpus=8", machine=machine).cluster
     slots = gpu.name in ("A10", "A30", "A40", "L4", "L40", "L40S", "H100-NVL") or any(part in gpu.name for part in ("PCIE", "RTX"))
-    assert cluster.levels[0].name == ("pcie" if slots or not nvlink or gpu.name.startswith("GH") else "nvlink")
+    assert cluster.levels[0].name == ("pcie" if slots or not nvlink else "nvlink")
 
 
 def test_fused_attention_is_not_counted_on_before_ampere_whatever_is_installed() -> None:
