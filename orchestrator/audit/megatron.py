@@ -6,44 +6,28 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from orchestrator.audit.reading import Setup
 from orchestrator.engines.passthrough import FIELD_OF, SHORT_TYPES
 from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
+from orchestrator.words import megatron as words
+from orchestrator.words.terms import names, read
 
 DEFAULTS: Final[dict[str, Any]] = {
     "hidden_dropout": 0.1, "attention_dropout": 0.1, "layernorm_epsilon": 1e-5, "normalization": "LayerNorm", "rotary_percent": 1.0,
     "position_embedding_type": "learned_absolute", "rotary_base": 10000, "make_vocab_size_divisible_by": 128, "seed": 1234,
     "weight_decay": 0.01, "clip_grad": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "optimizer": "adam", "min_lr": 0.0,
-    "lr_decay_style": "linear", "moe_router_topk": 2, "moe_token_dispatcher_type": "allgather", "moe_router_score_function": "softmax",
-    "moe_aux_loss_coeff": 0.0, "moe_router_bias_update_rate": 1e-3, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64,
-    "v_head_dim": 128, "cp_comm_type": "p2p", "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
+    "lr_decay_style": "linear", "moe_token_dispatcher_type": "allgather", "moe_router_score_function": "softmax",
+    "moe_aux_loss_coeff": 0.0, "cp_comm_type": "p2p", "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
 }  # fmt: skip
 """Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
-
-UNPRICED: Final = (
-    "attention_backend", "cross_entropy", "cpu_offloading", "cuda_graph", "external_cuda_graph", "enable_cuda_graph",
-    "delay_wgrad_compute_", "defer_embedding_wgrad", "deepspeed_activation", "distribute_saved_activations", "empty_unused_memory",
-    "fine_grained_activation", "fp8_param", "fp8_dpa", "fp8_mha", "first_last_layers_bf16", "fp32_residual", "manual_gc",
-    "moe_enable_deepep", "moe_flex", "moe_router_padding", "moe_layer_recompute", "moe_router_fusion", "moe_use_legacy",
-    "moe_apply_probs", "nccl_ub", "optimizer_cpu_offload", "optimizer_offload", "overlap_cpu_optimizer", "overlap_p2p",
-    "overlap_param_gather_with", "pin_cpu", "recompute_method", "rerun", "tp_comm_", "torch_compile", "use_flash_attn", "use_precision",
-    "use_te_", "wgrad_deferral", "high_priority_stream", "ddp_bucket", "ddp_num_buckets", "ddp_pad", "ddp_average", "use_nccl",
-    "use_sharp", "batch_p2p", "no_async_tensor", "async_tensor", "moe_permute_fusion", "moe_grouped_gemm",
-    "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_gelu_fusion", "bias_swiglu_fusion", "bias_dropout_fusion",
-    "apply_rope_fusion", "persist_layer_norm", "transformer_impl", "align_", "offload_modules", "ep_overlap",
-    "calculate_per_token_loss", "attention_softmax_in_fp32", "moe_router_dtype", "moe_z_loss", "check_for_nan", "deterministic",
-    "te_rng", "use_ring_exchange", "symmetric_ar",
-)  # fmt: skip
-"""How the names begin of settings that change time or memory, and that a plan does not say."""
 
 NOT_A_MODEL: Final = {
     "hybrid_attention_ratio": "Mamba layers", "hybrid_override_pattern": "Mamba layers", "hybrid_layer_pattern": "Mamba layers",
     "retro_add_retriever": "Retro's retrieval",
-    "linear_attention_freq": "linear attention", "experimental_attention_variant": "sparse attention",
     "img_h": "images",
     "num_channels": "images", "language_model_type": "images", "heterogeneous_layers_config_path": "layers of many kinds",
 }  # fmt: skip
@@ -58,21 +42,25 @@ COMMON_VOCABULARY: Final = 50257
 """GPT-2's, which is assumed where nothing says the tokenizer's."""
 SENTINELS: Final = 100
 """Tokens that T5 adds to a vocabulary, one for each span that it leaves out."""
-ACTIVATIONS: Final = {
-    "swiglu": "swiglu",
-    "geglu": "geglu",
-    "relu": "relu",
-    "squared_relu": "relu",
-    "quick_geglu": "clamped_swiglu",
-    "openai_gelu": "gelu",
-}
-"""Megatron's switches, with a recipe's model.activation."""
+ACTIVATIONS: Final = frozenset(term.theirs for term in (*words.ACTIVATION, *words.OTHER_ACTIVATION))
+"""Megatron's switches."""
 NORMS: Final = {"layernorm": "LayerNorm", "layernorm1p": "LayerNorm", "low_precision_layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 """NeMo's and Megatron-DeepSpeed's words too."""
 FSDP_STAGES: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What Megatron-FSDP shards (--data-parallel-sharding-strategy), as ZeRO stages."""
 MODES: Final[dict[frozenset[str], Recompute]] = {frozenset(modules): mode for mode, modules in RECOMPUTE_MODULES.items()}
 """Our recompute mode for a set of --recompute-modules."""
+
+
+EXPERT_NAMES: Final = names(words.EXPERTS, words.ROUTING) | {
+    "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_load_balancing_type", "moe_aux_loss_coeff",
+    "moe_token_dispatcher_type",
+}  # fmt: skip
+"""What says a model's experts."""
+
+
+BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "capacity_factor", "bias_update_rate": "expert_bias"}
+"""What Megatron looks at beside another of its experts' settings alone."""
 
 
 class Fields:
@@ -115,7 +103,7 @@ def is_unpriced(name: str) -> bool:
     >>> is_unpriced("fp8_param_gather"), is_unpriced("tensorboard_dir")
     (True, False)
     """
-    return name.startswith(UNPRICED)
+    return words.kind(name) == "cost"
 
 
 def model_keys(f: Fields, stack: str) -> dict[str, Any]:
@@ -129,11 +117,10 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
     layers = f.get("encoder_num_layers") or f.get("num_layers")
     if layers is None:
         raise InputError("num_layers", None, "is missing: the configuration does not say it")
-    activation = next((ours for name, ours in ACTIVATIONS.items() if f.get(name)), "gelu")
+    activation = words.activation(f.given) or "gelu"
+    f.used |= ACTIVATIONS
     if activation == "gelu":
         f.weak.add("model.activation")  # relu has no flag
-    if f.given.get("squared_relu"):
-        f.assumed.append("squared_relu is priced as relu, which has the same products")
     position = "none" if f.get("add_position_embedding", True) is False and "position_embedding_type" not in f else str(
         f.get("position_embedding_type"))  # fmt: skip
     if f.get("use_rotary_position_embeddings"):
@@ -173,8 +160,8 @@ def model_keys(f: Fields, stack: str) -> dict[str, Any]:
             keys["rope_scaling_factor"] = float(f.get("rope_scaling_factor") or 8.0)
     else:
         f.used |= {"rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor"}
-    if f.get("layernorm_zero_centered_gamma"):
-        f.assumed.append("apply_layernorm_1p is priced as a plain norm, which has the same cost")
+    if f.get("layernorm_zero_centered_gamma") or f.get("apply_layernorm_1p"):
+        keys["zero_centered_norm"] = True
     if two:
         keys["decoder_num_layers"] = int(f.get("decoder_num_layers") or layers)
     divisor = int(f.get("make_vocab_size_divisible_by"))
@@ -263,10 +250,11 @@ def _lists(node: ast.expr) -> list[int]:
 
 def _mixer(f: Fields) -> dict[str, Any]:
     latent = f.get("multi_latent_attention")
-    ranks = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+    ranks = names(words.LATENT_ATTENTION)
     if latent:
-        found = {name.replace("qk_pos_emb_head_dim", "qk_rope_head_dim"): int(f.get(name)) for name in ranks if f.get(name) is not None}
-        f.used |= {"qk_layernorm", "rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings",
+        found = read(words.LATENT_ATTENTION, f.given)
+        f.used |= {*ranks, "qk_layernorm", "rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim",
+                   "original_max_position_embeddings",
                    "beta_fast", "beta_slow"}  # fmt: skip
         if f.given.get("rope_type") == "yarn" or f.given.get("rotary_scaling_factor"):
             f.assumed.append("YaRN's scaling of rotary positions is left out: it costs nothing that is priced")
@@ -277,6 +265,15 @@ def _mixer(f: Fields) -> dict[str, Any]:
         mixer["qk_norm"] = "head"
     if f.get("softmax_type") == "learnable":
         mixer["sinks"] = True
+    if f.get("attention_output_gate"):
+        mixer["output_gate"] = True
+    if variant := f.get("experimental_attention_variant"):
+        if variant != "gated_delta_net":
+            raise InputError("experimental_attention_variant", variant, "a model with sparse attention can't be described here")
+        every = f.need("linear_attention_freq")
+        f.used |= names(words.DELTA_NET)
+        net = {"kind": "gated_delta_net", **read(words.DELTA_NET, f.given)}
+        return {"mixer": {"kind": "attention", **mixer}, "_windows": (_all_but_every(every), net)}
     window = f.get("window_size")
     skip = f.get("window_attn_skip_freq")
     f.used |= {"glu_linear_offset", "activation_func_clamp_value"}
@@ -285,47 +282,49 @@ def _mixer(f: Fields) -> dict[str, Any]:
         windowed = mixer | {"window": left + 1}
         if skip is None:
             return {"mixer": {"kind": "attention", **windowed}}
-        # A whole number N: every N-th layer sees all (transformer_config.py, is_layer_window_attention).
-        each = [int((index + 1) % int(skip) != 0) for index in range(int(skip))] if str(skip).isdecimal() else _pattern(skip, 1000)
-        return {"mixer": {"kind": "attention", **mixer}, "_windows": (each, windowed)}
+        return {"mixer": {"kind": "attention", **mixer}, "_windows": (_all_but_every(skip), {"kind": "attention", **windowed})}
     return {"mixer": {"kind": "attention", **mixer}} if mixer else {}
+
+
+def _all_but_every(skip: Any) -> list[int]:
+    """For layers in turn, 1 or 0. A whole number N: every N-th layer is another (transformer_config.py, is_layer_window_attention and
+    is_linear_attention_layer).
+
+    >>> _all_but_every(4), _all_but_every("([1]*1+[0]*1)")[:4]
+    ([1, 1, 1, 0], [1, 0, 1, 0])
+    """
+    return [int((index + 1) % int(skip) != 0) for index in range(int(skip))] if str(skip).isdecimal() else _pattern(skip, 1000)
 
 
 def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
     """feed_forward, or a pattern where some layers have none. Windows that change from layer to layer make a pattern too."""
     count = f.get("num_moe_experts") or f.get("num_experts")
-    names = [name for name in f.given if name.startswith("moe_") and not is_unpriced(name)]
-    f.used |= {*names, "num_moe_experts", "num_experts"}
+    f.used |= {*EXPERT_NAMES, "num_moe_experts", "num_experts"}
     if not count:
         return {}
-    shared = f.get("moe_shared_expert_intermediate_size")
     sigmoid = f.get("moe_router_score_function") == "sigmoid"
     part: dict[str, Any] = {
         "kind": "experts",
+        "ffn_hidden_size": width,
+        **read(words.EXPERTS, f.given),
         "num_experts": int(count),
-        "topk": int(f.get("moe_router_topk")),
-        "ffn_hidden_size": int(f.get("moe_ffn_hidden_size") or width),
+        **read(words.ROUTING, {name: value for name, value in f.given.items() if value}),
     }
-    if shared:
-        part["shared_ffn_hidden_size"] = int(shared)
-        part |= {"shared_gate": True} if f.get("moe_shared_expert_gate") else {}
+    for name, of in (
+        ("shared_gate", "shared_ffn_hidden_size"),
+        ("pad_to_capacity", "capacity_factor"),
+        ("bias_update_rate", "expert_bias"),
+    ):
+        if not part.get(of):
+            part.pop(name, None)
     if sigmoid:
         part["score"] = "sigmoid"
     elif f.given.get("moe_router_pre_softmax"):
         part["normalized"] = False
-    if f.get("moe_router_topk_scaling_factor"):
-        part["scaling"] = float(f.get("moe_router_topk_scaling_factor"))
-    if f.get("moe_router_num_groups"):
-        part |= {"groups": int(f.get("moe_router_num_groups")), "group_topk": int(f.get("moe_router_group_topk"))}
-    if f.get("moe_router_enable_expert_bias"):
-        part |= {"expert_bias": True, "bias_update_rate": float(f.get("moe_router_bias_update_rate"))}
     coefficient = f.get("moe_aux_loss_coeff")
     coefficient = coefficient[0] if isinstance(coefficient, list) else coefficient
     if float(coefficient) and f.given.get("moe_router_load_balancing_type") not in ("none", ["none"]):
         part["aux_loss_coeff"] = float(coefficient)
-    if f.get("moe_expert_capacity_factor"):
-        part["capacity_factor"] = float(f.get("moe_expert_capacity_factor"))
-        part |= {"pad_to_capacity": True} if f.get("moe_pad_expert_input_to_capacity") else {}
     frequency = f.get("moe_layer_freq", 1)
     has = _pattern(frequency, layers)
     if all(has):
@@ -340,18 +339,18 @@ def _experts(f: Fields, layers: int, width: int) -> dict[str, Any]:
 
 
 def with_windows(keys: dict[str, Any]) -> dict[str, Any]:
-    """`model_keys` with a pattern in place of "model._windows", which has, where windows of attention differ from layer to layer, whether
-    each layer has one (1 or 0, repeated to the model's depth) and the mixer of those that do. Experts stay where they were."""
+    """`model_keys` with a pattern in place of "model._windows", which has, where mixers differ from layer to layer, whether
+    each layer has the other one (1 or 0, repeated to the model's depth) and what that is. Experts stay where they were."""
     windows = keys.pop("model._windows", None)
     if windows is None:
         return keys
-    each, windowed = windows
+    each, other = windows
     layers, plain = keys["model.num_layers"], keys["model.mixer"]
     each = (each * layers)[:layers]
     parts = [run.get("feed_forward") for run in keys.get("model.pattern", [{"layers": layers}]) for _ in range(run["layers"])]
     runs: list[dict[str, Any]] = []
     for index, one in enumerate(each):
-        run = {"mixer": {"kind": "attention", **windowed} if one else plain} | ({"feed_forward": parts[index]} if parts[index] else {})
+        run = {"mixer": other if one else plain} | ({"feed_forward": parts[index]} if parts[index] else {})
         if runs and {name: value for name, value in runs[-1].items() if name != "layers"} == run:
             runs[-1]["layers"] += 1
         else:
@@ -368,6 +367,11 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     batch = f.get("global_batch_size")
     if f.get("rampup_batch_size"):
         f.assumed.append(f"rampup_batch_size: the batch at its end is priced, {batch}")
+    if schedule := f.get("step_batch_size_schedule"):
+        sizes = [size for _, colon, size in (one.partition(":") for one in _texts(schedule)) if colon]
+        if sizes and sizes[-1].isdecimal():
+            batch = int(sizes[-1])
+        f.assumed.append(f"step_batch_size_schedule={' '.join(_texts(schedule))}: the batch at its end is priced, {batch}")
     keys: dict[str, Any] = {"seq_length": int(f.get("seq_length") or f.get("encoder_seq_length") or f.need("max_position_embeddings"))}
     if batch is not None:
         keys["global_batch_size"] = int(batch)
@@ -395,6 +399,11 @@ def training_keys(f: Fields, stack: str) -> dict[str, Any]:
     f.used |= {"main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "lr_decay_iters", "lr_decay_samples"}
     found = {f"train.{name}": value for name, value in keys.items()}
     return found | {"seed": int(f.get("seed"))}
+
+
+def _texts(value: Any) -> list[str]:
+    """Words of a text, or of a list of texts."""
+    return str(value).split() if isinstance(value, str) else " ".join(map(str, value)).split()
 
 
 def _short(dtype: Any) -> str:
@@ -486,7 +495,7 @@ def setup_of(f: Fields, engine: str) -> Setup:
         reduce_scatter_with_fp32_accumulation=bool(
             f.get("reduce_scatter_with_fp32_accumulation") or f.get("ddp_reduce_scatter_with_fp32_accumulation")),
         tp_comm_overlap=bool(f.get("tp_comm_overlap")) and tp > 1,
-        cuda_graph_impl="local" if f.get("cuda_graph_impl") == "local" else "none",
+        cuda_graph_impl=_cuda_graphs(f),
         cp_comm_type=cp_comm,
         moe_token_dispatcher_type=f.get("moe_token_dispatcher_type") if has_experts else "alltoall",
         overlap_moe_expert_parallel_comm=bool(f.get("overlap_moe_expert_parallel_comm")) and has_experts,
@@ -494,6 +503,14 @@ def setup_of(f: Fields, engine: str) -> Setup:
         moe_shared_expert_overlap=bool(f.get("moe_shared_expert_overlap")) and has_experts,
         megatron_fsdp=fsdp,
     )  # fmt: skip
+
+
+def _cuda_graphs(f: Fields) -> Literal["none", "local"]:
+    """What a plan says of them. What it can't say is priced as nearest to it."""
+    said = str(f.get("cuda_graph_impl") or "none")
+    if said not in ("none", "local"):
+        f.assumed.append(f"cuda_graph_impl={said} is priced as none, which is slower")
+    return "local" if said == "local" else "none"
 
 
 def _count(f: Fields, *names: str) -> int | None:
@@ -617,9 +634,9 @@ def fields_changed(before: Setup, after: Setup) -> dict[str, Any]:
     {'tensor_model_parallel_size': 4, 'sequence_parallel': True}
     """
     found: dict[str, Any] = {}
-    for flag, words in flags_changed(before, after).items():
+    for flag, texts in flags_changed(before, after).items():
         name = flag.removeprefix("--").replace("-", "_")
-        values = [int(word) if word.isdecimal() else word for word in words or ()]
+        values = [int(word) if word.isdecimal() else word for word in texts or ()]
         whole = values if name == "recompute_modules" else values[0] if values else True
-        found[FIELD_OF.get(name, name)] = None if words is None else whole
+        found[FIELD_OF.get(name, name)] = None if texts is None else whole
     return found

@@ -62,6 +62,8 @@ LAUNCHER: Final = {
 }
 """Words of torchrun, deepspeed, accelerate and sbatch that say how many nodes there are, how many ranks on each, or how many ranks in
 all."""
+SEVERAL_WORDS: Final = ("step_batch_size_schedule",)
+"""Flags whose one value has blanks, also where a script's variables have lost its quotes."""
 ENOUGH: Final = 3
 """A command with fewer known flags trains nothing."""
 
@@ -86,7 +88,7 @@ def known_flags() -> dict[str, tuple[str, str]]:
     """Destination and kind by flag, of all releases that plans are made for, and of older programs."""
     found = dict(OLD_FLAGS)
     for destination, (flag, kind) in flags().items():
-        found.setdefault(flag, (destination, kind))
+        found.setdefault(flag, (destination, "list" if destination in SEVERAL_WORDS else kind))
     return found
 
 

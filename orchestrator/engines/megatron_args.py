@@ -16,6 +16,7 @@ from orchestrator.engines.transformer_config import (
     ddp_fields,
     expert_parallel_fields,
     fp8_fields,
+    fuses_activation,
     hierarchical_sizes,
     implementation,
     layout,
@@ -29,21 +30,14 @@ from orchestrator.model.training import Training
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import PP_BEFORE_DP
 from orchestrator.units import format_bytes, format_seconds
+from orchestrator.words import megatron as words
+from orchestrator.words.terms import say
 
 Flag = tuple[str, ...]
 """A flag and its values."""
 
 T5_EXTRA_IDS: Final = 100
 """Sentinels of span corruption (Raffel et al., arXiv 1910.10683)."""
-
-ACTIVATION_FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
-    "gelu": (),
-    "swiglu": (("--swiglu",),),
-    "relu": (),
-    "relu2": (("--squared-relu",),),
-    "clamped_swiglu": (("--quick-geglu",),),
-}
-"""Activations by flag. geglu can't be said; relu can't either, but GELU in its place has the same shapes and cost, and a note says so."""
 
 ROPE_SCALING_FACTOR: Final = 8.0
 """GPTModel's default (models/gpt/gpt_model.py:105): gpt_builders.py gives it no --rope-scaling-factor."""
@@ -75,7 +69,7 @@ def why_not(plan: Plan) -> str | None:
 def why_never(model: Architecture, training: Training, software: Software) -> str | None:
     """Why no plan for this model and training can be said to the release of this software; None: some can."""
     said = megatron_lm(software)
-    if model.activation not in ACTIVATION_FLAGS:
+    if model.activation not in words.WITHOUT_SWITCH and not any(say(words.ACTIVATION, model).values()):
         return f"{said} has no flag for activation={model.activation}"
     if training.grad_accum_dtype != training.grad_reduce_dtype:
         return f"{said} sums and reduces gradients in one type"
@@ -144,7 +138,7 @@ def _architecture(plan: Plan) -> list[Flag]:
             flags += [("--rotary-percent", repr(model.rotary_percent))]
         if model.rope_scaling_factor is not None:
             flags += [("--use-rope-scaling",), ("--rope-scaling-factor", repr(model.rope_scaling_factor))]
-    flags += ACTIVATION_FLAGS[model.activation]
+    flags += [("--" + name.replace("_", "-"),) for name, stands in say(words.ACTIVATION, model).items() if stands]
     if not model.add_bias_linear:
         flags += [("--disable-bias-linear",)]
     if model.add_qkv_bias:
@@ -293,6 +287,11 @@ def _training(plan: Plan) -> list[Flag]:
     ]
 
 
+def _fuses_what_it_can_not(model: Architecture) -> bool:
+    """Whether Megatron-LM would by default ask for a fused activation that there is no kernel of."""
+    return model.add_bias_linear and model.activation in ("relu2", "clamped_swiglu") and not fuses_activation(model)
+
+
 def _software(plan: Plan) -> list[Flag]:
     """What Megatron turns on by default and this software can't do."""
     software, on_cpu = plan.cluster.software, plan.cluster.is_cpu
@@ -308,6 +307,8 @@ def _software(plan: Plan) -> list[Flag]:
         flags += [("--no-persist-layer-norm",)]
     if not te or megatron_parts.latent_attention(plan.model) is not None:
         flags += [("--no-rope-fusion",)]
+    if not on_cpu and _fuses_what_it_can_not(plan.model):
+        flags += [("--no-bias-gelu-fusion",)]  # which is of every activation but SwiGLU (arguments.py:1335)
     if on_cpu:
         flags += [("--distributed-backend", "gloo"), ("--no-bias-gelu-fusion",), ("--no-bias-swiglu-fusion",)]
         flags += [("--no-bias-dropout-fusion",)]

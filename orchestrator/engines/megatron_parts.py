@@ -13,6 +13,8 @@ from orchestrator.model.parts.attention import GroupedQueryAttention
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.words import megatron as words
+from orchestrator.words.terms import say
 
 TRAINED: Final = ("attention", "mlp", "llama3_rope", "encoder", "encoder_decoder", "relative_bias", "qk_norm", "partial_rotary")
 """Each with a test of parity against one process (tests/workers)."""
@@ -143,11 +145,7 @@ def _delta_fields(a: Architecture) -> dict[str, Any]:
     return {
         "experimental_attention_variant": "gated_delta_net",
         "linear_attention_freq": every if regular else has,
-        "linear_conv_kernel_dim": net.conv_kernel,
-        "linear_key_head_dim": net.key_head_dim,
-        "linear_value_head_dim": net.value_head_dim,
-        "linear_num_key_heads": net.num_key_heads,
-        "linear_num_value_heads": net.num_value_heads,
+        **say(words.DELTA_NET, net),
     }
 
 
@@ -162,11 +160,7 @@ def _latent_fields(a: Architecture, latent: LatentAttention) -> dict[str, Any]:
     norms of the latent vectors where `qk_layernorm` says so."""
     return {
         "multi_latent_attention": True,
-        "q_lora_rank": latent.q_lora_rank,
-        "kv_lora_rank": latent.kv_lora_rank,
-        "qk_head_dim": latent.qk_head_dim,
-        "qk_pos_emb_head_dim": latent.qk_rope_head_dim,
-        "v_head_dim": latent.v_head_dim,
+        **say(words.LATENT_ATTENTION, latent),
         "qk_layernorm": True,
         **_latent_rope(a, latent),
         "rotary_base": a.rotary_base,
@@ -192,9 +186,7 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
     has = [int(isinstance(layer.feed_forward, Experts)) for layer in a.each_layer()]
     sigmoid = experts.score == "sigmoid"
     fields: dict[str, Any] = {
-        "num_moe_experts": experts.num_experts,
-        "moe_router_topk": experts.topk,
-        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        **say(words.EXPERTS, experts),
         "moe_layer_freq": 1 if all(has) else has,
         "moe_router_score_function": experts.score,
         "moe_router_pre_softmax": sigmoid or not experts.normalized,
@@ -205,21 +197,7 @@ def _expert_fields(a: Architecture, experts: Experts) -> dict[str, Any]:
     }
     if experts.aux_loss_coeff:
         fields["moe_router_load_balancing_type"] = SIGMOID_BALANCE if sigmoid else "aux_loss"
-    if experts.shared_ffn_hidden_size:
-        fields["moe_shared_expert_intermediate_size"] = experts.shared_ffn_hidden_size
-        if experts.shared_gate:
-            fields["moe_shared_expert_gate"] = True
-    if experts.scaling != 1.0:
-        fields["moe_router_topk_scaling_factor"] = experts.scaling
-    if experts.groups is not None:
-        fields |= {"moe_router_num_groups": experts.groups, "moe_router_group_topk": experts.group_topk}
-    if experts.capacity_factor is not None:
-        fields["moe_expert_capacity_factor"] = experts.capacity_factor
-        if experts.pad_to_capacity:
-            fields["moe_pad_expert_input_to_capacity"] = True
-    if experts.expert_bias:
-        fields |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": experts.bias_update_rate}
-    return fields
+    return fields | say(words.ROUTING, experts)
 
 
 FLAG_OF: Final = {"num_moe_experts": "num-experts", "layernorm_zero_centered_gamma": "apply-layernorm-1p"}

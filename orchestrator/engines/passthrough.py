@@ -32,6 +32,8 @@ from orchestrator.engines.transformer_config import (
 from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import MEGATRON_OPTIONS, PP_BEFORE_DP
+from orchestrator.words import megatron as words
+from orchestrator.words.terms import decided
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
@@ -243,6 +245,10 @@ def _moment(name: str) -> Says:
 DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.precision])
 
 
+def _activation(name: str) -> Says:
+    return lambda plan: decided(words.ACTIVATION, name, plan.model)
+
+
 EXPERT_FIELDS: Final = (
     "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function", "moe_router_pre_softmax",
     "moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate",
@@ -356,8 +362,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "add_bias_linear": _model("add_bias_linear"),
     "add_qkv_bias": _model("add_qkv_bias"),
     "gated_linear_unit": ("model.activation", lambda plan: plan.model.gated),
-    "swiglu": ("model.activation", lambda plan: plan.model.activation == "swiglu"),
-    "squared_relu": ("model.activation", lambda plan: False),
+    **{term.theirs: ("model.activation", _activation(term.theirs)) for term in words.ACTIVATION},
     "untie_embeddings_and_output_weights": ("model.tie_embeddings", lambda plan: not plan.model.tie_embeddings),
     "hidden_dropout": _model("hidden_dropout"),
     "attention_dropout": _model("attention_dropout"),

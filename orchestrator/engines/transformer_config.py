@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
 from orchestrator.errors import InputError
+from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, padded
 from orchestrator.plan import LayerSpan, Plan
 from orchestrator.strategy.axes.cp import inner_size
@@ -34,7 +35,7 @@ ACTIVATION: Final = {"gelu": "gelu", "geglu": "gelu", "swiglu": "silu", "relu": 
     "clamped_swiglu": "quick_gelu",
 }
 FUSABLE_ACTIVATIONS: Final = ("gelu", "geglu", "swiglu")
-"""bias_activation_fusion takes F.gelu and F.silu only (transformer_config.py:1485)."""
+"""bias_activation_fusion takes F.gelu, F.silu and quick_gelu only (transformer_config.py:1486), the last as `fuses_activation` says."""
 
 MODEL_CLASS: Final = {"decoder": "GPTModel", "encoder": "BertModel", "encoder_decoder": "T5Model"}
 
@@ -182,7 +183,7 @@ def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
         "batch_p2p_comm": plan.vpp == 1,
         # Needs Apex' fused_weight_gradient_mlp_cuda (tensor_parallel/layers.py:925); DeepSpeed reads param.grad, which it leaves empty.
         "gradient_accumulation_fusion": apex and own_ddp and not plan.megatron_fsdp,
-        "bias_activation_fusion": not on_cpu and model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear),
+        "bias_activation_fusion": not on_cpu and fuses_activation(model),
         "bias_dropout_fusion": not on_cpu,
         # That kernel has the causal mask only: it would forget a window, and is asked before it (fusions/fused_softmax.py:245).
         "masked_softmax_fusion": apex and "window" not in model.features(),
@@ -205,6 +206,15 @@ def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
     if plan.cuda_graph_impl != "none":
         fields["cuda_graph_impl"] = plan.cuda_graph_impl
     return fields | megatron_parts.config_fields(model) | expert_parallel_fields(plan) | fp8_fields(plan)
+
+
+def fuses_activation(model: Architecture) -> bool:
+    """Whether one kernel adds the bias and computes the activation on a GPU. That of quick_gelu weighs by the router's scores as well,
+    which experts alone have, and shared ones have not (transformer/mlp.py:171-206); Megatron-LM takes none without a bias then."""
+    if model.activation == "clamped_swiglu":
+        parts = [layer.feed_forward for layer in model.each_layer()]
+        return model.add_bias_linear and all(isinstance(part, Experts) and not part.shared_ffn_hidden_size for part in parts)
+    return model.activation in FUSABLE_ACTIVATIONS and (model.gated or model.add_bias_linear)
 
 
 GROUPED_COMPUTE_CAPABILITY: Final = 8.0

@@ -151,6 +151,8 @@ OLDER = {"cluster.software.megatron_core": "0.16.1"}
         {"recipe": "gpt_tiny", "gpus": 4, "engine": "megatron", "cluster": "cpu"},
         {"recipe": "llama3_8b_128k", "gpus": 16, "engine": "megatron"},
         {"recipe": "llama3_8b", "gpus": 64, "pin.pp": 4, "pin.tp": 2, "train.precision": "fp8"},
+        {"recipe": "qwen3_next_80b_a3b", "engine": "megatron"},
+        {"recipe": "gpt_tiny", "gpus": 4, "engine": "megatron", "model.activation": "relu2"},
     ],
 )
 def test_a_plan_comes_back_as_itself_from_its_own_arguments(keys: dict[str, object], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "orchestrator"
 EVERYWHERE = {"units", "errors", "values", "key", "extensions", "commands", "__init__", "__version__"}
 WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""
-PURE = {"model", "hardware", "strategy", "cost", "plan", "search", "engines", "job", "report"}
+PURE = {"model", "hardware", "strategy", "words", "cost", "plan", "search", "engines", "job", "report"}
 COMMANDS = PURE | {
     *("recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "pictures", "api", "console", "run"),
 }
@@ -22,16 +22,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "hardware": set(),
     "strategy": {"model", "hardware"},
+    "words": {"model", "strategy"},
     "cost": {"model", "hardware", "strategy"},
     "plan": {"strategy", "model", "hardware"},
     "search": {"model", "hardware", "strategy", "cost", "plan"},
     "job": set(),
-    "engines": {"plan", "job", "strategy", "model", "hardware"},
-    "launch": {"job"},
+    "engines": {"plan", "job", "strategy", "model", "hardware", "words"},
+    "launch": {"job", "words"},
     "report": {"plan", "strategy", "cost", "model", "hardware"},
     "calibrate": {"cost", "model", "hardware", "strategy", "plan", "engines", "validate"},
     "profile": COMMANDS | {"calibrate", "validate"},
-    "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines"},
+    "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines", "words"},
     "workers": {"plan", "strategy", "model", "hardware"},
     "describe": {"model"},
     "recipe": PURE | {"detect", "describe"},

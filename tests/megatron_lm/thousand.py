@@ -180,6 +180,8 @@ def random_plan(draw: random.Random, version: str) -> Any:
         more["zero_shard_size"] = dp * cp // 2
     if tp > 1:
         more["tp_comm_overlap"] = one([True, False, False, False])
+    if zero == 1 and reduced == "bf16":
+        more["reduce_scatter_with_fp32_accumulation"] = one([True, False])
     if vpp > 1:  # interleaving by pp micro-batches, or by more
         more["microbatch_group_size_per_vp_stage"] = one([None, draw.randint(pp, max(pp, batch // (dp * micro)))])
     if cp > 1:
@@ -329,6 +331,7 @@ def same(wanted: Any, found: Any, torch: Any) -> bool:
 def differences(megatron: Megatron, plan: Any, engine: dict[str, Any], args: Any) -> list[str]:
     """Every value that Megatron has otherwise than engine.json."""
     from orchestrator.engines.megatron_args import common_recompute
+    from orchestrator.engines.passthrough import FLAG_OF
     from orchestrator.workers.schedule import learning_rate
 
     training, torch = megatron.training, megatron.torch
@@ -359,8 +362,7 @@ def differences(megatron: Megatron, plan: Any, engine: dict[str, Any], args: Any
             compare(f"optimizer.{name}", value, getattr(args, name))
         elif value != (True if name == "decoupled_weight_decay" else None):
             found.append(f"optimizer.{name}: Megatron has none")
-    flags = {"grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32", "check_for_nan_in_grad": "check_for_nan_in_loss_and_grad",
-             "average_in_collective": "ddp_average_in_collective"}  # fmt: skip
+    flags = FLAG_OF | {"grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32"}
     for name, value in engine["ddp"].items():
         if name == "grad_reduce_in_fp32" and plan.training.precision == "fp32":
             continue  # gradients are of the weights' type, fp32, either way

@@ -1,0 +1,114 @@
+"""Megatron's language: settings by the names of TransformerConfig's fields, or of a flag's destination where it has no field (training/
+arguments.py and transformer/transformer_config.py, core_v0.16.1 and core_v0.19.0)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from orchestrator.words import terms
+from orchestrator.words.terms import Kind, Table, Term, flag, switch
+
+ACTIVATION: Final[Table] = (
+    switch("swiglu", "activation", "swiglu"),
+    switch("squared_relu", "activation", "relu2"),
+    switch("quick_geglu", "activation", "clamped_swiglu"),
+)
+"""Of a model. Without any of them it is gelu."""
+WITHOUT_SWITCH: Final = ("gelu", "relu")
+"""What is trained where none stands, and what is trained as that: there is no switch for relu."""
+OTHER_ACTIVATION: Final[Table] = (
+    switch("geglu", "activation", "geglu"),
+    switch("relu", "activation", "relu"),
+    switch("openai_gelu", "activation", "gelu"),
+)
+"""Of Megatron-LM before 0.16, NeMo and Bridge."""
+
+DELTA_NET: Final[Table] = (
+    Term("linear_conv_kernel_dim", "conv_kernel", default=4, back=int),
+    Term("linear_key_head_dim", "key_head_dim", default=128, back=int),
+    Term("linear_value_head_dim", "value_head_dim", default=128, back=int),
+    Term("linear_num_key_heads", "num_key_heads", default=16, back=int),
+    Term("linear_num_value_heads", "num_value_heads", default=32, back=int),
+)
+"""Of a gated delta net; its defaults are transformer_config.py's."""
+
+LATENT_ATTENTION: Final[Table] = (
+    Term("q_lora_rank", "q_lora_rank", back=int),
+    Term("kv_lora_rank", "kv_lora_rank", default=32, back=int),
+    Term("qk_head_dim", "qk_head_dim", default=128, back=int),
+    Term("qk_pos_emb_head_dim", "qk_rope_head_dim", default=64, back=int),
+    Term("v_head_dim", "v_head_dim", default=128, back=int),
+)
+
+EXPERTS: Final[Table] = (
+    Term("num_moe_experts", "num_experts", back=int),
+    Term("moe_router_topk", "topk", default=2, back=int),
+    Term("moe_ffn_hidden_size", "ffn_hidden_size", back=int),
+)
+ROUTING: Final[Table] = (
+    Term("moe_shared_expert_intermediate_size", "shared_ffn_hidden_size", unless=0, back=int),
+    Term("moe_shared_expert_gate", "shared_gate", unless=False, back=bool, when=lambda experts: bool(experts.shared_ffn_hidden_size)),
+    Term("moe_router_topk_scaling_factor", "scaling", unless=1.0, back=float),
+    Term("moe_router_num_groups", "groups", unless=None, back=int),
+    Term("moe_router_group_topk", "group_topk", unless=None, back=int, when=lambda experts: experts.groups is not None),
+    Term("moe_expert_capacity_factor", "capacity_factor", unless=None, back=float),
+    Term("moe_pad_expert_input_to_capacity", "pad_to_capacity", unless=False, back=bool,
+         when=lambda experts: experts.capacity_factor is not None),
+    flag("moe_router_enable_expert_bias", "expert_bias"),
+    Term("moe_router_bias_update_rate", "bias_update_rate", back=float, when=lambda experts: experts.expert_bias),
+)  # fmt: skip
+
+HARMLESS: Final = (
+    "adlr_autoresume", "adlr_autoresume_interval", "app_tag_run_*", "async_ckpt_*", "async_save", "async_strategy",
+    "auto_detect_ckpt_format", "bert_load", "block_data_path", "calc_ft_timeouts", "chat_template", "ckpt_*", "config_logger_dir",
+    "data_args_path", "data_cache_path", "data_path", "ddp_impl", "dist_ckpt_*", "distributed_backend", "distributed_timeout_*",
+    "dump_param_to_param_group_map", "embedding_path", "enable_ft_package", "enable_gloo_process_groups", "enable_msc",
+    "enable_one_logger", "eval_interval", "eval_iters", "evidence_data_path", "exit_duration_in_mins", "exit_interval",
+    "exit_on_missing_checkpoint", "exit_signal", "exit_signal_handler*", "flight_recorder_*", "ft_num_warmup_iters", "full_validation",
+    "hetereogenous_dist_checkpoint", "hostfile", "ict_load", "kill_switch_path", "lazy_mpu_init", "legacy_tokenizer", "load",
+    "load_main_params_from_ckpt", "local_rank", "log_dir", "log_energy", "log_interval", "log_loss_scale_to_tensorboard",
+    "log_memory_to_tensorboard", "log_progress", "log_throughput", "log_timers_to_tensorboard", "log_validation_ppl_to_tensorboard",
+    "log_world_size_to_tensorboard", "logging_level", "master_addr", "master_port", "max_restarts", "merge_file", "mmap_bin_files",
+    "mock_data", "multiple_validation_sets", "nnodes", "node_rank", "no_load_optim", "no_load_rng", "no_save_optim", "no_save_rng",
+    "non_persistent_*", "nproc_per_node", "null_tokenizer_*", "num_dataset_builder_threads", "num_gpus", "num_nodes", "num_workers",
+    "object_storage_cache_path", "one_logger_*", "override_ckpt_iteration", "per_dataset_sequences_path", "per_split_data_args_path",
+    "pretrained_checkpoint", "rdzv_*", "redirects", "result_rejected_tracker_filename", "run_workload_inspector_server", "save",
+    "save_interval", "save_retain_interval", "start_eval_at_iter", "straggler_ctrlr_port", "straggler_minmax_count", "tee",
+    "tensorboard_*", "test_data_path", "tiktoken_*", "timing_log_level", "timing_log_option", "titles_data_path", "tokenizer_*",
+    "train_data_path", "trust_remote_code", "use_checkpoint_args", "use_mcore_models", "use_mp_args_from_checkpoint_args",
+    "use_one_sent_docs", "use_persistent_ckpt_worker", "use_tokenizer_model_from_checkpoint_args", "valid_data_path",
+    "validation_set_names", "verify_integrity", "vocab_file", "vocab_extra_ids", "wandb_*",
+)  # fmt: skip
+"""Settings of logs, paths, checkpoints, tokenizers, data files and how ranks find each other, as names and patterns of them."""
+
+RESULT: Final = (
+    "adaptive_muon_*", "apply_query_key_layer_scaling", "apply_wd_to_qk_layernorm", "bert_binary_head", "data_parallel_random_init",
+    "data_sharding", "dataloader_type", "decoupled_lr", "decoupled_min_lr", "embedding_init_method_std", "end_weight_decay",
+    "eod_mask_loss",
+    "fim_*", "finetune", "grad_norm_skip_threshold", "head_lr_mult", "hysteresis", "init_method_std", "init_method_xavier_uniform",
+    "initial_loss_scale", "iterations_to_skip", "lion_beta*", "loss_scale", "loss_scale_window", "lr_decay_tokens",
+    "lr_warmup_init", "lr_wsd_decay_*",
+    "mask_factor", "mask_prob", "mask_type", "min_loss_scale", "mtp_loss_scaling_factor", "no_query_key_layer_scaling",
+    "no_weight_decay_cond_type", "override_opt_param_scheduler", "phase_transition_iterations", "query_in_block_prob",
+    "reset_position_ids", "rotary_interleaved", "rotary_seq_len_interpolation_factor",
+    "sample_rate", "sgd_momentum", "short_seq_prob", "softmax_scale", "split", "start_weight_decay", "train_tokens",
+    "use_checkpoint_opt_param_scheduler", "weight_decay_incr_style", "yarn_*",
+)  # fmt: skip
+"""Settings that change what is trained, and neither time nor memory."""
+
+
+@cache
+def kind(name: str) -> Kind:
+    """What a setting does of which a plan says nothing. What is in no list counts as one that changes time or memory.
+
+    >>> kind("tensorboard_dir"), kind("init_method_std"), kind("fp8_param_gather"), kind("hybrid_context_parallel")
+    ('harmless', 'result', 'cost', 'cost')
+    """
+    return terms.kind(name, HARMLESS, RESULT)
+
+
+def activation(given: dict[str, Any]) -> str | None:
+    """A recipe's model.activation of switches by name, in any release's spelling; None: no switch stands."""
+    found: str | None = terms.read((*OTHER_ACTIVATION, *ACTIVATION), given).get("activation")
+    return found

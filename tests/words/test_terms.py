@@ -1,0 +1,133 @@
+"""A table says a value and reads it back as the same, and no setting that costs time or memory is called harmless."""
+
+from __future__ import annotations
+
+import random
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+import pytest
+from msgspec.structs import asdict
+
+from orchestrator.audit import script
+from orchestrator.engines.passthrough import FIELD_OF, fields, flags
+from orchestrator.model.architecture import Activation
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
+from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.words import megatron as words
+from orchestrator.words import terms
+
+
+class Model:
+    """What a table of activations looks at."""
+
+    def __init__(self, activation: str) -> None:
+        self.activation = activation
+
+
+def drawn_parts(number: int) -> list[tuple[terms.Table, Any]]:
+    draw = random.Random(0)
+    one = draw.choice
+    found: list[tuple[terms.Table, Any]] = []
+    for _ in range(number):
+        net = GatedDeltaNet(num_key_heads=one([4, 16]), num_value_heads=one([16, 32]), conv_kernel=one([3, 4]))
+        latent = LatentAttention(
+            q_lora_rank=one([None, 96]), kv_lora_rank=one([32, 64]), qk_head_dim=64, qk_rope_head_dim=32, v_head_dim=48
+        )
+        groups, capacity, bias, shared = one([None, 4]), one([None, 1.25]), one([True, False]), one([0, 128])
+        experts = Experts(
+            num_experts=one([8, 16]), topk=one([1, 2, 4]), ffn_hidden_size=one([64, 128]), shared_ffn_hidden_size=shared,
+            shared_gate=bool(shared) and one([True, False]), scaling=one([1.0, 2.5]), groups=groups, group_topk=2 if groups else None,
+            capacity_factor=capacity, pad_to_capacity=capacity is not None and one([True, False]), expert_bias=bias,
+            bias_update_rate=one([1e-3, 1e-2]) if bias else 1e-3,
+        )  # fmt: skip
+        found += [(words.DELTA_NET, net), (words.LATENT_ATTENTION, latent), ((*words.EXPERTS, *words.ROUTING), experts)]
+    return found
+
+
+@pytest.mark.parametrize(("table", "part"), drawn_parts(50))
+def test_a_part_is_read_back_as_itself(table: terms.Table, part: Any) -> None:
+    said = terms.say(table, part)
+    assert type(part)(**terms.read(table, said)) == part
+    assert {name: terms.decided(table, name, part) for name in said} == said
+    assert terms.differs(table, part, part) == {}
+
+
+def test_what_changes_is_told_apart() -> None:
+    one = Experts(num_experts=8, topk=2, ffn_hidden_size=64)
+    other = Experts(**asdict(one) | {"topk": 4, "scaling": 2.5})
+    table = (*words.EXPERTS, *words.ROUTING)
+    assert terms.differs(table, one, other) == {"moe_router_topk": 4, "moe_router_topk_scaling_factor": 2.5}
+    assert terms.differs(table, other, one) == {"moe_router_topk": 2, "moe_router_topk_scaling_factor": terms.NOTHING}
+    assert terms.decided(table, "moe_router_topk_scaling_factor", one) == 1.0, "also where nothing is said"
+    assert terms.decided(table, "tensor_model_parallel_size", one) is terms.NOTHING
+
+
+def test_every_activation_is_read_back_or_stands_without_a_switch() -> None:
+    for activation in get_args(Activation):
+        said = terms.say((*words.ACTIVATION, *words.OTHER_ACTIVATION), Model(activation))
+        assert words.activation(said) == activation
+        assert sum(terms.say(words.ACTIVATION, Model(activation)).values()) == (activation not in (*words.WITHOUT_SWITCH, "geglu"))
+    assert words.activation({}) is None
+
+
+KNOWN = {FIELD_OF.get(name, name) for name in flags()} | {name for section in fields().values() for name in section}
+COSTLY = (
+    "hybrid_context_parallel", "max_seqlen_per_dp_cp_rank", "fp4_recipe", "step_batch_size_schedule", "cuda_graph_impl", "fp8_param",
+    "fp8_recipe", "recompute_modules", "cpu_offloading", "optimizer_cpu_offload", "bucket_size", "cross_entropy_loss_fusion", "nccl_ub",
+    "calculate_per_token_loss", "gradient_accumulation_fusion", "moe_permute_fusion", "moe_paged_stash", "fsdp_double_buffer",
+    "num_layers_at_start_in_bf16", "eval_micro_batch_size", "log_params_norm", "profile", "reset_attention_mask", "moe_latent_size",
+)  # fmt: skip
+COST_WORDS = (
+    "parallel",
+    "recompute",
+    "offload",
+    "fusion",
+    "overlap",
+    "moe_",
+    "fp8",
+    "fp4",
+    "cuda_graph",
+    "bucket",
+    "layers",
+    "size",
+    "mamba",
+)
+"""What stands in the names of settings that cost."""
+NAMED_SO = (
+    "async_ckpt_use_cpu_shm", "ckpt_fully_parallel_load", "ckpt_fully_parallel_load_exchange_algo", "tensorboard_queue_size",
+    "ckpt_fully_parallel_load_process_group", "ckpt_fully_parallel_save", "ckpt_fully_parallel_save_process_group",
+    "flight_recorder_trace_buffer_size", "log_world_size_to_tensorboard", "data_parallel_random_init",
+)  # fmt: skip
+"""Harmless ones that are named so: of writing checkpoints and logs, and of first weights."""
+
+
+def test_nothing_that_costs_is_called_harmless() -> None:
+    assert [name for name in COSTLY if words.kind(name) != "cost"] == []
+    free = {name for name in KNOWN if words.kind(name) != "cost"}
+    assert sorted(name for name in free if any(part in name for part in COST_WORDS) and name not in NAMED_SO) == []
+    assert free.isdisjoint(terms.names(words.DELTA_NET, words.LATENT_ATTENTION, words.EXPERTS, words.ROUTING, words.ACTIVATION))
+    assert words.kind("no_such_setting") == "cost"
+
+
+def test_every_pattern_is_of_settings_that_some_program_has() -> None:
+    known = KNOWN | {destination for destination, _ in script.known_flags().values()}
+    patterns = [*words.HARMLESS, *words.RESULT]
+    assert [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in known)] == []
+    assert len(set(patterns)) == len(patterns)
+
+
+def test_costs_of_a_script_are_said_as_costs_and_a_schedule_of_batches_is_read_whole() -> None:
+    lost = 'SIZES="0:16 2.4B:320 5B:640"\n'
+    line = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    more = "--squared-relu --hybrid-context-parallel --max-seqlen-per-dp-cp-rank 4096 --fp4-recipe nvfp4 --cuda-graph-impl full_iteration "
+    for said in ("$SIZES", '"$SIZES"', '"0:16 2.4B:320 5B:640"'):
+        reading = script.read(f"{lost}{line}{more}--step-batch-size-schedule {said} --lr 1e-3 --train-iters 5\n").reading
+        assert reading.unknown == ()
+        assert reading.unpriced == ("--hybrid-context-parallel", "--max-seqlen-per-dp-cp-rank 4096", "--fp4-recipe nvfp4")
+        assert reading.beside == ()
+        assert reading.keys["model.activation"] == "relu2"
+        assert reading.keys["train.global_batch_size"] == 640
+        assert "step_batch_size_schedule=0:16 2.4B:320 5B:640: the batch at its end is priced, 640" in reading.assumed
+        assert "cuda_graph_impl=full_iteration is priced as none, which is slower" in reading.assumed
