@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 from orchestrator.audit.reading import Setup
-from orchestrator.engines.passthrough import FIELD_OF, SHORT_TYPES
+from orchestrator.engines.passthrough import FIELD_OF, FLAG_OF, SHORT_TYPES, flags
 from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import names, read
+from orchestrator.words.terms import NOTHING, differs, names, read
 
 DEFAULTS: Final[dict[str, Any]] = {
     "hidden_dropout": 0.1, "attention_dropout": 0.1, "layernorm_epsilon": 1e-5, "normalization": "LayerNorm", "rotary_percent": 1.0,
@@ -565,22 +565,6 @@ def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
 
 Change = dict[str, list[str] | None]
 """By flag: its values ([] for a switch), or None where it must not stand."""
-SAYING: Final[dict[str, tuple[str, ...]]] = {
-    "tp": ("--tensor-model-parallel-size",),
-    "pp": ("--pipeline-model-parallel-size",),
-    "cp": ("--context-parallel-size",),
-    "ep": ("--expert-model-parallel-size",),
-    "etp": ("--expert-tensor-parallel-size",),
-    "micro_batch_size": ("--micro-batch-size",),
-    "cp_comm_type": ("--cp-comm-type",),
-    "moe_token_dispatcher_type": ("--moe-token-dispatcher-type",),
-}
-SWITCHES: Final = {
-    "sequence_parallel": "--sequence-parallel", "overlap_grad_reduce": "--overlap-grad-reduce",
-    "overlap_param_gather": "--overlap-param-gather",
-    "tp_comm_overlap": "--tp-comm-overlap", "overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
-    "delay_wgrad_compute": "--delay-wgrad-compute", "moe_shared_expert_overlap": "--moe-shared-expert-overlap",
-}  # fmt: skip
 STAGES: Final = (
     "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
     "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--account-for-embedding-in-pipeline-split",
@@ -595,14 +579,12 @@ RECOMPUTING: Final = (
 def flags_changed(before: Setup, after: Setup) -> Change:
     """What must change on Megatron-LM's command line for the second setup in place of the first."""
     change: Change = {}
-    for name, (flag,) in SAYING.items():
-        if getattr(before, name) != getattr(after, name):
-            change[flag] = [str(getattr(after, name))]
+    table = (*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH)
+    for name, value in differs(table, before, after).items():
+        flag = flags()[FLAG_OF.get(name, name)][0]
+        change[flag] = None if value is NOTHING else [] if value is True else [str(value)]
     if before.etp != after.etp and after.etp == after.tp:
         change["--expert-tensor-parallel-size"] = None if before.etp == before.tp else [str(after.etp)]
-    for name, switch in SWITCHES.items():
-        if getattr(before, name) != getattr(after, name):
-            change[switch] = [] if getattr(after, name) else None
     if before.zero_stage != after.zero_stage:
         change["--use-distributed-optimizer"] = [] if after.zero_stage else None
     stages = ("vpp", "layout", "first_layers", "last_layers", "ends_count", "microbatch_group_size_per_vp_stage")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from orchestrator.engines import megatron_parts
 from orchestrator.engines.megatron_versions import RELEASES, release_of
-from orchestrator.engines.passthrough import with_flags
+from orchestrator.engines.passthrough import flags_of, with_flags
 from orchestrator.engines.transformer_config import (
     chunk_lengths,
     ddp_fields,
@@ -116,62 +116,34 @@ def _architecture(plan: Plan) -> list[Flag]:
         ]
     else:
         flags = [("--num-layers", str(model.num_layers)), ("--seq-length", str(training.seq_length))]
-    flags += [
-        ("--max-position-embeddings", str(model.max_position_embeddings)),
-        ("--hidden-size", str(model.hidden_size)),
-        ("--ffn-hidden-size", str(model.ffn_hidden_size)),
-        ("--num-attention-heads", str(model.num_attention_heads)),
-        ("--kv-channels", str(model.head_dim)),
-    ]
+    version = plan.cluster.software.megatron_core
+    flags += flags_of(say(words.SHAPE, model) | {"kv_channels": model.head_dim}, version)
     latent = megatron_parts.latent_attention(model) is not None
     if model.query_groups != model.num_attention_heads and not latent:
         # Without the first flag the second is forgotten (arguments.py:1348).
         flags += [("--group-query-attention",), ("--num-query-groups", str(model.query_groups))]
-    flags += [
-        ("--normalization", model.normalization),
-        ("--norm-epsilon", repr(model.norm_epsilon)),
-        ("--position-embedding-type", model.position_embedding),
-    ]
+    flags += flags_of(say(words.NORM, model), version)
     if model.position_embedding == "rope":
-        flags += [("--rotary-base", str(model.rotary_base))]
-        if model.rotary_percent != 1.0:
-            flags += [("--rotary-percent", repr(model.rotary_percent))]
+        flags += flags_of(say(words.ROPE, model), version)
         if model.rope_scaling_factor is not None:
             flags += [("--use-rope-scaling",), ("--rope-scaling-factor", repr(model.rope_scaling_factor))]
-    flags += [("--" + name.replace("_", "-"),) for name, stands in say(words.ACTIVATION, model).items() if stands]
-    if not model.add_bias_linear:
-        flags += [("--disable-bias-linear",)]
-    if model.add_qkv_bias:
-        flags += [("--add-qkv-bias",)]
-    if not model.tie_embeddings:
-        flags += [("--untie-embeddings-and-output-weights",)]
+    flags += flags_of(say((*words.ACTIVATION, *words.BIASES, *words.TIED), model), version)
     flags += megatron_parts.flags(model)
     if model.stack == "encoder":
         flags += [("--bert-no-binary-head",)]
     return [
         *flags,
-        ("--attention-dropout", repr(model.attention_dropout)),
-        ("--hidden-dropout", repr(model.hidden_dropout)),
+        *flags_of(say(words.DROPOUT, model), version),
         ("--make-vocab-size-divisible-by", str(vocab_divisor(plan))),
         ("--attention-softmax-in-fp32",),
     ]
 
 
 def _parallel(plan: Plan) -> list[Flag]:
-    flags: list[Flag] = [
-        ("--tensor-model-parallel-size", str(plan.tp)),
-        ("--pipeline-model-parallel-size", str(plan.pp)),
-        ("--context-parallel-size", str(plan.cp)),
-    ]
+    version = plan.cluster.software.megatron_core
+    flags: list[Flag] = flags_of(say(words.SIZES, plan), version)
     if plan.model.experts:
-        flags += [("--expert-model-parallel-size", str(plan.ep)), ("--expert-tensor-parallel-size", str(plan.etp))]
-        flags += [("--moe-token-dispatcher-type", plan.moe_token_dispatcher_type)]
-        if plan.moe_shared_expert_overlap:
-            flags += [("--moe-shared-expert-overlap",)]
-        if plan.overlap_moe_expert_parallel_comm:
-            flags += [("--overlap-moe-expert-parallel-comm",)]
-        if plan.delay_wgrad_compute:
-            flags += [("--delay-wgrad-compute",)]
+        flags += flags_of(say(words.EXPERT_PARALLEL, plan), version)
         fields = expert_parallel_fields(plan)
         flags += [("--" + name.replace("_", "-"),) for name in ("moe_grouped_gemm", "moe_permute_fusion") if fields[name]]
     if plan.sequence_parallel:
@@ -244,7 +216,7 @@ def _recompute(plan: Plan) -> list[Flag]:
 
 
 def _training(plan: Plan) -> list[Flag]:
-    training = plan.training
+    training, version = plan.training, plan.cluster.software.megatron_core
     flags: list[Flag] = [
         ("--micro-batch-size", str(plan.micro_batch_size)),
         ("--global-batch-size", str(plan.global_batch_size)),
@@ -260,31 +232,12 @@ def _training(plan: Plan) -> list[Flag]:
         flags += [("--accumulate-allreduce-grads-in-fp32",)]
     flags += [("--optimizer", "adam" if training.optimizer == "adamw" else "sgd")]
     if training.optimizer == "adamw":
-        flags += [
-            ("--adam-beta1", repr(training.betas[0])),
-            ("--adam-beta2", repr(training.betas[1])),
-            ("--adam-eps", repr(training.eps)),
-        ]
+        flags += flags_of(say(words.ADAM, training), version)
         if training.precision_aware_optimizer:
-            flags += [
-                ("--use-precision-aware-optimizer",),
-                ("--main-grads-dtype", training.grad_reduce_dtype),
-                ("--exp-avg-dtype", training.exp_avg_dtype),
-                ("--exp-avg-sq-dtype", training.exp_avg_sq_dtype),
-            ]
+            flags += flags_of(say(words.PRECISION_AWARE, training), version)
     else:
         flags += [("--sgd-momentum", "0.0")]
-    return [
-        *flags,
-        ("--lr", repr(training.lr)),
-        ("--min-lr", repr(training.min_lr)),
-        ("--lr-decay-style", training.schedule),
-        ("--lr-decay-iters", str(training.steps)),
-        ("--lr-warmup-iters", str(training.warmup)),
-        ("--weight-decay", repr(training.weight_decay)),
-        ("--clip-grad", repr(training.clip)),
-        ("--seed", str(training.seed)),
-    ]
+    return [*flags, *flags_of(say(words.SCHEDULE, training), version)]
 
 
 def _fuses_what_it_can_not(model: Architecture) -> bool:

@@ -33,7 +33,7 @@ from orchestrator.errors import InputError, nearest
 from orchestrator.plan import Plan
 from orchestrator.strategy.spec import MEGATRON_OPTIONS, PP_BEFORE_DP
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import decided
+from orchestrator.words.terms import Table, Term
 
 MEGATRON, DS = "megatron", "ds"
 GROUPS: Final = (MEGATRON, DS)
@@ -245,8 +245,13 @@ def _moment(name: str) -> Says:
 DTYPE: Final = ("training.precision", lambda plan: TORCH_DTYPE[plan.training.precision])
 
 
-def _activation(name: str) -> Says:
-    return lambda plan: decided(words.ACTIVATION, name, plan.model)
+def _by_table(subject: str, *tables: Table) -> dict[str, tuple[str, Says]]:
+    """Of settings that the tables of words say: of a plan, or of its model or training."""
+
+    def says(term: Term) -> Says:
+        return lambda plan: term.to(attrgetter(subject + term.ours)(plan))
+
+    return {term.theirs: (subject + term.ours, says(term)) for table in tables for term in table}
 
 
 EXPERT_FIELDS: Final = (
@@ -264,8 +269,9 @@ def _expert(name: str) -> Says:
 
 DECIDED: Final[dict[str, tuple[str, Says]]] = {
     **{name: (name, attrgetter(name)) for name in MEGATRON_OPTIONS},  # as Megatron calls them, but for what follows
-    "tensor_model_parallel_size": ("tp", lambda plan: plan.tp),
-    "pipeline_model_parallel_size": ("pp", lambda plan: plan.pp),
+    **_by_table("", words.SIZES, words.EXPERT_PARALLEL, words.OPTIONS, words.BATCH),
+    **_by_table("model.", words.SHAPE, words.NORM, words.ROPE, words.ACTIVATION, words.BIASES, words.TIED, words.DROPOUT),
+    **_by_table("training.", words.ADAM, words.SCHEDULE),
     "virtual_pipeline_model_parallel_size": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
     "num_virtual_stages_per_pipeline_rank": ("vpp", lambda plan: plan.vpp if plan.vpp > 1 else None),
     "num_layers_per_virtual_pipeline_stage": ("vpp", lambda plan: None),
@@ -275,11 +281,6 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     ),
     "overlap_p2p_comm": ("vpp", lambda plan: plan.vpp > 1),
     "batch_p2p_comm": ("vpp", lambda plan: plan.vpp == 1),
-    "moe_token_dispatcher_type": ("moe_token_dispatcher_type", lambda plan: plan.moe_token_dispatcher_type),
-    "context_parallel_size": ("cp", lambda plan: plan.cp),
-    "expert_model_parallel_size": ("ep", lambda plan: plan.ep),
-    "expert_tensor_parallel_size": ("etp", lambda plan: plan.etp),
-    "sequence_parallel": ("sequence_parallel", lambda plan: plan.sequence_parallel),
     "pipeline_model_parallel_layout": ("stages", layout),
     "num_layers_in_first_pipeline_stage": ("stages", lambda plan: None),
     "num_layers_in_last_pipeline_stage": ("stages", lambda plan: None),
@@ -301,10 +302,8 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "overlap_param_gather": ("overlap_param_gather", _ddp("overlap_param_gather")),
     "enable_cuda_graph": ("cuda_graph_impl", lambda plan: False),
     "external_cuda_graph": ("cuda_graph_impl", lambda plan: False),
-    "cp_comm_type": ("cp_comm_type", lambda plan: plan.cp_comm_type),
     "hierarchical_context_parallel_sizes": ("cp_comm_type", hierarchical_sizes),
     "optimizer_cpu_offload": ("offload_optimizer", lambda plan: plan.offload_optimizer),
-    "micro_batch_size": ("micro_batch_size", lambda plan: plan.micro_batch_size),
     "global_batch_size": ("global_batch_size", lambda plan: plan.global_batch_size),
     "rampup_batch_size": ("global_batch_size", lambda plan: None),
     "seq_length": _training("seq_length"),
@@ -312,19 +311,8 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "decoder_seq_length": _training("decoder_seq_length"),
     "train_iters": _training("steps"),
     "train_samples": ("training.steps", lambda plan: None),
-    "seed": _training("seed"),
-    "lr": _training("lr"),
-    "min_lr": _training("min_lr"),
-    "lr_decay_style": _training("schedule"),
-    "lr_decay_iters": _training("steps"),
-    "lr_warmup_iters": _training("warmup"),
     "lr_warmup_fraction": ("training.warmup", lambda plan: None),
     "lr_warmup_samples": ("training.warmup", lambda plan: 0),
-    "weight_decay": _training("weight_decay"),
-    "clip_grad": _training("clip"),
-    "adam_beta1": ("training.betas", lambda plan: plan.training.betas[0]),
-    "adam_beta2": ("training.betas", lambda plan: plan.training.betas[1]),
-    "adam_eps": _training("eps"),
     "optimizer": ("training.optimizer", lambda plan: "adam" if plan.training.optimizer == "adamw" else "sgd"),
     "decoupled_weight_decay": ("training.optimizer", lambda plan: True),
     "bf16": ("training.precision", lambda plan: plan.training.precision in ("bf16", "fp8")),
@@ -345,27 +333,12 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "num_layers": _model("num_layers"),
     "encoder_num_layers": _model("num_layers"),
     "decoder_num_layers": _model("decoder_num_layers"),
-    "hidden_size": _model("hidden_size"),
-    "ffn_hidden_size": _model("ffn_hidden_size"),
-    "num_attention_heads": _model("num_attention_heads"),
     "num_query_groups": ("model.num_query_groups", lambda plan: plan.model.query_groups),
     "group_query_attention": ("model.num_query_groups", lambda plan: plan.model.query_groups != plan.model.num_attention_heads),
     "kv_channels": ("model.kv_channels", lambda plan: plan.model.head_dim),
-    "max_position_embeddings": _model("max_position_embeddings"),
-    "position_embedding_type": _model("position_embedding"),
-    "rotary_base": _model("rotary_base"),
-    "rotary_percent": _model("rotary_percent"),
     "use_rope_scaling": ("model.rope_scaling_factor", lambda plan: plan.model.rope_scaling_factor is not None),
     "rope_scaling_factor": _model("rope_scaling_factor"),
-    "normalization": _model("normalization"),
-    "layernorm_epsilon": _model("norm_epsilon"),
-    "add_bias_linear": _model("add_bias_linear"),
-    "add_qkv_bias": _model("add_qkv_bias"),
     "gated_linear_unit": ("model.activation", lambda plan: plan.model.gated),
-    **{term.theirs: ("model.activation", _activation(term.theirs)) for term in words.ACTIVATION},
-    "untie_embeddings_and_output_weights": ("model.tie_embeddings", lambda plan: not plan.model.tie_embeddings),
-    "hidden_dropout": _model("hidden_dropout"),
-    "attention_dropout": _model("attention_dropout"),
     **{name: ("model.feed_forward", _expert(name)) for name in EXPERT_FIELDS},
     "vocab_size": _model("vocab_size"),
     "padded_vocab_size": ("model.vocab_size", padded_vocab_size),
@@ -557,6 +530,33 @@ def _destination(plan: Plan, name: str) -> str:
     return FLAG_OF.get(name, name)
 
 
+def flag_of(name: str, value: Any, version: str) -> tuple[str, ...] | None:
+    """A setting by its flag's destination as that release's command line says it; None: by leaving the flag out."""
+    flag, kind = flags(version)[name]
+    if kind in ("true", "false"):
+        return (flag,) if value is (kind == "true") else None
+    if kind == "both":
+        return (flag if value else flag.replace("--", "--no-", 1),)
+    if value is None:
+        return None
+    items = value if isinstance(value, list) else [value]
+    if name in TUPLES:
+        items = [",".join(str(item) for item in items)]
+    elif kind != "list":
+        items = [value]
+    return flag, *(_word(item) for item in items)
+
+
+def flags_of(settings: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
+    """Settings by the names of fields, as that release's command line says them.
+
+    >>> flags_of({"tensor_model_parallel_size": 2, "add_bias_linear": False, "add_qkv_bias": False}, "0.16.1")
+    [('--tensor-model-parallel-size', '2'), ('--disable-bias-linear',)]
+    """
+    found = [flag_of(FLAG_OF.get(name, name), value, version) for name, value in settings.items()]
+    return [flag for flag in found if flag is not None]
+
+
 def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str, ...], ...]:
     """The argument list with the user's flags: in the place of ours, or at the end."""
     changed = {flag[0]: flag for flag in found}
@@ -564,21 +564,11 @@ def with_flags(found: Sequence[tuple[str, ...]], plan: Plan) -> tuple[tuple[str,
         destination = _destination(plan, name)
         if destination not in flags(_version(plan)) or name in DECIDED:
             continue
-        flag, kind = flags(_version(plan))[destination]
-        if kind in ("true", "false"):
-            wanted = value is (kind == "true")
-            changed = changed | {flag: (flag,)} if wanted else {key: rest for key, rest in changed.items() if key != flag}
-        elif kind == "both":
-            changed[flag] = (flag if value else flag.replace("--", "--no-", 1),)
-        elif value is None:
-            changed.pop(flag, None)
+        flag = flag_of(destination, value, _version(plan))
+        if flag is None:
+            changed.pop(flags(_version(plan))[destination][0], None)
         else:
-            items = value if isinstance(value, list) else [value]
-            if destination in TUPLES:
-                items = [",".join(str(item) for item in items)]
-            elif kind != "list":
-                items = [value]
-            changed[flag] = (flag, *(_word(item) for item in items))
+            changed[flag[0]] = flag
     return tuple(changed.values())
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Final
 
 from orchestrator.words import terms
-from orchestrator.words.terms import Kind, Table, Term, flag, switch
+from orchestrator.words.terms import NOTHING, Kind, Table, Term, flag, switch
 
 ACTIVATION: Final[Table] = (
     switch("swiglu", "activation", "swiglu"),
@@ -23,6 +23,83 @@ OTHER_ACTIVATION: Final[Table] = (
     switch("openai_gelu", "activation", "gelu"),
 )
 """Of Megatron-LM before 0.16, NeMo and Bridge."""
+
+SIZES: Final[Table] = (
+    Term("tensor_model_parallel_size", "tp", default=1, back=int),
+    Term("pipeline_model_parallel_size", "pp", default=1, back=int),
+    Term("context_parallel_size", "cp", default=1, back=int),
+)
+"""Of a plan or a setup, as are the next three."""
+EXPERT_PARALLEL: Final[Table] = (
+    Term("expert_model_parallel_size", "ep", default=1, back=int),
+    Term("expert_tensor_parallel_size", "etp", back=int),
+    Term("moe_token_dispatcher_type", "moe_token_dispatcher_type", default="allgather", back=str),
+    flag("moe_shared_expert_overlap", "moe_shared_expert_overlap"),
+    flag("overlap_moe_expert_parallel_comm", "overlap_moe_expert_parallel_comm"),
+    flag("delay_wgrad_compute", "delay_wgrad_compute"),
+)
+"""Of a model with experts."""
+OPTIONS: Final[Table] = (
+    flag("sequence_parallel", "sequence_parallel"),
+    Term("cp_comm_type", "cp_comm_type", default="p2p", back=str),
+    flag("tp_comm_overlap", "tp_comm_overlap"),
+    flag("overlap_grad_reduce", "overlap_grad_reduce"),
+    flag("overlap_param_gather", "overlap_param_gather"),
+    flag("reduce_scatter_with_fp32_accumulation", "reduce_scatter_with_fp32_accumulation"),
+)
+BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
+
+SHAPE: Final[Table] = (
+    Term("max_position_embeddings", "max_position_embeddings", back=int),
+    Term("hidden_size", "hidden_size", back=int),
+    Term("ffn_hidden_size", "ffn_hidden_size", back=int),
+    Term("num_attention_heads", "num_attention_heads", back=int),
+)
+"""Of a model, as are those up to DROPOUT."""
+NORM: Final[Table] = (
+    Term("normalization", "normalization", default="LayerNorm", back=str),
+    Term("layernorm_epsilon", "norm_epsilon", default=1e-5, back=float),
+    Term("position_embedding_type", "position_embedding", default="learned_absolute", back=str),
+)
+ROPE: Final[Table] = (
+    Term("rotary_base", "rotary_base", default=10000, back=int),
+    Term("rotary_percent", "rotary_percent", unless=1.0, default=1.0, back=float),
+)
+BIASES: Final[Table] = (
+    Term("add_bias_linear", "add_bias_linear", default=True, back=bool),
+    Term("add_qkv_bias", "add_qkv_bias", default=False, back=bool),
+)
+TIED: Final[Table] = (
+    Term("untie_embeddings_and_output_weights", "tie_embeddings", default=False, to=lambda tied: not tied, back=lambda said: not said),
+)
+DROPOUT: Final[Table] = (
+    Term("attention_dropout", "attention_dropout", default=0.1, back=float),
+    Term("hidden_dropout", "hidden_dropout", default=0.1, back=float),
+)
+
+ADAM: Final[Table] = (
+    Term("adam_beta1", "betas", to=lambda betas: betas[0], back=lambda beta: NOTHING),
+    Term("adam_beta2", "betas", to=lambda betas: betas[1], back=lambda beta: NOTHING),
+    Term("adam_eps", "eps", default=1e-8, back=float),
+)
+"""Of a training, as are the next two. Two settings make one pair of betas, which whoever reads puts together."""
+SCHEDULE: Final[Table] = (
+    Term("lr", "lr", back=float),
+    Term("min_lr", "min_lr", default=0.0, back=float),
+    Term("lr_decay_style", "schedule", default="linear", back=str),
+    Term("lr_decay_iters", "steps", back=lambda said: NOTHING),
+    Term("lr_warmup_iters", "warmup", default=0, back=int),
+    Term("weight_decay", "weight_decay", default=0.01, back=float),
+    Term("clip_grad", "clip", default=1.0, back=float),
+    Term("seed", "seed", default=1234, back=int),
+)
+"""The rate decays until the last step; another end is the reader's to judge."""
+PRECISION_AWARE: Final[Table] = (
+    flag("use_precision_aware_optimizer", "precision_aware_optimizer"),
+    Term("main_grads_dtype", "grad_reduce_dtype", back=lambda said: NOTHING),
+    Term("exp_avg_dtype", "exp_avg_dtype"),
+    Term("exp_avg_sq_dtype", "exp_avg_sq_dtype"),
+)
 
 DELTA_NET: Final[Table] = (
     Term("linear_conv_kernel_dim", "conv_kernel", default=4, back=int),
