@@ -1,0 +1,97 @@
+"""Drawn legal plans come back from Megatron-LM's command line as themselves: layout, options, training and model."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.audit import script
+from orchestrator.audit.audit import settings_of
+from orchestrator.audit.build import built
+from orchestrator.detect import Machine
+from orchestrator.engines.megatron_args import megatron_args_sh
+from orchestrator.engines.megatron_parts import latent_attention
+from orchestrator.engines.transformer_config import ddp_fields
+from orchestrator.errors import InputError
+from orchestrator.model.families import describe
+from orchestrator.model.spec import padded
+from orchestrator.plan import Plan
+
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS / "engines"), str(TESTS / "megatron_lm")]
+from thousand import random_plan  # noqa: E402
+
+OF_ADAM = ("betas", "eps")
+NO_CHOICE = ("predicted", "rejected", "run", "calibration", "prices", "extra", "stages", "model", "training", "cluster")
+BY_EFFECT = ("overlap_grad_reduce", "overlap_param_gather", "microbatch_group_size_per_vp_stage")
+"""A plan may have them where they mean nothing, or another's default."""
+BY_MEANING = ("family", "name", "pattern", "mixer", "feed_forward", "num_query_groups", "kv_channels", "rotary_base", "rotary_percent")
+"""A model's fields that can be written in several ways, or that name it."""
+UNIT = "make_vocab_size_divisible_by"
+NOT_SAID = ("num_token_types", UNIT)
+"""BERT's segments, which Megatron-LM's program has with its binary head alone; and a unit of padding, of which the padded size counts."""
+
+
+def layers_of(plan: Plan) -> list[list[tuple[object, ...]]]:
+    """Of each stage, one by one, however the plan puts them together."""
+    return [[(span.kind, span.first + index, span.recompute, span.chunk) for span in stage.layers for index in range(span.count)]
+            for stage in plan.stages]  # fmt: skip
+
+
+def lost(plan: Plan) -> list[str]:
+    """What is read back otherwise than the plan has it."""
+    reading = script.read(megatron_args_sh(plan)).reading
+    found = [f"unknown {flag}" for flag in reading.unknown]
+    given: Any = {"cluster": "dgx_h100", "gpus": str(plan.world_size)}
+    settings, _ = settings_of(reading, given, Machine())
+    ours = replace(settings, architecture=plan.model, training=plan.training, cluster=plan.cluster, run=plan.run, extra=plan.extra)
+    again = built(reading.setup, ours, describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length))
+    found += [
+        name for name in Plan.__struct_fields__ if name not in (*NO_CHOICE, *BY_EFFECT) and getattr(again, name) != getattr(plan, name)
+    ]
+    found += ["overlaps"] if ddp_fields(again) != ddp_fields(plan) else []
+    groups = [of.microbatch_group_size_per_vp_stage or of.pp for of in (again, plan)]
+    found += ["microbatch_group_size_per_vp_stage"] if groups[0] != groups[1] else []
+    found += ["layers of stages"] if layers_of(again) != layers_of(plan) else []
+    for name in plan.training.__struct_fields__:
+        if not (name in OF_ADAM and plan.training.optimizer == "sgd") and f"train.{name}" in reading.keys:
+            value = reading.keys[f"train.{name}"]
+            if (tuple(value) if isinstance(value, list) else value) != getattr(plan.training, name):
+                found.append(f"training.{name}")
+    one, other = settings.architecture, plan.model
+    found += [
+        f"model.{name}"
+        for name in other.__struct_fields__
+        if name not in (*BY_MEANING, *NOT_SAID) and f"model.{name}" not in reading.weak and getattr(one, name) != getattr(other, name)
+    ]
+    latent = latent_attention(other) is not None  # whose heads have no groups
+    groups = [other.num_attention_heads if latent else of.query_groups for of in (one, other)]
+    same = (list(one.each_layer()), groups[0], one.head_dim) == (list(other.each_layer()), groups[1], other.head_dim)
+    units = (reading.keys[f"model.{UNIT}"], other.make_vocab_size_divisible_by)
+    found += [UNIT] if len({padded(other.vocab_size, unit, plan.tp) for unit in units}) > 1 else []
+    return found + ([] if same else ["model's layers"])
+
+
+def drawn(number: int, version: str, seed: int) -> list[Plan]:
+    draw = random.Random(seed)
+    found: list[Plan] = []
+    while len(found) < number:
+        plan = random_plan(draw, version)
+        if plan is not None:
+            found.append(replace(plan, extra={}))  # a user's own flags may say another model
+    return found
+
+
+@pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
+@pytest.mark.parametrize("number", [25, pytest.param(500, marks=pytest.mark.full)])
+def test_a_drawn_plan_is_read_back_as_itself(version: str, number: int) -> None:
+    for plan in drawn(number, version, seed=number):
+        try:
+            assert lost(plan) == []
+        except InputError as error:
+            raise AssertionError(megatron_args_sh(plan)) from error
