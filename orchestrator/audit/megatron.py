@@ -14,14 +14,14 @@ from orchestrator.errors import InputError
 from orchestrator.strategy.megatron_layout import expand
 from orchestrator.strategy.spec import PP_BEFORE_DP, RANK_ORDER, RECOMPUTE_MODULES, Recompute
 from orchestrator.words import megatron as words
-from orchestrator.words.terms import NOTHING, differs, names, read
+from orchestrator.words.terms import NOTHING, Term, differs, names, read
 
 DEFAULTS: Final[dict[str, Any]] = {
     "hidden_dropout": 0.1, "attention_dropout": 0.1, "layernorm_epsilon": 1e-5, "normalization": "LayerNorm", "rotary_percent": 1.0,
     "position_embedding_type": "learned_absolute", "rotary_base": 10000, "make_vocab_size_divisible_by": 128, "seed": 1234,
     "weight_decay": 0.01, "clip_grad": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "optimizer": "adam", "min_lr": 0.0,
-    "lr_decay_style": "linear", "moe_token_dispatcher_type": "allgather", "moe_router_score_function": "softmax",
-    "moe_aux_loss_coeff": 0.0, "cp_comm_type": "p2p", "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
+    "lr_decay_style": "linear", "moe_router_score_function": "softmax",
+    "moe_aux_loss_coeff": 0.0, "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
 }  # fmt: skip
 """Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
 
@@ -84,6 +84,11 @@ class Fields:
         """The setting's value, or the default; it counts as read."""
         self.used.add(name)
         return self.given.get(name, DEFAULTS.get(name) if default is None else default)
+
+    def read(self, *table: Term) -> dict[str, Any]:
+        """Ours by a table's names; all of it counts as read."""
+        self.used |= names(table)
+        return read(table, self.given)
 
     def need(self, name: str) -> Any:
         """Raises InputError where it is not given."""
@@ -450,7 +455,8 @@ def _steps(f: Fields, batch: int) -> tuple[int, int]:
 
 def setup_of(f: Fields, engine: str) -> Setup:
     """Parallel sizes, stages, recompute and options as these settings choose them. Raises InputError for what is missing."""
-    tp, pp, cp = (int(f.get(name) or 1) for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"))
+    said = f.read(*words.SIZES, *words.EXPERT_PARALLEL, *words.OPTIONS, *words.BATCH)
+    tp, pp = said["tp"] or 1, said["pp"] or 1
     vpp = f.get("num_virtual_stages_per_pipeline_rank") or f.get("virtual_pipeline_model_parallel_size")
     per_chunk, layout = f.get("num_layers_per_virtual_pipeline_stage"), f.get("pipeline_model_parallel_layout")
     if per_chunk and not vpp:
@@ -465,21 +471,17 @@ def setup_of(f: Fields, engine: str) -> Setup:
         vpp = max(1, len(expand(layout)) // pp)
     stage, fsdp = _zero(f)
     mode, first = recompute_of(f)
-    cp_comm = f.get("cp_comm_type")
-    cp_comm = cp_comm[0] if isinstance(cp_comm, list) else cp_comm
     f.used |= {"hierarchical_context_parallel_sizes", "world_size", "data_parallel_size"}
     instances = int(f.get("num_distributed_optimizer_instances") or 1)
-    has_experts = bool(f.given.get("num_experts") or f.given.get("num_moe_experts"))
+    if f.given.get("num_experts") or f.given.get("num_moe_experts"):
+        said.setdefault("etp", tp)
+    else:  # whose settings mean nothing then
+        said = {name: value for name, value in said.items() if name not in ("etp", *(term.ours for term in words.EXPERT_PARALLEL[2:]))}
     return Setup(
+        **said | {name: False for name in ("sequence_parallel", "tp_comm_overlap") if tp == 1},
         engine=engine,
-        tp=tp,
-        pp=pp,
         vpp=int(vpp or 1),
         microbatch_group_size_per_vp_stage=_group(f, pp),
-        cp=cp,
-        ep=int(f.get("expert_model_parallel_size") or 1),
-        etp=int(f.get("expert_tensor_parallel_size") or (tp if has_experts else 1)),
-        micro_batch_size=int(f.get("micro_batch_size") or 1),
         rank_order=PP_BEFORE_DP if f.get("use_tp_pp_dp_mapping") else RANK_ORDER,
         recompute=mode,
         recompute_layers=first,
@@ -489,18 +491,7 @@ def setup_of(f: Fields, engine: str) -> Setup:
         ends_count=(bool(f.get("account_for_embedding_in_pipeline_split")), bool(f.get("account_for_loss_in_pipeline_split"))),
         zero_stage=stage,  # type: ignore[arg-type]
         zero_shard_size=-instances if instances > 1 else None,
-        sequence_parallel=bool(f.get("sequence_parallel")) and tp > 1,
-        overlap_grad_reduce=bool(f.get("overlap_grad_reduce")),
-        overlap_param_gather=bool(f.get("overlap_param_gather")),
-        reduce_scatter_with_fp32_accumulation=bool(
-            f.get("reduce_scatter_with_fp32_accumulation") or f.get("ddp_reduce_scatter_with_fp32_accumulation")),
-        tp_comm_overlap=bool(f.get("tp_comm_overlap")) and tp > 1,
         cuda_graph_impl=_cuda_graphs(f),
-        cp_comm_type=cp_comm,
-        moe_token_dispatcher_type=f.get("moe_token_dispatcher_type") if has_experts else "alltoall",
-        overlap_moe_expert_parallel_comm=bool(f.get("overlap_moe_expert_parallel_comm")) and has_experts,
-        delay_wgrad_compute=bool(f.get("delay_wgrad_compute")) and has_experts,
-        moe_shared_expert_overlap=bool(f.get("moe_shared_expert_overlap")) and has_experts,
         megatron_fsdp=fsdp,
     )  # fmt: skip
 

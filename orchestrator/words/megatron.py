@@ -41,7 +41,7 @@ EXPERT_PARALLEL: Final[Table] = (
 """Of a model with experts."""
 OPTIONS: Final[Table] = (
     flag("sequence_parallel", "sequence_parallel"),
-    Term("cp_comm_type", "cp_comm_type", default="p2p", back=str),
+    Term("cp_comm_type", "cp_comm_type", default="p2p", back=lambda said: str(said[0] if isinstance(said, list) else said)),
     flag("tp_comm_overlap", "tp_comm_overlap"),
     flag("overlap_grad_reduce", "overlap_grad_reduce"),
     flag("overlap_param_gather", "overlap_param_gather"),

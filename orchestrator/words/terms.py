@@ -55,7 +55,7 @@ def switch(theirs: str, ours: str, value: Any) -> Term:
 
 def flag(theirs: str, ours: str) -> Term:
     """A switch of theirs that stands where ours is true, and is left out where it is false."""
-    return Term(theirs, ours, unless=False, back=bool)
+    return Term(theirs, ours, unless=False, default=False, back=bool)
 
 
 def say(table: Table, subject: Any) -> dict[str, Any]:

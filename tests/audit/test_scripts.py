@@ -180,6 +180,8 @@ def test_a_plan_comes_back_as_itself_from_its_own_arguments(keys: dict[str, obje
     [
         ("--tensor-model-parallel-size 3", "gpus=16: is no multiple of tp x pp x cp = 3 x 1 x 1 = 3"),
         ("--pipeline-model-parallel-size 16 --num-layers-per-virtual-pipeline-stage 3", "num_layers=32"),
+        ("--tensor-model-parallel-size 0", "tp=0: must be at least 1"),
+        ("--context-parallel-size 0", "cp=0: must be at least 1"),
         ("--tensor-model-parallel-size 8 --micro-batch-size 3", "is no multiple of dp x micro-batch = 2 x 3"),
         ("--num-query-groups 8 --group-query-attention --context-parallel-size 2 --seq-length 2047 --max-position-embeddings 2047", "2047"),
     ],

@@ -88,7 +88,7 @@ def drawn(number: int, version: str, seed: int) -> list[Plan]:
 
 
 @pytest.mark.parametrize("version", ["0.16.1", "0.19.2"])
-@pytest.mark.parametrize("number", [25, pytest.param(500, marks=pytest.mark.full)])
+@pytest.mark.parametrize("number", [50, pytest.param(500, marks=pytest.mark.full)])
 def test_a_drawn_plan_is_read_back_as_itself(version: str, number: int) -> None:
     for plan in drawn(number, version, seed=number):
         try:
