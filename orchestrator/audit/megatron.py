@@ -17,13 +17,16 @@ from orchestrator.words import megatron as words
 from orchestrator.words.terms import NOTHING, Term, differs, names, read
 
 DEFAULTS: Final[dict[str, Any]] = {
-    "hidden_dropout": 0.1, "attention_dropout": 0.1, "layernorm_epsilon": 1e-5, "normalization": "LayerNorm", "rotary_percent": 1.0,
-    "position_embedding_type": "learned_absolute", "rotary_base": 10000, "make_vocab_size_divisible_by": 128, "seed": 1234,
-    "weight_decay": 0.01, "clip_grad": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "optimizer": "adam", "min_lr": 0.0,
-    "lr_decay_style": "linear", "moe_router_score_function": "softmax",
-    "moe_aux_loss_coeff": 0.0, "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
+    term.theirs: term.default
+    for table in (words.NORM, words.ROPE, words.DROPOUT, words.ADAM, words.SCHEDULE, words.LATENT_ATTENTION, words.EXPERTS,
+                  words.EXPERT_PARALLEL, words.OPTIONS)
+    for term in table
+    if term.default is not NOTHING and term.default is not False
+} | {
+    "make_vocab_size_divisible_by": 128, "adam_beta1": 0.9, "adam_beta2": 0.999, "optimizer": "adam", "moe_aux_loss_coeff": 0.0,
+    "moe_router_score_function": "softmax", "fp8_recipe": "delayed", "data_parallel_sharding_strategy": "no_shard",
 }  # fmt: skip
-"""Megatron-LM's own (training/arguments.py, core_v0.16.1)."""
+"""Megatron-LM's own (training/arguments.py, core_v0.16.1), those of the tables and what is read by hand."""
 
 NOT_A_MODEL: Final = {
     "hybrid_attention_ratio": "Mamba layers", "hybrid_override_pattern": "Mamba layers", "hybrid_layer_pattern": "Mamba layers",
