@@ -20,6 +20,7 @@ from orchestrator.model.training import Training
 from orchestrator.plan import RunSettings, Source
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.profiles import read_profile
+from orchestrator.recipe.quantities import RATES, quantity
 from orchestrator.recipe.sources import blend_of, split_of
 from orchestrator.strategy.choices import Choice
 from orchestrator.strategy.choices import shown as shown_choice
@@ -42,8 +43,6 @@ def name_or_mapping(name: str, text: Any) -> str | dict[str, Any]:
 
 def rate(name: str, text: Any) -> float:
     """Bytes/s of a number and a unit. Raises InputError."""
-    from orchestrator.recipe.clusters import RATES, quantity
-
     return quantity(name, text, RATES)
 
 

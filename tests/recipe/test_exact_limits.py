@@ -13,7 +13,7 @@ from orchestrator.detect import Machine
 from orchestrator.errors import InputError
 from orchestrator.hardware.catalog import GPUS
 from orchestrator.hardware.spec import Gpu
-from orchestrator.recipe import clusters, supervised
+from orchestrator.recipe import quantities, supervised
 from orchestrator.recipe.help import kind
 from orchestrator.recipe.keys import KEYS
 from orchestrator.recipe.read import read_yaml
@@ -139,15 +139,15 @@ def test_a_key_says_what_its_value_is_made_of() -> None:
 @pytest.mark.parametrize(
     ("units", "least", "times", "names"),
     [
-        (clusters.SECONDS, 1e-9, 1000, ("ns", "us", "ms", "s")),
-        (clusters.BYTES, 1, 1000, ("B", "KB", "MB", "GB", "TB")),
-        (clusters.BYTES, 1024, 1024, ("KiB", "MiB", "GiB")),
-        (clusters.RATES, 1, 1000, ("B/s", "KB/s", "MB/s", "GB/s", "TB/s")),
-        (clusters.RATES, 1e6 / 8, 1000, ("Mbit/s", "Gbit/s", "Tbit/s")),
-        (clusters.FLOPS, 1e9, 1000, ("GFLOP/s", "TFLOP/s", "PFLOP/s")),
+        (quantities.SECONDS, 1e-9, 1000, ("ns", "us", "ms", "s")),
+        (quantities.BYTES, 1, 1000, ("B", "KB", "MB", "GB", "TB")),
+        (quantities.BYTES, 1024, 1024, ("KiB", "MiB", "GiB")),
+        (quantities.RATES, 1, 1000, ("B/s", "KB/s", "MB/s", "GB/s", "TB/s")),
+        (quantities.RATES, 1e6 / 8, 1000, ("Mbit/s", "Gbit/s", "Tbit/s")),
+        (quantities.FLOPS, 1e9, 1000, ("GFLOP/s", "TFLOP/s", "PFLOP/s")),
     ],
 )
 def test_a_unit_is_a_thousand_of_the_one_below(units: dict[str, float], least: float, times: int, names: tuple[str, ...]) -> None:
     """Bits are an eighth of a byte, and memory counts in 1,024."""
     for power, name in enumerate(names):
-        assert clusters.quantity("key", f"3 {name}", units) == pytest.approx(3 * least * times**power, rel=1e-12)
+        assert quantities.quantity("key", f"3 {name}", units) == pytest.approx(3 * least * times**power, rel=1e-12)
