@@ -29,7 +29,7 @@ from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
 from orchestrator.asking.grid import sweep as all_points
 from orchestrator.audit.audit import Audit
-from orchestrator.audit.audit import audit as audited
+from orchestrator.audit.text import PrintedAudit
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.requirements import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
@@ -163,7 +163,7 @@ def audit(path: str | Path, **keys: Any) -> Audit:
     >>> found.legal, found.fits, found.changes[0].what
     (True, True, 'micro_batch_size 1 -> 2')
     """
-    return audited(path, twice_refused(recipe.as_texts(keys)), _machine())
+    return PrintedAudit.of(path, twice_refused(recipe.as_texts(keys)), _machine())
 
 
 def compare(one: Answer | Plan | str | Path, other: Answer | Plan | str | Path) -> Comparison:

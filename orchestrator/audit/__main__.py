@@ -25,6 +25,7 @@ import sys
 from collections.abc import Sequence
 
 from orchestrator import api
+from orchestrator.audit.text import show
 from orchestrator.commands import command, usage
 from orchestrator.console.asked import say_json, topic, without_json
 from orchestrator.errors import InputError
@@ -38,8 +39,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _audit(words: Sequence[str]) -> int:
-    from orchestrator.audit.text import show
-
     words, as_json = without_json(words)
     files = [word for word in words if "=" not in word]
     if len(files) != 1:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import html
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -54,6 +53,27 @@ class Audit:
             self.problem = next(iter(source.reading.broken), self.judged.rule) or self._miscounted(self.judged.plan)
         except InputError as error:
             self.problem = str(error)
+
+    @classmethod
+    def of(cls, path: str | Path, tree: Tree, machine: Machine) -> Self:
+        """The audit of a file. `tree`: a run's keys as texts, over what the file says; pin.* over its choices. Raises InputError for a
+        file that can't be read."""
+        for name in tree:
+            if name.partition(".")[0] in REFUSED:
+                raise InputError(name, None, "is not for audit, which judges the file as it is")
+        file = Path(path)
+        if file.is_dir():
+            raise InputError("audit", str(path), "is a folder; give a file")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise InputError("audit", str(path), f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
+        source = formats.read(text, str(path))
+        settings, assumed = settings_of(source.reading, tree, machine)
+        reading, more = divided(source.reading, settings)
+        reading = msgspec.structs.replace(reading, assumed=(*reading.assumed, *assumed, *more))
+        source = msgspec.structs.replace(source, reading=reading)
+        return cls(str(path), source, settings, pinned(reading.setup, settings.pins))
 
     @property
     def reading(self) -> Reading:
@@ -170,46 +190,10 @@ class Audit:
                          "fits": not row.judged.lacking_bytes, "diff": row.diff} for row in rows],
         }  # fmt: skip
 
-    def __str__(self) -> str:
-        """As the command prints it."""
-        import io
-
-        from rich.console import Console
-
-        from orchestrator.audit.text import show
-        from orchestrator.screen import FILE_WIDTH, Trimmed
-
-        text = io.StringIO()
-        show(Console(file=cast(TextIO, Trimmed(text)), width=FILE_WIDTH), self)
-        return text.getvalue()
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
 
 def _diff(before: str, after: str, name: str) -> list[str]:
     lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), name, name, n=1)
     return [line if line.endswith("\n") else line + "\n" for line in lines]
-
-
-def audit(path: str | Path, tree: Tree, machine: Machine) -> Audit:
-    """`tree`: a run's keys as texts, over what the file says; pin.* over its choices. Raises InputError for a file that can't be read."""
-    for name in tree:
-        if name.partition(".")[0] in REFUSED:
-            raise InputError(name, None, "is not for audit, which judges the file as it is")
-    file = Path(path)
-    if file.is_dir():
-        raise InputError("audit", str(path), "is a folder; give a file")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InputError("audit", str(path), f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
-    source = formats.read(text, str(path))
-    settings, assumed = settings_of(source.reading, tree, machine)
-    reading, more = divided(source.reading, settings)
-    reading = msgspec.structs.replace(reading, assumed=(*reading.assumed, *assumed, *more))
-    source = msgspec.structs.replace(source, reading=reading)
-    return Audit(str(path), source, settings, pinned(reading.setup, settings.pins))
 
 
 def divided(reading: Reading, settings: Settings) -> tuple[Reading, list[str]]:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import html
+import io
 from collections.abc import Iterator
+from typing import TextIO, cast
 
 from rich.console import Console
 
 from orchestrator.audit.audit import Audit, Change
 from orchestrator.audit.build import Judged
 from orchestrator.report import text
+from orchestrator.screen import FILE_WIDTH, Trimmed
 from orchestrator.units import format_bytes, format_seconds
 
 SHOWN_LENGTH = 90
 """Characters of a setting beside; --json has all of it."""
+
+
+class PrintedAudit(Audit):
+    """An audit whose text is what the command prints."""
+
+    def __str__(self) -> str:
+        written = io.StringIO()
+        show(Console(file=cast(TextIO, Trimmed(written)), width=FILE_WIDTH), self)
+        return written.getvalue()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def show(console: Console, audit: Audit) -> None:
