@@ -13,17 +13,16 @@ w_i gives more total work by an end T: each w_i takes less from the stages behin
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from copy import copy
 from itertools import pairwise
 from math import ceil, expm1, log1p
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from orchestrator.cost.schedule import fewest_by_stage, in_flight
-from orchestrator.cost.stage import exposed_of
+from orchestrator.cost.price import CostModel
+from orchestrator.cost.schedule import in_flight
 from orchestrator.cost.states import state_bytes
 from orchestrator.strategy.capabilities import Capabilities
 from orchestrator.strategy.layout import LayerSpan
@@ -31,64 +30,8 @@ from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
 from orchestrator.strategy.spec import Candidate, ZeroStage
 
-if TYPE_CHECKING:
-    from orchestrator.cost.price import CostModel
-
 MANY = 64
 """Samples of a micro-batch, from which on more of them hardly take less a sample."""
-
-
-def time_floor(costs: CostModel, candidate: Candidate) -> float:
-    """Seconds that no split of the layers and no recompute up to the candidate's undercuts.
-
-    A stage is busy for m times its layers, then exposes its synchronisation and updates; the slowest is at least the mean, and at
-    least a stage with ceil(count / pp) layers of a kind; and one micro-batch must pass every layer.
-    """
-    m, stages = candidate.num_microbatches, candidate.mesh.pp
-    overhead = costs.calibration.microbatch_overhead_s * candidate.vpp
-    busy = sync = gather = optimizer = forward = backward = slowest = 0.0
-    for kind, count in costs.workload.counts.items():
-        modes = costs.modes_of(candidate, kind)
-        plain = costs.layer(candidate, kind, "none")  # no mode is faster: what runs again only takes time, hidden traffic included
-        longest = max(costs.layer(candidate, kind, mode).backward_s for mode in (("full",) if "full" in modes else modes))
-        busy += count * plain.seconds
-        forward += count * plain.forward_s
-        backward += count * longest  # the most that can hide the reduction
-        sync += count * plain.sync_s
-        gather += count * plain.gather_s
-        optimizer += count * plain.optimizer_s
-        slowest = max(slowest, ceil(count / stages) * plain.seconds)
-    half = stages * overhead / 2
-    slowdown = min(1.0, costs.calibration.overlap_slowdown)
-    exposed = exposed_of(costs.workload, candidate, sync, gather, forward + half, backward + half, slowdown)
-    mean = (m * busy + exposed + optimizer) / stages + m * overhead
-    return max(mean, m * (slowest + overhead), busy + stages * overhead) + costs.once_seconds(candidate)
-
-
-def memory_floor(costs: CostModel, candidate: Candidate) -> float:
-    """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's.
-
-    For one kind: were all stages within P bytes, stage i held at most P / (static + in flight(i) x saved) of its layers, and these
-    must sum to its count. Over all kinds: the mean of the static bytes and one micro-batch's saved ones.
-    """
-    stages = candidate.mesh.pp
-    fixed = sum(costs.fixed_bytes(candidate).values())
-    slack = 1 + costs.calibration.allocator_slack
-    shape = candidate.num_microbatches, candidate.vpp, candidate.microbatch_group_size_per_vp_stage
-    flights = fewest_by_stage(candidate.schedule, stages, *shape)
-    least, groups = min(flights), Counter(flights).items()
-    mean = floor = 0.0
-    for kind, count in costs.workload.counts.items():
-        offered = costs.modes_of(candidate, kind)  # none keeps less than full does, and none is in passing less than without recompute
-        modes = [costs.layer(candidate, kind, mode) for mode in (("none", "full") if "full" in offered else offered)]
-        static, saved = modes[0].static_bytes, min(cost.saved_bytes for cost in modes)
-        transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes)
-        mean += count * (static + slack * saved * least)
-        share = sum(many / nbytes for flight, many in groups if (nbytes := static + slack * saved * flight) > 0)
-        alone = count / share if share else 0.0
-        one = static + slack * (saved * least + transient)
-        floor = max(floor, alone, one)
-    return fixed + max(floor, mean / stages)
 
 
 def filled(work: float, pp: int, num_microbatches: int, vpp: int, hop: float) -> float:

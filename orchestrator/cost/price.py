@@ -7,17 +7,20 @@ shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from copy import copy
+from math import ceil
 
 from msgspec.structs import replace
 
-from orchestrator.cost import bounds, memory
+from orchestrator.cost import memory
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.layer import LayerCost, LayerPrices
 from orchestrator.cost.memory import StageMemory
 from orchestrator.cost.network import Network
-from orchestrator.cost.stage import StageCost, StageSums, exposed_seconds
+from orchestrator.cost.schedule import fewest_by_stage
+from orchestrator.cost.stage import StageCost, StageSums, exposed_of, exposed_seconds
 from orchestrator.cost.step import Played, StepPrice, Transfers, once_seconds, played, prediction, simulated_schedule, step_seconds
 from orchestrator.cost.workload import engine_workload
 from orchestrator.hardware.collectives import COLLECTIVES, Link
@@ -253,12 +256,55 @@ class CostModel:
         return played(candidate, costs, self._transfers(candidate), self.once_seconds(candidate))
 
     def time_floor(self, candidate: Candidate) -> float:
-        """Seconds that no split of the layers and no recompute up to the candidate's undercuts (`bounds`)."""
-        return bounds.time_floor(self, candidate)
+        """Seconds that no split of the layers and no recompute up to the candidate's undercuts.
+
+        A stage is busy for m times its layers, then exposes its synchronisation and updates; the slowest is at least the mean, and at
+        least a stage with ceil(count / pp) layers of a kind; and one micro-batch must pass every layer.
+        """
+        m, stages = candidate.num_microbatches, candidate.mesh.pp
+        overhead = self.calibration.microbatch_overhead_s * candidate.vpp
+        busy = sync = gather = optimizer = forward = backward = slowest = 0.0
+        for kind, count in self.workload.counts.items():
+            modes = self.modes_of(candidate, kind)
+            plain = self.layer(candidate, kind, "none")  # no mode is faster: what runs again only takes time, hidden traffic included
+            longest = max(self.layer(candidate, kind, mode).backward_s for mode in (("full",) if "full" in modes else modes))
+            busy += count * plain.seconds
+            forward += count * plain.forward_s
+            backward += count * longest  # the most that can hide the reduction
+            sync += count * plain.sync_s
+            gather += count * plain.gather_s
+            optimizer += count * plain.optimizer_s
+            slowest = max(slowest, ceil(count / stages) * plain.seconds)
+        half = stages * overhead / 2
+        slowdown = min(1.0, self.calibration.overlap_slowdown)
+        exposed = exposed_of(self.workload, candidate, sync, gather, forward + half, backward + half, slowdown)
+        mean = (m * busy + exposed + optimizer) / stages + m * overhead
+        return max(mean, m * (slowest + overhead), busy + stages * overhead) + self.once_seconds(candidate)
 
     def memory_floor(self, candidate: Candidate) -> float:
-        """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's (`bounds`)."""
-        return bounds.memory_floor(self, candidate)
+        """Bytes that the fullest rank can't go below, whatever the split and the recompute up to the candidate's.
+
+        For one kind: were all stages within P bytes, stage i held at most P / (static + in flight(i) x saved) of its layers, and these
+        must sum to its count. Over all kinds: the mean of the static bytes and one micro-batch's saved ones.
+        """
+        stages = candidate.mesh.pp
+        fixed = sum(self.fixed_bytes(candidate).values())
+        slack = 1 + self.calibration.allocator_slack
+        shape = candidate.num_microbatches, candidate.vpp, candidate.microbatch_group_size_per_vp_stage
+        flights = fewest_by_stage(candidate.schedule, stages, *shape)
+        least, groups = min(flights), Counter(flights).items()
+        mean = floor = 0.0
+        for kind, count in self.workload.counts.items():
+            offered = self.modes_of(candidate, kind)  # none keeps less than full does, and none is in passing less than without recompute
+            modes = [self.layer(candidate, kind, mode) for mode in (("none", "full") if "full" in offered else offered)]
+            static, saved = modes[0].static_bytes, min(cost.saved_bytes for cost in modes)
+            transient = min(max(cost.transient_forward_bytes, cost.transient_backward_bytes) for cost in modes)
+            mean += count * (static + slack * saved * least)
+            share = sum(many / nbytes for flight, many in groups if (nbytes := static + slack * saved * flight) > 0)
+            alone = count / share if share else 0.0
+            one = static + slack * (saved * least + transient)
+            floor = max(floor, alone, one)
+        return fixed + max(floor, mean / stages)
 
     def _transfers(self, candidate: Candidate) -> Transfers:
         hops = self.hop_seconds(candidate) if candidate.mesh.pp > 1 else 0.0
