@@ -11,10 +11,10 @@ from msgspec.structs import asdict
 
 from orchestrator.audit import script
 from orchestrator.engines.passthrough import FIELD_OF, fields, flags
-from orchestrator.model.architecture import Activation
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
+from orchestrator.model.shared import Activation
 from orchestrator.words import megatron as words
 from orchestrator.words import terms
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from orchestrator.model.ops import Attention, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
 from orchestrator.model.parts.norm import norm_weights
 from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part, linear_weights
+from orchestrator.model.shared import Shared
 from orchestrator.values import Value
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
 
 LOGSUMEXP_BYTES: Final = 4
 """Flash attention keeps the logsumexp of each row of scores in fp32 (Dao, arXiv 2307.08691, algorithm 1)."""
@@ -49,7 +47,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
     def label(self) -> str:
         return f"window{self.window}" if self.window else f"chunk{self.chunk}" if self.chunk else ""
 
-    def features(self, a: Architecture) -> Iterator[str]:
+    def features(self, a: Shared) -> Iterator[str]:
         """Words of capabilities."""
         yield "attention"
         scaled_otherwise = a.rope_scaling_factor is not None and not self.rotary_scaled
@@ -70,7 +68,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         )
         yield from (word for word, used in words if used)
 
-    def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
+    def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
         """Fused QKV, norms of queries and keys, rotary embedding, attention, projection (mcore transformer/attention.py:1264)."""
         name, h = "self_attention", a.hidden_size
         q, kv = a.num_attention_heads * a.head_dim, a.query_groups * a.head_dim
@@ -95,7 +93,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
             ),
         )
 
-    def _norms(self, name: str, a: Architecture, tokens: int, q: int, kv: int) -> Part:
+    def _norms(self, name: str, a: Shared, tokens: int, q: int, kv: int) -> Part:
         """Of queries and of keys; each keeps its input."""
         if self.qk_norm is None:
             return Part()
@@ -115,7 +113,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         return Part(tuple(weights), tuple(ops))
 
 
-def core_attention(name: str, a: Architecture, query_len: int, key_len: int, *, causal: bool, window: int = 0, chunk: int = 0) -> Attention:
+def core_attention(name: str, a: Shared, query_len: int, key_len: int, *, causal: bool, window: int = 0, chunk: int = 0) -> Attention:
     """Q, K, V are saved always; the softmax, its dropout's mask and output only where the scores are materialised; the logsumexp only
     by flash attention, whose output is the projection's saved input."""
     q = query_len * a.num_attention_heads * a.head_dim
@@ -167,7 +165,7 @@ def gate(name: str, elements: int) -> tuple[Op, ...]:
     return (Pointwise(name=f"{name}.output_gate", elements=elements, moved=2 * READ + WRITE, shard="tp", saves=tuple(kept)),)
 
 
-def projection(name: str, a: Architecture, tokens: int, k: int) -> tuple[Op, ...]:
+def projection(name: str, a: Shared, tokens: int, k: int) -> tuple[Op, ...]:
     """The attention's output of width `k` back to the hidden size, out of the tensor-parallel region."""
     saved = Saved(name=f"{name}.linear_proj.input", elements=tokens * k, shard="tp", group="attention")
     return (
@@ -176,7 +174,7 @@ def projection(name: str, a: Architecture, tokens: int, k: int) -> tuple[Op, ...
     )
 
 
-def cross_attention(a: Architecture, tokens: int, context_tokens: int) -> Part:
+def cross_attention(a: Shared, tokens: int, context_tokens: int) -> Part:
     """Queries from the decoder, keys and values from the encoder's output (mcore transformer/attention.py:1639).
 
     The encoder's output is one tensor for all layers and is counted once, by the head that norms it.

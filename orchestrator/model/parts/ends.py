@@ -3,14 +3,12 @@ the next one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orchestrator.model.ops import Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
 from orchestrator.model.parts.norm import norm
 from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part, linear_weights
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
+from orchestrator.model.shared import Shared
 
 CROSS_ENTROPY_MOVED_BACKWARD: Final = 14.0
 """Its backward (cross_entropy.py:108-150): scale by the loss's gradient in place 4+4, cast to the logits' dtype 4+2."""
@@ -22,7 +20,7 @@ RELATIVE_MAX_DISTANCE: Final = 128
 """Of the relative attention bias: Raffel et al. (arXiv 1910.10683), section 2.1, and the defaults of mcore's T5Model."""
 
 
-def embedding(a: Architecture, tokens: int) -> Part:
+def embedding(a: Shared, tokens: int) -> Part:
     """Token, position and segment tables, then dropout (mcore language_model_embedding.py). Only the token table is divided by tp. An
     encoder-decoder looks up both sides' tokens; with relative positions, its two bias tables serve all layers of a side."""
     h = a.hidden_size
@@ -52,7 +50,7 @@ def embedding(a: Architecture, tokens: int) -> Part:
     return Part(tuple(weights), tuple(ops))
 
 
-def embedding_copy(a: Architecture) -> Weight:
+def embedding_copy(a: Shared) -> Weight:
     """The token table once more, where layers of multi-token prediction stand on another stage than the first (mcore gpt_model.py:149)."""
     shape = (a.vocab_size, a.hidden_size)
     return Weight(
@@ -60,7 +58,7 @@ def embedding_copy(a: Architecture) -> Weight:
     )
 
 
-def logits(a: Architecture, tokens: int, prefix: str = "output_layer") -> tuple[Op, ...]:
+def logits(a: Shared, tokens: int, prefix: str = "output_layer") -> tuple[Op, ...]:
     """Hidden states to logits over the padded vocabulary, and the loss."""
     h, v = a.hidden_size, a.vocab_size
     saved = Saved(name=f"{prefix}.input", elements=tokens * h, group="norm")
@@ -77,7 +75,7 @@ def logits(a: Architecture, tokens: int, prefix: str = "output_layer") -> tuple[
     )
 
 
-def vocabulary_head(a: Architecture, tokens: int, *, prefix: str = "output_layer", bias: bool = False) -> Part:
+def vocabulary_head(a: Shared, tokens: int, *, prefix: str = "output_layer", bias: bool = False) -> Part:
     """The output matrix, tied to the embedding or not, logits and loss."""
     h, v, pad_to = a.hidden_size, a.vocab_size, a.make_vocab_size_divisible_by
     weights = [Weight(name=f"{prefix}.weight", shape=(v, h), split=0, kind="embedding", pad_to=pad_to, tied=a.tie_embeddings)]
@@ -86,7 +84,7 @@ def vocabulary_head(a: Architecture, tokens: int, *, prefix: str = "output_layer
     return Part(tuple(weights), logits(a, tokens, prefix))
 
 
-def masked_head_transform(a: Architecture, tokens: int) -> Part:
+def masked_head_transform(a: Shared, tokens: int) -> Part:
     """BERT's dense and GELU before its vocabulary, replicated over tp (mcore bert_lm_head.py:33); under sequence parallelism each rank does
     its tokens."""
     h = a.hidden_size
@@ -102,7 +100,7 @@ def masked_head_transform(a: Architecture, tokens: int) -> Part:
     )
 
 
-def encoder_output(a: Architecture, seq_length: int) -> Part:
+def encoder_output(a: Shared, seq_length: int) -> Part:
     """The encoder's final norm, which mcore's T5Model does in the block that has `post_process`. Its output is kept once, as the input of
     every decoder layer's keys and values."""
     weights, ops = norm("encoder.final_layernorm", a, seq_length)
@@ -110,7 +108,7 @@ def encoder_output(a: Architecture, seq_length: int) -> Part:
     return Part(weights, (*ops, Pointwise(name="encoder_output", elements=0, moved=0.0, saves=(kept,))))
 
 
-def prediction_entry(name: str, a: Architecture, tokens: int) -> Part:
+def prediction_entry(name: str, a: Shared, tokens: int) -> Part:
     """What a layer of multi-token prediction does before its transformer layer (mcore multi_token_prediction.py): norms of the hidden state
     and of the next token's vector, and a linear of both."""
     h = a.hidden_size

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from orchestrator.model.ops import Dispatch, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight
 from orchestrator.model.parts.mlp import activation_moved
 from orchestrator.model.parts.part import READ, WRITE, Part
 from orchestrator.model.routing import Routing
+from orchestrator.model.shared import Shared
 from orchestrator.values import Value
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
 
 PERMUTED_MOVED: Final = 2 * (READ + WRITE)
 """Bytes per element that go to their experts' order and back (mcore transformer/moe/token_dispatcher.py: permute, unpermute)."""
@@ -65,7 +63,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
     def label(self) -> str:
         return "experts"
 
-    def features(self, a: Architecture) -> Iterator[str]:
+    def features(self, a: Shared) -> Iterator[str]:
         """Words of capabilities."""
         yield "experts"
         words = (
@@ -91,7 +89,7 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             return 1.0
         return self.capacity_factor if self.pad_to_capacity else min(1.0, self.capacity_factor)
 
-    def part(self, a: Architecture, tokens: int) -> Part:
+    def part(self, a: Shared, tokens: int) -> Part:
         """Router, all-to-all, the experts' MLPs as grouped products, and the shared expert beside them."""
         h, f, experts = a.hidden_size, self.ffn_hidden_size, self.num_experts
         n = 2 * f if a.gated else f

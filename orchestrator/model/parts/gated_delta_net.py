@@ -4,14 +4,12 @@ a key before it learns a new value, between a short convolution and a gated norm
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orchestrator.model.ops import DeltaRule, Enter, Exit, Gemm, Pointwise, Saved, Weight
 from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
+from orchestrator.model.shared import Shared
 from orchestrator.values import Value
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
 
 CHUNK: Final = 64
 """Tokens of one chunk: fixed in flash-linear-attention's kernels (ops/gated_delta_rule/chunk.py), and the default of transformers'
@@ -48,11 +46,11 @@ class GatedDeltaNet(Value, frozen=True, kw_only=True, tag="gated_delta_net", tag
         """Queries, keys, values, their gate, and for each head of values how fast it learns and how fast it decays."""
         return 2 * self.key_size + 2 * self.value_size + 2 * self.num_value_heads
 
-    def features(self, a: Architecture) -> Iterator[str]:
+    def features(self, a: Shared) -> Iterator[str]:
         """Words of capabilities."""
         yield "gated_delta_net"
 
-    def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
+    def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
         """As mcore's ssm/gated_delta_net.py: one projection (heads divided by tp), convolution of queries, keys and values, norms of
         queries and keys without weights, which are then repeated where values have more heads, the rule, a norm of each head's width,
         its gate, projection back. The convolution, the norms and the gate keep what they are given; the rule queries, keys, values and

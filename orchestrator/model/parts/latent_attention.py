@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from orchestrator.model.ops import Attention, Enter, Gemm, Op, Pointwise, Saved, Weight
 from orchestrator.model.parts.attention import projection
 from orchestrator.model.parts.norm import norm_weights
 from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
+from orchestrator.model.shared import Shared
 from orchestrator.values import Value
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
 
 
 class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", tag_field="kind", omit_defaults=True):
@@ -37,7 +35,7 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
     def label(self) -> str:
         return "latent"
 
-    def features(self, a: Architecture) -> Iterator[str]:
+    def features(self, a: Shared) -> Iterator[str]:
         """Words of capabilities."""
         yield "latent_attention"
         if self.q_lora_rank is None:
@@ -45,7 +43,7 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
         if a.stretched_by == "yarn" and self.yarn_mscale is not None:
             yield "latent_yarn"
 
-    def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
+    def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
         """As mcore's transformer/multi_latent_attention.py; heads are divided by tp. The norms of the latent vectors are part of the
         linears that follow them (Transformer Engine's layers): weights, no operations of their own."""
         name, h, heads = "self_attention", a.hidden_size, a.num_attention_heads

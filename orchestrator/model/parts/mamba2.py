@@ -4,14 +4,11 @@ gated norm."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from orchestrator.model.ops import Enter, Exit, Gemm, Pointwise, Saved, Scan, Weight
 from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
+from orchestrator.model.shared import Shared
 from orchestrator.values import Value
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
 
 
 class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", omit_defaults=True):
@@ -39,11 +36,11 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
         """Channels of all heads."""
         return self.num_heads * self.head_dim
 
-    def features(self, a: Architecture) -> Iterator[str]:
+    def features(self, a: Shared) -> Iterator[str]:
         """Words of capabilities."""
         yield "mamba2"
 
-    def part(self, a: Architecture, tokens: int, *, causal: bool) -> Part:
+    def part(self, a: Shared, tokens: int, *, causal: bool) -> Part:
         """As mcore's ssm/mamba_mixer.py: one projection to gate, inputs, B, C and steps (heads divided by tp), convolution, scan, gated
         norm, projection back. For backward the scan keeps what it was given before the convolution, which it computes again, and its output
         before the gate (mamba-ssm, ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn); the norm its input."""

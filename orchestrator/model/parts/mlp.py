@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from orchestrator.model.ops import Enter, Exit, Gemm, Pointwise, Saved
 from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
+from orchestrator.model.shared import Shared
 from orchestrator.values import Value
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
 
 
 class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_defaults=True):
@@ -23,11 +20,11 @@ class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_de
     def label(self) -> str:
         return ""
 
-    def features(self, a: Architecture) -> Iterator[str]:
+    def features(self, a: Shared) -> Iterator[str]:
         """Words of capabilities."""
         yield "mlp"
 
-    def part(self, a: Architecture, tokens: int) -> Part:
+    def part(self, a: Shared, tokens: int) -> Part:
         """A gated MLP has twice the first projection and saves gate, up and their product. ReLU's backward needs only its output, which
         the second linear keeps anyway."""
         h, f = a.hidden_size, self.ffn_hidden_size or a.ffn_hidden_size
@@ -54,6 +51,6 @@ class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_de
         )
 
 
-def activation_moved(a: Architecture) -> float:
+def activation_moved(a: Shared) -> float:
     """Bytes per element of a fused activation: a gated one reads gate and up."""
     return (2 * READ if a.gated else READ) + WRITE

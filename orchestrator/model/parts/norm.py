@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from orchestrator.model.ops import Pointwise, Saved, Weight
 from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE, Part
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
+from orchestrator.model.shared import Shared
 
 
-def norm_weights(name: str, a: Architecture, width: int) -> tuple[Weight, ...]:
+def norm_weights(name: str, a: Shared, width: int) -> tuple[Weight, ...]:
     """LayerNorm has a weight and a bias, RMSNorm a weight."""
     suffixes = ("weight", "bias") if a.normalization == "LayerNorm" else ("weight",)
     return tuple(Weight(name=f"{name}.{suffix}", shape=(width,), kind="norm") for suffix in suffixes)
 
 
-def norm(name: str, a: Architecture, tokens: int) -> Part:
+def norm(name: str, a: Shared, tokens: int) -> Part:
     """Over the hidden size. Saves its input; the output is saved by the GEMM that takes it."""
     elements = tokens * a.hidden_size
     saved = Saved(name=f"{name}.input", elements=elements, group="residual")
     return Part(norm_weights(name, a, a.hidden_size), (Pointwise(name=name, elements=elements, moved=READ + WRITE, saves=(saved,)),))
 
 
-def residual_add(name: str, a: Architecture, tokens: int) -> Part:
+def residual_add(name: str, a: Shared, tokens: int) -> Part:
     """Bias, dropout and residual in one kernel: reads x and the residual, writes the sum (and the mask)."""
     elements = tokens * a.hidden_size
     if not a.hidden_dropout:

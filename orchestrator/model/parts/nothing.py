@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from orchestrator.model.shared import Shared
 from orchestrator.values import Value
-
-if TYPE_CHECKING:
-    from orchestrator.model.architecture import Architecture
 
 
 class Nothing(Value, frozen=True, kw_only=True, tag="none", tag_field="kind", omit_defaults=True):
@@ -18,6 +15,6 @@ class Nothing(Value, frozen=True, kw_only=True, tag="none", tag_field="kind", om
     def label(self) -> str:
         return ""
 
-    def features(self, a: Architecture) -> Iterator[str]:
+    def features(self, a: Shared) -> Iterator[str]:
         """Words of capabilities."""
         yield "single_part_layers"
