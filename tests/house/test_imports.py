@@ -117,6 +117,49 @@ def test_the_pure_side_touches_no_world() -> None:
         assert not {"print", "open", "input"} & calls, path
 
 
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_files(path: Path, modules: set[str]) -> set[str]:
+    """The package's own modules that a file imports, for its types and inside functions too: of `from a import b` a.b where that is one."""
+    found: set[str] = set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            below = {f"{node.module}.{alias.name}" for alias in node.names} & modules
+            found |= below if len(below) == len(node.names) else below | {node.module}
+    return found & modules
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """One way from a name back to itself along the arrows; empty where there is none."""
+    done: set[str] = set()
+
+    def follow(way: list[str]) -> list[str]:
+        for name in sorted(arrows[way[-1]] - done):
+            if name in way:
+                return [*way[way.index(name) :], name]
+            if found := follow([*way, name]):
+                return found
+        done.add(way[-1])
+        return []
+
+    return next((found for name in sorted(arrows) if name not in done and (found := follow([name]))), [])
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Not for types alone either: two files that need each other are one file, or three."""
+    modules = {module(path) for path in FILES}
+    assert circle({module(path): imported_files(path, modules) for path in FILES}) == []
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b"}, "b": set()}) == []
+
+
 COST = PACKAGE / "cost"
 TESTS = PACKAGE.parent / "tests"
 
