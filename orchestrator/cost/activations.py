@@ -28,9 +28,6 @@ NVFP4_SAVED: Final = 4.5 / 8
 """Bytes an element that an NVFP4 product keeps of its input for backward: along columns, 4 bits and an 8-bit scale for each 16."""
 
 
-ROUTER: Final = "mlp.router"
-
-
 def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float, without: tuple[str, ...]) -> float:
     """What FP8 changes in a sample's saved bytes: products keep their quantised inputs (`saved` bytes more an element) in place of those
     themselves, but attention keeps its output anyway, beside the projection's quantised copy (`copied`). The vocabulary's stays
@@ -38,7 +35,7 @@ def _quantised(layer: LayerSpec, strategy: Strategy, saved: float, copied: float
     mesh = strategy.mesh
     change = 0.0
     for op in layer.ops:
-        if isinstance(op, Gemm) and not op.pad_to and op.name != ROUTER:
+        if isinstance(op, Gemm) and not op.pad_to and op.role != "router":
             for tensor in op.saves:
                 if tensor.group not in without:
                     elements = tensor.local_elements(mesh.tp, sequence_parallel=strategy.sequence_parallel, cp=mesh.cp)

@@ -254,10 +254,10 @@ def layer_seconds(
             elements = op.elements * micro_batch_size / (mesh.cp * tp.share(op.shard, strategy)) * itemsize / FULL_PRECISION_MOVED
             if op.routing is not None:
                 elements *= times(op.routing.busiest, mesh.ep)
-            if op.name == "mlp.permute":
+            if op.role == "permute":
                 elements *= permutations(layer, strategy)
             back = op.moved * c.pointwise_backward if op.moved_backward is None else op.moved_backward
-            factor = c.loss_factor if op.name == "cross_entropy" else c.pointwise_factor
+            factor = c.loss_factor if op.role == "loss" else c.pointwise_factor
             f_memory += elements * op.moved * factor / memory
             b_memory += elements * back * factor / memory
     launches = sum(not isinstance(op, tp.BORDERS) for op in layer.ops) * c.op_overhead_s + one_by_one * c.grouped_launch_s

@@ -15,8 +15,9 @@ from orchestrator.cost.network import Network
 from orchestrator.cost.recompute import again as recomputed_part
 from orchestrator.cost.recompute import one_of, tiled
 from orchestrator.cost.workload import EngineWorkload
+from orchestrator.model.ops import ROUTED, SHARED
 from orchestrator.model.routing import times
-from orchestrator.model.spec import Dispatch, Gemm, LayerSpec, Op, Pointwise
+from orchestrator.model.spec import Dispatch, LayerSpec, Op
 from orchestrator.strategy.axes import cp, ep, tp
 from orchestrator.strategy.axes.traffic import Traffic
 from orchestrator.strategy.capabilities import StateBytes
@@ -223,12 +224,12 @@ def _with_pieces(seconds: Seconds, whole: Seconds, pieces: tuple[Seconds, ...]) 
 def shared_experts(layer: LayerSpec) -> tuple[Op, ...]:
     """The operations that megatron-core computes on a stream of their own while tokens travel (transformer/moe/shared_experts.py,
     moe_shared_expert_overlap): those of the experts that all tokens visit."""
-    return tuple(op for op in layer.ops if isinstance(op, Gemm | Pointwise) and op.name.startswith("mlp.shared_experts."))
+    return tuple(op for op in layer.ops if op.role in SHARED)
 
 
 def routed_experts(layer: LayerSpec) -> tuple[Op, ...]:
     """The operations between the exchange of tokens and the exchange back: those of the experts that a part of the tokens visits."""
-    return tuple(op for op in layer.ops if isinstance(op, Gemm | Pointwise) and op.name.startswith("mlp.experts."))
+    return tuple(op for op in layer.ops if op.role in ROUTED)
 
 
 def exchanged(item: Traffic) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from orchestrator.model.spec import Attention, Enter, Exit, Gemm, LayerSpec, Op, Pointwise
+from orchestrator.model.ops import FEED_FORWARD, Role
+from orchestrator.model.spec import Enter, Exit, Gemm, LayerSpec, Pointwise
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Recompute, Strategy
 
 DROPPED: dict[str, tuple[str, ...]] = {
@@ -16,15 +17,14 @@ DROPPED: dict[str, tuple[str, ...]] = {
     "mla_up_proj": ("up_projected",),
 }
 """Groups of saved tensors by module: a module's checkpoint keeps its input, and makes again what it saves and gives."""
-NORMS = ("input_layernorm", "pre_mlp_layernorm")
-"""The norms that "layernorm" is about (transformer_layer.py:382-436); the one before cross-attention is not."""
-AGAIN: dict[str, tuple[str, ...]] = {
-    "moe_act": ("mlp.experts.activation",),
-    "mla_up_proj": tuple(f"self_attention.{name}" for name in ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "rotary")),
+AGAIN: dict[str, tuple[Role, ...]] = {
+    "core_attn": ("core_attention",),
+    "layernorm": ("input_norm", "mlp_norm"),
+    "moe_act": ("routed_activation",),
+    "mla_up_proj": ("up_projection", "rotary"),
 }
-"""Operations of modules that are a few by name (moe/experts.py, activation_recompute; multi_latent_attention.py, qkv_up_checkpoint)."""
-MLP = "mlp."
-"""How the MLP's operations are called (model/parts/mlp.py)."""
+"""Roles of the operations that a module runs again, where these are a few (transformer_layer.py:382-436, where the norm before
+cross-attention is not one; moe/experts.py, activation_recompute; multi_latent_attention.py, qkv_up_checkpoint)."""
 
 
 def dropped(mode: Recompute, *, fused_norms: bool) -> tuple[str, ...]:
@@ -47,20 +47,16 @@ def again(layer: LayerSpec, mode: Recompute, *, fused_norms: bool) -> LayerSpec 
     if not modules:
         return None
     where: set[int] = set()
-    names = [getattr(op, "name", "") for op in layer.ops]
-    if "core_attn" in modules:
-        where |= {i for i, op in enumerate(layer.ops) if isinstance(op, Attention)}
-    if "layernorm" in modules:
-        where |= {i for i, name in enumerate(names) if name in NORMS}
-    where |= {i for module in modules for i, name in enumerate(names) if name in AGAIN.get(module, ())}
-    inside = [i for i, name in enumerate(names) if name.startswith(MLP)]
+    roles = [op.role for op in layer.ops]
+    where |= {i for module in modules for i, role in enumerate(roles) if role in AGAIN.get(module, ())}
+    inside = [i for i, role in enumerate(roles) if role in FEED_FORWARD]
     if "mlp" in modules and inside:  # of experts too, with their exchange of tokens (Megatron's module "moe")
         first, last = inside[0], inside[-1]
         first -= first > 0 and isinstance(layer.ops[first - 1], Enter)
         last += last + 1 < len(layer.ops) and isinstance(layer.ops[last + 1], Exit)
         where |= set(range(first, last + 1))
         if fused_norms:
-            where |= {i for i, name in enumerate(names) if name == NORMS[1]}
+            where |= {i for i, role in enumerate(roles) if role == "mlp_norm"}
     return replace(layer, ops=tuple(op for i, op in enumerate(layer.ops) if i in where))
 
 
@@ -71,17 +67,11 @@ def tiled(layer: LayerSpec, strategy: Strategy) -> tuple[LayerSpec, int] | None:
         part = again(layer, "mlp", fused_norms=False)
         return None if part is None or not part.ops else (part, strategy.tiled_mlp)
     if strategy.tiled_logits > 1 and any(isinstance(op, Gemm) and op.pad_to for op in layer.ops):
-        ops = tuple(op for op in layer.ops if (isinstance(op, Gemm) and op.pad_to) or getattr(op, "name", "") == "cross_entropy")
+        ops = tuple(op for op in layer.ops if (isinstance(op, Gemm) and op.pad_to) or op.role == "loss")
         return replace(layer, ops=ops), strategy.tiled_logits
     return None
 
 
 def one_of(part: LayerSpec, pieces: int) -> LayerSpec:
     """One of so many pieces of a sequence, of which `tiled` says that they divide it."""
-
-    def divided(op: Op) -> Op:
-        if isinstance(op, Gemm):
-            return replace(op, tokens=op.tokens // pieces)
-        return replace(op, elements=op.elements // pieces) if isinstance(op, Pointwise) else op
-
-    return replace(part, ops=tuple(divided(op) for op in part.ops))
+    return replace(part, ops=tuple(op.of_piece(pieces) if isinstance(op, Gemm | Pointwise) else op for op in part.ops))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from orchestrator.model.architecture import Architecture, Layer
-from orchestrator.model.ops import Op, Weight
+from orchestrator.model.ops import Op, Role, Weight
 from orchestrator.model.parts import ends
 from orchestrator.model.parts.attention import cross_attention
 from orchestrator.model.parts.norm import norm, residual_add
@@ -109,17 +109,17 @@ def _decoder_runs(a: Architecture, tokens: int) -> Iterator[LayerRun]:
 def layer_parts(a: Architecture, layer: Layer, tokens: int, *, causal: bool, context_tokens: int = 0) -> Part:
     """Mixer, cross-attention where there is a context, feed-forward, as far as the layer has them, each with its norms and the
     addition to the residual."""
-    pieces = []
+    pieces: list[tuple[str, Role, str, Part]] = []
     if not isinstance(layer.mixer, Nothing):
-        pieces.append(("input_layernorm", "self_attn_bda", layer.mixer.part(a, tokens, causal=causal)))
+        pieces.append(("input_layernorm", "input_norm", "self_attn_bda", layer.mixer.part(a, tokens, causal=causal)))
     if context_tokens:
-        pieces.append(("pre_cross_attn_layernorm", "cross_attn_bda", cross_attention(a, tokens, context_tokens)))
+        pieces.append(("pre_cross_attn_layernorm", "norm", "cross_attn_bda", cross_attention(a, tokens, context_tokens)))
     if not isinstance(layer.feed_forward, Nothing):
-        pieces.append(("pre_mlp_layernorm", "mlp_bda", layer.feed_forward.part(a, tokens)))
+        pieces.append(("pre_mlp_layernorm", "mlp_norm", "mlp_bda", layer.feed_forward.part(a, tokens)))
     parts: list[Part] = []
-    for before, add, part in pieces:
+    for before, role, add, part in pieces:
         if a.norm_placement != "post":
-            parts.append(norm(before, a, tokens))
+            parts.append(norm(before, a, tokens, role))
         parts.append(part)
         if a.norm_placement != "pre":
             parts.append(norm(before.replace("input", "post_self_attn").replace("pre_", "post_"), a, tokens))

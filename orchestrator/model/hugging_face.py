@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, TypeGuard
+from typing import Final
 
 from msgspec.structs import replace
 
 from orchestrator.model.describe import layers
+from orchestrator.model.ops import ACTIVATIONS, NORMS
 from orchestrator.model.parts import FeedForward
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Scan, Weight
@@ -62,14 +63,13 @@ def with_separate_gate(model: ModelSpec) -> ModelSpec:
         return model
 
     def layer(spec: LayerSpec) -> LayerSpec:
-        ops = tuple(replace(op, saves=(*op.saves, _activated(op))) if _is_activation(op) else op for op in spec.ops)
-        return replace(spec, ops=ops)
+        return replace(spec, ops=tuple(map(_keeping_gate, spec.ops)))
 
     return replace(model, runs=tuple(replace(run, layer=layer(run.layer)) for run in model.runs))
 
 
-def _is_activation(op: Op) -> TypeGuard[Pointwise]:
-    return isinstance(op, Pointwise) and op.name == "mlp.activation"
+def _keeping_gate(op: Op) -> Op:
+    return replace(op, saves=(*op.saves, _activated(op))) if isinstance(op, Pointwise) and op.role == "activation" else op
 
 
 def _activated(op: Pointwise) -> Saved:
@@ -123,7 +123,7 @@ def _layer(layer: LayerSpec, context: _Context) -> LayerSpec:
 
 
 def _weight(weight: Weight, layer: LayerSpec, context: _Context) -> Iterator[Weight]:
-    if context.a.stack == "encoder_decoder" and weight.name.endswith("output_layer.bias"):
+    if context.a.stack == "encoder_decoder" and weight.pad_to and len(weight.shape) == 1:
         return  # T5ForConditionalGeneration's head has none
     if weight.pad_to:
         split = 0 if layer.kind == "head" and context.splits_head else None
@@ -179,11 +179,11 @@ def _linears(op: Gemm, a: Architecture) -> Iterator[Gemm]:
     widths = [op.n]
     if is_gpt2(a) or a.family == "phi3":  # theirs are one
         pass
-    elif op.name == "self_attention.linear_qkv":
+    elif op.role == "qkv":
         widths = [op.n - 2 * kv, kv, kv]
-    elif op.name == "cross_attention.linear_kv":
+    elif op.role == "key_value":
         widths = [kv, kv]
-    elif op.name == "mlp.linear_fc1" and a.gated:
+    elif op.role == "fc1" and a.gated:
         widths = [op.n // 2, op.n // 2]
     for index, n in enumerate(widths):
         yield replace(op, n=n, saves=() if index else op.saves)
@@ -193,7 +193,7 @@ def _kept_of_gated(op: Pointwise, a: Architecture) -> Iterator[Saved]:
     """What separate kernels keep beside the fused one: the activated gate; of experts also what they make of a token, which the product
     with their scores keeps, and which is as long as what was sent to them."""
     yield replace(_activated(op), name=f"{op.name}.output")
-    if op.name == "mlp.experts.activation":
+    if op.role == "routed_activation":
         routed = op.elements // a.experts[0].ffn_hidden_size
         yield Saved(name="moe.output", elements=routed * a.hidden_size, shard="tp", group="mlp")
 
@@ -202,7 +202,7 @@ def _kernels(op: Pointwise, count: int) -> Iterator[Pointwise]:
     """An operation of `count` kernels: the first stands for the bytes of all, the others for their launches."""
     yield op
     for _ in range(count - 1):
-        yield Pointwise(name=op.name, elements=0, moved=0.0, shard=op.shard)
+        yield Pointwise(name=op.name, role=op.role, elements=0, moved=0.0, shard=op.shard)
 
 
 def _head(op: Gemm, enter: Enter | None, context: _Context) -> Iterator[Op]:
@@ -217,20 +217,20 @@ def _head(op: Gemm, enter: Enter | None, context: _Context) -> Iterator[Op]:
 
 
 def _pointwise(op: Pointwise, a: Architecture) -> Iterator[Pointwise]:
-    if op.name == "mixer.norm":
+    if op.role == "scan_norm":
         yield from _kernels(replace(op, moved=RMS_NORM_MOVED + GATED_MOVED, saves=()), RMS_NORM_KERNELS + GATED_KERNELS)
-    elif op.name == "cross_entropy":
+    elif op.role == "loss":
         yield replace(op, moved=LOSS_MOVED, moved_backward=LOSS_MOVED_BACKWARD, shard="none")
-    elif op.name.endswith("rotary"):
+    elif op.role == "rotary":
         yield from _kernels(replace(op, moved=ROTARY_MOVED), ROTARY_KERNELS)
-    elif op.name.endswith(".activation") and a.gated:
+    elif op.role in ACTIVATIONS and a.gated:
         yield from _kernels(replace(op, moved=GATED_MOVED, saves=(*op.saves, *_kept_of_gated(op, a))), GATED_KERNELS)
-    elif op.name.endswith("_bda") and a.hidden_dropout:
+    elif op.role == "residual_add" and a.hidden_dropout:
         yield from _kernels(replace(op, moved=op.moved + SEPARATE_DROPOUT), 2)
-    elif a.normalization == "RMSNorm" and op.saves and op.saves[0].name == f"{op.name}.input":
+    elif op.role in NORMS and a.normalization == "RMSNorm":
         kept: tuple[Saved, ...] = (
             replace(op.saves[0], itemsize=RMS_NORM_COPY),
-            replace(op.saves[0], name=f"{op.name}.normalised", itemsize=RMS_NORM_NORMALISED),
+            replace(op.saves[0], name=f"{op.name}.normalised", itemsize=RMS_NORM_NORMALISED, for_weight=True),
         )
         if a.stack == "encoder_decoder":
             kept = (*kept, replace(op.saves[0], name=f"{op.name}.narrow", itemsize=T5_NORM_INPUT))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from math import prod
 
-from orchestrator.model.ops import Attention, DeltaRule, Gemm, Op, Pointwise, Saved, Scan, Weight
+from orchestrator.model.ops import Op, Saved, Weight
 from orchestrator.values import Value
-
-SAVING = (Gemm, Attention, Scan, DeltaRule, Pointwise)
 
 
 class LayerSpec(Value, frozen=True, kw_only=True):
@@ -29,8 +27,7 @@ class LayerSpec(Value, frozen=True, kw_only=True):
     def saved(self, *, flash_attention: bool) -> Iterator[Saved]:
         """What the layer keeps for its backward pass with this attention."""
         for op in self.ops:
-            if isinstance(op, SAVING):
-                yield from (saved for saved in op.saves if saved.exists(flash_attention=flash_attention))
+            yield from (saved for saved in op.saves if saved.exists(flash_attention=flash_attention))
 
     def saved_bytes(
         self,

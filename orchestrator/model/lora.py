@@ -16,12 +16,15 @@ from msgspec.structs import replace
 from orchestrator.errors import InputError, nearest
 from orchestrator.key import Key, names
 from orchestrator.model.hugging_face import is_gpt2
+from orchestrator.model.ops import FEED_FORWARD, Role
 from orchestrator.model.parts.part import MASK_BYTES, READ, WRITE
 from orchestrator.model.spec import Architecture, Enter, Exit, Gemm, LayerSpec, ModelSpec, Op, Pointwise, Saved, Weight
 from orchestrator.values import Value
 
 ALL: Final = "all-linear"
 """Every linear but the output layer: peft's own word for it."""
+ADAPTED: Final[tuple[Role, ...]] = ("qkv", "projection", "fc1", "fc2")
+"""Products of a layer whose linears may have adapters."""
 ADDED: Final = 2 * READ + 2 * WRITE + READ
 """Bytes moved for each element of an adapted linear's output: times alpha / rank (read, write), plus the frozen one's (6)."""
 
@@ -53,8 +56,8 @@ class Lora(Value, frozen=True, kw_only=True):
         return ALL in self.targets or name in self.targets
 
 
-def linear_names(a: Architecture) -> dict[str, tuple[str, ...]]:
-    """The last names of the linears in transformers' modules, by the product that they make up between them, in order."""
+def linear_names(a: Architecture) -> dict[Role, tuple[str, ...]]:
+    """The last names of the linears in transformers' modules, by the role of the product that they make up between them, in order."""
     if is_gpt2(a):
         words = ("c_attn", "c_proj", "c_fc", "c_proj")
     elif a.stack == "encoder":
@@ -65,12 +68,11 @@ def linear_names(a: Architecture) -> dict[str, tuple[str, ...]]:
         words = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     else:
         words = ("q_proj k_proj v_proj", "o_proj", "gate_proj up_proj" if a.gated else "up_proj", "down_proj")
-    products = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
-    found = {product: tuple(linears.split()) for product, linears in zip(products, words, strict=True)}
+    found: dict[Role, tuple[str, ...]] = {role: tuple(linears.split()) for role, linears in zip(ADAPTED, words, strict=True)}
     if a.stack == "encoder_decoder":
-        found |= {"cross_attention.linear_q": ("q",), "cross_attention.linear_kv": ("k", "v"), "cross_attention.linear_proj": ("o",)}
+        found |= {"query": ("q",), "key_value": ("k", "v")}
     if a.stack == "encoder":
-        found["lm_head.dense"] = ("dense",)
+        found["dense"] = ("dense",)
     return found
 
 
@@ -92,13 +94,13 @@ def check_targets(a: Architecture, lora: Lora) -> None:
         raise InputError("lora.targets", "", "names no linear", [ALL, *known])
 
 
-def megatron_names() -> dict[str, tuple[str, ...]]:
+def megatron_names() -> dict[Role, tuple[str, ...]]:
     """The same for megatron-core's modules, where each product is one linear."""
     words = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-    return {f"{'mlp' if 'fc' in word else 'self_attention'}.{word}": (word,) for word in words}
+    return {role: (word,) for role, word in zip(ADAPTED, words, strict=True)}
 
 
-def with_lora(model: ModelSpec, lora: Lora, linears: dict[str, tuple[str, ...]] | None = None) -> ModelSpec:
+def with_lora(model: ModelSpec, lora: Lora, linears: dict[Role, tuple[str, ...]] | None = None) -> ModelSpec:
     """A model as transformers builds it (model/hugging_face.py), frozen, with adapters; or, with the names of its linears by product, as
     another library builds it. transformers' head is whole on every rank: a partition by name of linears with adapters has no output that is
     gathered (DeepSpeed's autotp_config.py)."""
@@ -124,7 +126,7 @@ def trainable_parameters(model: ModelSpec) -> int:
 class _Adapting:
     """One layer's operations, one after the other."""
 
-    def __init__(self, linears: dict[str, tuple[str, ...]], lora: Lora) -> None:
+    def __init__(self, linears: dict[Role, tuple[str, ...]], lora: Lora) -> None:
         self._linears, self._lora = linears, lora
         self._met: dict[str, int] = {}
         self._inputs: dict[str, tuple[Saved, ...]] = {}
@@ -138,7 +140,7 @@ class _Adapting:
             yield replace(op, moved_backward=0.0)
         elif isinstance(op, Pointwise):
             # A norm keeps the normalised tensor for its weight's gradient alone.
-            yield replace(op, saves=tuple(saved for saved in op.saves if saved.name != f"{op.name}.normalised"))
+            yield replace(op, saves=tuple(saved for saved in op.saves if not saved.for_weight))
         else:
             yield op
 
@@ -148,10 +150,10 @@ class _Adapting:
         self._met[op.name] = index + 1
         if index == 0:
             self._inputs[op.name] = op.saves
-        linears = self._linears.get(op.name, ())
+        linears = self._linears.get(op.role, ())
         adapted = bool(linears) and self._lora.adapts(linears[index])
         kept: tuple[Saved, ...] = ()
-        if op.name.endswith("attention.linear_proj") and not (adapted and not self._lora.dropout):
+        if op.role == "projection" and not (adapted and not self._lora.dropout):
             kept = tuple(replace(saved, flash_only=True) for saved in op.saves)  # fused attention keeps its output itself
         yield replace(op, frozen=True, saves=kept)
         if adapted:
@@ -161,6 +163,7 @@ class _Adapting:
         """Tensor parallelism divides B as it divides a linear's outputs, and A as it divides its inputs, so that what is added has the
         linear's own layout; between the two the ranks sum `rank` elements a token, of the gradient or of the product."""
         rank, tokens = self._lora.rank, op.tokens
+        role: Role = "mlp_adapter" if op.role in FEED_FORWARD else ""
         columns, rows = op.split == "column", op.split == "row"
         self.weights += [
             Weight(name=f"{name}.lora_A.weight", shape=(rank, op.k), split=1 if rows else None),
@@ -169,16 +172,16 @@ class _Adapting:
         if self._lora.dropout:
             taken = op.tokens * op.k
             mask = Saved(name=f"{name}.dropout.mask", elements=taken, itemsize=MASK_BYTES, group="dropout")
-            yield Pointwise(name=f"{name}.dropout", elements=taken, moved=READ + WRITE + MASK_BYTES, saves=(mask,))
+            yield Pointwise(name=f"{name}.dropout", role=role, elements=taken, moved=READ + WRITE + MASK_BYTES, saves=(mask,))
             inputs: tuple[Saved, ...] = (Saved(name=f"{name}.lora_A.input", elements=taken, group="dropout"),)
         else:
             inputs = self._inputs.pop(op.name, ())
-        yield Gemm(name=f"{name}.lora_A", tokens=tokens, k=op.k, n=rank, split="row" if rows else None, saves=inputs)
+        yield Gemm(name=f"{name}.lora_A", role=role, tokens=tokens, k=op.k, n=rank, split="row" if rows else None, saves=inputs)
         if rows:
             yield Exit(elements=tokens * rank)
         if columns:
             yield Enter(elements=tokens * rank)
         middle = Saved(name=f"{name}.lora_B.input", elements=tokens * rank)
-        yield Gemm(name=f"{name}.lora_B", tokens=tokens, k=rank, n=op.n, split="column" if columns else None, saves=(middle,))
-        yield Pointwise(name=f"{name}.lora_scale", elements=0, moved=0.0)  # a kernel of its own
-        yield Pointwise(name=f"{name}.lora_add", elements=tokens * op.n, moved=ADDED, shard="tp" if columns else "sequence")
+        yield Gemm(name=f"{name}.lora_B", role=role, tokens=tokens, k=rank, n=op.n, split="column" if columns else None, saves=(middle,))
+        yield Pointwise(name=f"{name}.lora_scale", role=role, elements=0, moved=0.0)  # a kernel of its own
+        yield Pointwise(name=f"{name}.lora_add", role=role, elements=tokens * op.n, moved=ADDED, shard="tp" if columns else "sequence")

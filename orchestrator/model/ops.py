@@ -15,13 +15,33 @@ Every saved tensor has a token dimension and is also divided by the context-para
 from __future__ import annotations
 
 from math import lcm, prod
-from typing import Literal
+from typing import ClassVar, Final, Literal, Self
+
+from msgspec.structs import replace
 
 from orchestrator.model.routing import Routing
 from orchestrator.values import Value
 
 Shard = Literal["tp", "sequence", "none"]
 WeightKind = Literal["dense", "expert", "embedding", "norm"]
+Role = Literal[
+    "", "input_norm", "mlp_norm", "norm", "scan_norm", "residual_add",
+    "qkv", "query", "key_value", "up_projection", "rotary", "core_attention", "projection", "dense",
+    "fc1", "activation", "fc2", "mlp_adapter",
+    "router", "permute", "routed_fc1", "routed_activation", "routed_fc2", "shared_fc1", "shared_activation", "shared_fc2",
+    "loss",
+]  # fmt: skip
+"""What an operation is in its layer. Prices, recompute, transformers' modules and adapters treat operations by it; names are for people,
+and nothing depends on them. "norm" is any norm but those before the mixer and before the feed-forward, "scan_norm" a state space's gated
+one; "dense" is the linear of BERT's head."""
+ROUTED: Final[frozenset[Role]] = frozenset({"routed_fc1", "routed_activation", "routed_fc2"})
+"""Of the experts that a part of the tokens visits."""
+SHARED: Final[frozenset[Role]] = frozenset({"shared_fc1", "shared_activation", "shared_fc2"})
+"""Of those that all tokens visit."""
+FEED_FORWARD: Final[frozenset[Role]] = frozenset({"fc1", "activation", "fc2", "mlp_adapter", "router", "permute", *ROUTED, *SHARED})
+NORMS: Final[frozenset[Role]] = frozenset({"input_norm", "mlp_norm", "norm"})
+"""Over the hidden size, or over a head's width."""
+ACTIVATIONS: Final[frozenset[Role]] = frozenset({"activation", "routed_activation", "shared_activation"})
 
 
 def padded(size: int, pad_to: int, tp: int) -> int:
@@ -96,6 +116,8 @@ class Saved(Value, frozen=True, kw_only=True, omit_defaults=True):
     quadratic: bool = False
     flash_only: bool = False
     """Exists only with flash (fused) attention: its logsumexp."""
+    for_weight: bool = False
+    """Is kept for the gradient of a weight alone, and not at all where that weight is frozen."""
     max_shards: int = 0
     """At most this many different tp shards (keys and values of few query groups are replicated beyond it); 0: no bound."""
 
@@ -123,6 +145,7 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     """(tokens x k) @ (k x n) per sample; "column" divides n by tp, "row" divides k. Forward FLOPs: 2 * tokens * k * n."""
 
     name: str
+    role: Role = ""
     tokens: int
     k: int
     n: int
@@ -137,11 +160,16 @@ class Gemm(Value, frozen=True, kw_only=True, tag="gemm", omit_defaults=True):
     frozen: bool = False
     """Its weight is not trained: backward has the gradient of the input alone."""
 
+    def of_piece(self, pieces: int) -> Self:
+        """The same for one of so many equal pieces of the sequence."""
+        return replace(self, tokens=self.tokens // pieces)
+
 
 class Attention(Value, frozen=True, kw_only=True, tag="attention", omit_defaults=True):
     """softmax(Q K^T) V per sample; heads are divided by tp unless they stay `whole`.
     Forward FLOPs: 4 * query_len * key_len * heads * head_dim, times `visible` where the kernel skips what is masked."""
 
+    role: ClassVar[Role] = "core_attention"
     name: str
     query_len: int
     key_len: int
@@ -184,6 +212,7 @@ class Scan(Value, frozen=True, kw_only=True, tag="scan", omit_defaults=True):
     section 6): heads of `head_dim` channels with a state of `state` numbers a channel; the heads of a group share what goes into the
     state (B) and what is read of it (C). Heads and groups are divided by tp."""
 
+    role: ClassVar[Role] = ""
     name: str
     tokens: int
     heads: int
@@ -245,6 +274,7 @@ class DeltaRule(Value, frozen=True, kw_only=True, tag="delta_rule", omit_default
     holds under a token's key and learns its value. Keys and queries that several heads share are repeated before it. Heads are divided
     by tp."""
 
+    role: ClassVar[Role] = ""
     name: str
     tokens: int
     heads: int
@@ -309,6 +339,7 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults
     """A memory-bound operation on `elements` per sample, moving `moved` bytes per element in forward (reads + writes at 2-byte dtype)."""
 
     name: str
+    role: Role = ""
     elements: int
     moved: float
     shard: Shard = "sequence"
@@ -318,23 +349,33 @@ class Pointwise(Value, frozen=True, kw_only=True, tag="pointwise", omit_defaults
     routing: Routing | None = None
     """Of what experts take: how unevenly tokens come to them."""
 
+    def of_piece(self, pieces: int) -> Self:
+        """The same for one of so many equal pieces of the sequence."""
+        return replace(self, elements=self.elements // pieces)
+
 
 class Enter(Value, frozen=True, kw_only=True, tag="enter"):
     """The input (`elements` per sample) of a tensor-parallel region: identity forward and all-reduce backward, or under sequence
     parallelism all-gather forward, reduce-scatter backward, and one more all-gather for the weight gradient."""
 
+    role: ClassVar[Role] = ""
+    saves: ClassVar[tuple[Saved, ...]] = ()
     elements: int
 
 
 class Exit(Value, frozen=True, kw_only=True, tag="exit"):
     """The output of a tensor-parallel region: all-reduce forward, or reduce-scatter forward and all-gather backward."""
 
+    role: ClassVar[Role] = ""
+    saves: ClassVar[tuple[Saved, ...]] = ()
     elements: int
 
 
 class Dispatch(Value, frozen=True, kw_only=True, tag="dispatch"):
     """`elements` per sample (tokens x hidden size) go to `topk` experts each and come back (all-to-all over ep)."""
 
+    role: ClassVar[Role] = ""
+    saves: ClassVar[tuple[Saved, ...]] = ()
     elements: int
     topk: int
     routing: Routing | None = None

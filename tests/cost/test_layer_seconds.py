@@ -101,7 +101,7 @@ def test_a_pointwise_operation_moves_the_bytes_of_its_share(tp: int, cp: int, sa
         moved = 6 * 2**20 * samples / (cp * ways)
         assert found.forward.memory_bound == pytest.approx(1.5 * moved / (0.4 * MEMORY))
         assert found.backward.memory_bound == pytest.approx(1.75 * found.forward.memory_bound)
-        loss = seconds(replace(op, name="cross_entropy", moved_backward=9.0), tp, cp, samples, c=c)
+        loss = seconds(replace(op, role="loss", moved_backward=9.0), tp, cp, samples, c=c)
         assert loss.forward.memory_bound == pytest.approx(0.2 * moved / (0.4 * MEMORY))
         assert loss.backward.memory_bound == pytest.approx(1.5 * loss.forward.memory_bound)
         assert (found.forward.launch, found.backward.launch) == (1e-3, 2e-3), "backward launches two for each"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from orchestrator.errors import InputError
 from orchestrator.extensions import Extensible
@@ -14,7 +16,7 @@ from orchestrator.model.describe import layers
 from orchestrator.model.families.check import check_architecture, check_lengths
 from orchestrator.model.families.family import Family
 from orchestrator.model.families.hf import KEY, HfConfig
-from orchestrator.model.spec import ModelSpec
+from orchestrator.model.spec import Gemm, ModelSpec, Op, Pointwise
 from orchestrator.model.traced import FAMILY, Traced
 
 
@@ -44,7 +46,16 @@ def describe(architecture: Architecture, seq_length: int, decoder_seq_length: in
 def _recorded(a: Architecture, traced: Traced, seq_length: int, decoder_seq_length: int | None) -> ModelSpec:
     """Layers that were recorded at these lengths."""
     traced.check_lengths(seq_length, decoder_seq_length)
-    return ModelSpec(architecture=a, seq_length=seq_length, decoder_seq_length=decoder_seq_length, runs=traced.runs, edges=traced.edges)
+    runs = tuple(replace(run, layer=replace(run.layer, ops=tuple(_with_loss(run.layer.ops)))) for run in traced.runs)
+    return ModelSpec(architecture=a, seq_length=seq_length, decoder_seq_length=decoder_seq_length, runs=runs, edges=traced.edges)
+
+
+def _with_loss(ops: Iterable[Op]) -> Iterator[Op]:
+    """Recorded operations; those that are memory-bound behind the product that makes the logits are the loss."""
+    behind = False
+    for op in ops:
+        behind = behind or (isinstance(op, Gemm) and bool(op.pad_to))
+        yield replace(op, role="loss") if behind and isinstance(op, Pointwise) else op
 
 
 def of_traced(traced: Traced, name: str) -> Architecture:

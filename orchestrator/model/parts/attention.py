@@ -73,7 +73,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
         name, h = "self_attention", a.hidden_size
         q, kv = a.num_attention_heads * a.head_dim, a.query_groups * a.head_dim
         qkv_input = Saved(name=f"{name}.linear_qkv.input", elements=tokens * h, group="norm")
-        rotary = Pointwise(name=f"{name}.rotary", elements=tokens * (q + kv), moved=READ + WRITE, shard="tp")
+        rotary = Pointwise(name=f"{name}.rotary", role="rotary", elements=tokens * (q + kv), moved=READ + WRITE, shard="tp")
         sinks = Weight(name=f"{name}.core_attention.softmax_offset", shape=(a.num_attention_heads,), split=0)
         norms = self._norms(name, a, tokens, q, kv)
         width = 2 * kv + (2 * q if self.output_gate else q)
@@ -84,7 +84,7 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
             + linear_weights(f"{name}.linear_proj", h, q, "row", bias=a.add_bias_linear),
             ops=(
                 Enter(elements=tokens * h),
-                Gemm(name=f"{name}.linear_qkv", tokens=tokens, k=h, n=width, split="column", saves=(qkv_input,)),
+                Gemm(name=f"{name}.linear_qkv", role="qkv", tokens=tokens, k=h, n=width, split="column", saves=(qkv_input,)),
                 *norms.ops,
                 *((rotary,) if a.position_embedding == "rope" and self.rotary else ()),
                 core_attention(name, a, tokens, tokens, causal=causal, window=self.window or 0, chunk=self.chunk or 0),
@@ -109,7 +109,11 @@ class GroupedQueryAttention(Value, frozen=True, kw_only=True, tag="attention", t
             )
             if self.qk_norm != "l2":
                 weights += norm_weights(f"{name}.{which}_layernorm", a, a.head_dim if self.qk_norm == "head" else width)
-            ops.append(Pointwise(name=f"{name}.{which}_layernorm", elements=tokens * width, moved=READ + WRITE, shard="tp", saves=(saved,)))
+            ops.append(
+                Pointwise(
+                    name=f"{name}.{which}_layernorm", role="norm", elements=tokens * width, moved=READ + WRITE, shard="tp", saves=(saved,)
+                )
+            )
         return Part(tuple(weights), tuple(ops))
 
 
@@ -169,7 +173,7 @@ def projection(name: str, a: Shared, tokens: int, k: int) -> tuple[Op, ...]:
     """The attention's output of width `k` back to the hidden size, out of the tensor-parallel region."""
     saved = Saved(name=f"{name}.linear_proj.input", elements=tokens * k, shard="tp", group="attention")
     return (
-        Gemm(name=f"{name}.linear_proj", tokens=tokens, k=k, n=a.hidden_size, split="row", saves=(saved,)),
+        Gemm(name=f"{name}.linear_proj", role="projection", tokens=tokens, k=k, n=a.hidden_size, split="row", saves=(saved,)),
         Exit(elements=tokens * a.hidden_size),
     )
 
@@ -189,9 +193,9 @@ def cross_attention(a: Shared, tokens: int, context_tokens: int) -> Part:
         + linear_weights(f"{name}.linear_proj", h, q, "row", bias=a.add_bias_linear),
         ops=(
             Enter(elements=tokens * h),
-            Gemm(name=f"{name}.linear_q", tokens=tokens, k=h, n=q, split="column", saves=(q_input,)),
+            Gemm(name=f"{name}.linear_q", role="query", tokens=tokens, k=h, n=q, split="column", saves=(q_input,)),
             Enter(elements=context_tokens * h),
-            Gemm(name=f"{name}.linear_kv", tokens=context_tokens, k=h, n=2 * kv, split="column"),
+            Gemm(name=f"{name}.linear_kv", role="key_value", tokens=context_tokens, k=h, n=2 * kv, split="column"),
             core_attention(name, a, tokens, context_tokens, causal=False),
             *projection(name, a, tokens, q),
         ),

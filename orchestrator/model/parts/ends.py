@@ -67,6 +67,7 @@ def logits(a: Shared, tokens: int, prefix: str = "output_layer") -> tuple[Op, ..
         Gemm(name=prefix, tokens=tokens, k=h, n=v, split="column", pad_to=a.make_vocab_size_divisible_by, saves=(saved,)),
         Pointwise(
             name="cross_entropy",
+            role="loss",
             elements=tokens * v,
             moved=CROSS_ENTROPY_MOVED,
             shard="tp",
@@ -94,7 +95,7 @@ def masked_head_transform(a: Shared, tokens: int) -> Part:
     return Part(
         weights=linear_weights("lm_head.dense", h, h, None, bias=True),
         ops=(
-            Gemm(name="lm_head.dense", tokens=tokens, k=h, n=h, saves=(dense_input,)),
+            Gemm(name="lm_head.dense", role="dense", tokens=tokens, k=h, n=h, saves=(dense_input,)),
             Pointwise(name="lm_head.gelu", elements=elements, moved=READ + WRITE, saves=(gelu_input,)),
         ),
     )

@@ -114,12 +114,40 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
                 Weight(name="mlp.experts.linear_fc2.bias", shape=(experts, h), kind="expert"),
             ]
         ops: list[Op] = [
-            Gemm(name="mlp.router", tokens=tokens, k=h, n=experts, saves=(scored,)),
-            Pointwise(name="mlp.permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=uneven),
+            Gemm(name="mlp.router", role="router", tokens=tokens, k=h, n=experts, saves=(scored,)),
+            Pointwise(name="mlp.permute", role="permute", elements=routed * h, moved=PERMUTED_MOVED, shard="tp", routing=uneven),
             Dispatch(elements=ceil(tokens * h * share), topk=self.topk, routing=uneven, limit=(self.groups or 1, self.group_topk or 1)),
-            Gemm(name="mlp.experts.linear_fc1", tokens=routed, k=h, n=n, split="column", experts=experts, saves=(kept,), routing=uneven),
-            Pointwise(name="mlp.experts.activation", elements=routed * f, moved=moved, shard="tp", saves=(act_input,), routing=uneven),
-            Gemm(name="mlp.experts.linear_fc2", tokens=routed, k=f, n=h, split="row", experts=experts, saves=(product,), routing=uneven),
+            Gemm(
+                name="mlp.experts.linear_fc1",
+                role="routed_fc1",
+                tokens=routed,
+                k=h,
+                n=n,
+                split="column",
+                experts=experts,
+                saves=(kept,),
+                routing=uneven,
+            ),
+            Pointwise(
+                name="mlp.experts.activation",
+                role="routed_activation",
+                elements=routed * f,
+                moved=moved,
+                shard="tp",
+                saves=(act_input,),
+                routing=uneven,
+            ),
+            Gemm(
+                name="mlp.experts.linear_fc2",
+                role="routed_fc2",
+                tokens=routed,
+                k=f,
+                n=h,
+                split="row",
+                experts=experts,
+                saves=(product,),
+                routing=uneven,
+            ),
         ]
         if self.shared_ffn_hidden_size:
             s = self.shared_ffn_hidden_size
@@ -135,9 +163,16 @@ class Experts(Value, frozen=True, kw_only=True, tag="experts", tag_field="kind",
             product = Saved(name="mlp.shared_experts.product", elements=tokens * s, shard="tp", group="mlp")
             ops += [
                 Enter(elements=tokens * h),
-                Gemm(name="mlp.shared_experts.linear_fc1", tokens=tokens, k=h, n=width, split="column"),
-                Pointwise(name="mlp.shared_experts.activation", elements=tokens * s, moved=moved, shard="tp", saves=(gate_up,)),
-                Gemm(name="mlp.shared_experts.linear_fc2", tokens=tokens, k=s, n=h, split="row", saves=(product,)),
+                Gemm(name="mlp.shared_experts.linear_fc1", role="shared_fc1", tokens=tokens, k=h, n=width, split="column"),
+                Pointwise(
+                    name="mlp.shared_experts.activation",
+                    role="shared_activation",
+                    elements=tokens * s,
+                    moved=moved,
+                    shard="tp",
+                    saves=(gate_up,),
+                ),
+                Gemm(name="mlp.shared_experts.linear_fc2", role="shared_fc2", tokens=tokens, k=s, n=h, split="row", saves=(product,)),
                 Exit(elements=tokens * h),
             ]
         return Part(tuple(weights), tuple(ops))

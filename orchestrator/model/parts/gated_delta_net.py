@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.model.ops import DeltaRule, Enter, Exit, Gemm, Pointwise, Saved, Weight
+from orchestrator.model.ops import DeltaRule, Enter, Exit, Gemm, Pointwise, Role, Saved, Weight
 from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
 from orchestrator.model.shared import Shared
 from orchestrator.values import Value
@@ -69,8 +69,8 @@ class GatedDeltaNet(Value, frozen=True, kw_only=True, tag="gated_delta_net", tag
         def kept(of: str, width: int) -> Saved:
             return Saved(name=f"{name}.{of}", elements=tokens * width, shard="tp", group="attention")
 
-        def pointwise(of: str, width: int, moved: float, *saves: Saved) -> Pointwise:
-            return Pointwise(name=f"{name}.{of}", elements=tokens * width, moved=moved, shard="tp", saves=saves)
+        def pointwise(of: str, width: int, moved: float, *saves: Saved, role: Role = "") -> Pointwise:
+            return Pointwise(name=f"{name}.{of}", role=role, elements=tokens * width, moved=moved, shard="tp", saves=saves)
 
         rule = DeltaRule(
             name=f"{name}.delta_rule",
@@ -89,10 +89,10 @@ class GatedDeltaNet(Value, frozen=True, kw_only=True, tag="gated_delta_net", tag
                 Enter(elements=tokens * h),
                 Gemm(name=f"{name}.in_proj", tokens=tokens, k=h, n=self.projected_size, split="column", saves=(entering,)),
                 pointwise("conv1d", convolved, READ + WRITE, kept("conv1d.input", convolved)),
-                pointwise("l2norm", 2 * keys, READ + WRITE, kept("l2norm.input", 2 * keys)),
+                pointwise("l2norm", 2 * keys, READ + WRITE, kept("l2norm.input", 2 * keys), role="norm"),
                 *repeats,
                 rule,
-                pointwise("out_norm", values, READ + WRITE, kept("out_norm.input", values)),
+                pointwise("out_norm", values, READ + WRITE, kept("out_norm.input", values), role="norm"),
                 pointwise("gate", values, 2 * READ + WRITE, kept("gate.input", values), kept("gate.normed", values)),
                 Gemm(name=f"{name}.out_proj", tokens=tokens, k=values, n=h, split="row", saves=(kept("out_proj.input", values),)),
                 Exit(elements=tokens * h),

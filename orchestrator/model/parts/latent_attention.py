@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from orchestrator.model.ops import Attention, Enter, Gemm, Op, Pointwise, Saved, Weight
+from orchestrator.model.ops import Attention, Enter, Gemm, Op, Pointwise, Role, Saved, Weight
 from orchestrator.model.parts.attention import projection
 from orchestrator.model.parts.norm import norm_weights
 from orchestrator.model.parts.part import READ, WRITE, Part, linear_weights
@@ -54,9 +54,10 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
         made: list[tuple[tuple[Weight, ...], Gemm]] = []
 
         def linear(part: str, k: int, n: int, split: Literal["column"] | None) -> None:
+            role: Role = "up_projection" if split else ""
             weights = linear_weights(f"{name}.{part}", n, k, split, bias=False)
             saved = Saved(name=f"{name}.{part}.input", elements=tokens * k, shard="sequence", group="attention")
-            made.append((weights, Gemm(name=f"{name}.{part}", tokens=tokens, k=k, n=n, split=split, saves=(saved,))))
+            made.append((weights, Gemm(name=f"{name}.{part}", role=role, tokens=tokens, k=k, n=n, split=split, saves=(saved,))))
 
         norms = norm_weights(f"{name}.kv_layernorm", a, self.kv_lora_rank)
         if self.q_lora_rank is not None:
@@ -81,7 +82,7 @@ class LatentAttention(Value, frozen=True, kw_only=True, tag="latent_attention", 
                 Saved(name=f"{name}.key_value", elements=tokens * (q + values), shard="tp", group="up_projected"),
             ),
         )
-        rotary = Pointwise(name=f"{name}.rotary", elements=tokens * (q + kv), moved=READ + WRITE, shard="tp")
+        rotary = Pointwise(name=f"{name}.rotary", role="rotary", elements=tokens * (q + kv), moved=READ + WRITE, shard="tp")
         ops: tuple[Op, ...] = (
             Enter(elements=tokens * h),
             *(gemm for _, gemm in made),

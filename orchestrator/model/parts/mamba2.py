@@ -79,6 +79,7 @@ class Mamba2(Value, frozen=True, kw_only=True, tag="mamba2", tag_field="kind", o
                 scan,
                 Pointwise(
                     name=f"{name}.norm",
+                    role="scan_norm",
                     elements=tokens * inner,
                     moved=READ + WRITE,
                     shard="tp",

@@ -37,15 +37,16 @@ class Mlp(Value, frozen=True, kw_only=True, tag="mlp", tag_field="kind", omit_de
             + linear_weights("mlp.linear_fc2", h, f, "row", bias=a.add_bias_linear),
             ops=(
                 Enter(elements=tokens * h),
-                Gemm(name="mlp.linear_fc1", tokens=tokens, k=h, n=n, split="column", saves=(fc1_input,)),
+                Gemm(name="mlp.linear_fc1", role="fc1", tokens=tokens, k=h, n=n, split="column", saves=(fc1_input,)),
                 Pointwise(
                     name="mlp.activation",
+                    role="activation",
                     elements=tokens * f,
                     moved=activation_moved(a),
                     shard="tp",
                     saves=() if a.activation == "relu" else (act_input,),
                 ),
-                Gemm(name="mlp.linear_fc2", tokens=tokens, k=f, n=h, split="row", saves=(fc2_input,)),
+                Gemm(name="mlp.linear_fc2", role="fc2", tokens=tokens, k=f, n=h, split="row", saves=(fc2_input,)),
                 Exit(elements=tokens * h),
             ),
         )
