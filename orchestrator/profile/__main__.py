@@ -205,16 +205,17 @@ def conclude(
     found = fit(runs, CPU_NAMES if cluster.is_cpu else GPU_NAMES, fixed, prior=PRIOR, bounds=LOADED if cluster.is_cpu else BOUNDS)
     off = ratios(runs, found.constants)
     constants = {name: value for name, value in found.constants.items() if name not in fixed}
-    messages = [row for row in rows if row["operation"] == "p2p"]
-    inner = wires[0]
-    constants |= {
-        "core_share": core_share(ranks) if cluster.is_cpu else 1.0,
-        "collective_overhead_s": inner.collective_s,
-        "latency_factor": 1.0,
-        "inner_efficiency": 1.0,
-        "outer_efficiency": 1.0,
-        "p2p_efficiency": message_share(messages, inner),
-    }
+    constants["core_share"] = core_share(ranks) if cluster.is_cpu else 1.0
+    if wires:
+        messages = [row for row in rows if row["operation"] == "p2p"]
+        inner = wires[0]
+        constants |= {
+            "collective_overhead_s": inner.collective_s,
+            "latency_factor": 1.0,
+            "inner_efficiency": 1.0,
+            "outer_efficiency": 1.0,
+            "p2p_efficiency": message_share(messages, inner),
+        }
     units = {"_s": "s", "_efficiency": "share", "core_share": "share"}
     file = CalibrationFile(
         engine=engine,

@@ -86,8 +86,10 @@ def level_of(cluster: Cluster, size: int, stride: int) -> int:
 
 def together(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The collectives of all ranks: each repetition lasts as long as on its slowest rank, less what the products between take alone on the
-    slowest, in the median of all that were measured."""
+    slowest, in the median of all that were measured. None of one rank."""
     rows, each_row = [], [*zip(*(rank["collectives"] for rank in ranks), strict=True)]
+    if not each_row:
+        return []
     products = median(seconds for each in each_row for seconds in slowest([row["products_s"] for row in each]))
     for each in each_row:
         seconds = [max(total - products, 0.0) for total in slowest([row["seconds"] for row in each])]

@@ -169,6 +169,17 @@ def test_a_folder_of_our_own_runs_can_be_judged_as_it_can_be_fitted_to(tmp_path:
     assert figures["tables"]["own"]["time_median_ape"] < figures["zero_shot"]["tables"]["own"]["time_median_ape"]
 
 
+def test_a_file_of_several_runs_is_read_as_their_folders_are(tmp_path: Path) -> None:
+    plan = own_run(tmp_path / "a", only({})[0], [9.0, 5.0, 1.0, 1.1, 0.9])
+    metrics = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    file = tmp_path / "first_gpu.json"
+    file.write_text(json.dumps({"runs": [{"name": "a", "plan": json.loads(to_json(plan)), "metrics": metrics}]}))
+    assert own.load(file) == own.load(tmp_path)
+    file.write_text(json.dumps({"runs": [{"name": "a", "metrics": metrics}]}))
+    with pytest.raises(InputError, match=r"is no file of runs: .*'plan'"):
+        own.load(file)
+
+
 def test_metrics_that_no_run_writes_are_refused(tmp_path: Path) -> None:
     own_run(tmp_path / "a", only({})[0], [1.0])
     (tmp_path / "a" / "metrics.jsonl").write_text("{broken\n")

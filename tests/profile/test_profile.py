@@ -85,10 +85,14 @@ TRUTH = {"gemm_efficiency": 0.5, "memory_efficiency": 0.3, "microbatch_overhead_
 
 @pytest.fixture(scope="module")
 def concluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return profiled(tmp_path_factory.mktemp("profile"))
+
+
+def profiled(out: Path, num_ranks: int = 4) -> Path:
     """A profile of ranks that take exactly what the cost model says with other constants than it starts from."""
-    out = tmp_path_factory.mktemp("profile")
-    settings = asked([])
-    plans = cases_of(settings, asked)
+    wanted = [] if num_ranks == 4 else [f"gpus={num_ranks}"]
+    settings = asked(wanted)
+    plans = cases_of(settings, lambda more: asked([*wanted, *more]))
     truth = {**TRUTH, "collective_overhead_s": 0.0}
 
     def constants(run: Run) -> Any:
@@ -110,8 +114,9 @@ def concluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layers[case] = {"microbatch_s": [(step - update) / plan.num_microbatches] * 3, "update_s": [update] * 3, "layer_forward_s": 1e-3}
     last = max(layers)
     alone = {"microbatch_s": [0.6 * seconds for seconds in layers[last]["microbatch_s"]]}
-    rank = {"collectives": rows_of(2e9, 1e-4, 6e-4), "cases": layers, "alone": alone, "alone_case": last, "seconds": 12.0}
-    conclude(settings, "megatron", plans, [rank] * 4, out, "2026-11-22")
+    collectives = rows_of(2e9, 1e-4, 6e-4) if num_ranks > 1 else []
+    rank = {"collectives": collectives, "cases": layers, "alone": alone, "alone_case": last, "seconds": 12.0}
+    conclude(settings, "megatron", plans, [rank] * num_ranks, out, "2026-11-22")
     return out
 
 
@@ -124,6 +129,12 @@ def test_a_profile_gives_back_the_constants_that_made_it(concluded: Path) -> Non
     assert file.constants["collective_overhead_s"].value == pytest.approx(6e-4, rel=1e-3)
     assert file.measured is not None
     assert file.measured.num_gpus == 4
+
+
+def test_a_profile_of_one_rank_has_no_network_to_say_anything_of(tmp_path: Path) -> None:
+    constants = read_file(profiled(tmp_path, num_ranks=1) / "megatron-cpu.json").constants
+    assert constants["gemm_efficiency"].value == pytest.approx(TRUTH["gemm_efficiency"], rel=0.15)
+    assert not constants.keys() & {"collective_overhead_s", "latency_factor", "inner_efficiency", "p2p_efficiency"}
 
 
 def test_a_run_takes_what_the_profile_writes(concluded: Path) -> None:
