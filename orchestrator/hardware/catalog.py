@@ -52,6 +52,8 @@ _GB300 = {**_GB200, "nvfp4": 15000.0}  # GB300 NVL72: 1,080 PFLOP/s dense over 7
 _RTX_3090 = {"fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
 _RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 330.3}
 _RTX_5090 = {"fp32": 104.8, "tf32": 104.8, "fp16": 209.5, "bf16": 209.5, "fp8": 419.0}
+_RTX_PRO_6000 = {"fp32": 126.0, "tf32": 251.9, "fp16": 503.8, "bf16": 503.8, "fp8": 1007.6, "nvfp4": 2015.2}
+_RTX_PRO_6000_SERVER = {"fp32": 120.0, "tf32": 240.0, "fp16": 480.0, "bf16": 480.0, "fp8": 960.0, "nvfp4": 1920.0}
 _A30 = {"fp32": 10.3, "tf32": 82.0, "fp16": 165.0, "bf16": 165.0}
 _A40 = {"fp32": 37.4, "tf32": 74.8, "fp16": 149.7, "bf16": 149.7}
 _A6000 = {"fp32": 38.7, "tf32": 77.4, "fp16": 154.8, "bf16": 154.8}
@@ -119,6 +121,12 @@ _ENTRIES: tuple[Gpu, ...] = (
     _gpu("L40", 44.4, 864 * GB, "8.9", PCIE_4, 0, "NVIDIA L40 datasheet; torch 44.40 GiB", **_L40),
     _gpu("RTX-6000-Ada", 44.43, 960 * GB, "8.9", PCIE_4, 0,
          "NVIDIA RTX 6000 Ada datasheet; 46068 MiB with ECC, torch 44.43 GiB", **_RTX_6000_ADA),
+    _gpu("RTX-PRO-6000", 94.97, 1792 * GB, "12.0", PCIE_5, 0,
+         "NVIDIA RTX PRO Blackwell whitepaper, Workstation Edition (752 tensor cores at 2,617 MHz); 97887 MiB, torch 94.97 GiB",
+         **_RTX_PRO_6000),
+    _gpu("RTX-PRO-6000-Server", 94.97, 1597 * GB, "12.0", PCIE_5, 0,
+         "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (120 TFLOP/s fp32, 1597 GB/s; tensor cores in the Workstation's ratio)",
+         **_RTX_PRO_6000_SERVER),
     _gpu("L40S", 44.4, 864 * GB, "8.9", PCIE_4, 0, "NVIDIA L40S datasheet; 46068 MiB, torch about 44.4 GiB", **_L40S),
     # Not a GPU: one gloo rank with one core. 4 GiB is a modest share of any machine that trains the tiny recipes on 4 ranks; the peaks
     # and the bandwidth are the order of magnitude measured on a 2-core AMD EPYC with torch 2.13, one thread (see clusters/cpu.yaml).
@@ -137,6 +145,7 @@ POWER_W: Final = MappingProxyType(
         **dict.fromkeys(("H100-PCIE-80GB", "RTX-3090", "L40S"), 350.0),
         "A100-PCIE-40GB": 250.0, "GH200-96GB": 1000.0, "B200": 1000.0, "B300": 1100.0, "GB200": 1200.0, "GB300": 1400.0,
         "TITAN-RTX": 280.0, "RTX-4090": 450.0, "RTX-5090": 575.0, "A30": 165.0, "A10": 150.0, "RTX-A5000": 230.0, "L4": 72.0,
+        "RTX-PRO-6000": 600.0, "RTX-PRO-6000-Server": 600.0,
     }
 )  # fmt: skip
 """Watts that a GPU may take for long (thermal design power, the highest where a range can be set), by the datasheets named above; GH200's
@@ -173,6 +182,8 @@ DRIVER_NAMES: Final = MappingProxyType(
         "NVIDIA RTX A5000": "RTX-A5000",
         "NVIDIA RTX A6000": "RTX-A6000",
         "NVIDIA RTX 6000 Ada Generation": "RTX-6000-Ada",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX-PRO-6000",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000-Server",
         "NVIDIA H100 NVL": "H100-NVL",
         "NVIDIA H20": "H20",
     }

@@ -27,6 +27,7 @@ MARKETING_GB = {
     **dict.fromkeys(("A100-PCIE-80GB", "A800-SXM-80GB", "H100-PCIE-80GB", "H800-SXM-80GB"), 80),
     **{"A100-PCIE-40GB": 40, "H100-SXM-96GB": 96, "GH200-96GB": 96, "H100-NVL": 94, "H20": 96, "B300": 288, "GB300": 288, "RTX-5090": 32},
     **dict.fromkeys(("RTX-3090", "RTX-4090", "A30", "A10", "L4"), 24),
+    **dict.fromkeys(("RTX-PRO-6000", "RTX-PRO-6000-Server"), 96),
     **dict.fromkeys(("A40", "RTX-A6000", "L40", "RTX-6000-Ada", "L40S"), 48),
 }
 BIGGEST_BINARY = {"H200": 141 * GB, "B200": 192 * GB, "B300": 288 * GB, "GB300": 288 * GB}
@@ -113,6 +114,9 @@ LINKS = {
     "dgx_h800": (200.0, 50.0),
     "dgx_b200": (900.0, 50.0),
     "gb200_nvl72": (900.0, 50.0),
+    "dgx_b300": (900.0, 100.0),
+    "gb300_nvl72": (900.0, 100.0),
+    "aws_g6e": (31.5, 6.25),
     "aws_p4d": (300.0, 6.25),
     "aws_p4de": (300.0, 6.25),
     "aws_p5": (450.0, 50.0),
