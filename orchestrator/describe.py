@@ -39,7 +39,7 @@ from orchestrator.model.traced import Descriptions, Traced
 from orchestrator.model.training import QUANTISED
 from orchestrator.units import ITEMSIZE
 
-PROGRAM: Final = "orchestrator.workers.tracing"
+PROGRAM: Final = "orchestrator.tracing"
 NEEDED: Final = ("torch", "transformers")
 CACHE: Final = "ORCHESTRATOR_CACHE"
 """Folder of descriptions that were made on the way; else the user's cache."""

@@ -1,5 +1,5 @@
 """A model as its own code computes it: layers that were recorded while the model ran once on torch's meta device, for one sample of these
-lengths in this precision (workers/tracing makes it, `python -m orchestrator.describe` writes it). Pure numbers here."""
+lengths in this precision (orchestrator/tracing makes it, `python -m orchestrator.describe` writes it). Pure numbers here."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 import transformers
 from transformers.initialization import no_init_weights
 
+from orchestrator.tracing.dtype import default_dtype
 from orchestrator.workers import lora
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.blocks import BLOCK_ELEMENTS, block_seed
-from orchestrator.workers.dtype import default_dtype
 
 STD = 0.02
 """`initializer_range` of GPT-2, Llama, Qwen and BERT."""

@@ -18,6 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
+from orchestrator.tracing import build, feeds
+from orchestrator.tracing.blocks import find_blocks
+from orchestrator.tracing.feeds import IGNORED
 from orchestrator.workers import hugging_face, traced_data, traced_weights
 from orchestrator.workers.batch import Batch, mean_loss
 from orchestrator.workers.blocks import block_seed
@@ -25,9 +28,6 @@ from orchestrator.workers.deepspeed_trainer import DeepSpeedTrainer
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.parts import Place
 from orchestrator.workers.sft import SupervisedBatches
-from orchestrator.workers.tracing import build, feeds
-from orchestrator.workers.tracing.blocks import find_blocks
-from orchestrator.workers.tracing.feeds import IGNORED
 
 PLAIN = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Modules whose weights have the usual distribution; of others the model's own `_init_weights` knows better."""

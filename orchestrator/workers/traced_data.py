@@ -15,10 +15,10 @@ from orchestrator.errors import InputError
 from orchestrator.model.labelled import labels_tokens
 from orchestrator.model.traced import Feed, Traced
 from orchestrator.plan import Plan
+from orchestrator.tracing.feeds import IGNORED, sample, stacked
 from orchestrator.workers import data, distributed, interactions, sft, traced_text
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.data import permuted
-from orchestrator.workers.tracing.feeds import IGNORED, sample, stacked
 
 Sample = dict[str, np.ndarray]
 Take = Callable[[int, int], Sample]

@@ -13,9 +13,9 @@ import numpy as np
 from orchestrator.errors import InputError
 from orchestrator.model.labelled import KINDS, label_ids, labels_tokens, rows_of, text_and_labels
 from orchestrator.model.traced import Traced
+from orchestrator.tracing import build
+from orchestrator.tracing.feeds import IGNORED
 from orchestrator.workers.data import load_tokenizer
-from orchestrator.workers.tracing import build
-from orchestrator.workers.tracing.feeds import IGNORED
 
 Sample = dict[str, np.ndarray]
 

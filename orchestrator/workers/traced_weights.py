@@ -15,11 +15,11 @@ from torch import nn
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan
+from orchestrator.tracing import build
 from orchestrator.workers import hugging_face
 from orchestrator.workers.groups import Groups
 from orchestrator.workers.hf_files import KEY, Checkpoint, Rows, copy_tokenizer, save_config, write_files
 from orchestrator.workers.parts import Place
-from orchestrator.workers.tracing import build
 
 POOLER = "pooler"
 """In the name of parameters that a base model has and a checkpoint of its language model lacks: they stay as the seed made them, as in

@@ -126,8 +126,8 @@ Written by `tests/benchmarks/described_models.py` (its first lines say what the 
 
 
 def row(name: str) -> str:
-    from orchestrator.workers.tracing.build import Source
-    from orchestrator.workers.tracing.trace import described
+    from orchestrator.tracing.build import Source
+    from orchestrator.tracing.trace import described
 
     kind, fields, published = ROWS[name]
     started = time.process_time()

@@ -17,7 +17,7 @@ PURE = {"model", "hardware", "strategy", "words", "cost", "plan", "search", "eng
 COMMANDS = PURE | {
     *("recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "pictures", "api", "console", "run"),
 }
-"""What the commands and the Python interface may import: anything but workers."""
+"""What the commands and the Python interface may import: anything but workers and tracing, which import the engines' packages."""
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "hardware": set(),
@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calibrate": {"cost", "model", "hardware", "strategy", "plan", "engines", "validate"},
     "profile": COMMANDS | {"calibrate", "validate"},
     "validate": {"cost", "model", "hardware", "strategy", "plan", "search", "engines", "words"},
-    "workers": {"plan", "strategy", "model", "hardware"},
+    "tracing": {"model"},
+    "workers": {"plan", "strategy", "model", "hardware", "tracing"},
     "describe": {"model"},
     "recipe": PURE | {"detect", "describe"},
     "detect": PURE,
@@ -98,10 +99,10 @@ def test_rooms_import_only_what_the_design_allows() -> None:
         assert here not in PURE or not used & WORLDLY, f"{path} ({here}) is pure: it ends no command"
 
 
-def test_only_workers_import_the_engines_and_only_readers_of_yaml_import_omegaconf() -> None:
+def test_only_workers_and_tracing_import_the_engines_and_only_readers_of_yaml_import_omegaconf() -> None:
     for path in FILES:
         used = {name.split(".")[0] for name in imports(path)}
-        if room(path) != "workers":
+        if room(path) not in ("workers", "tracing"):
             assert not used & ENGINE_PACKAGES, path
         if room(path) != "recipe" and path.relative_to(PACKAGE).as_posix() != "audit/document.py":
             assert "omegaconf" not in used, path

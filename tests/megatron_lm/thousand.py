@@ -12,7 +12,8 @@ core_v0.19.0 in 197 s, beside each other on two cores: none refused, no value an
 models that no worker of ours trains there. 2026-11-23, seed 7, with the experts' exchange beside another micro-batch in the draw: 400 files
 under core_v0.16.1 (8 with it, 4 with delayed weight gradients) and 400 under core_v0.19.0 (22 and 6): none refused, no value another. With
 gated delta nets in the draw, seed 8: 400 under core_v0.16.1 (20 with them, 12 with gates of attention) and 400 under core_v0.19.0 (23 and
-10): none refused, no value another; these are checked against the fields that engine.json would have.
+10): none refused, no value another; these are checked against the fields that engine.json would have. 2026-11-24, seed 9, after the words
+became tables: 400 files under either tag, none refused, no value another.
 """
 
 from __future__ import annotations

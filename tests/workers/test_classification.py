@@ -22,10 +22,10 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
+from orchestrator.tracing import build
+from orchestrator.tracing.feeds import IGNORED
+from orchestrator.tracing.trace import described
 from orchestrator.workers.traced_text import Texts
-from orchestrator.workers.tracing import build
-from orchestrator.workers.tracing.feeds import IGNORED
-from orchestrator.workers.tracing.trace import described
 
 pytestmark = pytest.mark.engines
 LENGTH = 24

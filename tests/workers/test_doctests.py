@@ -1,4 +1,4 @@
-"""The workers' doctests, which need no ranks. Apart from the others, because these modules import the engines' packages."""
+"""The workers' and tracing's doctests, which need no ranks. Apart from the others, because these modules import the engines' packages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import pytest
 
 import orchestrator
 
-WORKERS = Path(orchestrator.__file__).parent / "workers"
-MODULES = sorted(path.stem for path in WORKERS.glob("*.py") if ">>> " in path.read_text())
+PACKAGE = Path(orchestrator.__file__).parent
+FILES = [path for room in ("workers", "tracing") for path in sorted((PACKAGE / room).glob("*.py"))]
+MODULES = [f"{path.parent.name}.{path.stem}" for path in FILES if ">>> " in path.read_text()]
+
 
 pytestmark = pytest.mark.engines
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests_hold(name: str) -> None:
-    failed, tried = doctest.testmod(import_module(f"orchestrator.workers.{name}"))
+    failed, tried = doctest.testmod(import_module(f"orchestrator.{name}"))
     assert tried
     assert not failed
 
 
 def test_there_are_some() -> None:
-    assert "groups" in MODULES
+    assert "workers.groups" in MODULES

@@ -19,8 +19,8 @@ from orchestrator.plan import Plan, to_json
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
-from orchestrator.workers.tracing import build
-from orchestrator.workers.tracing.trace import described
+from orchestrator.tracing import build
+from orchestrator.tracing.trace import described
 
 pytestmark = pytest.mark.engines
 NO_GPU = Machine(host_memory=16 * GIB)

@@ -23,8 +23,8 @@ from orchestrator.plan import Plan
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
-from orchestrator.workers.tracing import build
-from orchestrator.workers.tracing.trace import described
+from orchestrator.tracing import build
+from orchestrator.tracing.trace import described
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 

@@ -18,8 +18,8 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
+from orchestrator.tracing import build
 from orchestrator.workers import traced_weights
-from orchestrator.workers.tracing import build
 
 pytestmark = pytest.mark.engines
 POOLER = ("bert.pooler.dense.weight", "bert.pooler.dense.bias")

@@ -22,8 +22,8 @@ from orchestrator.model import families  # noqa: E402
 from orchestrator.model.hugging_face import hugging_face  # noqa: E402
 from orchestrator.model.spec import Attention, Gemm, ModelSpec  # noqa: E402
 from orchestrator.model.traced import Traced  # noqa: E402
-from orchestrator.workers.tracing import build, feeds  # noqa: E402
-from orchestrator.workers.tracing.trace import described  # noqa: E402
+from orchestrator.tracing import build, feeds  # noqa: E402
+from orchestrator.tracing.trace import described  # noqa: E402
 
 pytestmark = pytest.mark.engines
 COVERING = ("t5", "swin", "mixtral")

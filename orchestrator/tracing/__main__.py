@@ -1,4 +1,4 @@
-"""`python -m orchestrator.workers.tracing REQUEST.json ANSWER.json`: records the layers of a model from its own code, in a process of its
+"""`python -m orchestrator.tracing REQUEST.json ANSWER.json`: records the layers of a model from its own code, in a process of its
 own, since that needs torch and orchestrator/describe.py, which starts it, does not.
 
 The request has "config" (a Hugging Face config.json as text) or "code" ("package.module:factory"), "seq_length" and "decoder_seq_length"
@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import InputError
-from orchestrator.workers.tracing.build import Source
-from orchestrator.workers.tracing.trace import described
+from orchestrator.tracing.build import Source
+from orchestrator.tracing.trace import described
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -30,6 +30,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: python -m orchestrator.workers.tracing REQUEST.json ANSWER.json, which python -m orchestrator.describe calls")
+        sys.exit("usage: python -m orchestrator.tracing REQUEST.json ANSWER.json, which python -m orchestrator.describe calls")
     asked, out = map(Path, sys.argv[1:])
     out.write_bytes(msgspec.json.encode(answer(json.loads(asked.read_text()))))

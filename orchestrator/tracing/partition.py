@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from orchestrator.model.traced import Divided
-from orchestrator.workers.tracing.flow import STREAM, Flow, Sources
+from orchestrator.tracing.flow import STREAM, Flow, Sources
 
 
 class Pair(NamedTuple):

@@ -20,8 +20,8 @@ from torch import nn
 
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Divided, Feed
-from orchestrator.workers.tracing import build, feeds
-from orchestrator.workers.tracing.partition import Pair, Partition, Roles, shown
+from orchestrator.tracing import build, feeds
+from orchestrator.tracing.partition import Pair, Partition, Roles, shown
 
 TP: Final = 2
 LARGEST: Final = 60_000_000

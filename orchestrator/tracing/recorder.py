@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from orchestrator.model.ops import Attention, Gemm, Op, Pointwise, Saved
-from orchestrator.workers.tracing.attention import Call
-from orchestrator.workers.tracing.flow import NOWHERE, Flow, Sources
+from orchestrator.tracing.attention import Call
+from orchestrator.tracing.flow import NOWHERE, Flow, Sources
 
 aten = torch.ops.aten
 PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "_convolution"}

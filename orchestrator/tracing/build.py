@@ -15,8 +15,8 @@ from transformers.models.auto import modeling_auto
 
 from orchestrator.errors import InputError, nearest
 from orchestrator.model.traced import Feed
-from orchestrator.workers.dtype import default_dtype
-from orchestrator.workers.tracing.feeds import IGNORED, MASKED_EVERY
+from orchestrator.tracing.dtype import default_dtype
+from orchestrator.tracing.feeds import IGNORED, MASKED_EVERY
 
 DESCRIBED: Final = "described"
 """The name under which transformers gets our recording attention."""

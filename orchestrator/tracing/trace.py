@@ -18,11 +18,11 @@ from orchestrator.errors import InputError
 from orchestrator.model.layer import Edge, LayerRun, LayerSpec
 from orchestrator.model.ops import Attention, Enter, Exit, Gemm, Op, Pointwise, Saved, Weight, WeightKind
 from orchestrator.model.traced import Feed, Traced
-from orchestrator.workers.tracing import build, compared, feeds, partition
-from orchestrator.workers.tracing.attention import FusedAttention, transformers_attention
-from orchestrator.workers.tracing.blocks import find_blocks
-from orchestrator.workers.tracing.partition import Partition, Roles
-from orchestrator.workers.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta, storage
+from orchestrator.tracing import build, compared, feeds, partition
+from orchestrator.tracing.attention import FusedAttention, transformers_attention
+from orchestrator.tracing.blocks import find_blocks
+from orchestrator.tracing.partition import Partition, Roles
+from orchestrator.tracing.recorder import Part, Recorder, ValueAskedError, floats, is_meta, storage
 
 DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 """By bytes of an activation's element."""
