@@ -14,10 +14,12 @@ from pathlib import Path
 import msgspec
 
 from orchestrator import recipe
+from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.job import File, Job
 from orchestrator.launch import render
-from orchestrator.plan import json_schema, to_json
+from orchestrator.model.families import describe
+from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
 
@@ -71,9 +73,21 @@ def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str
         files.append(File(path="candidates.csv", content=candidates_csv(found.outcomes, found.plan)))
     files += job.files
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
+    if found.plan.predicted is not None:
+        rate = settings.storage_bandwidth or render.WRITE_PER_NODE * found.plan.cluster.num_nodes
+        options = render.with_warning(options, found.plan.predicted.step_time_s, saved_bytes(found.plan) / rate)
     options = msgspec.structs.replace(options, python=options.python or python, planner=sys.executable)
     files += render.files(job, slurm=options, container=settings.container)
     return files
+
+
+def saved_bytes(plan: Plan) -> float:
+    """What a checkpoint of the plan holds at most."""
+    from orchestrator.report.failures import checkpoint_bytes
+
+    model = describe(plan.model, plan.training.seq_length, plan.training.decoder_seq_length)
+    states = ENGINES[plan.engine].traits(plan.cluster.software).state_bytes(plan.training.precision, plan.zero_stage)
+    return checkpoint_bytes(model.parameters, states)
 
 
 def write_folder(out: Path, files: Sequence[File]) -> None:

@@ -124,7 +124,8 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     `extra`: further words of sbatch ("--comment", "a b"), on one `#SBATCH` line. `style` torchrun: one task a node, which starts its ranks;
     srun: one task a rank. `requeue`: how often the job goes back into the queue, to go on from its newest checkpoint, when it is out of
     time or a rank or node fails. `python`: the ranks' interpreter (of a shared environment, or of the image); None: what the PATH offers
-    there. `planner`: an interpreter that has this package, for the job's status.json; None: `python`.
+    there. `warning_s` None: by what a step and a save take (`launch.render.with_warning`).
+    `planner`: an interpreter that has this package, for the job's status.json; None: `python`.
     """
 
     partition: Annotated[str | None, Key("slurm.partition", "partition to submit to", read=one_line)] = None
@@ -165,6 +166,16 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
     extra: Annotated[
         tuple[str, ...], Key("slurm.extra", "more options of sbatch, in quotes (--comment=x --nice)", type=str, read=words)
     ] = ()
+    warning_s: Annotated[
+        int | None,
+        Key(
+            "slurm.warning_s",
+            "seconds before the time limit at which the ranks are asked to save and end",
+            default="two predicted steps and two saves, 120 at least",
+            low=1,
+            high=65535,
+        ),
+    ] = None
     style: Annotated[Literal["torchrun", "srun"], Key("slurm.style", "torchrun: one task a node; srun: one task a rank")] = "torchrun"
     requeue: Annotated[int, Key("slurm.requeue", "times to go back into the queue and on from the newest checkpoint", low=0)] = 0
     python: Annotated[

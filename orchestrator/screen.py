@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
 from orchestrator.engines import ENGINES
+from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
@@ -92,7 +93,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     """The plan, its price, what its training takes, and what nearly won."""
     from orchestrator.report import text
     from orchestrator.report.budget import budget, budget_text
-    from orchestrator.report.failures import Failures, checkpoint_bytes, checkpoint_text, elsewhere_text, failures_text
+    from orchestrator.report.failures import Failures, checkpoint_text, elsewhere_text, failures_text
     from orchestrator.report.memory import memory_table
     from orchestrator.report.risk import risk_text
 
@@ -104,8 +105,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     console.print(text.plan_table(plan, model, found.limit))
     console.print(text.price_table(plan, found.limit))
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan))}")
-    states = ENGINES[plan.engine].traits(plan.cluster.software).state_bytes(plan.training.precision, plan.zero_stage)
-    nbytes = checkpoint_bytes(model.parameters, states)
+    nbytes = saved_bytes(plan)
     if checkpoints := checkpoint_text(plan, nbytes, ENGINES[plan.engine].reshardable(plan)):
         say(f"checkpoints: {checkpoints}")
     if settings.mtbf_hours is not None and settings.storage_bandwidth is not None:

@@ -5,6 +5,7 @@ Both need nothing but bash, Python with torch, and Slurm's own programs. Every v
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -63,13 +64,23 @@ def exit_minutes(time: str | None) -> int | None:
     >>> exit_minutes("12:30:00"), exit_minutes("90"), exit_minutes("1-2"), exit_minutes("2:30"), exit_minutes("UNLIMITED")
     (745, 85, 1555, None, None)
     """
+    seconds = limit_s(time)
+    minutes = 0 if seconds is None else seconds // 60
+    return minutes - EXIT_MARGIN_MINUTES if minutes > EXIT_MARGIN_MINUTES else None
+
+
+def limit_s(time: str | None) -> int | None:
+    """Seconds of a limit of sbatch, in any of its spellings; None where there is none.
+
+    >>> limit_s("12:30:00"), limit_s("90"), limit_s("1-2"), limit_s("2:30"), limit_s("UNLIMITED")
+    (45000, 5400, 93600, 150, None)
+    """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time or "")
     if found is None:
         return None
     days, first, second, third = (int(part) if part is not None else None for part in found.groups())
-    hours_lead = days is not None or third is not None
-    minutes = (days or 0) * 1440 + (first or 0) * 60 + (second or 0) if hours_lead else first or 0
-    return minutes - EXIT_MARGIN_MINUTES if minutes > EXIT_MARGIN_MINUTES else None
+    units = (3600, 60, 1) if days is not None or third is not None else (60, 1, 0)
+    return (days or 0) * 86400 + sum((part or 0) * unit for part, unit in zip((first, second, third), units, strict=True))
 
 
 RANK = """
@@ -179,7 +190,11 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( cores > ranks_per_node ? cores / 
 """Ranks without a GPU compute with threads: share the cores (torchrun alone would give each rank one)."""
 
 WARNING_S = 120
-"""Seconds before the time limit at which Slurm warns the script: a checkpoint of a large model must fit into them."""
+"""Seconds before the time limit at which Slurm warns the script, at least: SlurmOptions.warning_s says more of a large model."""
+MOST_WARNING_S = 65535
+"""What sbatch takes at most (manual, --signal)."""
+WRITE_PER_NODE = 1e9
+"""Bytes/s that a node writes to shared storage where cluster.storage_bandwidth says nothing: an assumption on the low side."""
 REMIND_S = 15
 """A rank that still imports its packages has no handler yet: the warning is repeated."""
 TRY_AGAIN = 75
@@ -411,7 +426,7 @@ def _rank(job: Job) -> str:
 def _in_container(container: ContainerOptions) -> tuple[list[str], list[str]]:
     """(flags of srun, words before `bash launch.sh`), as bash reads them."""
     quoted = [shlex.quote(checked("container.mounts", mount)) for mount in container.mounts]
-    image = shlex.quote(checked("container.image", container.image))
+    image = shlex.quote(checked("container.image", pyxis_image(container.image) if container.runtime == "pyxis" else container.image))
     workdir = '"$PWD"' if container.workdir is None else shlex.quote(checked("container.workdir", container.workdir))
     if container.runtime == "pyxis":
         mounts = ",".join(['"$PWD":"$PWD"', *(mount if ":" in mount else f"{mount}:{mount}" for mount in quoted)])
@@ -447,6 +462,36 @@ def with_whole_nodes(job: Job, slurm: SlurmOptions, gpus_per_node: int) -> Slurm
     if slurm.exclusive is not None or job.backend != "nccl" or slurm.gres == "":
         return slurm
     return msgspec.structs.replace(slurm, exclusive=job.world_size // (slurm.most_nodes or job.num_nodes) >= gpus_per_node)
+
+
+def with_warning(slurm: SlurmOptions, step_s: float, save_s: float) -> SlurmOptions:
+    """`warning_s` decided: the step that runs when the warning comes ends, then a checkpoint is written; both twice, since both are
+    predictions, and 30 s for the signal's way. Raises InputError for a time limit that is no longer than that: the job would be asked to
+    end as it starts."""
+    if slurm.warning_s is None:
+        wanted = 30 + 2 * (step_s + save_s)
+        slurm = msgspec.structs.replace(slurm, warning_s=min(MOST_WARNING_S, max(WARNING_S, 10 * math.ceil(wanted / 10))))
+    limit = limit_s(slurm.time)
+    if limit is not None and slurm.warning_s is not None and slurm.warning_s > WARNING_S and limit <= slurm.warning_s:
+        why = f"is no longer than the {slurm.warning_s} s before it at which the ranks are asked to save and end (slurm.warning_s=)"
+        raise InputError("slurm.time", slurm.time, why)
+    return slurm
+
+
+def pyxis_image(image: str) -> str:
+    """An image as pyxis takes it: files and its own spelling unchanged; of a registry's image "#" ends the registry's name (enroot's
+    manual, import), else enroot looks for it at Docker Hub.
+
+    >>> pyxis_image("nvcr.io/nvidia/pytorch:26.06-py3"), pyxis_image("docker://localhost:5000/a/b:1"), pyxis_image("ubuntu/nginx:1")
+    ('nvcr.io#nvidia/pytorch:26.06-py3', 'docker://localhost:5000#a/b:1', 'ubuntu/nginx:1')
+    >>> pyxis_image("/images/mcore.sqsh"), pyxis_image("./mcore.sqsh"), pyxis_image("nvcr.io#nvidia/pytorch:26.06-py3")
+    ('/images/mcore.sqsh', './mcore.sqsh', 'nvcr.io#nvidia/pytorch:26.06-py3')
+    """
+    scheme, found, rest = image.rpartition("://")
+    registry, slash, name = rest.partition("/")
+    if "#" in rest or not slash or registry in ("", ".", "..") or rest.endswith(".sqsh"):
+        return image
+    return f"{scheme}{found}{registry}#{name}" if "." in registry or ":" in registry or registry == "localhost" else image
 
 
 def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
@@ -489,7 +534,9 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
             options.append(f"--{name.replace('_', '-')}={checked(f'slurm.{name}', str(value))}")
     if slurm.exclusive:
         options.append("--exclusive")
-    options += ["--output=slurm-%j.log", "--open-mode=append", "--export=NONE", f"--signal=B:USR1@{WARNING_S}"]
+        if slurm.mem is None and slurm.mem_per_gpu is None:
+            options.append("--mem=0")  # all of it: a whole node has its default memory alone (DefMemPerCPU, DefMemPerNode) without a word
+    options += ["--output=slurm-%j.log", "--open-mode=append", "--export=NONE", f"--signal=B:USR1@{slurm.warning_s or WARNING_S}"]
     options.append("--requeue" if slurm.requeue else "--no-requeue")
     lines = [sbatch_quote(option) for option in options]
     if slurm.extra:

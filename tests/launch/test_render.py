@@ -420,3 +420,25 @@ def test_what_sbatch_would_refuse_is_refused_where_it_is_typed(values: dict[str,
         slurm_options(values)
     assert refused.value.key == f"slurm.{next(iter(values))}"
     assert refused.value.choices
+
+
+def test_the_warning_before_the_time_limit_leaves_a_step_and_a_save() -> None:
+    """DeepSeek-V3 on 64 H800 nodes: 124 s a step, 9.4 TB of states."""
+    long = render.with_warning(SlurmOptions(time="12:00:00"), step_s=124.0, save_s=147.0)
+    assert "#SBATCH --signal=B:USR1@580" in render.job_sbatch(GPT, long)
+    assert render.with_warning(SlurmOptions(), step_s=1.0, save_s=2.0).warning_s == render.WARNING_S
+    assert render.with_warning(SlurmOptions(), step_s=1e5, save_s=2.0).warning_s == render.MOST_WARNING_S
+    assert render.with_warning(SlurmOptions(warning_s=30), step_s=124.0, save_s=147.0).warning_s == 30
+    with pytest.raises(InputError, match=r"slurm.time=5:00: is no longer than the 580 s before it"):
+        render.with_warning(SlurmOptions(time="5:00"), step_s=124.0, save_s=147.0)
+
+
+def test_whole_nodes_have_all_their_memory() -> None:
+    assert "#SBATCH --mem=0" in render.job_sbatch(GPT, SlurmOptions(exclusive=True))
+    assert "--mem=0" not in render.job_sbatch(GPT, SlurmOptions(exclusive=True, mem="480G"))
+    assert "--mem" not in render.job_sbatch(GPT, SlurmOptions(exclusive=False))
+
+
+def test_a_registrys_image_is_written_as_pyxis_reads_it() -> None:
+    container = ContainerOptions(image="nvcr.io/nvidia/pytorch:26.06-py3")
+    assert "--container-image='nvcr.io#nvidia/pytorch:26.06-py3'" in render.job_sbatch(GPT, SlurmOptions(), container)
