@@ -2,7 +2,8 @@
 
     python -m orchestrator.health [FOLDER]
 
-FOLDER: of a run; its disk and its last step are looked at too. A line for each thing that is wrong; exit status 1 where there is one, 0
+FOLDER: of a run; its disk and its last step are looked at too. Or a checkpoint (runs/RUN/checkpoints/step_000100): every file is read, and
+compared with the digest that it was written with. A line for each thing that is wrong; exit status 1 where there is one, 0
 where nothing is found (said on standard error).
 """
 
@@ -20,6 +21,10 @@ from statistics import median
 from typing import Final
 from xml.etree import ElementTree
 
+from rich.console import Console
+from rich.progress import track
+
+from orchestrator import digests
 from orchestrator.commands import command, usage
 from orchestrator.errors import InputError
 from orchestrator.units import format_bytes
@@ -49,6 +54,8 @@ def _run(words: Sequence[str]) -> int:
     folder = Path(words[0]) if words else None
     if folder is not None and not folder.is_dir():
         raise InputError("FOLDER", folder, "no such folder")
+    if folder is not None and (folder / digests.LISTING).is_file():
+        return checkpoint(folder)
     found = [*gpus(), *ports(Path("/sys/class/infiniband")), *memory(Path("/proc/meminfo").read_text())]
     if folder is not None:
         found += [*disk(folder), *progress(folder, time.time())]
@@ -56,6 +63,20 @@ def _run(words: Sequence[str]) -> int:
         print(f"health: {line}")
     if not found:
         print("health: nothing wrong was found", file=sys.stderr)
+    return UNFIT if found else 0
+
+
+def checkpoint(folder: Path) -> int:
+    """Says which files of a checkpoint are not as they were written, and the exit status. Raises InputError."""
+    listed = digests.listed(folder) or {}
+    found = 0
+    for number in track(range(len(listed)), "reading", console=Console(stderr=True), transient=True):
+        for damage in digests.damages(folder, listed, number, len(listed)):
+            found += 1
+            print(f"health: {damage}")
+    if not found:
+        size = format_bytes(sum(int(of["bytes"]) for of in listed.values()))
+        print(f"health: all {len(listed)} files ({size}) are as they were written", file=sys.stderr)
     return UNFIT if found else 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from orchestrator import digests
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, to_json
 
@@ -53,13 +54,25 @@ def begin(out: Path, step: int) -> Path:
     return folder
 
 
+def write_digests(folder: Path) -> None:
+    """Of what this rank wrote into the folder, beside it. Touches no other rank."""
+    rank = dist.get_rank()
+    found = digests.digests(folder, digests.written_by(folder, rank))
+    (folder / f"{digests.LISTING}.{rank:06d}").write_text(json.dumps(found))
+
+
 def commit(folder: Path, step: int, plan: Plan) -> None:
-    """Everything is written: move the marker to this checkpoint, in one rename, then remove what `plan.run` does not keep. All ranks call
-    this."""
+    """Everything is written, and every rank's digests: put these together, move the marker to this checkpoint, in one rename, then remove
+    what `plan.run` does not keep. All ranks call this."""
     dist.barrier()
     if dist.get_rank() == 0:
         content = json.dumps({"step": step, "folder": folder.name, "layout": layout(plan)}, indent=1)
         (folder / PLAN).write_text(to_json(plan))
+        found = digests.digests(folder, [PLAN])
+        for part in sorted(folder.glob(f"{digests.LISTING}.*")):
+            found |= json.loads(part.read_text())
+            part.unlink()
+        (folder / digests.LISTING).write_text(json.dumps(found, indent=1))
         (folder / MARKER).write_text(content)
         partial = folder.parent / (MARKER + ".tmp")
         partial.write_text(content)
@@ -108,3 +121,12 @@ def find(resume: str) -> Saved:
             raise InputError("train.resume", resume, f"names {where}, which is not there")
         return Saved(where, step, written)
     raise InputError("train.resume", resume, f"holds no finished checkpoint ({FOLDER}/{MARKER})")
+
+
+def require_as_written(saved: Saved) -> None:
+    """Every file of the checkpoint has the digest that it was written with; each rank looks at some. One without digests, of an earlier
+    version, is taken as it is. Raises InputError that names the first damaged file."""
+    written = digests.listed(saved.folder)
+    if written is not None:
+        for damage in digests.damages(saved.folder, written, dist.get_rank(), dist.get_world_size()):
+            raise InputError("train.resume", saved.folder, f"is damaged: {damage}; an older one beside it is resumed by its folder")

@@ -257,13 +257,23 @@ class DeepSpeedTrainer:
             states.load(self.engine, self.places, self.plan, parts.Parts(saved.folder / states.FOLDER), saved.step)
             if saved.layout == mine:
                 path = saved.folder / f"generators-{dist.get_rank():06d}.pt"
-                self._set_generator_states(torch.load(path, weights_only=False))
+                self._set_generator_states(torch.load(path, weights_only=True))
             return
         if saved.layout != mine:
             keys = [key for key in {**saved.layout, **mine} if saved.layout.get(key) != mine.get(key)]
             different = ", ".join(f"{key}={saved.layout.get(key)} (now {mine.get(key)})" for key in keys)
             why = f"was written with {different}; stage 0 in 16 bits, fp16 and sgd continue in the same layout only"
             raise InputError("train.resume", saved.folder, why)
-        path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
+        with torch.serialization.safe_globals(plain_records()):
+            path, _ = self.engine.load_checkpoint(str(saved.folder), tag=TAG, load_module_strict=self.plan.training.lora is None)
         if path is None:
             raise InputError("train.resume", saved.folder, "holds nothing that DeepSpeed can load")
+
+
+def plain_records() -> list[Any]:
+    """The classes that DeepSpeed's own checkpoints hold beside tensors and plain values: records without code of their own."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]

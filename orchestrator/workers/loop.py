@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan, from_json
-from orchestrator.workers import checkpoint, data, distributed, garbage, orphans, preflight
+from orchestrator.workers import checkpoint, data, distributed, garbage, orphans, preflight, unpickling
 from orchestrator.workers.batch import Batch
 from orchestrator.workers.groups import REPLICAS, Groups
 from orchestrator.workers.monitors import Monitors
@@ -325,7 +325,9 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
             resume = str(out) if arguments.continued and (out / checkpoint.FOLDER / checkpoint.MARKER).exists() else plan.run.resume
             if resume:
                 saved = checkpoint.find(resume)
-                trainer.load(saved)
+                checkpoint.require_as_written(saved)
+                with unpickling.refused(saved.folder):
+                    trainer.load(saved)
                 first_step = saved.step
             train(trainer, batches, out, first_step, watchdog, valid)
         job.leave()

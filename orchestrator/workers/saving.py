@@ -54,6 +54,7 @@ def save(trainer: Saver, out: Path, step: int) -> None:
     try:
         folder = checkpoint.begin(out, step)
         trainer.save(folder, step)
+        checkpoint.write_digests(folder)
         checkpoint.commit(folder, step, trainer.plan)
     except (Exception, CheckpointException) as error:  # each engine has its own for a full disk; Megatron's is no Exception
         raise failed(step, out, error) from error
@@ -66,19 +67,24 @@ class SaveBeside:
     def __init__(self, trainer: Saver, out: Path, step: int) -> None:
         self.trainer, self.out, self.step = trainer, out, step
         self.error: BaseException | None = None
+        self.written = False
+        """Whether all ranks have written: what is left is the digests of what they wrote."""
         try:
             self.folder = checkpoint.begin(out, step)
             self.snapshot = trainer.snapshot(self.folder, step)
         except (Exception, CheckpointException) as error:
             raise failed(step, out, error) from error
-        self.thread = threading.Thread(target=self._write, name=f"checkpoint of step {step}")
-        self.thread.start()
+        self._begin(self.snapshot.write)
 
-    def _write(self) -> None:
-        try:
-            self.snapshot.write()
-        except BaseException as error:
-            self.error = error
+    def _begin(self, work: Callable[[], None]) -> None:
+        def watched() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=watched, name=f"checkpoint of step {self.step}")
+        self.thread.start()
 
     def poll(self) -> bool:
         """Whether it is whole now. Collective."""
@@ -91,7 +97,11 @@ class SaveBeside:
         if lost:
             raise failed(self.step, self.out, self.error or OSError("another rank could not write its part")) from self.error
         try:
-            self.snapshot.finish()
+            if not self.written:
+                self.written = True
+                self.snapshot.finish()
+                self._begin(lambda: checkpoint.write_digests(self.folder))
+                return False
             checkpoint.commit(self.folder, self.step, self.trainer.plan)
         except (Exception, CheckpointException) as error:
             raise failed(self.step, self.out, error) from error
@@ -99,6 +109,7 @@ class SaveBeside:
 
     def wait(self) -> None:
         """Until it is whole. Collective."""
-        self.thread.join()
-        while not self.poll():
-            pass
+        done = False
+        while not done:
+            self.thread.join()
+            done = self.poll()
