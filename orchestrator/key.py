@@ -148,12 +148,26 @@ def _parse_structure(key: Key, tree: Any) -> Any:
         raise InputError(key.name, shown(tree), str(error)) from None
 
 
+NO_TEXT: Final = "has half of a surrogate pair, or bytes that are not UTF-8: no file can hold it as text"
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can say it.
+
+    >>> is_text("Grüße"), is_text("\\ud800")
+    (True, False)
+    """
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def one_text(name: str, text: Any) -> str:
     """The text itself. Raises InputError for a list, a group of keys, or nothing."""
     if not isinstance(text, str):
         raise InputError(name, shown(text), "needs one value, not a list or a group of keys")
     if not text.strip():
         raise InputError(name, repr(text), "is empty")
+    if not is_text(text):
+        raise InputError(name, shown(text), NO_TEXT)
     return text
 
 

@@ -20,6 +20,7 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import Plan
 from orchestrator.recipe import Settings
 from orchestrator.recipe.read import Tree
+from orchestrator.recipe.sources import read_text
 from orchestrator.strategy.pins import Pins
 from orchestrator.strategy.spec import CHOICES
 
@@ -61,13 +62,12 @@ class Audit:
         for name in tree:
             if name.partition(".")[0] in REFUSED:
                 raise InputError(name, None, "is not for audit, which judges the file as it is")
-        file = Path(path)
-        if file.is_dir():
+        if Path(path).is_dir():
             raise InputError("audit", str(path), "is a folder; give a file")
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise InputError("audit", str(path), f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
+            text = read_text(Path(path))
+        except InputError as error:
+            raise InputError("audit", str(path), error.why) from None
         source = formats.read(text, str(path))
         settings, assumed = settings_of(source.reading, tree, machine)
         reading, more = divided(source.reading, settings)

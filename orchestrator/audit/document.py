@@ -15,9 +15,12 @@ from typing import Any, Final
 import yaml
 
 from orchestrator.errors import InputError
+from orchestrator.key import NO_TEXT, is_text
 
 Content = dict[str, Any]
-MOST_BYTES: Final = 1_000_000
+MOST_DEPTH: Final = 100
+MOST_VALUES: Final = 100_000
+"""Of a document, aliases written out: the longest published one has 1,400."""
 INTERPOLATION: Final = "${"
 
 
@@ -29,17 +32,31 @@ def is_json(text: str, name: str) -> bool:
 def content_of(text: str, name: str) -> Content:
     """What the text says. Raises InputError for what is no mapping."""
     kind = "JSON" if is_json(text, name) else "YAML"
-    if len(text) > MOST_BYTES:
-        raise InputError("audit", name, f"has {len(text):,} characters; at most {MOST_BYTES:,} are read")
     try:
         found = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError("audit", name, f"is not {kind}: {_first_line(error)}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # PyYAML's own of "!!int ''"
         raise InputError("audit", name, f"is not {kind}: {_first_line(error)}") from None
     if not isinstance(found, dict):
         raise InputError("audit", name, f"is {kind} of no named settings")
+    _check_size(found, name, kind)
     return {str(key): value for key, value in found.items()}
+
+
+def _check_size(content: Content, name: str, kind: str) -> None:
+    """Raises InputError for what would take for ever to walk (aliases of aliases, which may hold themselves), and for what is no text."""
+    level: list[Any] = [content]
+    count, depth = 0, 0
+    while level:
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, str) and not is_text(value):
+                raise InputError("audit", name, f"is {kind} with the text {value!r}, which {NO_TEXT}")
+            below += [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+            if count + len(below) > MOST_VALUES:
+                raise InputError("audit", name, f"is {kind} of more than {MOST_VALUES:,} values, aliases written out")
+        count, level, depth = count + len(below), below, depth + 1
+        if depth > MOST_DEPTH:
+            raise InputError("audit", name, f"is {kind} nested deeper than {MOST_DEPTH} levels")
 
 
 def _first_line(error: Exception) -> str:
@@ -122,7 +139,7 @@ class Given:
             return None
         try:
             return kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InputError(path, value, "is no number") from None
 
     def truth(self, path: str, default: bool = False) -> bool:

@@ -13,6 +13,7 @@ from orchestrator.audit import deepspeed
 from orchestrator.audit.document import AUTO, Content, Given, content_of, leaves
 from orchestrator.audit.reading import Reading
 from orchestrator.errors import InputError
+from orchestrator.recipe.sources import read_text
 
 SHARDED: Final = {
     "full_shard": 3, "hybrid_shard": 3, "1": 3, "4": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "_hybrid_shard_zero2": 2, "2": 2,
@@ -44,10 +45,10 @@ def named_ds_config(value: Any, key: str, file: str) -> tuple[Content, str | Non
     if path is None:
         return {}, str(value), [f"ZeRO stage 0: {key}={value} says it, and is not here; pin.zero_stage= does too"]
     try:
-        content = content_of(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(key, str(value), f"can't be read: {getattr(error, 'strerror', None) or 'is no text'}") from None
-    return content, str(path), []
+        text = read_text(path)
+    except InputError as error:
+        raise InputError(key, str(value), error.why) from None
+    return content_of(text, str(path)), str(path), []
 
 
 def filled(ds: Mapping[str, Any], by_path: Mapping[str, Any]) -> Content:

@@ -3,12 +3,13 @@ reads its flags as the model, the training and the parallel layout (audit/megatr
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from orchestrator.audit import megatron, shell
+from orchestrator.audit.document import Given, content_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags
@@ -261,10 +262,10 @@ def _deepspeed(given: Mapping[str, Any], script: Script) -> tuple[str, Callable[
         return "megatron", lambda setup, fields: setup
     path = given.get("deepspeed_config")
     content: dict[str, Any] = {}
-    try:
-        content = json.loads(script.files.get(str(path), "{}")) if path else {}
-    except ValueError:
-        content = {}
+    if path and str(path) in script.files:
+        with contextlib.suppress(InputError):  # a variable in it that nobody set: as if it were another file
+            content = content_of(script.files[str(path)], f"{path}.json")
+    ds = Given(content)
 
     def more(setup: Setup, fields: megatron.Fields) -> Setup:
         from msgspec.structs import replace
@@ -272,11 +273,11 @@ def _deepspeed(given: Mapping[str, Any], script: Script) -> tuple[str, Callable[
         fields.used |= {"deepspeed", "deepspeed_config", "zero_stage", "no_pipeline_parallel", "pp_partition_method"}
         if path and not content:
             fields.assumed.append(f"--deepspeed_config {path} is another file: audit that one for what it says")
-        zero = content.get("zero_optimization", {})
-        stage = int(zero.get("stage", given.get("zero_stage") or 0))
-        offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
+        said = ds.number("zero_optimization.stage")
+        stage = int(given.get("zero_stage") or 0) if said is None else said
+        offload = ds.get("zero_optimization.offload_optimizer.device", "none") != "none"
         pipeline = setup.pp > 1 and not given.get("no_pipeline_parallel")
-        if pipeline and stage == 0 and (given.get("bf16") or content.get("bf16", {}).get("enabled")):
+        if pipeline and stage == 0 and (given.get("bf16") or ds.get("bf16.enabled")):
             stage = 1
             fields.assumed.append("ZeRO stage 0 in bf16 is priced as 1: DeepSpeed's BF16_Optimizer shares the optimizer's states too")
         return replace(setup, zero_stage=stage, offload_optimizer=offload, by_deepspeed_pipeline=pipeline, overlap_grad_reduce=True,

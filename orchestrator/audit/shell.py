@@ -71,6 +71,8 @@ class Script(NamedTuple):
 
 
 MOST_BYTES: Final = 1_000_000
+MOST_EXPANDED: Final = 1_000_000
+"""Characters that expansions may put into a script; a word counts for ten more. Those of the samples of tests have 2,000."""
 SBATCH: Final = re.compile(r"^#SBATCH\s+(\S[^#\n]*)", re.MULTILINE)
 INSIDE: Final = ("program", "list", "pipeline", "subshell", "compound_statement", "negated_command", "do_group", "variable_assignments")
 """Nodes whose children are statements."""
@@ -93,14 +95,17 @@ def calculate(text: str) -> int | None:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
-            return BINARY[type(node.op)](value(node.left), value(node.right))
+            found = BINARY[type(node.op)](value(node.left), value(node.right))
+            if abs(found) >= 2**63:  # bash's numbers end there
+                raise ValueError
+            return found
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -value(node.operand)
         raise ValueError
 
     try:
         return value(ast.parse(text.strip().replace("/", "//"), mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
@@ -117,7 +122,10 @@ def read(text: str) -> Script:
         raise InputError("audit", None, f"the script has {len(source):,} bytes; at most {MOST_BYTES:,} are read")
     tree = Parser(Language(tree_sitter_bash.language())).parse(source)
     reader = _Reader(source)
-    reader.statement(tree.root_node)
+    try:
+        reader.statement(tree.root_node)
+    except RecursionError:
+        raise InputError("audit", None, "the script is nested too deep to be read") from None
     if tree.root_node.has_error:
         reader.note(next(_errors(tree.root_node), tree.root_node), "is not bash that could be read whole")
     sbatch = tuple(word for match in SBATCH.finditer(text) for word in match.group(1).replace("=", " ").split())
@@ -143,6 +151,14 @@ class _Reader:
         self.files: dict[str, str] = {}
         self.notes: list[str] = []
         self.depth = 0
+        self.spent = 0
+
+    def spend(self, node: Node, words: Iterable[Word]) -> None:
+        """Counts words that an expansion puts here once more. Raises InputError for more of them than any script needs."""
+        self.spent += sum(10 + len(piece.text) for word in words for piece in (*word.pieces, Piece("")))
+        if self.spent > MOST_EXPANDED:
+            where = f"line {node.start_point[0] + 1}: its variables and functions grow to more than {MOST_EXPANDED:,} characters"
+            raise InputError("audit", None, where)
 
     def text(self, node: Node) -> str:
         return self.source[node.start_byte : node.end_byte].decode(errors="replace")
@@ -200,11 +216,13 @@ class _Reader:
         adds = any(child.type == "+=" for child in node.children)
         if value is not None and value.type == "array":
             words = [word for child in value.named_children if child.type != "comment" for word in self.expand(child)]
+            self.spend(node, self.variables.get(self.text(name), []) if adds else [])
             self.variables[self.text(name)] = (self.variables.get(self.text(name), []) if adds else []) + words
             return
         pieces = () if value is None else self.pieces(value)
         if adds:
             before = self.variables.get(self.text(name), [])
+            self.spend(node, before)
             joined = tuple(piece for word in before for piece in word.pieces)
             pieces = (*joined, *pieces)
         self.variables[self.text(name)] = [Word(tuple(pieces))]
@@ -221,6 +239,8 @@ class _Reader:
         if not words:
             return
         called = words[0].text
+        if self.depth:
+            self.spend(node, words)
         if called in self.functions and self.depth < 8:
             self.depth += 1
             for index, word in enumerate(words[1:], 1):
@@ -384,7 +404,9 @@ class _Reader:
         name, index = inner.child_by_field_name("name"), inner.child_by_field_name("index")
         if name is None or index is None or self.text(index) not in ("@", "*"):
             return None
-        return self.variables.get(self.text(name), [])
+        found = self.variables.get(self.text(name), [])
+        self.spend(node, found)
+        return found
 
     def pieces(self, node: Node) -> tuple[Piece, ...]:
         kind = node.type
@@ -430,6 +452,7 @@ class _Reader:
             return tuple(p for child in node.named_children[1:] for p in self.pieces(child)) if known else (Piece("", None, span),)
         if value is None or signs & {"#", "##", "%", "%%", "/", "//", "^", "^^", ",", ",,", "@", "!"}:
             return unset
+        self.spend(node, value)
         pieces: list[Piece] = []
         for index, word in enumerate(value):
             pieces += [Piece(" ")] if index else []

@@ -289,6 +289,14 @@ SHARES: Final = frozenset(
     if name.endswith(("_efficiency", "_overlap")) or name in ("allocator_slack", "core_share", "memory_margin")
 )
 """Constants that are shares: 0 to 1. (`tp_overlap` below 0 in `Calibration` says that no file has it.)"""
+DIVISORS: Final = frozenset(
+    {name for name in SHARES if name.endswith("_efficiency")} - {"overlap_efficiency"}
+    | {"core_share", "host_adam_bandwidth", "layers_per_message"}
+)
+"""Constants that times are divided by."""
+LEAST_DIVISOR: Final = 1e-6
+MOST_OF_ANY: Final = 1e15
+"""Of any constant: the largest there is, a host's bandwidth, is 10^11 bytes/s."""
 
 
 class CalibrationFile(Value, frozen=True, kw_only=True):
@@ -319,6 +327,10 @@ class CalibrationFile(Value, frozen=True, kw_only=True):
         for name, constant in self.constants.items():
             if name in SHARES and not 0 <= constant.value <= 1:
                 raise ValueError(f"{name} is {constant.value:g}, a share is between 0 and 1")
+            if name in DIVISORS and constant.value < LEAST_DIVISOR:
+                raise ValueError(f"{name} is {constant.value:g}, and times are divided by it: at least {LEAST_DIVISOR:g}")
+            if not 0 <= constant.value <= MOST_OF_ANY:
+                raise ValueError(f"{name} is {constant.value:g}, must be from 0 to {MOST_OF_ANY:g}")
         if self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]:
             raise ValueError(f"interval {self.interval[0]:g} to {self.interval[1]:g} does not hold the prediction itself, which is 1")
 

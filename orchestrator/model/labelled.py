@@ -46,7 +46,7 @@ def rows_of(name: str, lines: Iterable[str]) -> Iterator[tuple[str, Mapping[str,
             if line.strip():
                 try:
                     yield f"{name}:{number}", json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise InputError("data", f"{name}:{number}", f"is no labelled text ({error})", KINDS.values()) from None
         return
     try:

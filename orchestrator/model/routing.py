@@ -85,7 +85,7 @@ def trace(text: str, source: str, num_experts: int, capacity: float | None = Non
             found: Any = json.loads(line)
             tokens = [float(count) for count in found["tokens"]]
             key = (found.get("step"), found.get("micro_batch"), found.get("group"))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             raise InputError(KEY, source, f'line {number} is no {{"step": 1, "layer": 0, "tokens": [...]}}') from None
         if len(tokens) != num_experts:
             raise InputError(KEY, source, f"line {number} has tokens of {len(tokens)} experts; the model has {num_experts}")

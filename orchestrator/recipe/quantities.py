@@ -13,6 +13,8 @@ from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, 
 BYTES: Final = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 RATES: Final = {"B/s": 1, "KB/s": KB, "MB/s": MB, "GB/s": GB, "TB/s": TB, "Mbit/s": GBIT / 1000, "Gbit/s": GBIT, "Tbit/s": GBIT * 1000}
 SECONDS: Final = {"s": 1.0, "ms": MS, "us": US, "ns": 1e-9}
+LIMITS: Final = {"B": (1.0, 1e18), "B/s": (1.0, 1e18), "s": (1e-12, 10.0), "FLOP/s": (1.0, 1e21)}
+"""Least and most of a quantity, by its base unit: beyond them no part of a computer lies, and no search ends."""
 FLOPS: Final = {"FLOP/s": 1, "GFLOP/s": TFLOPS / 1000, "TFLOP/s": TFLOPS, "PFLOP/s": TFLOPS * 1000}
 
 
@@ -33,4 +35,8 @@ def quantity(key: str, text: Any, units: Mapping[str, float], *, zero: bool = Fa
     value = float(Decimal(number) * Decimal(str(units[unit])))  # 1.9 us is 1.9e-06, not 1.8999999999999998e-06
     if value < 0 or (value == 0 and not zero):
         raise InputError(key, shown(text), "must be above 0")
+    base = next(name for name, factor in units.items() if factor == 1)
+    least, most = LIMITS[base]
+    if value and not least <= value <= most:
+        raise InputError(key, shown(text), f"must be from {least:g} to {most:g} {base}")
     return value

@@ -5,13 +5,13 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import yaml
 from omegaconf import OmegaConf
 
 from orchestrator.errors import InputError, nearest
-from orchestrator.key import shown
+from orchestrator.key import NO_TEXT, is_text, shown
 from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS
 from orchestrator.recipe.sources import read_text
 
@@ -37,7 +37,7 @@ def read_arguments(words: Sequence[str]) -> Tree:
         if name in seen:
             raise InputError(name, shown(value), f"is given twice, first as {name}={shown(seen[name])}")
         seen[name] = value
-        _no_interpolation(name, value)
+        _check_text(name, value)
         if any(parent in KEYS for parent in parents(name)):  # launch.wait beside launch: no tree has both
             beside[name] = value
         else:
@@ -106,7 +106,9 @@ def check_key(name: str, value: Any) -> None:
     raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else choices)
 
 
-def _no_interpolation(name: str, value: str) -> None:
+def _check_text(name: str, value: str) -> None:
+    if not is_text(value):
+        raise InputError(name, shown(value), NO_TEXT)
     if "${" in value:
         raise InputError(name, shown(value), "has ${...}: values are taken as they are, nothing is filled in")
 
@@ -114,11 +116,21 @@ def _no_interpolation(name: str, value: str) -> None:
 class _Loader(yaml.SafeLoader):
     """Only its composer is used: scalars stay as they were typed, and aliases are refused."""
 
+    depth = -1
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
         if self.check_event(yaml.AliasEvent):
-            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
-            raise InputError(str(self.name), None, f"line {line}: YAML aliases are not taken; write the value out")
-        return super().compose_node(parent, index)
+            self.refuse("YAML aliases are not taken; write the value out")
+        if self.depth > MAX_DEPTH:
+            self.refuse(f"is nested deeper than {MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def refuse(self, why: str) -> NoReturn:
+        line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+        raise InputError(str(self.name), None, f"line {line}: {why}")
 
 
 def read_yaml(path: Path) -> Tree:
@@ -135,24 +147,22 @@ def read_yaml(path: Path) -> Tree:
         raise InputError(str(path), None, f"{where}is not YAML: {said}") from None
     if node is None:
         raise InputError(str(path), None, "is empty")
-    tree = _plain(node, path, "", 0)
+    tree = _plain(node, path, "")
     if not isinstance(tree, dict):
         raise InputError(str(path), None, "is not a YAML mapping (key: value lines)")
     return tree
 
 
-def _plain(node: yaml.Node, path: Path, where: str, depth: int) -> Any:
+def _plain(node: yaml.Node, path: Path, where: str) -> Any:
     """Strings, None, lists and dicts; duplicate keys and interpolations refused."""
-    if depth > MAX_DEPTH:
-        raise InputError(str(path), None, f"line {node.start_mark.line + 1}: is nested deeper than {MAX_DEPTH} levels")
     if isinstance(node, yaml.ScalarNode):
         text = str(node.value)
         if node.style is None and text in ("", "~", "null", "Null", "NULL"):
             return None
-        _no_interpolation(f"{path}: {where}", text)
+        _check_text(f"{path}: {where}", text)
         return text
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, path, f"{where}[{index}]", depth + 1) for index, item in enumerate(node.value)]
+        return [_plain(item, path, f"{where}[{index}]") for index, item in enumerate(node.value)]
     assert isinstance(node, yaml.MappingNode)
     found: Tree = {}
     for key_node, value_node in node.value:
@@ -161,5 +171,5 @@ def _plain(node: yaml.Node, path: Path, where: str, depth: int) -> Any:
         name = f"{where}.{key_node.value}" if where else str(key_node.value)
         if key_node.value in found:
             raise InputError(f"{path}: {shown(name)}", None, f"line {key_node.start_mark.line + 1}: is given twice")
-        found[str(key_node.value)] = _plain(value_node, path, name, depth + 1)
+        found[str(key_node.value)] = _plain(value_node, path, name)
     return found

@@ -205,7 +205,7 @@ def read_text(path: Path, limit: int | None = MAX_FILE_BYTES) -> str:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise InputError(str(path), None, "can't be read: is no regular file")
         if limit is not None and path.exists() and path.stat().st_size > limit:
-            raise InputError(str(path), None, f"is larger than {limit} bytes; it can't be a recipe")
+            raise InputError(str(path), None, f"is larger than {limit} bytes")
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(str(path), None, "is not a text file (UTF-8)") from None

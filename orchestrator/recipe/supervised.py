@@ -18,6 +18,8 @@ from orchestrator.model.training import Lengths
 
 FIRST: Final = 5_000
 """Samples that are looked at."""
+MOST_BYTES: Final = 5_000_000
+"""Of a line. A tokenizer takes some 190 bytes of memory for each."""
 PER_MESSAGE: Final = 5
 """Tokens that a chat template puts around a message: begin, role, line break, end, line break."""
 BYTES_PER_TOKEN: Final = 4
@@ -32,7 +34,7 @@ def samples_of(path: str, *, chats: bool, first: int = FIRST) -> Iterator[list[s
     Raises InputError with file and line."""
     with Path(path).open("rb") as lines:
         found = 0
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES + 1), b""), start=1):
             if not line.strip():
                 continue
             yield texts_of(line, f"{path}:{number}", chats=chats)
@@ -46,9 +48,11 @@ def texts_of(line: bytes, where: str, *, chats: bool = True) -> list[str]:
     >>> texts_of(b'{"prompt": "2+2=", "completion": "4"}', "a.jsonl:1")
     ['2+2=', '4']
     """
+    if len(line) > MOST_BYTES:
+        raise InputError("data", where, f"is a line of more than {MOST_BYTES:,} bytes; a sample of a million tokens has fewer")
     try:
         sample = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("data", where, f"is not JSON: {error}") from None
     if isinstance(sample, dict) and isinstance(sample.get("messages"), list) and sample["messages"]:
         messages = sample["messages"]

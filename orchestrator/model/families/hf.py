@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import isfinite
 from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.model.shared import MOST_LAYERS
 
 KEY = "model.hf_config"
 MISSING = object()
+MOST = 10**9
+"""Of whole numbers but those of layers; of others (rope_theta) a thousand times as much."""
 
 
 class HfConfig:
@@ -27,8 +29,9 @@ class HfConfig:
     def integer(self, field: str, default: int | None = None) -> int:
         """A whole number above 0; 500000.0 is one."""
         value = self._get(field, default, "an integer above 0")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value) or value < 1:
-            raise InputError(f"{self.key}.{field}", repr(value), "must be an integer above 0")
+        most = MOST_LAYERS if "layer" in field else MOST
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= most or value != int(value):
+            raise InputError(f"{self.key}.{field}", repr(value), f"must be an integer above 0, at most {most:,}")
         return int(value)
 
     def optional_integer(self, field: str, default: int | None = None) -> int | None:
@@ -38,8 +41,8 @@ class HfConfig:
     def number(self, field: str, default: float | None = None) -> float:
         """A number that is not negative."""
         value = self._get(field, default, "a number")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-            raise InputError(f"{self.key}.{field}", repr(value), "must be a number of at least 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1000 * MOST:
+            raise InputError(f"{self.key}.{field}", repr(value), f"must be a number of at least 0, at most {1000 * MOST:,}")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:
