@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -22,6 +26,9 @@ from orchestrator.model.families import describe
 from orchestrator.plan import Plan, json_schema, to_json
 from orchestrator.planning import Found
 from orchestrator.recipe import Settings
+
+HELD: Final = ".held"
+"""In a run's folder while a command has it: locked, with the process and its host."""
 
 
 def new_folder(settings: Settings, out_key: str | None = None) -> Path:
@@ -46,7 +53,7 @@ def new_folder(settings: Settings, out_key: str | None = None) -> Path:
             raise InputError("out", shown, "can't be made: is a link that leads to itself")
         if out.exists() and not out.is_dir():
             raise InputError("out", shown, "is a file; a folder that is new or empty is needed")
-        if out.is_dir() and any(out.iterdir()):
+        if out.is_dir() and any(path.name != HELD for path in out.iterdir()):
             raise InputError("out", shown, "is a folder with files in it; name a new one")
         parent = next(parent for parent in (out, *out.parents) if parent.exists())
         if not parent.is_dir():
@@ -56,6 +63,41 @@ def new_folder(settings: Settings, out_key: str | None = None) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError("out", shown, f"can't be made: {getattr(error, 'strerror', None) or error}") from None
     return out
+
+
+@contextmanager
+def held(settings: Settings, choose: Callable[[Settings], Path] = new_folder) -> Iterator[Path]:
+    """The run's folder, made at once and held until the end: no other run gets it meanwhile, by its own name or by the same `out=`. What
+    ends without having written anything leaves nothing behind. `choose`: says which folder. Raises InputError."""
+    while True:
+        out = choose(settings)
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+        try:
+            out.mkdir(parents=True, exist_ok=settings.out is not None)
+            break
+        except FileExistsError:
+            continue  # another run took the name meanwhile
+        except OSError as error:
+            raise InputError("out", settings.out or out, f"can't be made: {error.strerror or error}") from None
+    path = out / HELD
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise InputError("out", settings.out or out, f"is taken by another run ({file.read().strip()}); name a new folder") from None
+        except OSError:
+            pass  # a file system without locks: what the folder was made for is protection enough
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        try:
+            yield out
+        finally:
+            path.unlink(missing_ok=True)
+            for folder in made:
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
 
 
 def all_files(settings: Settings, found: Found, job: Job, out: Path, python: str | None) -> list[File]:

@@ -26,7 +26,7 @@ from orchestrator.cost import calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.engines import ENGINES, Engine
 from orchestrator.errors import InputError, LaunchError, NoPlanError
-from orchestrator.folder import all_files, clear_folder, new_folder, write_folder
+from orchestrator.folder import all_files, clear_folder, held, new_folder, write_folder
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
 from orchestrator.launch import render
@@ -85,7 +85,12 @@ def through(words: Sequence[str], told: dict[str, Any] | None = None) -> int:
     print(settings.why_cluster, flush=True)
     if settings.continues is not None:
         print(resuming.said(settings.continues, settings.training.steps), flush=True)
-    out = new_folder(settings) if settings.tune is None else tuning.tune_folder(settings)
+    with held(settings, new_folder if settings.tune is None else tuning.tune_folder) as out:
+        return in_folder(settings, machine, out, told)
+
+
+def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict[str, Any] | None) -> int:
+    """The way from settings to the end, in a folder that is this run's alone."""
     if settings.engine == LAYERWISE:
         tell(told, out=str(out))
         return layerwise_run(settings, out, told)

@@ -29,7 +29,7 @@ from orchestrator import pictures, planning, recipe
 from orchestrator.cost.calibration import CalibrationFile
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
-from orchestrator.folder import new_folder, write_folder
+from orchestrator.folder import HELD, new_folder, write_folder
 from orchestrator.job import File
 from orchestrator.launch import local, program_metrics, render, slurm
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
@@ -82,7 +82,7 @@ def tune_folder(settings: Settings) -> Path:
     """The run's folder: new, empty, or with a tune of the same settings that was cut off. Raises InputError."""
     out = None if settings.out is None else Path(settings.out).resolve()
     kept = None if out is None else out / FOLDER / CONFIG
-    if out is None or kept is None or not kept.is_file() or {path.name for path in out.iterdir()} != {FOLDER}:
+    if out is None or kept is None or not kept.is_file() or {path.name for path in out.iterdir()} - {HELD} != {FOLDER}:
         return new_folder(settings)
     if kept.read_text(encoding="utf-8") != recipe.resolved_yaml(settings):
         raise InputError("out", settings.out, f"holds a tune of other settings ({kept.relative_to(out)}); name a new folder")

@@ -83,6 +83,8 @@ def limit_s(time: str | None) -> int | None:
     return (days or 0) * 86400 + sum((part or 0) * unit for part, unit in zip((first, second, third), units, strict=True))
 
 
+HOLD_S = 20
+"""Seconds in which the ranks of a start before must have ended."""
 RANK = """
 TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
@@ -115,6 +117,17 @@ fi
 {environment}
 trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
+place=${{NODE_RANK:-${{SLURM_NODEID:-0}}}}
+if [[ "${{STARTER:-torchrun}}" == srun ]]; then
+  place=rank-$SLURM_PROCID
+fi
+if command -v flock >/dev/null; then  # held by all that is started here; the ranks before a restart may still be ending
+  exec 9>>"logs/held-$place"
+  if ! flock -w {hold_s} 9; then
+    echo "launch.sh: another launch.sh trains in this folder ($PWD); a second run needs a folder of its own" >&2
+    exit 2
+  fi
+fi
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank={rank}
 if [[ -n "${{PYTHON:-}}" ]]; then
@@ -412,6 +425,7 @@ def launch_sh(job: Job) -> str:
         how=how,
         environment=environment + (THREADS if job.backend == "gloo" else ""),
         rank=shlex.quote(_rank(job)),
+        hold_s=HOLD_S,
         starter=TORCHRUN if job.launcher == "torchrun" else DEEPSPEED,
         command=(MODULE if job.program is None else PROGRAM).format(words=shlex.join(words)),
     )

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -32,7 +32,7 @@ from orchestrator.commands import command, usage
 from orchestrator.cost.calibration import CalibrationFile, Constant, digest
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
-from orchestrator.folder import new_folder, write_folder
+from orchestrator.folder import held, write_folder
 from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File
 from orchestrator.launch import local, render, slurm
@@ -151,7 +151,12 @@ def run(words: Sequence[str]) -> None:
     settings = load([])
     if settings.launch == "none":
         raise InputError("launch", "none", "measures nothing", ["local", "slurm"])
-    out = new_folder(settings)
+    with held(settings) as out:
+        measure(settings, load, out)
+
+
+def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: Path) -> None:
+    """Starts the ranks that measure, in a folder of their own, and writes what follows. Raises InputError, NoPlanError, LaunchError."""
     name = settings.engine if settings.engine != "auto" else usable_engines(settings)[0].name
     plans = cases_of(settings, lambda more: load([*more, f"engine={name}"]))
     first = next(iter(plans.values()))

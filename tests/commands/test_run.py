@@ -149,6 +149,28 @@ def test_an_empty_folder_may_be_written_to_and_a_default_name_is_made(folder: Pa
     assert all(name.startswith("gpt_tiny-2") for name in made)
 
 
+def test_a_folder_belongs_to_one_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own name each run gets another, also within a second; by the same out= the second is refused, and nothing stays of it."""
+    monkeypatch.setattr(time, "strftime", lambda _: "now")
+    mine = recipe.load([*TINY], Machine(), [*ENGINES])
+    same = recipe.load([*TINY, "out=same"], Machine(), [*ENGINES])
+    with folder_of_run.held(mine) as first, folder_of_run.held(mine) as second, folder_of_run.held(same):
+        assert [first.name, second.name] == ["gpt_tiny-now", "gpt_tiny-now-2"]
+        with pytest.raises(InputError, match=rf"out=same: is taken by another run \(process {os.getpid()} on "), folder_of_run.held(same):
+            raise AssertionError("it has the folder")
+        words = [sys.executable, "-m", "orchestrator.run", *TINY, "launch=none", "out=same"]
+        refused = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (refused.returncode, "is taken by another run" in refused.stderr) == (2, True)
+    assert [*folder.iterdir()] == []
+
+
+def test_a_folder_is_free_after_a_run_that_was_killed(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / folder_of_run.HELD).write_text("process 1 on elsewhere\n")
+    assert run.main((*TINY, "launch=none", "out=out")) == 0
+    assert not (folder / "out" / folder_of_run.HELD).exists()
+
+
 def test_a_write_that_fails_leaves_nothing(folder: Path) -> None:
     files = [File(path="a.txt", content="x"), File(path="a.txt/b.txt", content="x")]
     with pytest.raises(InputError, match="out"):

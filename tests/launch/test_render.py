@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shlex
 import shutil
@@ -442,3 +443,14 @@ def test_whole_nodes_have_all_their_memory() -> None:
 def test_a_registrys_image_is_written_as_pyxis_reads_it() -> None:
     container = ContainerOptions(image="nvcr.io/nvidia/pytorch:26.06-py3")
     assert "--container-image='nvcr.io#nvidia/pytorch:26.06-py3'" in render.job_sbatch(GPT, SlurmOptions(), container)
+
+
+def test_a_second_launch_in_one_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "HOLD_S", 1)
+    write(tmp_path, msgspec.structs.replace(GPT, num_nodes=1, ranks_per_node=1))
+    (tmp_path / "logs").mkdir()
+    with (tmp_path / "logs" / "held-0").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused = subprocess.run(["bash", "launch.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr == f"launch.sh: another launch.sh trains in this folder ({tmp_path}); a second run needs a folder of its own\n"

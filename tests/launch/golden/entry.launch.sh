@@ -18,6 +18,17 @@ export PYTHONUNBUFFERED=1
 
 trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
+place=${NODE_RANK:-${SLURM_NODEID:-0}}
+if [[ "${STARTER:-torchrun}" == srun ]]; then
+  place=rank-$SLURM_PROCID
+fi
+if command -v flock >/dev/null; then  # held by all that is started here; the ranks before a restart may still be ending
+  exec 9>>"logs/held-$place"
+  if ! flock -w 20 9; then
+    echo "launch.sh: another launch.sh trains in this folder ($PWD); a second run needs a folder of its own" >&2
+    exit 2
+  fi
+fi
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank='
 TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
