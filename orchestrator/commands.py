@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from orchestrator.errors import InputError, OrchestratorError, nearest
+from orchestrator.errors import NO_ROOM, InputError, OrchestratorError, nearest, no_room
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
@@ -60,6 +60,10 @@ def command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNEXPECTED
     except Exception as error:
+        if isinstance(error, OSError) and no_room(error):
+            where = f" to {error.filename}" if error.filename else ""
+            print(f"error: nothing more can be written{where}: {error.strerror}", file=sys.stderr)
+            return NO_ROOM
         if os.environ.get(DEBUG):
             traceback.print_exc()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -54,6 +55,15 @@ class LaunchError(OrchestratorError):
     def __init__(self, message: str, status: int = 2) -> None:
         super().__init__(message)
         self.status = status
+
+
+NO_ROOM = 5
+"""Exit status where a disk is full, of a command and of a rank."""
+
+
+def no_room(error: OSError) -> bool:
+    """Whether a write failed for lack of room: the disk is full, or a quota or a limit on the size of files is reached."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,7 +25,7 @@ from orchestrator.console.listed import by_name
 from orchestrator.cost import calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.engines import ENGINES, Engine
-from orchestrator.errors import InputError, LaunchError, NoPlanError
+from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room
 from orchestrator.folder import all_files, clear_folder, held, new_folder, write_folder
 from orchestrator.hardware.catalog import by_driver_name
 from orchestrator.job import File, Job
@@ -432,12 +432,15 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
             outcome = starter(job, out, on_step=progress.step)
     predicted = plan.predicted.step_time_s if plan.predicted else None
     measured = measured_step_time(outcome.rows)
-    after = pictures.after_run(settings, plan, out)
-    said = [] if after is None else pictures.after_lines(settings, plan, out, after)
+    after, said = None, list[str]()
+    with said_where_there_is_no_room("what the steps were made of"):
+        after = pictures.after_run(settings, plan, out)
+        said = [] if after is None else pictures.after_lines(settings, plan, out, after)
     local.write_status(out, outcome, predicted_step_time_s=predicted, measured_step_time_s=measured, after=said)
     if pictures.wanted():
-        for file in pictures.report_files(settings, found, outcome.rows, after):
-            (out / file.path).write_text(file.content, encoding="utf-8")
+        with said_where_there_is_no_room("the report"):
+            for file in pictures.report_files(settings, found, outcome.rows, after):
+                (out / file.path).write_text(file.content, encoding="utf-8")
     if outcome.status == "finished":
         console.print(comparison_table(plan, outcome.rows))
         if after is not None:
@@ -452,6 +455,17 @@ def follow(start: Start, settings: Settings, found: Found, job: Job, out: Path) 
         rank = "" if outcome.rank is None else f"rank {outcome.rank}{host}: "
         print(f"error: training {outcome.status}: {rank}{outcome.last_line}\nlog: {outcome.log}", file=sys.stderr)
     return outcome.exit_status
+
+
+@contextlib.contextmanager
+def said_where_there_is_no_room(what: str) -> Iterator[None]:
+    """The training has ended: a full disk does not change how."""
+    try:
+        yield
+    except OSError as error:
+        if not no_room(error):
+            raise
+        print(f"error: {what} can't be written: {error.strerror}", file=sys.stderr)
 
 
 def start_command(settings: Settings, job: Job, out: Path) -> str:

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
-from orchestrator.errors import LaunchError
+from orchestrator.errors import NO_ROOM, LaunchError
 from orchestrator.job import RUN_VARIABLE, Job
 from orchestrator.launch import program_metrics
 from orchestrator.launch.render import SRUN_STYLE, STARTED
@@ -470,7 +470,11 @@ def run_script(
         raise LaunchError("there is no bash on the PATH")
     if not (out / script).is_file():
         raise LaunchError(f"there is no {script} in {out}")
-    (out / "logs").mkdir(exist_ok=True)
+    try:
+        (out / "logs").mkdir(exist_ok=True)
+        (out / PARTIAL).write_text(" " * ROOM, encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"{out} can't be written: {error.strerror}", NO_ROOM) from None
     (out / HANG).unlink(missing_ok=True)
     run = uuid.uuid4().hex
     launch_log = out / "logs" / "launch.log"
@@ -511,8 +515,15 @@ def run_script(
     if returncode == 0 or was_enough:
         return outcome
     failure = describe_failure(out, launch_log, returncode)
+    if failure.status != NO_ROOM and shutil.disk_usage(out).free < ROOM:  # the logs, which would say so, are on that disk
+        failure = replace(failure, status=NO_ROOM, said=f"the disk of {out} is full; the last that was said is: {failure.said}")
     return replace(outcome, status="failed", exit_status=failure.status, last_line=failure.said, log=str(failure.log), rank=failure.rank,
                    host=failure.host)  # fmt: skip
+
+
+PARTIAL: Final = "status.json.partial"
+ROOM: Final = 1 << 16
+"""Bytes that are kept for status.json while a run lasts: how it ended can be written on a full disk too."""
 
 
 def now() -> str:
@@ -595,6 +606,8 @@ def write_status(
         "measured_step_time_s": measured_step_time_s,
         "after": list(after),
     }
-    partial = out / "status.json.partial"
-    partial.write_text(json.dumps(status, indent=1) + "\n")
+    partial = out / PARTIAL
+    with partial.open("r+" if partial.exists() else "w", encoding="utf-8") as file:  # into the room that was kept for it
+        file.write(json.dumps(status, indent=1) + "\n")
+        file.truncate()
     partial.replace(out / "status.json")

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from orchestrator.errors import InputError
+from orchestrator.errors import NO_ROOM, InputError, no_room
 from orchestrator.plan import Plan, from_json
 from orchestrator.workers import checkpoint, data, distributed, garbage, orphans, preflight, unpickling
 from orchestrator.workers.batch import Batch
@@ -34,7 +34,7 @@ METRICS = "metrics.jsonl"
 NON_FINITE_STATUS = 3
 """Exit status of every rank when loss or gradient norm is no number: to try again gives the same."""
 
-CHECKPOINT_STATUS = 5
+CHECKPOINT_STATUS = NO_ROOM
 """Exit status of a rank that could not write its part of a checkpoint."""
 
 BUILD_S = 1800.0
@@ -337,6 +337,11 @@ def run(build: Callable[[Plan, dict[str, Any], torch.device], Trainer]) -> NoRet
     except CheckpointError as error:
         print(f"CheckpointError: {error}", file=sys.stderr, flush=True)
         sys.exit(CHECKPOINT_STATUS)
+    except OSError as error:
+        if not no_room(error):
+            raise
+        print(f"DiskFullError: nothing more can be written to {error.filename or out}: {error.strerror}", file=sys.stderr, flush=True)
+        sys.exit(NO_ROOM)
     except preflight.PreflightError as error:
         print(f"PreflightError: {error}", file=sys.stderr, flush=True)
         sys.exit(preflight.MISMATCH_STATUS)

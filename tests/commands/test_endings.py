@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import runpy
 import subprocess
 import sys
@@ -28,6 +29,11 @@ def test_an_error_of_the_users_is_one_message_and_its_own_status(capsys: pytest.
     assert raising(InputError("runs", "x", "no such file")) == 2
     assert raising(LaunchError("ended", status=7)) == 7
     assert capsys.readouterr().err == "error: runs=x: no such file\nerror: ended\n"
+
+
+def test_a_full_disk_is_no_defect_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(OSError(errno.ENOSPC, "No space left on device", "runs/a/plan.json")) == 5
+    assert capsys.readouterr().err == "error: nothing more can be written to runs/a/plan.json: No space left on device\n"
 
 
 def test_ctrl_c_and_defects_have_a_status_of_their_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

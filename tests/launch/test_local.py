@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -406,3 +407,32 @@ def test_status_json_says_how_it_ended(tmp_path: Path) -> None:
         "measured_step_time_s": 0.6, "failed_host": None, "restarts": 0, "preflight": [], "after": [],
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="a small disk needs a mount of its own: unshare")
+def test_a_full_disk_is_the_status_of_the_command_and_of_the_run(tmp_path: Path) -> None:
+    """A disk of 1 MiB in which the program of the ranks writes until nothing fits."""
+    (tmp_path / "job.py").write_text(FILLS)
+    (tmp_path / "disk").mkdir()
+    script = 'mount -t tmpfs -o size=1m tmpfs disk && "$0" job.py; status=$?; cat disk/status.json; exit "$status"'
+    words = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script, sys.executable]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if "mount" in done.stderr and "permission denied" in done.stderr.lower():
+        pytest.skip("this machine lets nobody mount")
+    assert done.returncode == 5, done.stderr
+    status = json.loads(done.stdout)
+    assert (status["status"], status["exit_status"]) == ("failed", 5)
+    assert "is full" in status["error"] or "No space left" in status["error"]
+
+
+FILLS = """
+import sys
+from pathlib import Path
+from orchestrator.launch import local
+
+out = Path("disk")
+(out / "fill.sh").write_text("cat /dev/zero >zeros; exit 1")
+outcome = local.run_script(out, "fill.sh", environment={})
+local.write_status(out, outcome)
+sys.exit(outcome.exit_status)
+"""
