@@ -46,6 +46,8 @@ class Sweep(Value, frozen=True, kw_only=True):
     """The points in the order asked."""
 
     points: tuple[Point, ...]
+    left: int = 0
+    """Combinations that were not planned for: the user interrupted it."""
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -170,15 +172,22 @@ def point(load: Load, keys: Mapping[str, str]) -> Point:
     return Point(keys=dict(keys), answer=Answer(settings=settings, found=found))
 
 
-def sweep(load: Load, lists: Mapping[str, Sequence[str]], progress: Callable[[int, int], None] | None = None) -> Sweep:
-    """All combinations. `progress` is told how many are done, and of how many. Raises InputError, also for a question (target.*, largest=),
-    and NoPlanError where none has a plan."""
+def sweep(
+    load: Load, lists: Mapping[str, Sequence[str]], progress: Callable[[int, int], None] | None = None, *, partial: bool = False
+) -> Sweep:
+    """All combinations; `partial`: on Ctrl-C those before it. `progress` is told how many are done, and of how many. Raises InputError,
+    also for a question (target.*, largest=), and NoPlanError where none has a plan."""
     asked = grid(lists)
     points: list[Point] = []
     for done, keys in enumerate(asked):
         if progress is not None:
             progress(done, len(asked))
-        points.append(point(load, keys))
+        try:
+            points.append(point(load, keys))
+        except KeyboardInterrupt:
+            if not partial or not any(one.answer for one in points):
+                raise
+            return Sweep(points=tuple(points), left=len(asked) - done)
         if (answer := points[-1].answer) is not None:
             check_no_question(answer.settings)
     if not any(one.answer for one in points):

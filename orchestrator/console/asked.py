@@ -13,7 +13,7 @@ from orchestrator import api, planning, recipe
 from orchestrator.asking import grid, questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
-from orchestrator.commands import command
+from orchestrator.commands import INTERRUPTED, command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
@@ -142,15 +142,19 @@ def sweep(words: Sequence[str]) -> int:
     return command(words, lambda: SWEEP_HELP, _sweep, topic=topic)
 
 
-def _sweep(words: Sequence[str]) -> None:
+def _sweep(words: Sequence[str]) -> int:
     words, as_json = without_json(words)
     found, lists = swept(words, "sweep", lambda lists: None)
+    status = INTERRUPTED if found.left else 0
+    if found.left:
+        print(f"interrupted: {len(found.points)} of {len(found.points) + found.left} combinations were planned for", file=sys.stderr)
     if as_json:
         say_json(found.summary())
-        return
+        return status
     screen().print(sweep_table(list(lists), found.rows()))
     planned = sum(point.answer is not None for point in found.points)
     print(f"{planned} of {len(found.points)} have a plan; *: no other is better in training time, GPU-hours, cost and free memory together")
+    return status
 
 
 def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequence[str]]], None]) -> tuple[Sweep, dict[str, list[str]]]:
@@ -161,7 +165,7 @@ def swept(words: Sequence[str], name: str, check: Callable[[Mapping[str, Sequenc
     check(lists)
     _, load = load_of(plain)
     with SearchProgress("planning") as progress:
-        return grid.sweep(load, lists, lambda done, total: progress.show(done, total, None)), lists
+        return grid.sweep(load, lists, lambda done, total: progress.show(done, total, None), partial=True), lists
 
 
 def compare(words: Sequence[str]) -> int:
@@ -179,6 +183,8 @@ def _compare(words: Sequence[str]) -> None:
             raise InputError(name, ",".join(values), "compare takes two values of one key, and one of each other; sweep takes more")
 
     found, lists = swept(words, "compare", one_pair)
+    if found.left:
+        raise KeyboardInterrupt
     for point in found.points:
         if point.answer is None:
             name, value = next(iter(point.keys.items()))

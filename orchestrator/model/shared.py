@@ -10,8 +10,8 @@ from orchestrator.values import Value
 Stack = Literal["decoder", "encoder", "encoder_decoder"]
 Activation = Literal["gelu", "swiglu", "geglu", "relu", "relu2", "clamped_swiglu"]
 """relu2 is the square of ReLU (Primer, arXiv 2109.08668, section 4.2)."""
-MOST_LAYERS: Final = 100_000
-"""A plan lists its layers: more would take minutes and gigabytes, and nobody means them."""
+MOST_LAYERS: Final = 1_000
+"""As many as DeepNet's (2203.00555), the deepest that was published: a search over 10,000 takes minutes and gigabytes."""
 GATED: Final = ("swiglu", "geglu", "clamped_swiglu")
 STACKS: Final[dict[str, Stack]] = {"bert": "encoder", "t5": "encoder_decoder"}
 """By family; one that is not here is a decoder."""

@@ -168,7 +168,7 @@ def _levels(raw: Any, where: str, num_gpus: int, node: int, gpu: Gpu, part: tupl
                 name=_text(f"{key}.name", item["name"]),
                 size=size,
                 bandwidth=_rate(f"{key}.bandwidth", _of_part(f"{key}.bandwidth", item["bandwidth"], part), gpu),
-                latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True),
+                latency=quantity(f"{key}.latency", item["latency"], SECONDS, zero=True, most=MOST_LATENCY_S),
                 source=str(item.get("source") or ""),
             )
         )
@@ -186,6 +186,8 @@ def _of_part(key: str, raw: Any, part: tuple[int, int]) -> Any:
     return raw[index]
 
 
+MOST_LATENCY_S: Final = 0.1
+"""A fibre's half around the earth. A search over links that take seconds takes minutes."""
 _OWN_LINK = re.compile(r"(nvlink|pcie)(?: */ *([1-9]))?\Z")
 
 

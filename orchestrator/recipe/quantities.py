@@ -13,13 +13,13 @@ from orchestrator.units import GB, GBIT, GIB, KB, KIB, MB, MIB, MS, TB, TFLOPS, 
 BYTES: Final = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 RATES: Final = {"B/s": 1, "KB/s": KB, "MB/s": MB, "GB/s": GB, "TB/s": TB, "Mbit/s": GBIT / 1000, "Gbit/s": GBIT, "Tbit/s": GBIT * 1000}
 SECONDS: Final = {"s": 1.0, "ms": MS, "us": US, "ns": 1e-9}
-LIMITS: Final = {"B": (1.0, 1e18), "B/s": (1.0, 1e18), "s": (1e-12, 10.0), "FLOP/s": (1.0, 1e21)}
-"""Least and most of a quantity, by its base unit: beyond them no part of a computer lies, and no search ends."""
+LIMITS: Final = {"B": (1.0, 1e18), "B/s": (1.0, 1e18), "s": (1e-12, 1e6), "FLOP/s": (1.0, 1e21)}
+"""Least and most of a quantity, by its base unit: no part of a computer lies beyond."""
 FLOPS: Final = {"FLOP/s": 1, "GFLOP/s": TFLOPS / 1000, "TFLOP/s": TFLOPS, "PFLOP/s": TFLOPS * 1000}
 
 
-def quantity(key: str, text: Any, units: Mapping[str, float], *, zero: bool = False) -> float:
-    """A number with one of these units, in the base unit. Raises InputError.
+def quantity(key: str, text: Any, units: Mapping[str, float], *, zero: bool = False, most: float | None = None) -> float:
+    """A number with one of these units, in the base unit; `most`: where there is a lower limit than its unit's. Raises InputError.
 
     >>> quantity("bandwidth", "400 Gbit/s", RATES), quantity("memory", "80GiB", BYTES)
     (50000000000.0, 85899345920.0)
@@ -36,7 +36,8 @@ def quantity(key: str, text: Any, units: Mapping[str, float], *, zero: bool = Fa
     if value < 0 or (value == 0 and not zero):
         raise InputError(key, shown(text), "must be above 0")
     base = next(name for name, factor in units.items() if factor == 1)
-    least, most = LIMITS[base]
-    if value and not least <= value <= most:
-        raise InputError(key, shown(text), f"must be from {least:g} to {most:g} {base}")
+    least, greatest = LIMITS[base]
+    greatest = greatest if most is None else most
+    if value and not least <= value <= greatest:
+        raise InputError(key, shown(text), f"must be from {least:g} to {greatest:g} {base}")
     return value

@@ -6,6 +6,7 @@ import html
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,24 @@ def test_what_has_no_plan_is_a_row_with_its_reason(capsys: pytest.CaptureFixture
     assert "none: gpus=12: is no whole number of nodes of 8" in " ".join(text.split())
     assert "1 of 2 have a plan" in text
     assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+def test_an_interrupted_sweep_shows_what_it_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python Ctrl-C is raised, as everywhere."""
+    plan = grid.point
+
+    def until_sixteen(load: grid.Load, keys: Mapping[str, str]) -> grid.Point:
+        if keys["gpus"] == "16":
+            raise KeyboardInterrupt
+        return plan(load, keys)
+
+    monkeypatch.setattr(grid, "point", until_sixteen)
+    assert main(("sweep", "recipe=llama3_8b", "cluster=dgx_h100", "gpus=8,16,32")) == 130
+    output = capsys.readouterr()
+    assert output.err == "interrupted: 1 of 3 combinations were planned for\n"
+    assert "1 of 1 have a plan" in output.out
+    with pytest.raises(KeyboardInterrupt):
+        so.sweep(**LLAMA, gpus=[8, 16])
 
 
 def test_a_question_is_no_setting_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a config of 10^9 layers": (
         loaded(*SMALL, "model.hf_config=HERE/a.json", **{"a.json": json.dumps(LLAMA | {"num_hidden_layers": 10**9})}),
-        "num_hidden_layers=1000000000: must be an integer above 0, at most 100,000",
+        "num_hidden_layers=1000000000: must be an integer above 0, at most 1,000",
     ),
     "a config whose width has 400 digits": (
         loaded(*SMALL, "model.hf_config=HERE/a.json", **{"a.json": json.dumps(LLAMA | {"hidden_size": 10**400})}),
@@ -74,7 +74,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a link's latency of 10^30 s": (
         loaded("recipe=gpt_tiny", "gpus=16", "cluster=dgx_h100", "cluster.levels.infiniband.latency=1e30s"),
-        "latency=1e30s: must be from 1e-12 to 10 s",
+        "latency=1e30s: must be from 1e-12 to 0.1 s",
     ),
     "brackets in a chat": (lambda folder: supervised.texts_of(b"[" * 100_000, "a.jsonl:1"), "data=a.jsonl:1: is not JSON"),
     "a YAML of aliases of aliases": (audited(ALIASES, "a.yaml"), "more than 100,000 values"),
@@ -155,7 +155,7 @@ def calibration(constants: dict[str, Constant]) -> CalibrationFile:
 
 @pytest.mark.parametrize(
     ("text", "units"),
-    [("1e-30 B/s", RATES), ("1e30 B/s", RATES), ("0.5 B", BYTES), ("1e20 B", BYTES), ("11 s", SECONDS), ("1e30 FLOP/s", FLOPS)],
+    [("1e-30 B/s", RATES), ("1e30 B/s", RATES), ("0.5 B", BYTES), ("1e20 B", BYTES), ("2e6 s", SECONDS), ("1e30 FLOP/s", FLOPS)],
 )
 def test_a_quantity_beyond_any_computer_is_refused(text: str, units: dict[str, float]) -> None:
     with pytest.raises(InputError, match="must be from"):
