@@ -37,12 +37,23 @@ def read(text: str, content: Mapping[str, Any]) -> Source:
     return Source(text=text, reading=reading_of(content), edited=partial(_edited, text, content))
 
 
+LEAST: Final = {
+    **dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "sequence_parallel_size",
+                     "zero_optimization.zero_hpz_partition_size"), 1),
+    "tensor_parallel.autotp_size": 0,  # DeepSpeed's own default
+}  # fmt: skip
+
+
 def reading_of(content: Mapping[str, Any]) -> Reading:
     """Raises InputError."""
     given = Given(content)
     micro, steps, batch = (
         given.number(path) for path in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
     )
+    for path, least in LEAST.items():
+        value = given.number(path)
+        if value is not None and value < least:
+            raise InputError(path, value, f"must be at least {least}")
     stage = given.number("zero_optimization.stage") or 0
     if stage not in (0, 1, 2, 3):
         raise InputError("zero_optimization.stage", stage, "is not known", (0, 1, 2, 3))

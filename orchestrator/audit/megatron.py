@@ -66,11 +66,25 @@ BESIDE: Final = {"shared_gate": "shared_ffn_hidden_size", "pad_to_capacity": "ca
 """What Megatron looks at beside another of its experts' settings alone."""
 
 
+LEAST: Final = {
+    **dict.fromkeys(
+        ("seq_length", "encoder_seq_length", "decoder_seq_length", "max_position_embeddings", "num_layers_per_virtual_pipeline_stage",
+         "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_size",
+         "num_distributed_optimizer_instances"), 1),
+    "tensor_model_parallel_size": 0,
+}  # fmt: skip
+"""Of sizes that others are reckoned with before anything is checked: a plan's own are checked with it (build.py)."""
+
+
 class Fields:
     """Settings by name, with which of them have been read."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = dict(given)
+        for name, least in LEAST.items():
+            value = self.given.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
+                raise InputError(name, value, f"must be at least {least}")
         self.used: set[str] = set()
         """Names that have been read, or that need not be."""
         self.assumed: list[str] = []

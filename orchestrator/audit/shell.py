@@ -428,11 +428,24 @@ class _Reader:
         if kind in ("simple_expansion", "expansion"):
             return self.expansion(node)
         if kind == "command_substitution":
-            return (Piece(self.text(node)),)
+            return (Piece(self.output(node), None, (node.start_byte, node.end_byte)),)
         text = self.text(node)
         if "\\" in text:
             return (Piece(text.replace("\\\n", "").replace("\\", "")),)
         return (Piece(text, node.start_byte),)
+
+    def output(self, node: Node) -> str:
+        """What $(expr ...), $(echo ...) or the same in backticks prints; of other commands their own text, as $(...)."""
+        inner = node.named_children[0] if node.named_child_count == 1 else None
+        if inner is not None and inner.type == "command":
+            called, *words = [word.text for child in inner.named_children for word in self.expand(child)]
+            if called == "echo" and not any(word.startswith(("-", "$")) for word in words):
+                return " ".join(words)
+            value = calculate(" ".join(words)) if called == "expr" else None
+            if value is not None:
+                return str(value)
+        text = self.text(node)
+        return f"$({text[1:-1]})" if text.startswith("`") else text
 
     def expansion(self, node: Node) -> tuple[Piece, ...]:
         """$NAME, ${NAME} and ${NAME:-default}. Of what nobody has set the text stays as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from orchestrator import planning
 from orchestrator.audit import formats, script, shell
 from orchestrator.audit.audit import Audit
 from orchestrator.engines import ENGINES
+from orchestrator.errors import InputError
 from orchestrator.plan import Plan
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -264,3 +266,50 @@ def test_overlaps_of_the_experts_exchange_are_read_and_priced(tmp_path: Path) ->
 def test_a_path_that_is_no_file_is_one_error(path: str) -> None:
     with pytest.raises(so.InputError, match="audit="):
         so.audit(path, gpus=8)
+
+
+# ---------------------------------------------------------------------------------------------------- sizes and commands
+
+LINE = "pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+LINE += "--vocab-size 99 --micro-batch-size 1 --global-batch-size 32 --bf16 --lr 1e-4 "
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["seq-length 0", "num-layers-per-virtual-pipeline-stage 0", "pipeline-model-parallel-size 0", "tensor-model-parallel-size 0",
+     "tensor-model-parallel-size -2", "micro-batch-size 0", "context-parallel-size 0"],
+)  # fmt: skip
+def test_a_size_of_nothing_is_no_legal_plan(flag: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text(f"{LINE} --{flag}\n")
+    name, value = flag.split()
+    said = ""
+    try:
+        said = so.audit(file, cluster="dgx_h100", gpus=8).problem
+    except InputError as error:
+        said = str(error)
+    assert f"={value}: must be at least" in said
+    assert "divisible" not in said, name
+
+
+@pytest.mark.parametrize("path", ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"])
+def test_a_size_of_nothing_is_no_ds_config(path: str) -> None:
+    with pytest.raises(InputError, match=f"{path}=0: must be at least 1"):
+        formats.read(json.dumps({"train_batch_size": 32, path: 0}), "a.json")
+
+
+def test_what_expr_and_echo_print_is_known() -> None:
+    """Also in backticks; of other commands it is said that the script does not say it."""
+    text = "N=$(expr 5 + 5)\nM=`expr 2 \\* 4`\nH=$(echo 640)\nB=`cat size`\n"
+    text += "pretrain_gpt.py --num-layers $N --num-attention-heads $M --hidden-size $H --micro-batch-size $B --seq-length 32\n"
+    script_read = shell.read(text)
+    flags = {flag.name: flag.values[0].text for flag in script.training_line(script_read, text).flags}
+    assert flags == {
+        "--num-layers": "10",
+        "--num-attention-heads": "8",
+        "--hidden-size": "640",
+        "--micro-batch-size": "$(cat",
+        "--seq-length": "32",
+    }
+    found = script.reading_of(script.training_line(script_read, text), script_read)
+    assert any("--micro-batch-size is $(cat" in line for line in found.assumed)
