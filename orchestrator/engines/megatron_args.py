@@ -314,7 +314,8 @@ def _data(plan: Plan) -> list[Flag]:
         # Megatron asks for a name where there is a project (global_vars.py).
         flags += [(names[key], value) for key, value in ({"name": model.name} | run.wandb).items()]
     if run.save_every:
-        flags += [("--save", "checkpoints"), ("--save-interval", str(run.save_every))]
+        # Where there is none yet Megatron says so and begins at the first step (training/checkpointing.py, load_checkpoint).
+        flags += [("--save", "checkpoints"), ("--load", "checkpoints"), ("--save-interval", str(run.save_every))]
         flags += [] if plan.megatron_fsdp else [("--ckpt-format", "torch_dist")]
     return flags
 

@@ -389,7 +389,7 @@ def test_flags_of_data_evaluation_and_saving() -> None:
         ({"tokenizer": "/t"}, {}),
         ({"eval_every": 5, "eval_steps": 3}, {"--eval-interval": "5", "--eval-iters": "3"}),
         ({"eval_steps": 3}, {}),
-        ({"save_every": 4}, {"--save": "checkpoints", "--save-interval": "4", "--ckpt-format": "torch_dist"}),
+        ({"save_every": 4}, {"--save": "checkpoints", "--load": "checkpoints", "--save-interval": "4", "--ckpt-format": "torch_dist"}),
         ({"wandb": {"project": "p"}}, {"--wandb-project": "p", "--wandb-exp-name": LLAMA.name}),
         ({"wandb": {"project": "p", "name": "n", "entity": "e"}}, {"--wandb-project": "p", "--wandb-exp-name": "n", "--wandb-entity": "e"}),
     ):

@@ -30,7 +30,7 @@ def names(plan: Plan, exit_minutes: int | None = None) -> set[str]:
 
 
 def test_what_nobody_watches_saves_when_it_must_leave() -> None:
-    saving = {"--load", "--async-save", "--use-persistent-ckpt-worker", "--exit-signal-handler", "--exit-signal"}
+    saving = {"--async-save", "--use-persistent-ckpt-worker", "--exit-signal-handler", "--exit-signal"}
     assert saving <= names(PLAN)
     assert not saving & names(make_plan()), "without checkpoints there is nothing to go on from"
     assert ("--exit-duration-in-mins", "50") in useful_flags(PLAN, 50)

@@ -43,7 +43,7 @@ def useful_flags(plan: Plan, exit_minutes: int | None = None) -> tuple[Flag, ...
         flags += [("--log-straggler",)]
     if plan.run.save_every:
         # Without a worker of its own for it, saving beside the training is turned off with a warning (arguments.py:1139).
-        flags += [("--load", "checkpoints"), ("--async-save",), ("--use-persistent-ckpt-worker",)]
+        flags += [("--async-save",), ("--use-persistent-ckpt-worker",)]
         flags += [("--exit-signal-handler",), ("--exit-signal", "SIGUSR1")]
         if plan.zero_stage:
             flags += [("--dist-ckpt-optim-fully-reshardable",)]
