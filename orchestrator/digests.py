@@ -17,17 +17,17 @@ Digests = Mapping[str, Mapping[str, int | str]]
 
 
 OF_A_RANK: Final = re.compile(r"(?:rank|__|generators-)([0-9]+)[-_.][^/]*\Z")
-"""Names of files that one rank has written, of our checkpoints and torch's distributed ones; all others count as rank 0's."""
+"""Names of files that one rank has written, of our checkpoints and torch's distributed ones."""
 
 
-def written_by(folder: Path, rank: int) -> list[str]:
-    """The files below the folder that this rank wrote, by their names, as paths in the folder; without the listing and its parts. A rank is
-    asked for its own alone: what others wrote may not be seen on its node yet."""
+def written_by(folder: Path, rank: int | None) -> list[str]:
+    """The files below the folder that this rank wrote, by their names, as paths in the folder. A rank is asked for its own alone: what
+    others write may not be whole, or not be seen on its node yet. None: those whose names say no rank, once all have written."""
     found = []
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         match = OF_A_RANK.search(name)
-        if path.is_file() and not name.startswith(LISTING) and (int(match[1]) if match else 0) == rank:
+        if not name.startswith(LISTING) and (int(match[1]) if match else None) == rank and path.is_file():
             found.append(name)
     return sorted(found)
 

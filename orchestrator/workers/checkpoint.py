@@ -68,7 +68,7 @@ def commit(folder: Path, step: int, plan: Plan) -> None:
     if dist.get_rank() == 0:
         content = json.dumps({"step": step, "folder": folder.name, "layout": layout(plan)}, indent=1)
         (folder / PLAN).write_text(to_json(plan))
-        found = digests.digests(folder, [PLAN])
+        found = digests.digests(folder, digests.written_by(folder, None))
         for part in sorted(folder.glob(f"{digests.LISTING}.*")):
             found |= json.loads(part.read_text())
             part.unlink()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import queue
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ def apply() -> None:
     if _applied:
         return
     _applied = True
-    for shim in (_devices, _factories, _moves, _streams, _generators, _tensor_types, _norms, _checkpoint_without_output, _result_queue):
+    for shim in (_devices, _factories, _moves, _streams, _generators, _tensor_types, _norms, _checkpoint_without_output):
         shim()
     for shim in (_router_product, _token_counts, _uneven_pieces, _unpinned, _gathering_attention, _expert_biases):
         shim()
@@ -173,14 +172,6 @@ def _checkpoint_without_output() -> None:
     random.FP8GlobalStateManager = NoFP8
     random.activation_recompute_forward = lambda *args, **kwargs: contextlib.nullcontext()
     random.fp8_autocast = lambda *args, **kwargs: contextlib.nullcontext()
-
-
-def _result_queue() -> None:
-    """dist_checkpointing/strategies/filesystem_async.py:51 starts a server process in every rank for the result of an asynchronous
-    save, which imports torch and megatron-core again: ten seconds where ranks share cores. We save synchronously, so a queue does."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    filesystem_async._get_write_results_queue = queue.Queue
 
 
 def _router_product() -> None:

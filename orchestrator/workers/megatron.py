@@ -19,6 +19,7 @@ from orchestrator.workers import eager  # noqa: F401  # isort: skip  (before meg
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -172,16 +173,17 @@ class MegatronTrainer:
         return RoutingTrace(self.chunks, out, first_step)
 
     def save(self, folder: Path, step: int) -> None:
-        self._gather_weights()
-        state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
-        # One writer thread: more are forked processes, which gloo's threads don't survive.
-        strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1) if self.device.type == "cpu" else None
-        dist_checkpointing.save(state, str(folder), strategy)
+        snapshot = self.snapshot(folder, step)
+        snapshot.write()
+        dist.barrier()  # megatron-core's last part is rank 0's, of what all have written
+        snapshot.finish()
 
     def snapshot(self, folder: Path, step: int) -> Snapshot:
-        """megatron-core's own asynchronous request, written by a thread of this process: megatron-core's processes are forked, which NCCL's
-        and gloo's threads don't survive."""
+        """megatron-core's own asynchronous request, written by this process. megatron-core would write by processes that it forks, which
+        NCCL's and gloo's threads don't survive, and wait for ever for one that is killed (an out-of-memory killer takes them first); the
+        result goes through a server process of its own (dist_checkpointing/strategies/filesystem_async.py:51), which nobody needs here."""
         self._gather_weights()
+        filesystem_async._get_write_results_queue = queue.Queue
         state = self._state(is_loading=False) | {"step": step, "generators": self._generators()}
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
         request = dist_checkpointing.save(state, str(folder), strategy, async_sharded_save=True, **OWN_WRITER)

@@ -341,6 +341,14 @@ def test_a_run_keeps_what_it_was_told_to_and_resumes_from_it(pool: Pool, corpus:
     np.testing.assert_allclose(pool.run("train_and_save", 1, to_json(again), corpus, str(tmp_path / "second"))[0], whole[3:], atol=1e-6)
 
 
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_save_starts_no_process_that_could_be_killed_alone(async_save: bool, pool: Pool, corpus: str, tmp_path: Path) -> None:
+    """A rank that waits for a writer of its own waits for ever when that is killed."""
+    plan = make_plan(dp=2, zero_stage=1, run=RunSettings(save_every=1, async_save=async_save), steps=2)
+    (tmp_path / "out").mkdir()
+    assert pool.run("started_by_a_save", 2, to_json(plan), corpus, str(tmp_path / "out")) == [[], []]
+
+
 @pytest.mark.parametrize("async_save", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("engine", ["megatron", DEEPSPEED])
 def test_a_full_disk_is_said_and_leaves_the_last_checkpoint_whole(

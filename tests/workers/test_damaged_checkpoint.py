@@ -82,13 +82,19 @@ def test_a_file_that_changed_or_is_gone_is_named(written: Path, capsys: pytest.C
 
 def test_each_rank_answers_for_the_files_that_it_wrote(tmp_path: Path) -> None:
     names = {
-        0: ["rank000000-0001.json", "__0_0.distcp", ".metadata", "common.pt", "generators-000000.pt"],
+        None: [".metadata", "common.pt", "state/mp_rank_00_model_states.pt"],
+        0: ["rank000000-0001.json", "__0_0.distcp", "generators-000000.pt"],
         12: ["states/rank000012-0000.safetensors", "__12_3.distcp", "generators-000012.pt"],
     }
-    for name in (*names[0], *names[12], digests.LISTING, f"{digests.LISTING}.000012"):
+    for name in (*names[None], *names[0], *names[12], digests.LISTING, f"{digests.LISTING}.000012"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert {rank: digests.written_by(tmp_path, rank) for rank in (0, 1, 12)} == {0: sorted(names[0]), 1: [], 12: sorted(names[12])}
+    assert {rank: digests.written_by(tmp_path, rank) for rank in (None, 0, 1, 12)} == {
+        None: names[None],
+        0: sorted(names[0]),
+        1: [],
+        12: sorted(names[12]),
+    }
 
 
 class Harmful:

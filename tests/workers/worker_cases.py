@@ -285,6 +285,27 @@ def whole(answers: list[dict[str, Any]], name: str) -> dict[str, np.ndarray]:
     return tensors
 
 
+def started_by_a_save(plan_json: str, cache: str, out: str) -> list[str]:
+    """Train and save: names of the processes that were started meanwhile."""
+    import multiprocessing.process
+
+    started: list[str] = []
+    start = multiprocessing.process.BaseProcess.start
+
+    def counted(process: Any) -> None:
+        started.append(process.name)
+        start(process)
+
+    plan = from_json(plan_json)
+    trainer = make_trainer(plan)
+    multiprocessing.process.BaseProcess.start = counted  # type: ignore[method-assign]
+    try:
+        loop.train(trainer, make_batches(trainer, cache), Path(out))
+    finally:
+        multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign]
+    return started
+
+
 def save_with_little_disk(plan_json: str, cache: str, out: str, at_most: int) -> str:
     """Train one step and save, then another with files of at most so many bytes, which the kernel refuses as it does on a full disk: what
     the loop says."""
