@@ -14,6 +14,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -454,8 +455,19 @@ def start(
     Ctrl-C at once) and come back as "interrupted". Once `enough`, which is asked often, says so, they are ended in the same way, and the
     run has "finished". Raises LaunchError where nothing could be started.
     """
+    require_loopback()
     placement = {"PYTHON": python, "NNODES": "1", "RANKS_PER_NODE": str(job.world_size)}
     return run_script(out, "launch.sh", environment=placement, on_step=on_step, enough=enough, grace_s=grace_s, own=job.program is None)
+
+
+def require_loopback() -> None:
+    """Ranks on one machine meet at 127.0.0.1. Raises LaunchError where nothing gets through there: they would wait in silence."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_S).close()
+    except OSError as error:
+        why = f"127.0.0.1 can't be reached on this machine ({error.strerror or error}), and ranks meet there; ip link set lo up"
+        raise LaunchError(why) from None
 
 
 def run_script(
@@ -522,6 +534,7 @@ def run_script(
 
 
 PARTIAL: Final = "status.json.partial"
+LOOPBACK_S: Final = 5.0
 ROOM: Final = 1 << 16
 """Bytes that are kept for status.json while a run lasts: how it ended can be written on a full disk too."""
 

@@ -425,6 +425,17 @@ def test_a_full_disk_is_the_status_of_the_command_and_of_the_run(tmp_path: Path)
     assert "is full" in status["error"] or "No space left" in status["error"]
 
 
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="a machine without a network: unshare")
+def test_ranks_are_not_started_where_they_could_not_meet() -> None:
+    program = "from orchestrator.launch import local; local.require_loopback()"
+    words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    if "unshare" in done.stderr:
+        pytest.skip("this machine lets nobody have a network of their own")
+    assert "127.0.0.1 can't be reached on this machine" in done.stderr
+    local.require_loopback()
+
+
 FILLS = """
 import sys
 from pathlib import Path
