@@ -34,6 +34,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, asked_engines, cost_of, found_plan, said_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming, supervised
+from orchestrator.recipe.whole_data import check_whole
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
@@ -95,6 +96,8 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict
         tell(told, out=str(out))
         return layerwise_run(settings, out, told)
     start = choose_start(settings, machine)
+    if start.how != "none":
+        check_whole(settings.run, supervised=settings.training.task == "sft" and settings.entry is None)
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
         print(f"engine={name} is left out: {why}; launch=none plans for it too", flush=True)

@@ -6,6 +6,7 @@ of nothing for ever, and the others wait for it (core/datasets/gpt_dataset.py, _
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -33,7 +34,8 @@ def sequence_lengths(prefix: str) -> npt.NDArray[np.int32] | None:
             _, _, sequences, _ = FIELDS.unpack(file.read(FIELDS.size))
             import numpy as np  # 57 ms, which most plans need not wait for
 
-            return np.fromfile(file, dtype=np.int32, count=sequences)
+            left = os.fstat(file.fileno()).st_size - file.tell()
+            return np.fromfile(file, dtype=np.int32, count=sequences) if 4 * sequences <= left else None
     except (OSError, struct.error):
         return None
 

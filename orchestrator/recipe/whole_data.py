@@ -1,0 +1,84 @@
+"""Data read to its end before anything starts: an .idx that says what its .bin has, and chats that have something to learn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from orchestrator.errors import InputError
+from orchestrator.key import NO_TEXT, is_text
+from orchestrator.plan import RunSettings
+from orchestrator.recipe.documents import FIELDS, HEADER
+from orchestrator.recipe.supervised import MOST_BYTES, texts_of
+
+TOKEN_TYPES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
+"""Bytes of a token by the code of its type; 6 and 7 are floats (megatron-core's core/datasets/indexed_dataset.py, DType)."""
+VERSION: Final = 1
+ANSWERS: Final = "assistant"
+
+
+def check_whole(run: RunSettings, *, supervised: bool) -> None:
+    """Raises InputError with the file, and its line or sequence, for data of which a rank would find that it can't be read
+    in the middle of the training, or never."""
+    for path in dict.fromkeys(filter(None, (run.data, *(source.path for source in run.blend), run.valid))):
+        prefix = path.removesuffix(".bin").removesuffix(".idx")
+        if Path(f"{prefix}.bin").is_file() and Path(f"{prefix}.idx").is_file():
+            check_index(prefix)
+        elif supervised:
+            check_samples(path, chats=run.tokenizer is not None)
+
+
+def check_index(prefix: str) -> None:
+    """Raises InputError for an index that is cut, of a wrong type, or that points outside its .bin."""
+    import numpy as np
+
+    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+
+    def refuse(why: str) -> InputError:
+        return InputError("data", str(index), why)
+
+    with index.open("rb") as file:
+        head = file.read(len(HEADER) + FIELDS.size)
+    if not head.startswith(HEADER) or len(head) < len(HEADER) + FIELDS.size:
+        raise refuse("is no index of Megatron's: it does not begin as one")
+    version, code, sequences, documents = FIELDS.unpack(head[len(HEADER) :])
+    if version != VERSION:
+        raise refuse(f"has version {version}; {VERSION} is read")
+    if code not in TOKEN_TYPES:
+        raise refuse(f"has tokens of type {code}, which is no whole number: choose one of {', '.join(map(str, TOKEN_TYPES))}")
+    needs, has = len(head) + 12 * sequences + 8 * documents, index.stat().st_size
+    if has not in (needs, needs + sequences):  # a mode for each sequence may follow
+        raise refuse(f"has {has:,} bytes, and the {sequences:,} sequences and {documents:,} documents that it counts take {needs:,}")
+    if not sequences:
+        raise refuse("has no sequence")
+    lengths = np.memmap(index, np.int32, "r", len(head), (sequences,))
+    pointers = np.memmap(index, np.int64, "r", len(head) + 4 * sequences, (sequences,))
+    if (wrong := lengths < 0).any():
+        at = int(wrong.argmax())
+        raise refuse(f"sequence {at:,} has {int(lengths[at]):,} tokens")
+    size, item = data.stat().st_size, TOKEN_TYPES[code]
+    wrong = (pointers < 0) | (pointers > size - lengths.astype(np.int64) * item)
+    if wrong.any():
+        at = int(wrong.argmax())
+        tokens = f"{int(lengths[at]):,} tokens of {item} bytes at byte {int(pointers[at]):,}"
+        raise refuse(f"sequence {at:,} is {tokens}, and {data.name} has {size:,} bytes")
+    if documents:
+        ends = np.memmap(index, np.int64, "r", len(head) + 12 * sequences, (documents,))
+        if ends[0] != 0 or ends[-1] != sequences or (np.diff(ends) < 0).any():
+            raise refuse(f"its documents do not divide its {sequences:,} sequences in order")
+
+
+def check_samples(path: str, *, chats: bool) -> None:
+    """Raises InputError for the first line that is no sample, has no answer, or is no text."""
+    with Path(path).open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES + 1), b""), start=1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            texts = texts_of(line, where, chats=chats)
+            if not all(map(is_text, texts)):
+                raise InputError("data", where, NO_TEXT)
+            messages = json.loads(line).get("messages")
+            if messages and not any(message.get("role") == ANSWERS for message in messages):
+                raise InputError("data", where, "has no message of the assistant: nothing to learn")

@@ -1,0 +1,90 @@
+"""Data is read to its end before anything starts: what the ranks would find late, or never, is refused by file and line."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator import run
+from orchestrator.errors import InputError
+from orchestrator.plan import RunSettings
+from orchestrator.recipe.documents import HEADER, sequence_lengths
+from orchestrator.recipe.whole_data import check_index, check_samples, check_whole
+
+
+def index(
+    folder: Path, *, code: int = 8, count: int = 2, lengths: tuple[int, ...] = (3, 5), pointers: tuple[int, ...] = (0, 6), cut: int = 0
+) -> str:
+    """A pair of 8 tokens of 2 bytes in two sequences, or with something of it wrong."""
+    whole = HEADER + struct.pack("<QBQQ", 1, code, count, 3) + struct.pack("<2i", *lengths) + struct.pack("<2q", *pointers)
+    whole += struct.pack("<3q", 0, 1, 2)
+    (folder / "a.idx").write_bytes(whole[: len(whole) - cut])
+    (folder / "a.bin").write_bytes(b"\0" * 16)
+    return str(folder / "a")
+
+
+WRONG = {
+    "an absurd count": ({"count": 10**17}, "has 82 bytes, and the 100,000,000,000,000,000 sequences"),
+    "cut": ({"cut": 9}, "has 73 bytes, and the 2 sequences and 3 documents that it counts take 82"),
+    "floats": ({"code": 6}, "has tokens of type 6, which is no whole number"),
+    "a type that is none": ({"code": 77}, "has tokens of type 77"),
+    "a wider type": ({"code": 4}, "sequence 1 is 5 tokens of 4 bytes at byte 6, and a.bin has 16 bytes"),
+    "a negative length": ({"lengths": (3, -5)}, "sequence 1 has -5 tokens"),
+    "a wild pointer": ({"pointers": (0, 10**15)}, "sequence 1 is 5 tokens of 2 bytes at byte 1,000,000,000,000,000"),
+    "a pointer before the file": ({"pointers": (-8, 6)}, "sequence 0 is 3 tokens of 2 bytes at byte -8"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_index_that_does_not_fit_its_data_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    wrong, said = WRONG[case]
+    prefix = index(tmp_path, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError) as caught:
+        check_whole(RunSettings(data=f"{prefix}.idx"), supervised=False)
+    assert said in str(caught.value)
+    assert f"{prefix}.idx" in str(caught.value)
+
+
+def test_a_sound_index_passes_and_so_does_megatrons_own(tmp_path: Path) -> None:
+    check_index(index(tmp_path))
+    datasets = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    torch = pytest.importorskip("torch")
+    builder = datasets.IndexedDatasetBuilder(str(tmp_path / "m.bin"), dtype=np.uint16)
+    builder.add_document(torch.arange(7), [3, 4])
+    builder.finalize(str(tmp_path / "m.idx"))
+    check_index(str(tmp_path / "m"))
+
+
+def test_an_absurd_count_is_no_traceback_of_a_plan(tmp_path: Path) -> None:
+    assert sequence_lengths(index(tmp_path, count=10**17)) is None
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"messages": [{"role": "user", "content": "a"}]}', "has no message of the assistant"),
+        ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "has half of a surrogate pair"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"text": "a"}', "is no sample of task=sft"),
+    ],
+)
+def test_chats_are_looked_at_to_the_last_line(line: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{json.dumps(CHAT)}\n" * 6000 + "\n" + line)
+    with pytest.raises(InputError, match=rf"a.jsonl:6002: {said}"):
+        check_samples(str(path), chats=True)
+
+
+def test_a_start_looks_at_its_data_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    prefix = index(tmp_path, pointers=(0, 10**15))
+    assert run.main(("recipe=gpt_tiny", "gpus=2", "cluster=cpu", f"data={prefix}", "launch=local", "out=o")) == 2
+    assert "a.idx: sequence 1 is 5 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
