@@ -14,7 +14,7 @@ import torch.distributed as dist
 from orchestrator.plan import Plan
 from orchestrator.workers import auto_ep, hf_experts, hugging_face, lora
 from orchestrator.workers.groups import REPLICAS, Groups
-from orchestrator.workers.hf_files import CONFIG, Checkpoint, copy_tokenizer, write_config, write_files
+from orchestrator.workers.hf_files import CONFIG, Checkpoint, write_config, write_files
 from orchestrator.workers.parts import Place
 
 ACTIVATIONS = ("activation_function", "hidden_act", "feed_forward_proj")
@@ -83,9 +83,7 @@ def export(model: torch.nn.Module, plan: Plan, groups: Groups, folder: Path, fie
     elif dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         dtype = write_files(named, folder)
-        if plan.run.tokenizer and not plan.run.init_from:
-            copy_tokenizer(Path(plan.run.tokenizer), folder)
-        write_config(fields, fields["config"], folder, dtype, Path(plan.run.init_from) if plan.run.init_from else None)
+        write_config(fields, fields["config"], folder, dtype, plan.run)
     else:
         for _ in named:
             pass

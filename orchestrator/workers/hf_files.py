@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from orchestrator.errors import InputError
+from orchestrator.plan import RunSettings
+from orchestrator.workers import parts
 from orchestrator.workers.parts import FILE_BYTES
 
 KEY = "model.init_from"
@@ -123,7 +124,7 @@ def write_files(named: Iterator[tuple[str, torch.Tensor]], folder: Path) -> torc
     dtype: torch.dtype | None = None
 
     def flush() -> None:
-        save_file(held, folder / f"{len(files)}.partial", metadata={"format": "pt"})
+        parts.save_tensors(held, folder / f"{len(files)}.partial", {"format": "pt"})
         files.append(list(held))
         held.clear()
 
@@ -152,16 +153,22 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, source: Path | None) -> None:
-    """config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of `source`, which
-    training began with. `fields`: "config_class" and "model_class"."""
+def write_config(fields: dict[str, Any], keywords: dict[str, Any], folder: Path, dtype: torch.dtype, run: RunSettings) -> None:
+    """config.json, last: where it is, the checkpoint is whole. Special tokens and the tokenizer's files are those of the checkpoint that
+    training began with, else those of the tokenizer that it read with: without an end-of-sequence token generation would not end.
+    `fields`: "config_class" and "model_class"."""
     import transformers
 
     keywords = keywords | {"architectures": [fields["model_class"]], "dtype": str(dtype).removeprefix("torch.")}
-    if source is not None:
+    if run.init_from:
+        source = Path(run.init_from)
         before = json.loads((source / CONFIG).read_text())
         keywords |= {name: before[name] for name in SPECIAL_TOKENS if name in before}
         copy_tokenizer(source, folder)
+    elif run.tokenizer:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(run.tokenizer, local_files_only=True)
+        keywords |= {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS if getattr(tokenizer, name, None) is not None}
+        copy_tokenizer(Path(run.tokenizer), folder)
     save_config(getattr(transformers, fields["config_class"])(**keywords), folder)
 
 

@@ -305,8 +305,7 @@ def export(found: Sequence[Place], plan: Plan, folder: Path, engine: dict[str, A
     if dist.get_rank() == 0:
         dtype = _join_parts(plan.model, Parts(parts), folder)
         shutil.rmtree(parts)
-        source = Path(plan.run.init_from) if plan.run.init_from else None
-        write_config(engine["export"], _with_trained_gelu(engine), folder, dtype, source)
+        write_config(engine["export"], _with_trained_gelu(engine), folder, dtype, plan.run)
     dist.barrier()
 
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.workers import parts
+
 ADAPTER: Final = "default"
 BASE: Final = ".base_layer"
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
@@ -132,10 +134,9 @@ def adapters(model: torch.nn.Module, gathered: Gathered, whole: Whole) -> Iterat
 
 def write_adapters(named: Iterator[tuple[str, torch.Tensor]], fields: dict[str, Any], source: str | None, folder: Path) -> None:
     """peft's two files; the configuration last, and with it the adapters are whole."""
-    from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in named}, folder / FILES[1], metadata={"format": "pt"})
+    parts.save_tensors({name: tensor.contiguous() for name, tensor in named}, folder / FILES[1], {"format": "pt"})
     described = config(fields, source)
     described.inference_mode = True
     described.save_pretrained(str(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,8 @@ from safetensors.torch import save_file
 
 from orchestrator.errors import InputError
 
+UMASK = os.umask(0)
+os.umask(UMASK)
 FILE_BYTES = 4 * 2**30
 """Of one written file, and of what a rank holds in host memory before it writes: as transformers' own shards."""
 WEIGHT = "weight"
@@ -51,6 +54,12 @@ class Place:
         return whole.reshape(-1)[self.start : self.start + prod(self.shape)].view(self.shape)
 
 
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file that others may read as far as the process lets them: safetensors itself makes it the owner's alone."""
+    save_file(tensors, path, metadata=metadata)
+    path.chmod(0o666 & ~UMASK)
+
+
 def write_parts(found: Iterator[tuple[Place, str, torch.Tensor]], folder: Path) -> None:
     """(place, kind, shard) as files of at most FILE_BYTES, each with a list of what it holds."""
     held: dict[str, torch.Tensor] = {}
@@ -61,7 +70,7 @@ def write_parts(found: Iterator[tuple[Place, str, torch.Tensor]], folder: Path) 
         nonlocal written
         if held:
             name = f"rank{dist.get_rank():06d}-{written:04d}"
-            save_file(held, folder / f"{name}.safetensors")
+            save_tensors(held, folder / f"{name}.safetensors")
             (folder / f"{name}.json").write_text(json.dumps(listed))
             held.clear()
             listed.clear()

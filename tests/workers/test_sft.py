@@ -216,6 +216,22 @@ def test_experts_are_balanced_over_tokens_that_are_no_padding(pool: Pool, tokeni
         np.testing.assert_allclose(found["gradients"][name], expected, rtol=0, atol=1e-4 * np.abs(expected).max(), err_msg=name)
 
 
+def test_an_export_from_scratch_ends_as_its_tokenizer_says_and_can_be_read(tokenizer: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    from orchestrator.workers import hf_files, parts
+
+    fields = {"config_class": "LlamaConfig", "model_class": "LlamaForCausalLM"}
+    hf_files.write_config(fields, {"hidden_size": 32, "eos_token_id": None}, tmp_path, torch.float32, RunSettings(tokenizer=tokenizer))
+    wanted = transformers.AutoTokenizer.from_pretrained(tokenizer).eos_token_id
+    assert wanted is not None
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == wanted
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id == wanted
+    parts.save_tensors({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
+
+
 @pytest.mark.full
 def test_one_command_trains_on_fifty_chats_and_exports_a_model_with_its_tokenizer(tokenizer: str, tmp_path: Path) -> None:
     """On two gloo ranks, from the recipe; what it exports answers in plain transformers."""
@@ -229,6 +245,7 @@ def test_one_command_trains_on_fifty_chats_and_exports_a_model_with_its_tokenize
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0] - 0.5
     loaded = transformers.AutoTokenizer.from_pretrained(out)
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == loaded.eos_token_id
     prompt = loaded.apply_chat_template([{"role": "user", "content": "1+2?"}], add_generation_prompt=True, return_tensors="pt")
     ids = prompt if hasattr(prompt, "shape") else prompt["input_ids"]
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
