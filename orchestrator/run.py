@@ -34,7 +34,7 @@ from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
 from orchestrator.planning import Found, asked_engines, cost_of, found_plan, said_plan, searched_plan, the_job, usable_engines, workload_of
 from orchestrator.recipe import Settings, resuming, supervised
-from orchestrator.recipe.whole_data import check_whole
+from orchestrator.recipe.whole_data import check_whole, is_made_up, trained_on
 from orchestrator.screen import SearchProgress, screen, show_plan
 from orchestrator.strategy.layerwise import NAME as LAYERWISE
 from orchestrator.strategy.workload import Workload
@@ -43,6 +43,8 @@ from orchestrator.values import Value
 
 STATUS: Final = "status.json"
 """How a run ended (launch.local.write_status)."""
+MOCK: Final = "--mock-data"
+"""Megatron-LM's random tokens in place of data."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -97,6 +99,7 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict
         return layerwise_run(settings, out, told)
     start = choose_start(settings, machine)
     if start.how != "none":
+        check_data_given(settings)
         check_whole(settings.run, supervised=settings.training.task == "sft" and settings.entry is None)
     absent = left_out(start, settings, machine)
     for name, why in absent.items():
@@ -118,6 +121,9 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict
     job = the_job(settings, found.plan, said_plan(found, settings))
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
+    if start.how != "none" and MOCK in job.arguments and not (settings.cluster.is_cpu or settings.made_up_data):
+        choices = ["data=PREFIX", "data.made_up=true (a trial on just that)", "launch=none (the plan alone)"]
+        raise InputError("data", None, f"is missing, and {settings.entry} would train on {MOCK}", choices)
     python = None if lacks or settings.container else sys.executable
     write_folder(out, all_files(settings, found, job, out, python))
     show_plan(settings, found, job, out)
@@ -219,6 +225,13 @@ def check_entry(settings: Settings) -> None:
         raise InputError("slurm.nodes", f"{settings.slurm.least_nodes}-{settings.slurm.most_nodes}", why)
     if settings.run.async_save:
         raise InputError("train.async_save", "true", f"is for our workers; entry={settings.entry} has flags of its own (entry.args=)")
+
+
+def check_data_given(settings: Settings) -> None:
+    """Raises InputError where GPUs would train on what nobody chose."""
+    if settings.entry is None and not settings.cluster.is_cpu and not settings.made_up_data and is_made_up(settings.run):
+        why = f"is missing, and {settings.cluster.types} would train on {trained_on(settings.run, settings.architecture.traced)}"
+        raise InputError("data", None, why, ["data=PATH", "data.made_up=true (a trial on just that)", "launch=none (the plan alone)"])
 
 
 def check_range(settings: Settings, plan: Plan) -> None:

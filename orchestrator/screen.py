@@ -16,6 +16,7 @@ from orchestrator.launch import render
 from orchestrator.model.families import describe
 from orchestrator.planning import Found, chance_beside, chance_of_not_fitting
 from orchestrator.recipe import Settings
+from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.units import format_seconds
 
 if TYPE_CHECKING:
@@ -89,6 +90,17 @@ class SearchProgress:
         self.bar.update(self.bar.task_ids[0], completed=done, description=f"{self.what}{found}")
 
 
+def data_text(settings: Settings) -> str:
+    """What a start of the plan would train on."""
+    if settings.entry is not None:
+        return f"{settings.entry} takes {settings.run.data or 'what its own arguments say'}"
+    if settings.training.task == "sft" and settings.run.data is None:
+        return "none yet: data=SAMPLES.jsonl before a start"
+    said = trained_on(settings.run, settings.architecture.traced)
+    asks = is_made_up(settings.run) and not settings.made_up_data and not settings.cluster.is_cpu
+    return f"{said}; a start on GPUs asks for data=PATH, or data.made_up=true" if asks else said
+
+
 def show_found(console: Console, settings: Settings, found: Found) -> None:
     """The plan, its price, what its training takes, and what nearly won."""
     from orchestrator.report import text
@@ -105,6 +117,7 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     console.print(text.plan_table(plan, model, found.limit))
     console.print(text.price_table(plan, found.limit))
     say(f"training: {budget_text(budget(plan, settings.price_per_gpu_hour), text.rank_name(plan))}")
+    say(f"data: {data_text(settings)}")
     nbytes = saved_bytes(plan)
     if checkpoints := checkpoint_text(plan, nbytes, ENGINES[plan.engine].reshardable(plan)):
         say(f"checkpoints: {checkpoints}")

@@ -144,6 +144,9 @@ class Actions(Value, frozen=True, kw_only=True):
     engine: Annotated[str, Key("engine", "auto or an engine's name")] = "auto"
     out: Annotated[str | None, Key("out", "folder to write; must be new or empty", type=str, default="runs/<recipe>-<time>")] = None
     launch: Annotated[Launch, Key("launch", "whether and how to start")] = "auto"
+    made_up_data: Annotated[
+        bool, Key("data.made_up", "start on GPUs without data=, on Python's own sources or drawn batches: a trial, no training")
+    ] = False
     wait: Annotated[bool, Key("launch.wait", "follow a job submitted with launch=slurm, and return its status")] = False
     rehearse: Annotated[
         Literal["auto", "true", "false"],

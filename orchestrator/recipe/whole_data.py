@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator.errors import InputError
 from orchestrator.key import NO_TEXT, is_text
+from orchestrator.model.traced import Traced
 from orchestrator.plan import RunSettings
 from orchestrator.recipe.documents import FIELDS, HEADER
 from orchestrator.recipe.supervised import MOST_BYTES, texts_of
@@ -16,6 +17,25 @@ TOKEN_TYPES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Bytes of a token by the code of its type; 6 and 7 are floats (megatron-core's core/datasets/indexed_dataset.py, DType)."""
 VERSION: Final = 1
 ANSWERS: Final = "assistant"
+MADE_UP: Final = "Python's own sources, byte by byte"
+
+
+def is_made_up(run: RunSettings) -> bool:
+    """Whether nobody says what to train on."""
+    return run.data is None and not run.blend
+
+
+def trained_on(run: RunSettings, traced: Traced | None = None) -> str:
+    """What it trains on, in words.
+
+    >>> trained_on(RunSettings()), trained_on(RunSettings(data="/a.jsonl", tokenizer="/llama"))
+    ("Python's own sources, byte by byte, as data= is not given", '/a.jsonl by the tokenizer /llama')
+    """
+    if is_made_up(run):
+        drawn = traced is not None and traced.reads != "text"
+        return f"{'drawn batches' if drawn else MADE_UP}, as data= is not given"
+    whole = " + ".join(f"{source.weight:g} {source.path}" for source in run.blend) or str(run.data)
+    return f"{whole} by the tokenizer {run.tokenizer}" if run.tokenizer else whole
 
 
 def check_whole(run: RunSettings, *, supervised: bool) -> None:

@@ -215,7 +215,7 @@ def commands_of(device: str, out: Path) -> Iterator[tuple[str, str, list[str]]]:
     yield "profile", "profile", ["orchestrator.profile", *shape, "engine=megatron", "launch=local", f"out={out / 'profile'}"]
     for engine, pins in (("megatron", []), ("deepspeed", []), ("deepspeed", ["pin.offload=true", "pin.zero_stage=1"])):
         name = f"{engine}{'_offload' if pins else ''}"
-        words = [*shape, f"engine={engine}", "train.steps=20", "launch=local", *pins]
+        words = [*shape, f"engine={engine}", "train.steps=20", "launch=local", "data.made_up=true", *pins]
         yield "programs", name, ["orchestrator.run", *words, f"out={out / 'programs' / name}"]
 
 

@@ -38,7 +38,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("plan", *TINY, "gpu=2"), "gpu=2: is no key; did you mean gpus?"),
     (("plan", *TINY, "gpus=two"), "gpus=two: is not a whole number"),
     (("plan", *TINY, "gpus=0"), "gpus=0"),
-    (("plan", *TINY, "gpus=2", "model.num_layers=100000000"), "model.num_layers=100000000: must be at most 100000"),
+    (("plan", *TINY, "gpus=2", "model.num_layers=100000000"), "model.num_layers=100000000: must be at most 1000"),
     (("plan", "recipe=gpt_tinny"), "recipe=gpt_tinny"),
     (("plan", *TINY, "gpus=2", "cluster=nowhere"), "cluster"),
     (("plan", *TINY, "gpus=4", "pin.tp=3"), "pin.tp=3"),

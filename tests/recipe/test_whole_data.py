@@ -88,3 +88,25 @@ def test_a_start_looks_at_its_data_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.main(("recipe=gpt_tiny", "gpus=2", "cluster=cpu", f"data={prefix}", "launch=local", "out=o")) == 2
     assert "a.idx: sequence 1 is 5 tokens" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_gpus_train_on_nothing_that_nobody_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A start of a plan for GPUs needs data= or a yes; a plan alone says what it would train on."""
+    monkeypatch.chdir(tmp_path)
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+    words = ("recipe=gpt_tiny", "gpus=8", "cluster=dgx_h100", "launch=slurm", "out=o")
+    assert run.main(words) == 2
+    said = capsys.readouterr().err
+    assert "data: is missing, and 8 x H100-SXM-80GB would train on Python's own sources, byte by byte" in said
+    assert "data.made_up=true" in said
+    assert not (tmp_path / "o").exists()
+    assert run.main((*words, "data.made_up=true")) == 2
+    assert "data: is missing" not in capsys.readouterr().err
+    assert run.main((*words[:3], "launch=none", "out=p")) == 0
+    assert "data: Python's own sources, byte by byte, as data= is not given; a start on GPUs asks for data=PATH" in capsys.readouterr().out
