@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from typing import Final
+
+LONGEST: Final = 1000
+"""Characters of a value in a message."""
 
 
 class OrchestratorError(Exception):
@@ -37,6 +41,7 @@ class InputError(OrchestratorError):
 
 def _one_line(value: object) -> str:
     text = str(value)
+    text = text if len(text) <= LONGEST else text[:LONGEST] + "..."
     return text if text.isprintable() else repr(text)
 
 
