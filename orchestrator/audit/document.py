@@ -19,6 +19,7 @@ from orchestrator.key import NO_TEXT, is_text
 
 Content = dict[str, Any]
 MOST_DEPTH: Final = 100
+MOST_NUMBER: Final = 1e18
 MOST_VALUES: Final = 100_000
 """Of a document, aliases written out: the longest published one has 1,400."""
 INTERPOLATION: Final = "${"
@@ -138,9 +139,12 @@ class Given:
         if value is None:
             return None
         try:
-            return kind(value)
+            found = kind(value)
         except (TypeError, ValueError, OverflowError):
             raise InputError(path, value, "is no number") from None
+        if not abs(found) <= MOST_NUMBER:
+            raise InputError(path, value, f"is beyond {MOST_NUMBER:g}")
+        return found
 
     def truth(self, path: str, default: bool = False) -> bool:
         """YAML's and Python's words for it. Raises InputError."""
@@ -173,7 +177,10 @@ def changed(text: str, name: str, changes: Mapping[str, Any]) -> str | None:
     if not changes:
         return text
     if is_json(text, name):
-        return _changed_json(text, changes)
+        try:
+            return _changed_json(text, changes)
+        except ValueError:  # a ds_config that was said in another format
+            return None
     meant = content_of(text, name)
     new: str | None = text
     for path, value in changes.items():

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from orchestrator.audit import megatron, shell
-from orchestrator.audit.document import Given, content_of
+from orchestrator.audit.document import MOST_NUMBER, Given, content_of
 from orchestrator.audit.reading import Reading, Setup, Source
 from orchestrator.audit.shell import Script, Span, Word
 from orchestrator.engines.passthrough import FIELD_OF, flags
 from orchestrator.errors import InputError
+from orchestrator.key import MAX_DIGITS
 
 OLD_FLAGS: Final = {
     "--checkpoint-activations": ("checkpoint_activations", "true"),
@@ -183,8 +184,12 @@ def _value(kind: str, flag: Flag) -> Any:
     text = texts[0] if texts else ""
     try:
         if kind.startswith("int"):
+            if any(len(one) > MAX_DIGITS for one in texts):
+                raise ValueError
             return [int(one.replace("_", "")) for one in texts] if len(texts) > 1 else int(text.replace("_", "").replace(",", ""))
         if kind.startswith("float"):
+            if not abs(float(text)) <= MOST_NUMBER:
+                raise ValueError
             return float(text)
     except ValueError:
         raise InputError(flag.name.removeprefix("--"), text, f"is no {'whole ' if kind.startswith('int') else ''}number") from None

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from orchestrator.__main__ import main
+from orchestrator.audit.document import changed
 from orchestrator.recipe.clusters import load_cluster, to_tree
 from orchestrator.recipe.keys import KEYS
 
@@ -130,3 +131,34 @@ def test_drawn_hostile_input_ends_in_an_answer_or_one_error(door: Any, tmp_path:
             assert output.err.startswith("error: "), (words, content, output.err)
             assert output.err.count("\n") == 1, (words, content, output.err)
             assert len(output.err) < 4000, (words, content)
+
+
+HEAD = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 2\nlearning_rate: 1.0\ndeepspeed:\n  train_batch_size: 32\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            HEAD + "  zero_optimization:\n    stage: 2\nwarmup_steps: .inf\nmax_steps: 10\n",
+            "is no number",
+        ),
+        (
+            HEAD + "max_steps: 1" + "0" * 400 + "\n",
+            "is beyond 1e+18",
+        ),
+        ("pretrain_gpt.py --num-layers 2 --hidden-size 1" + "0" * 400 + " --num-attention-heads 2\n", "is no whole number"),
+        ("pretrain_gpt.py --num-layers 2 --hidden-size 8 --num-attention-heads 2 --lr inf\n", "is no number"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_by_audit(text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / ("a.sh" if text.startswith("pretrain") else "a.yaml")
+    file.write_text(text)
+    assert main(("audit", str(file), "recipe=gpt_tiny", "gpus=8", "cluster=dgx_h100")) == 2
+    error = capsys.readouterr().err
+    assert words in error or "is beyond" in error
+    assert "defect" not in error
+
+
+def test_a_json_that_is_none_has_no_place_for_a_change() -> None:
+    assert changed("a: 1\n", "a.json", {"a": 2}) is None
