@@ -65,7 +65,8 @@ def read_named(key: str, name: str, folder: str) -> tuple[str, Tree]:
         if path.is_dir():
             raise InputError(key, shown(name), "is a folder, not a YAML file")
         return path.stem, read_yaml(path)
-    close = nearest(name, known)
+    begins = [one for one in known if one.startswith(f"{name}_")]
+    close = " or ".join(begins) or nearest(name, known)
     raise InputError(key, shown(name), f"is not known{f'; did you mean {close}' if close else ''}; a path to a YAML works too", known)
 
 

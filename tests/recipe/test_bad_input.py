@@ -62,6 +62,7 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown recipe": (("recipe=gpt_tinny",), "recipe=gpt_tinny: is not known; did you mean gpt_tiny"),
     "recipe that is no file": (("recipe=./nothing.yaml",), "recipe=./nothing.yaml: no such file"),
     "unknown cluster": ((*TINY, "cluster=dgx_h1000"), "cluster=dgx_h1000: is not known; did you mean dgx_h100"),
+    "a cluster's name without its memory": ((*TINY, "cluster=dgx_a100"), "is not known; did you mean dgx_a100_40gb or dgx_a100_80gb"),
     "unknown engine": ((*TINY, "engine=deepspeeed"), "engine=deepspeeed: is not known; choose one of auto, megatron"),
     "unknown launch": (("recipe=gpt_tiny", "launch=docker"), "launch=docker: is not known; choose one of auto, none, local, slurm"),
     "unknown family": ((*TINY, "model.family=rwkv"), "model.family=rwkv: is not known; choose one of bert, "),
