@@ -154,9 +154,11 @@ def file(value: float, name: str = "gemm_efficiency", interval: tuple[float, flo
 
 
 def test_a_files_share_is_from_nothing_to_all_and_its_interval_holds_the_prediction() -> None:
-    for value in (0.0, 0.5, 1.0):
+    for value in (1e-6, 0.5, 1.0):
         assert file(value).calibration(Calibration()).gemm_efficiency == value
     assert file(3.0, "latency_factor").calibration(Calibration()).latency_factor == 3.0, "no share"
+    with pytest.raises(ValueError, match="times are divided by it"):
+        file(0.0)
     for value in (-0.01, 1.01):
         with pytest.raises(ValueError, match="a share is between 0 and 1"):
             file(value)
