@@ -15,7 +15,7 @@ from orchestrator.model.spec import Dispatch, LayerSpec
 from orchestrator.model.training import QUANTISED
 from orchestrator.strategy.axes import dp
 from orchestrator.strategy.capabilities import SHARDED_FROM_STAGE, StateBytes
-from orchestrator.strategy.spec import RECOMPUTE_MODULES, Mesh, Recompute, Strategy
+from orchestrator.strategy.spec import RECOMPUTE_MODULES, WITHOUT_MLP, Mesh, Recompute, Strategy
 from orchestrator.values import Value
 
 FORWARD_SHARE = 1 / 3
@@ -82,6 +82,8 @@ class LayerPrices:
         """The cost of a layer (not cached). A layer that can't be recomputed (embedding, head) is priced as with recompute=none."""
         if not layer.recomputable:
             recompute = "none"
+        elif strategy.overlap_moe_expert_parallel_comm and any(isinstance(op, Dispatch) for op in layer.ops):
+            recompute = WITHOUT_MLP.get(recompute, recompute)  # the combined schedule calls the experts' parts, not their layer
         w, mesh = self._workload, strategy.mesh
         passes = self.passes.of(layer, recompute, strategy, micro_batch_size, self.replicas.states_of(strategy))
         dense = self.replicas.dense_parameters(layer, mesh.tp, with_tied=mesh.pp > 1)

@@ -126,7 +126,7 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     if used <= {"none"} or plan.schedule == "deepspeed_1f1b":
         return off  # DeepSpeed's pipeline has a list of its layers (ds_pipeline.py)
     if len(used) == 1 and (modules := RECOMPUTE_MODULES.get(*used)) is not None:
-        return off | {"recompute_granularity": "selective", "recompute_modules": recompute_modules(plan.model, modules)}
+        return off | {"recompute_granularity": "selective", "recompute_modules": recompute_modules(plan, modules)}
     blocks = [_full_block(modes) for modes in chunks]
     wanted = max((block for block in blocks if block is not None), default=0)
     if None in blocks or any(block != min(wanted, len(modes)) for block, modes in zip(blocks, chunks, strict=True)):
@@ -138,9 +138,12 @@ def recompute_fields(plan: Plan, stage: int) -> dict[str, Any]:
     return off | {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": wanted}
 
 
-def recompute_modules(model: Architecture, modules: Sequence[str]) -> list[str]:
-    """megatron-core calls the feed-forward "moe" in layers with experts (transformer_layer.py:394, moe/moe_layer.py)."""
-    return [*modules, "moe"] if model.experts and "mlp" in modules else list(modules)
+def recompute_modules(plan: Plan, modules: Sequence[str]) -> list[str]:
+    """megatron-core calls the feed-forward "moe" in layers with experts, whose forward does the recompute (transformer_layer.py:445,
+    moe/moe_layer.py:432). The combined 1F1B calls that layer's parts instead (fine_grained_callables.py:509): there `mlp` is that of
+    layers without experts alone."""
+    experts = plan.model.experts and not plan.overlap_moe_expert_parallel_comm
+    return [*modules, "moe"] if experts and "mlp" in modules else list(modules)
 
 
 def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:

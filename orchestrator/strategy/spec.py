@@ -21,6 +21,13 @@ RECOMPUTE_MODULES: dict[Recompute, tuple[str, ...]] = {
     mode: ("core_attn",) if mode == "selective" else tuple(mode.split("+")) for mode in RECOMPUTE_ORDER if mode not in ("none", "full")
 }
 """Megatron's --recompute-modules of each mode that is one of modules (transformer_config.py:411-421)."""
+WITHOUT_MLP: dict[Recompute, Recompute] = {
+    mode: next((other for other, of in RECOMPUTE_MODULES.items() if of == rest), "none")
+    for mode, modules in RECOMPUTE_MODULES.items()
+    if "mlp" in modules
+    for rest in [tuple(module for module in modules if module != "mlp")]
+}
+"""What each mode with feed-forwards leaves of itself in a layer whose feed-forward is not computed again."""
 CpCommType = Literal["p2p", "a2a", "all_gather", "a2a+p2p"]
 CudaGraphImpl = Literal["none", "local"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]

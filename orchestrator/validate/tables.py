@@ -567,7 +567,9 @@ def recompute_of(row: dict[str, str]) -> tuple[Recompute, float]:
     if text in ("full", "full uniform 1"):
         return "full", 1.0
     modules = set(text.split("+"))
-    if row.get("num_experts"):  # `mlp` is the dense layers' alone, `moe` the experts' (mcore transformer_layer.py:445, moe_layer.py:155)
+    if row.get("num_experts") and experts_of(row).overlaps:  # which computes no experts again (fine_grained_callables.py:509)
+        modules -= {"moe"}
+    elif row.get("num_experts"):  # `mlp` is the dense layers' alone, `moe` the experts' (mcore transformer_layer.py:445, moe_layer.py:155)
         modules = {"mlp" if module == "moe" else module for module in modules - {"mlp"}}
     mode = next((mode for mode, of in RECOMPUTE_MODULES.items() if set(of) == modules), "none" if not modules else None)
     if mode is not None:

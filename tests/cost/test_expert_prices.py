@@ -396,3 +396,15 @@ def test_passes_run_alone_while_the_pipeline_fills_and_drains(pp: int, m: int, a
     assert LayerPrices(shared.workload, shared.network).active_share(paired, 2 * m) == pytest.approx(max(0.25, 1 / pp)), (
         "one micro-batch at least"
     )
+
+
+def test_what_the_combined_schedule_does_not_compute_again_is_kept() -> None:
+    """`mlp` beside the experts' exchange: the layers with experts are as without it, those without are computed again."""
+    model = cost_model(moe(), global_batch_size=8)
+    prices = LayerPrices(model.workload, model.network)
+    layer = model.workload.kinds["experts_decoder"]
+    plain = Strategy(mesh=Mesh(ep=2, dp=2))
+    paired = replace(plain, overlap_moe_expert_parallel_comm=True)
+    assert prices.of(layer, "mlp", paired, 1) == prices.of(layer, "none", paired, 1)
+    assert prices.of(layer, "core_attn+mlp", paired, 1) == prices.of(layer, "selective", paired, 1)
+    assert prices.of(layer, "mlp", plain, 1).saved_bytes < prices.of(layer, "none", plain, 1).saved_bytes

@@ -273,9 +273,11 @@ def test_experts() -> None:
         fields = tc.expert_parallel_fields(make_plan(model=base.model, gpu=gpu, software=software))
         assert (fields["moe_grouped_gemm"], fields["moe_permute_fusion"]) == (grouped, fused)
     assert tc.expert_parallel_fields(llama()) == {}
-    assert tc.recompute_modules(base.model, ("mlp",)) == ["mlp", "moe"]
-    assert tc.recompute_modules(base.model, ("core_attn",)) == tc.recompute_modules(LLAMA, ("core_attn",)) == ["core_attn"]
-    assert tc.recompute_modules(LLAMA, ("mlp",)) == ["mlp"]
+    overlapped = make_plan(model=base.model, overlap_moe_expert_parallel_comm=True)
+    assert tc.recompute_modules(base, ("mlp",)) == ["mlp", "moe"]
+    assert tc.recompute_modules(overlapped, ("mla_up_proj", "mlp")) == ["mla_up_proj", "mlp"], "its schedule calls no layer of experts"
+    assert tc.recompute_modules(base, ("core_attn",)) == tc.recompute_modules(llama(), ("core_attn",)) == ["core_attn"]
+    assert tc.recompute_modules(llama(), ("mlp",)) == ["mlp"]
     for fields, flag, value in (
         ({"scaling": 2.5}, "--moe-router-topk-scaling-factor", "2.5"),
         ({"groups": 2, "group_topk": 1}, "--moe-router-num-groups", "2"),

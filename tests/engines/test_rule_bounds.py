@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hand_plans import BARE, BERT, GPT, LLAMA, T5, candidate
 from msgspec.structs import replace
 from test_rules import workload
@@ -20,6 +21,7 @@ from orchestrator.model.parts.experts import Experts
 from orchestrator.model.parts.gated_delta_net import GatedDeltaNet
 from orchestrator.model.parts.latent_attention import LatentAttention
 from orchestrator.model.parts.mamba2 import Mamba2
+from orchestrator.model.parts.mlp import Mlp
 from orchestrator.strategy.spec import PP_BEFORE_DP, Candidate
 from orchestrator.strategy.workload import Workload
 
@@ -591,6 +593,8 @@ def test_experts_overlap_where_megatrons_combined_schedule_takes_them() -> None:
         (replace(MOE, mtp_num_layers=2), lap | {"ep": 2}, f"{said}mtp_num_layers=2: it takes one"),
         (MOE, lap | {"ep": 2, "megatron_fsdp": True}, f"{said}with megatron_fsdp"),
         (MOE, lap | {"ep": 2, "recompute": "moe_act"}, None),
+        (MOE, lap | {"ep": 2, "recompute": "mlp"}, f"{said}recompute=mlp: it computes no experts again"),
+        (replace(MOE, pattern=(Run(layers=1, feed_forward=Mlp()), Run(layers=3))), lap | {"ep": 2, "recompute": "mlp"}, None),
         (workload(MOE, software=new), lap | {"ep": 2, "megatron_fsdp": True}, None),
         (shared, lap | {"ep": 2, "moe_shared_expert_overlap": True}, f"{said}with moe_shared_expert_overlap"),
         (workload(MOE, precision="fp32"), lap | {"ep": 2}, f"{said}in fp32"),
@@ -612,3 +616,20 @@ def test_experts_overlap_where_megatrons_combined_schedule_takes_them() -> None:
         (NO_TE, late | lap, "delay_wgrad_compute needs Transformer"),
         (CPU, late | lap, "delay_wgrad_compute needs Transformer"),
     )
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("granularity", ["selective", "full"])
+def test_megatrons_own_configuration_draws_the_same_border_of_recompute(granularity: str) -> None:
+    """Beside the experts' exchange it takes `mlp`, which is that of layers without experts, and refuses full recompute alone."""
+    config = pytest.importorskip("megatron.core.transformer.transformer_config")
+    fields = {
+        "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_moe_experts": 4, "moe_layer_freq": [0, 1], "bf16": True,
+        "add_bias_linear": False, "expert_model_parallel_size": 2, "moe_token_dispatcher_type": "alltoall",
+        "overlap_moe_expert_parallel_comm": True, "recompute_granularity": granularity,
+    }  # fmt: skip
+    if granularity == "selective":
+        assert config.TransformerConfig(**fields, recompute_modules=["mlp"]).recompute_modules == ["mlp"]
+    else:
+        with pytest.raises((AssertionError, ValueError), match="full recomputation"):
+            config.TransformerConfig(**fields, recompute_method="uniform", recompute_num_layers=1)

@@ -206,7 +206,7 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
     ),
     ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "pp": 2, "dp": 4}, "pp=2 needs vpp above 1"),
     ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "recompute": "full"}, "recompute of modules only"),
-    ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "recompute": "mlp"}, "experts can't be computed again"),
+    ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "recompute": "mlp"}, "all layers of this model have them"),
     ("expert_overlap", M, workload(MIXTURE, precision="fp32"), {**OVERLAP, "ep": 2}, "has it for 16-bit models"),
     ("expert_overlap", M, workload(MIXTURE), {**OVERLAP, "ep": 2, "moe_token_dispatcher_type": "allgather"}, "with alltoall and flex"),
     (

@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.engines.megatron_versions import release_of
 from orchestrator.engines.rules.rule import rule
+from orchestrator.model.parts.experts import Experts
 from orchestrator.strategy.axes.cp import inner_size
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import RECOMPUTE_MODULES, Candidate
@@ -112,7 +113,10 @@ def expert_overlap(candidate: Candidate, workload: Workload) -> str | None:
         ),
         (mesh.pp > 1 and candidate.vpp == 1, f"pp={mesh.pp} needs vpp above 1"),
         (strategy.recompute == "full", "recompute=full: it takes recompute of modules only"),
-        ("mlp" in modules, f"recompute={strategy.recompute}: experts can't be computed again"),
+        (
+            "mlp" in modules and all(isinstance(layer.feed_forward, Experts) for layer in a.kinds_of_layers()),
+            f"recompute={strategy.recompute}: it computes no experts again, and all layers of this model have them",
+        ),
         (workload.training.precision == "fp32", "in fp32: Megatron-core has it for 16-bit models"),
         (strategy.moe_shared_expert_overlap, "with moe_shared_expert_overlap: Megatron-core takes one of both"),
         (a.mtp_num_layers > 1, f"mtp_num_layers={a.mtp_num_layers}: it takes one"),
