@@ -35,7 +35,7 @@ from orchestrator.engines.deepspeed.requirements import NAME as DEEPSPEED
 from orchestrator.errors import InputError, LaunchError, NoPlanError, OrchestratorError
 from orchestrator.key import shown
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import chance_beside, explained
+from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.layers import flatten, group_of, leaves
 from orchestrator.report.comparison import Comparison, compared
@@ -145,8 +145,8 @@ def explain(answer: Answer, **pins: Any) -> str:
     asked = Pins(**group_of(flatten({"explain": recipe.as_texts(pins)}, ""), "explain"))
     settings, limit, pinned = answer.settings, answer.found.limit, answer.settings.pins.given()
     return "\n".join(
-        explanation_text(answer.plan, one.question, one.plan, one.why, pinned, chance_beside(settings, limit, one.plan))
-        for one in explained(settings, asked, limit)
+        explanation_text(answer.plan, one.question, one.plan, one.why, pinned, Planner(settings).chance_beside(limit, one.plan))
+        for one in Planner(settings).explained(asked, limit)
     )
 
 

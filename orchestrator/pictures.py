@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from orchestrator import planning
 from orchestrator.errors import InputError
 from orchestrator.job import File
 from orchestrator.plan import Plan
-from orchestrator.planning import Found
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.kept import Drawn
 
@@ -59,16 +58,16 @@ def report_files(
     from orchestrator.report.page import Shown, report_html
     from orchestrator.report.trace import trace_json
 
-    plan, costs = found.plan, planning.costs_of(settings, found.plan)
+    plan, costs = found.plan, Planner(settings).prices_of(found.plan).costs(found.plan)
     page = report_html(
         Shown(
             plan=plan,
-            model=planning.workload_of(settings).model,
+            model=Planner(settings).workload.model,
             limit=found.limit,
             costs=costs,
             outcomes=found.outcomes,
             drawn=drawn,
-            floor=planning.memory_floors(found.asked or planning.question(settings)) if found.outcomes else None,
+            floor=(found.space or Planner(settings).space()).memory_floor if found.outcomes else None,
             rows=rows,
             after=after,
             price_per_gpu_hour=settings.price_per_gpu_hour,
@@ -96,7 +95,7 @@ def after_run(settings: Settings, plan: Plan, out: Path) -> After | None:
     from orchestrator.report import after
 
     rows = timers(out)
-    return after.after(plan, planning.costs_of(settings, plan), rows) if rows else None
+    return after.after(plan, Planner(settings).prices_of(plan).costs(plan), rows) if rows else None
 
 
 def timers(out: Path) -> tuple[RankTimes, ...]:
@@ -115,7 +114,7 @@ def after_lines(settings: Settings, plan: Plan, out: Path, found: After) -> list
 
     lines, suggests = found.lines(), found.suggests()
     if suggests:
-        file = after.calibration_file(plan, planning.costs_of(settings, plan), found)
+        file = after.calibration_file(plan, Planner(settings).prices_of(plan).costs(plan), found)
         folder = out / SUGGESTED
         folder.mkdir(exist_ok=True)
         path = folder / f"{file.engine}-{file.gpu}.json"

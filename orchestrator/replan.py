@@ -23,7 +23,7 @@ from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import File
 from orchestrator.launch import render
 from orchestrator.plan import Plan, from_json, to_json
-from orchestrator.planning import Found, on_fewer, said_plan, searched_plan, the_job
+from orchestrator.planning import Found, Planner, on_fewer
 from orchestrator.recipe import Settings, resuming
 from orchestrator.report.candidates import candidates_csv
 from orchestrator.report.text import choice
@@ -59,7 +59,7 @@ def replan(folder: Path, nodes: int, least: int, ranks_per_node: int) -> int:
         before = (checkpoint and checkpoint.plan) or former
 
     def plan_on(gpus: int) -> Found:
-        result = searched_plan(_settings(folder, former, gpus))
+        result = Planner(_settings(folder, former, gpus)).searched()
         refused = ENGINES[former.engine].why_no_resume(before, result.plan)
         if refused is not None:
             raise NoPlanError(f"the checkpoint {refused}")
@@ -92,7 +92,7 @@ def _step_time(plan: Plan) -> float:
 
 def _write(folder: Path, settings: Settings, found: Found, former: Plan) -> None:
     """The plan's files over the former's, each whole; the former's are kept in a folder of FORMER. The job's script stays: it runs."""
-    job = the_job(settings, found.plan, said_plan(found, settings))
+    job = Planner(settings).job(found.plan, Planner(settings).for_program(found))
     files = [
         File(path="plan.json", content=to_json(found.plan)),
         File(path="candidates.csv", content=candidates_csv(found.outcomes, found.plan)),

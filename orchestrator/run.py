@@ -18,12 +18,13 @@ import msgspec
 import yaml
 
 import orchestrator
-from orchestrator import detect, pictures, planning, recipe, tuning
+from orchestrator import detect, pictures, recipe, tuning
 from orchestrator.asking.answer import Answer
 from orchestrator.commands import INTERRUPTED, alone, command
 from orchestrator.console.listed import by_name
 from orchestrator.cost import calibration
 from orchestrator.cost.mixed import cost_model
+from orchestrator.engine_prices import EnginePrices, within
 from orchestrator.engines import ENGINES, Engine
 from orchestrator.errors import InputError, LaunchError, NoPlanError, no_room
 from orchestrator.folder import all_files, clear_folder, held, new_folder, write_folder
@@ -32,7 +33,7 @@ from orchestrator.job import File, Job
 from orchestrator.launch import render
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import Found, asked_engines, cost_of, found_plan, said_plan, searched_plan, the_job, usable_engines, workload_of
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings, resuming, supervised
 from orchestrator.recipe.whole_data import check_whole, is_made_up, trained_on
 from orchestrator.screen import SearchProgress, screen, show_plan
@@ -111,14 +112,15 @@ def in_folder(settings: Settings, machine: detect.Machine, out: Path, told: dict
     else:
         with SearchProgress() as progress:
             try:
-                found = found_plan(settings, progress.show, absent)
+                found = Planner(settings).plan(progress.show, absent)
             except NoPlanError as error:
                 raise resuming.with_inherited_pins(error, settings.continues, settings.pins) from None
     if settings.continues is not None:
         check_route(settings.continues, found.plan)
     check_range(settings, found.plan)
     check_async(settings, found.plan)
-    job = the_job(settings, found.plan, said_plan(found, settings))
+    planner = Planner(settings)
+    job = planner.job(found.plan, planner.for_program(found))
     lacks = lacks_packages(ENGINES[found.plan.engine], machine)
     start = startable(start, settings, job, lacks)
     if start.how != "none" and MOCK in job.arguments and not (settings.cluster.is_cpu or settings.made_up_data):
@@ -163,7 +165,7 @@ def rehearse_first(settings: Settings, plan: Plan, job: Job, out: Path, machine:
     run or does not fit."""
     from orchestrator import rehearsal
 
-    cost = cost_of(plan, settings)
+    cost = Planner(settings).prices_for(plan.engine).costs(plan)
     environment = dict(job.environment)
     if not (settings.cluster.is_cpu or machine.catalog_name == settings.cluster.gpu.name):
         for line in rehearsal.built_lines(plan, cost, rehearsal.built(plan, job.module, environment, out)):
@@ -275,9 +277,9 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
         workload = Workload(model=model, training=training, cluster=cluster)
         best = None
     else:
-        workload = workload_of(settings)
+        workload = Planner(settings).workload
         try:
-            best = searched_plan(msgspec.structs.replace(settings, engine="auto", profile=None)).plan
+            best = Planner(msgspec.structs.replace(settings, engine="auto", profile=None)).searched().plan
         except NoPlanError as error:
             print(f"engines: {error}")
             best = None
@@ -286,12 +288,13 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     # The constants of the engine it is compared with, so that the difference is the plan's.
     compared = traits if best is None else ENGINES[best.engine].traits(software)
     constants = calibration.calibrated(cluster, compared)
-    limits = planning.layerwise_limits(settings, compared, constants)
+    prices = EnginePrices(settings, compared, constants)
+    limits = prices.limits
     costs = cost_model(workload, traits, constants)
     layer_prices: LayerPrices = AnalyticPrices(costs) if profile is None else ProfilePrices(profile, costs)
     most = training.global_batch_size
     batches = open_batches(most, cluster.num_gpus) if settings.open_batch else (most,)
-    result = planning.within(limits, lambda limit: layerwise(layer_prices, batches, limit, pp=settings.pins.pp))
+    result = within(limits, lambda limit: layerwise(layer_prices, batches, limit, pp=settings.pins.pp))
     plan = result.plan
     files = [
         File(path="config.yaml", content=recipe.resolved_yaml(settings)),
@@ -304,7 +307,7 @@ def layerwise_run(settings: Settings, out: Path, told: dict[str, Any] | None = N
     tell(told, layerwise=json.loads(msgspec.json.encode(plan)))
     screen().print(layerwise_table(plan, best, result.at_least_s))
     if profile is None and not cluster.is_cpu:
-        chance = planning.chance_at(plan.peak_memory_bytes, settings, compared, constants)
+        chance = prices.chance(plan.peak_memory_bytes)
         kept = next((limit for limit in limits if plan.peak_memory_bytes <= limit.usable), limits[-1])
         print(risk_text(chance, kept, settings.pins.given() if len(limits) > 1 and kept is limits[-1] else None))
     print(f"Written to {out}; galvatron.json is for Hetu-Galvatron's runtime")
@@ -395,7 +398,7 @@ def not_here(settings: Settings, machine: detect.Machine) -> str | None:
 
 def lacking_packages(settings: Settings, machine: detect.Machine) -> str | None:
     """What no engine that is asked for has here; None: one has all."""
-    lacking = [lacks_packages(engine, machine) for engine in asked_engines(settings)]
+    lacking = [lacks_packages(engine, machine) for engine in Planner(settings).asked_engines]
     return lacking[0] if lacking and None not in lacking else None
 
 
@@ -404,7 +407,7 @@ def left_out(start: Start, settings: Settings, machine: detect.Machine) -> dict[
     where no engine would be left."""
     if start.how != "local" or settings.plan is not None:
         return {}
-    lacks = {engine.name: lacks_packages(engine, machine) for engine in usable_engines(settings)}
+    lacks = {engine.name: lacks_packages(engine, machine) for engine in Planner(settings).engines}
     absent = {name: why for name, why in lacks.items() if why is not None}
     return absent if len(absent) < len(lacks) else {}
 

@@ -14,7 +14,7 @@ from orchestrator.folder import saved_bytes
 from orchestrator.job import Job
 from orchestrator.launch import render
 from orchestrator.model.families import describe
-from orchestrator.planning import Found, chance_beside, chance_of_not_fitting
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.whole_data import is_made_up, trained_on
 from orchestrator.units import format_seconds
@@ -136,12 +136,12 @@ def show_found(console: Console, settings: Settings, found: Found) -> None:
     elif plan.ep > 1 and not any(part.pad_to_capacity for part in plan.model.experts):
         say(text.even_text(plan.ep))
     for explanation in found.explained:
-        risk = chance_beside(settings, found.limit, explanation.plan)
+        risk = Planner(settings).chance_beside(found.limit, explanation.plan)
         say(text.explanation_text(plan, explanation.question, explanation.plan, explanation.why, settings.pins.given(), risk))
         if explanation.refused is not None:
             console.print(memory_table(explanation.refused.choice, explanation.refused.predicted, found.limit))
     if not plan.cluster.is_cpu and plan.predicted is not None and plan.predicted.by_stage:
-        chance, pins = chance_of_not_fitting(settings, plan), settings.pins.given() if found.none_cautious else None
+        chance, pins = Planner(settings).chance_of_not_fitting(plan), settings.pins.given() if found.none_cautious else None
         own = plan.prices is not None and plan.prices.own_peaks
         say(risk_text(chance, found.limit, pins, own_peaks=own, longer=found.safer_takes))
 
@@ -162,7 +162,7 @@ def show_search(console: Console, settings: Settings, found: Found) -> None:
     if any(predicted is not None and predicted.peak_memory_bytes > found.limit.usable for _, _, predicted, _ in alone):
         console.print(data_parallel_table(plan, alone, found.limit))
     for other_tp in found.narrower:
-        say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, chance_beside(settings, found.limit, other_tp.plan)))
+        say(text.wide_tp_text(plan, other_tp.plan, other_tp.why, Planner(settings).chance_beside(found.limit, other_tp.plan)))
     for other in found.unasked:
         say(text.unasked_text(plan, other.key, other.predicted, found.limit))
     say(text.proof(plan, found.at_least_s, found.searched) + ".")

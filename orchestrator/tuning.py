@@ -25,15 +25,16 @@ from msgspec.structs import replace
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator import pictures, planning, recipe
+from orchestrator import pictures, recipe
 from orchestrator.cost.calibration import CalibrationFile
+from orchestrator.engine_prices import kept_limit
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError, NoPlanError
 from orchestrator.folder import HELD, new_folder, write_folder
 from orchestrator.job import File
 from orchestrator.launch import local, program_metrics, render, slurm
 from orchestrator.plan import Plan, RunSettings, from_json, to_json
-from orchestrator.planning import Found
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report import after
 from orchestrator.report.measured import measured_peak_memory, measured_step_time, steady_steps
@@ -116,7 +117,7 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
             break
         number = len(trials) + 1
         assert plan.predicted is not None  # every plan that is found is priced
-        planning.the_job(settings, plan)  # what can't be started as it is to be trained is refused before it runs
+        Planner(settings).job(plan)  # what can't be started as it is to be trained is refused before it runs
         said = f"{plan.engine} {choice(plan)}: predicted {format_seconds(plan.predicted.step_time_s)}"
         print(f"tune {number}/{settings.tune}: {said}; it runs now", flush=True)
         trial = tried(settings, plan, how, folder / str(number), number)
@@ -131,13 +132,9 @@ def tuned(settings: Settings, how: str, out: Path, without: Collection[str] = ()
     chosen = learned_settings(settings, folder, trials)
     if learned(settings, best.plan.engine, folder, trials) is None:  # its trials have no timers
         chosen = settings
-    traits = ENGINES[best.plan.engine].traits(settings.cluster.software)
-    (file,) = planning.prices(chosen, [traits])
-    constants = planning.priced(chosen, traits, file)
-    plan = reprice(replace(best.plan, training=settings.training, run=settings.run, extra=settings.extra), traits, constants)
-    plan = replace(plan, prices=planning.kept_prices(file))
-    cautious = planning.cautious_margin_for(chosen, traits, constants)
-    return replace(chosen, plan=plan), Found(plan=plan, limit=planning.held_to(settings.limit, plan, constants.memory_margin, cautious))
+    prices = Planner(chosen).prices_for(best.plan.engine)
+    plan = prices.priced(replace(best.plan, training=settings.training, run=settings.run, extra=settings.extra))
+    return replace(chosen, plan=plan), Found(plan=plan, limit=kept_limit(plan, prices.limits))
 
 
 def contenders(trials: Iterable[Trial]) -> list[Trial]:
@@ -192,9 +189,9 @@ def next_plan(settings: Settings, trials: Sequence[Trial], without: Collection[s
     most = min((_peak(trial.plan) for trial in trials if trial.out_of_memory), default=float("inf"))
     some, more = len(trials) + 1, 4 * len(trials) + 8
     for top_k, filled in ((some, False), (more, False), (more, True)):  # last, up to the reserve: the trial shows whether it fits
-        asked = planning.question(settings, top_k=top_k, without=without)
+        asked = Planner(settings).space(top_k=top_k, without=without)
         try:
-            found = planning.fastest(settings, planning.by_reserve(asked) if filled else asked)
+            found = Planner(settings).fastest(asked.by_reserve() if filled else asked)
         except NoPlanError:
             if not trials:
                 raise
@@ -252,7 +249,7 @@ def tried(settings: Settings, plan: Plan, how: str, folder: Path, number: int) -
     training = replace(plan.training, steps=settings.tune_steps) if own else plan.training
     short = replace(plan, training=training, run=quiet)
     shutil.rmtree(folder, ignore_errors=True)  # a trial that was cut off
-    job = planning.the_job(settings, short, trial_steps=None if own else settings.tune_steps)
+    job = Planner(settings).job(short, trial_steps=None if own else settings.tune_steps)
     options = render.with_whole_nodes(job, settings.slurm, settings.cluster.gpus_per_node)
     python = options.python or (None if settings.container else sys.executable)
     scripts = render.files(job, slurm=replace(options, python=python, planner=sys.executable), container=settings.container)
@@ -320,7 +317,7 @@ def learned(settings: Settings, engine: str, folder: Path, trials: Sequence[Tria
         if not rows:
             continue
         taught.append(trial.plan)
-        cost = planning.cost_of(trial.plan, settings)
+        cost = Planner(settings).prices_for(trial.plan.engine).costs(trial.plan)
         plan = reprice(trial.plan, cost.traits, cost.calibration)
         predicted, measured = after.predicted_causes(plan, cost.calibration.step_overhead_s), after.measured_causes(plan, rows)
         for name, (before, now) in after.suggested(plan, cost, rows, predicted, measured).items():

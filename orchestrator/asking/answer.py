@@ -8,13 +8,12 @@ import json
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from orchestrator import planning
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.folder import all_files, write_folder
 from orchestrator.job import Job
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import Found
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import Budget, budget
 from orchestrator.report.text import choice
@@ -77,7 +76,7 @@ class Answer(Value, frozen=True, kw_only=True):
     @property
     def chance_of_not_fitting(self) -> float:
         """That the fullest rank takes more than a GPU has, 0 to 1, by how far off published runs' peaks were; memory.risk= bounds it."""
-        return planning.chance_of_not_fitting(self.settings, self.plan)
+        return Planner(self.settings).chance_of_not_fitting(self.plan)
 
     @property
     def mfu(self) -> float | None:
@@ -110,7 +109,7 @@ class Answer(Value, frozen=True, kw_only=True):
 
     def job(self) -> Job:
         """The files, arguments and environment that training would start with. Raises InputError."""
-        return planning.the_job(self.settings, self.plan, planning.said_plan(self.found, self.settings))
+        return Planner(self.settings).job(self.plan, Planner(self.settings).for_program(self.found))
 
     def ds_config(self, *, trainer: bool = False) -> dict[str, Any]:
         """DeepSpeed's configuration. `trainer`: with "auto" where Hugging Face's Trainer and accelerate fill in their own arguments. Raises
@@ -125,12 +124,12 @@ class Answer(Value, frozen=True, kw_only=True):
 
     def megatron_args(self) -> list[str]:
         """Words for Megatron-LM's pretrain scripts: of the plan or, where its command line can't say that, of the fastest one that it can
-        (`planning.said_plan`). Raises InputError where there is none."""
+        (`Planner.for_program`). Raises InputError where there is none."""
         program = ENGINES[self.plan.engine].program
         if program is None:
             having = [name for name, engine in ENGINES.items() if engine.program is not None]
             raise InputError("engine", self.plan.engine, "has no arguments of Megatron-LM", having)
-        told = planning.said_plan(self.found, self.settings) or self.plan
+        told = Planner(self.settings).for_program(self.found) or self.plan
         reason = program.why_not(told)
         if reason is not None:
             raise InputError("engine", self.plan.engine, f"Megatron-LM's command line can't say this plan: {reason}")

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
-from orchestrator import planning
 from orchestrator.asking.answer import Answer
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.job import ContainerOptions, SlurmOptions
 from orchestrator.key import count, is_structured, options_of, parse, share, shown
+from orchestrator.planning import Planner
 from orchestrator.recipe import KEYS, Settings, check_no_question
 from orchestrator.recipe.cluster_fields import cluster_field
 from orchestrator.recipe.keys import OPEN_GROUPS, name_or_mapping
@@ -166,7 +166,7 @@ def point(load: Load, keys: Mapping[str, str]) -> Point:
     """One combination, planned for. What makes it impossible is said in the point."""
     try:
         settings = load(keys)
-        found = planning.saved_plan(settings) if settings.plan is not None else planning.fastest(settings)
+        found = Planner(settings).saved() if settings.plan is not None else Planner(settings).fastest()
     except (InputError, NoPlanError) as error:
         return Point(keys=dict(keys), why=str(error))
     return Point(keys=dict(keys), answer=Answer(settings=settings, found=found))

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator import planning
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point
 from orchestrator.errors import InputError, NoPlanError
+from orchestrator.planning import Planner, Space
 from orchestrator.recipe import Settings
 from orchestrator.report.budget import DAY_S
+from orchestrator.search.planner import Progress
 from orchestrator.strategy.capabilities import Rule
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.workload import Workload
@@ -32,7 +33,7 @@ LARGEST: Final = 1 << 24
 
 
 def answered(
-    load: Load, given: Mapping[str, Any], progress: planning.Progress | None = None, *, with_fuller: bool = False
+    load: Load, given: Mapping[str, Any], progress: Progress | None = None, *, with_fuller: bool = False
 ) -> tuple[Answer, tuple[Point, ...]]:
     """The answer to whatever the keys ask, and the points that were tried on the way to it (none for one plan, which with `with_fuller` has
     a faster one beside it that fills memory further). Raises InputError, NoPlanError."""
@@ -41,14 +42,14 @@ def answered(
         return least_gpus(load, settings, bounded="gpus" in given)
     if settings.largest is not None:
         return most_that_fits(load, settings)
-    return Answer(settings=settings, found=planning.found_plan(settings, progress, with_fuller=with_fuller)), ()
+    return Answer(settings=settings, found=Planner(settings).plan(progress, with_fuller=with_fuller)), ()
 
 
 def whole(load: Load, keys: Mapping[str, str]) -> Answer:
     """The plan at these keys, with what a user may want to know beside it, and without the question that led there."""
     settings = load(keys)
     settings = msgspec.structs.replace(settings, targets=type(settings.targets)(), largest=None)
-    return Answer(settings=settings, found=planning.found_plan(settings))
+    return Answer(settings=settings, found=Planner(settings).plan())
 
 
 # ------------------------------------------------------------------------------------------------------------- targets
@@ -70,11 +71,11 @@ def tried_for_targets(load: Load, keys: Mapping[str, str]) -> Point:
     """The plan at these keys, with what it misses. Whether it is the fastest is not proven where no plan there could reach the targets."""
     try:
         settings = load(keys)
-        found = planning.fastest(settings, planning.unproven(planning.question(settings, top_k=1)))
+        found = Planner(settings).fastest(Planner(settings).space(top_k=1).unproven())
         answer = Answer(settings=settings, found=found)
         at_best = 1.0 if found.at_least_s is None else found.at_least_s / answer.step_time_s
         if at_best < 1 and not lacking(answer, at_best):
-            answer = Answer(settings=settings, found=planning.fastest(settings))
+            answer = Answer(settings=settings, found=Planner(settings).fastest())
     except (InputError, NoPlanError) as error:
         return Point(keys=dict(keys), why=str(error))
     return Point(keys=dict(keys), answer=answer, why=lacking(answer))
@@ -164,7 +165,7 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
     key, start, unit = asked_value(settings)
     rules = (NO_ACCUMULATION,) if settings.largest == "global_batch_size" else ()
     tried: list[Point] = []
-    filled = planning.cautious_alone
+    filled = Space.cautious_alone
 
     def keys_of(value: int) -> dict[str, str]:
         keys = {key: str(value)}
@@ -176,7 +177,7 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
         keys = keys_of(value)
         try:
             at = load(keys)
-            found = planning.fastest(at, filled(planning.question(at, top_k=1, prunings=rules)), any_plan=True)
+            found = Planner(at).fastest(filled(Planner(at).space(top_k=1, prunings=rules)), any_plan=True)
         except (InputError, NoPlanError) as error:
             tried.append(Point(keys={key: str(value)}, why=str(error)))
             return False
@@ -188,13 +189,13 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
 
     best = largest_of(fits, start, unit, grain)
     if best is None and not settings.cluster.is_cpu:  # where no plan is as cautious as is usual, up to the reserve
-        tried, filled = [], planning.by_reserve
+        tried, filled = [], Space.by_reserve
         best = largest_of(fits, start, unit, grain)
     if best is None:
         raise NoPlanError(f"largest={settings.largest}: {key}={unit} has no plan either: {tried[-1].why}")
     at = load(keys_of(best))
     at = msgspec.structs.replace(at, largest=None)
-    found = planning.searched_plan(at) if not rules else planning.fastest(at, planning.question(at, prunings=rules))
+    found = Planner(at).searched() if not rules else Planner(at).fastest(Planner(at).space(prunings=rules))
     return Answer(settings=at, found=found), tuple(tried)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.audit import changes, formats
 from orchestrator.audit.build import Judge, Judged
 from orchestrator.audit.changes import Better
@@ -18,6 +18,7 @@ from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner, without_gc
 from orchestrator.recipe import Settings
 from orchestrator.recipe.read import Tree
 from orchestrator.recipe.sources import read_text
@@ -119,7 +120,7 @@ class Audit:
 
     @cached_property
     def _found(self) -> tuple[tuple[Better, ...], Better | None]:
-        with planning.without_gc():
+        with without_gc():
             return changes.best_changes(self.setup, self.judged, self.judge)
 
     @cached_property
@@ -136,7 +137,7 @@ class Audit:
     def fastest(self) -> Plan | None:
         """The fastest plan of a search over everything, of this engine or another; None: nothing fits."""
         try:
-            return planning.fastest(self.settings).plan
+            return Planner(self.settings).fastest().plan
         except NoPlanError:
             return None
 

@@ -7,16 +7,14 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from orchestrator import planning
 from orchestrator.audit.reading import Setup
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
-from orchestrator.model.families import describe
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan, Stage
 from orchestrator.plan.check import check_plan
+from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
-from orchestrator.search.question import PlannedEngine
 from orchestrator.strategy.megatron_layout import chunk_sizes, stages_of, transformer_layers
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.strategy.spec import options_of
@@ -58,15 +56,12 @@ class Judge:
 
     def __init__(self, settings: Settings, engine: str) -> None:
         self.settings = settings
-        software = settings.cluster.software
-        capabilities, traits = ENGINES[engine].capabilities(software), ENGINES[engine].traits(software)
-        (file,) = planning.prices(settings, [traits])
-        constants = planning.priced(settings, traits, file)
-        self.engine = PlannedEngine(capabilities=capabilities, traits=traits, calibration=constants)
-        self.limit = settings.limit.of(constants.memory_margin)
-        training = settings.training
-        self.model: ModelSpec = describe(settings.architecture, training.seq_length, training.decoder_seq_length)
-        self.workload = planning.workload_of(settings)
+        planner = Planner(settings)
+        prices = planner.prices_for(engine)
+        self.engine = prices.engine(ENGINES[engine].capabilities(settings.cluster.software)).keeping_free()
+        self.limit = prices.limits[-1]
+        self.workload = planner.workload
+        self.model = self.workload.model
 
     def judged(self, setup: Setup) -> Judged:
         """Raises InputError for a setup that is no plan at all: degrees that don't divide the GPUs, the batch or the layers."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator import api, planning, recipe
+from orchestrator import api, recipe
 from orchestrator.asking import grid, questions
 from orchestrator.asking.answer import Answer
 from orchestrator.asking.grid import Load, Point, Sweep
@@ -17,6 +17,7 @@ from orchestrator.commands import INTERRUPTED, command
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.key import shown
+from orchestrator.planning import Planner, without_gc
 from orchestrator.report.comparison import comparison_tables
 from orchestrator.report.risk import risk_key
 from orchestrator.report.sweep import sweep_table
@@ -78,7 +79,7 @@ def topic(words: Sequence[str]) -> str:
 
 def plan(words: Sequence[str]) -> int:
     """The command; its exit status."""
-    with planning.without_gc():
+    with without_gc():
         return command(words, lambda: PLAN_HELP, _plan, topic=topic)
 
 
@@ -110,7 +111,7 @@ def fuller_lines(answer: Answer) -> list[str]:
     if fuller is None or fuller.predicted is None:
         return []
     faster = 100 * (1 - fuller.predicted.step_time_s / answer.step_time_s)
-    chance = planning.chance_of_not_fitting(answer.settings, fuller)
+    chance = Planner(answer.settings).chance_of_not_fitting(fuller)
     said = f"{format_seconds(fuller.predicted.step_time_s)} a step (-{faster:.1f}%), {format_amount(100 * chance, 2)}% chance"
     return [f"faster: memory.risk={risk_key(chance)}: {said}: {fuller.engine} {choice(fuller)}"]
 

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator import api, detect, planning, recipe, tuning
+from orchestrator import api, detect, recipe, tuning
 from orchestrator.commands import arguments, command, usage
 from orchestrator.console.asked import say_json, without_json
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.pictures import PAGE, TRACE, after_lines, after_run, check_drawable, measured_rows, report_files
 from orchestrator.plan import Plan, from_json
-from orchestrator.planning import Found
+from orchestrator.planning import Found, Planner
 from orchestrator.recipe import Settings
 from orchestrator.report.kept import Drawn, drawn_in
 from orchestrator.screen import screen
@@ -92,7 +92,7 @@ def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
         raise InputError("engine", plan.engine, "of the plan is not known", ENGINES)
     machine, engines = detect.machine(), list(ENGINES)
     settings = recipe.load_tree({"plan": str(path)}, machine, engines)
-    plan, limit = planning.priced_again(settings, plan)
+    plan, limit = Planner(settings).priced_again(plan)
     found = Found(plan=plan, limit=limit)
     config = path.with_name("config.yaml")
     if not config.is_file():
@@ -105,7 +105,7 @@ def of_run(run: Path) -> tuple[Settings, Found, Drawn | None]:
     if drawn is not None:
         return asked, found, drawn
     try:
-        outcomes = planning.fastest(asked, planning.question(asked)).outcomes
+        outcomes = Planner(asked).fastest(Planner(asked).space()).outcomes
     except NoPlanError:
         return settings, found, None
     return asked, msgspec.structs.replace(found, outcomes=outcomes), None

@@ -28,6 +28,7 @@ from orchestrator.model.parts.mamba2 import Mamba2
 from orchestrator.model.spec import Architecture, ModelSpec
 from orchestrator.model.training import Training
 from orchestrator.strategy.layout import FittedOn
+from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.values import Value
 
 Beyond = Literal["engine", "gpu", "experts", "linear attention", "precision", "scale", "sequence length"]
@@ -272,3 +273,10 @@ def cautious_margin(now: Situation, calibration: Calibration) -> float | None:
         return None
     margin = kept_free(USUAL_RISK, now)
     return margin if margin > calibration.memory_margin else None
+
+
+def memory_limits(limit: MemoryLimit, margin: float, cautious: float | None) -> list[MemoryLimit]:
+    """What plans may take of a GPU's memory, the strictest first: the next counts where no plan keeps it. `margin`: the share that is kept
+    free in any case; `cautious`: the larger one with which the chance of running out is USUAL_RISK at most, where plans keep that."""
+    reserve = limit.of(margin)
+    return [reserve] if cautious is None else [limit.of(cautious, USUAL_RISK), reserve]

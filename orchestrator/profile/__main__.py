@@ -37,7 +37,7 @@ from orchestrator.hardware.spec import Cluster
 from orchestrator.job import File
 from orchestrator.launch import local, render, slurm
 from orchestrator.plan import Plan, to_json
-from orchestrator.planning import fastest, usable_engines
+from orchestrator.planning import Planner
 from orchestrator.profile.measured import Figure, Wire, core_share, figure, layers, level_of, together, wire
 from orchestrator.recipe import Settings
 from orchestrator.strategy.pins import Pins
@@ -71,7 +71,7 @@ def cases_of(settings: Settings, load: Any) -> dict[str, Plan]:
             pins = Pins(tp=tp, pp=1, cp=1, vpp=1, micro_batch_size=size, recompute="none", zero_stage=0)
             try:
                 asked = load([f"model.num_layers={LAYERS}", f"train.global_batch_size={batch}"])
-                found[f"tp{tp}_mbs{size:03d}"] = fastest(replace(asked, pins=pins)).plan
+                found[f"tp{tp}_mbs{size:03d}"] = Planner(replace(asked, pins=pins)).fastest().plan
             except (NoPlanError, InputError):
                 continue  # tp does not divide the heads, say, or so much does not fit
     if not found:
@@ -157,7 +157,7 @@ def run(words: Sequence[str]) -> None:
 
 def measure(settings: Settings, load: Callable[[Sequence[str]], Settings], out: Path) -> None:
     """Starts the ranks that measure, in a folder of their own, and writes what follows. Raises InputError, NoPlanError, LaunchError."""
-    name = settings.engine if settings.engine != "auto" else usable_engines(settings)[0].name
+    name = settings.engine if settings.engine != "auto" else Planner(settings).engines[0].name
     plans = cases_of(settings, lambda more: load([*more, f"engine={name}"]))
     first = next(iter(plans.values()))
     job = ENGINES[name].translate(first)

@@ -174,7 +174,7 @@ class _Space:
         self.cut: list[tuple[int, Outcome]] = []
         """Branches that the trees cut above the meshes, each with the place of the mesh before it."""
         meshes = self._meshes()
-        limits = [settings.limit_for(engine, workload) for engine in engines]
+        limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
         self.floors = {
             i: Floors(self.costs[i], engines[i].capabilities, limits[i].usable, pinned_layout=settings.pins.layout is not None)
             for i in sorted({mesh.engine for mesh in meshes})  # an engine without a choice may have no such precision
@@ -239,7 +239,7 @@ class _Search:
         """`top_k`: of so many plans, if not of as many as the settings say."""
         self.space, self.known, self.stop = space, known, stop
         self.workload, self.engines, self.settings = space.workload, space.engines, space.settings
-        self.limits = [self.settings.limit_for(engine, self.workload, cautious=cautious) for engine in self.engines]
+        self.limits = [self.settings.limits_for(engine, self.workload)[0 if cautious else -1] for engine in self.engines]
         self.costs = space.costs
         self.best = _Best(top_k or self.settings.top_k, below_s)
         self.complete = True

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.mixed import cost_model
 from orchestrator.cost.price import CostModel
-from orchestrator.cost.uncertainty import USUAL_RISK
+from orchestrator.cost.uncertainty import memory_limits
 from orchestrator.strategy.capabilities import Capabilities, Rule, Traits
 from orchestrator.strategy.pins import MemoryLimit, Pins
 from orchestrator.strategy.spec import RECOMPUTE_ORDER, Recompute
@@ -71,13 +71,11 @@ class SearchSettings(Value, frozen=True, kw_only=True):
     most_further: int = 1_500_000
     """Passes simulated at the end, or what takes as long (a second), to prove that no partition that was left out is the fastest."""
 
-    def limit_for(self, engine: PlannedEngine, workload: Workload, *, cautious: bool = False) -> MemoryLimit:
-        """With what is kept free for this engine: its `cautious_margin`, where it has one and that is asked for."""
+    def limits_for(self, engine: PlannedEngine, workload: Workload) -> list[MemoryLimit]:
+        """What the engine's plans may take of a GPU's memory (`cost.uncertainty.memory_limits`)."""
         parts = tuple(part.gpu.memory for part in workload.cluster.parts)
         limit = self.limit or MemoryLimit(limit=max(parts, default=workload.cluster.gpu.memory), reserve=None, parts=parts)
-        if cautious and engine.cautious_margin is not None:
-            return limit.of(engine.cautious_margin, USUAL_RISK)
-        return limit.of(engine.calibration.memory_margin)
+        return memory_limits(limit, engine.calibration.memory_margin, engine.cautious_margin)
 
 
 DEFAULTS = SearchSettings()

@@ -60,7 +60,7 @@ def no_plan(
     if not outcomes:
         why = _why_illegal(cuts, pins, cluster.num_gpus)
         return NoPlanError(f"no legal plan for {who}: {why}{_relaxed(workload, engines, settings, fitting=False)}")
-    limits = [settings.limit_for(engine, workload) for engine in engines]
+    limits = [settings.limits_for(engine, workload)[-1] for engine in engines]
     need, nearest, refused, most = _nearest(workload, engines, limits, outcomes, pins)
     have = format_bytes(most.usable)
     why = "" if most.risk is None else f" for memory.risk={100 * most.risk:g}%"
@@ -129,7 +129,7 @@ def _fits(workload: Workload, engines: Engines, settings: SearchSettings, *, fit
     if not fitting:
         return next((found.candidate.label() for tree in trees for found in tree.leaves(lambda _: None)), None)
     for engine, tree in zip(engines, trees, strict=True):
-        here, most = engine.costs(workload), settings.limit_for(engine, workload)
+        here, most = engine.costs(workload), settings.limits_for(engine, workload)[-1]
         shapes = list(tree.shapes(lambda _: None))
         bounds = Floors(here, engine.capabilities, most.usable, pinned_layout=settings.pins.layout is not None) if shapes else None
         queue: list[tuple[float, int, Candidate, Leaf | None]] = []

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import orchestrator as so
-from orchestrator import planning
 from orchestrator.audit import formats, script, shell
 from orchestrator.audit.audit import Audit
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 
 SAMPLES = Path(__file__).parent / "samples"
 MODEL = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048"
@@ -162,7 +162,7 @@ def test_a_plan_comes_back_as_itself_from_its_own_arguments(keys: dict[str, obje
     answer = so.plan(**keys)
     program = ENGINES[answer.plan.engine].program
     assert program is not None
-    plan = planning.said_plan(answer.found, answer.settings) or answer.plan
+    plan = Planner(answer.settings).for_program(answer.found) or answer.plan
     assert program.why_not(plan) is None
     (file,) = [file for file in answer.job().files if file.path == program.arguments]
     (tmp_path / file.path).write_text(file.content)

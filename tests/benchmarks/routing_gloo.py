@@ -160,8 +160,8 @@ def step_here(found: Any, known: dict[str, float]) -> float:
 
     from orchestrator.cost.price import CostModel
 
-    assert found.asked is not None
-    (engine,), workload = found.asked.planned, found.asked.workload
+    assert found.space is not None
+    (engine,), workload = found.space.planned, found.space.workload
     c, cluster = engine.calibration, workload.cluster
     bandwidth = known["bandwidth"] / c.memory_efficiency
     gpu = replace(cluster.gpu, peak_flops={"fp32": known["flops"] / c.gemm_efficiency}, memory_bandwidth=bandwidth)
@@ -179,6 +179,7 @@ def main(words: Sequence[str]) -> int:
     from orchestrator.job import File
     from orchestrator.model.routing import times as times_of
     from orchestrator.plan import to_json
+    from orchestrator.planning import Planner
 
     given = arguments(words, ("recipe", "out", "steps", "keys"))
     folder = Path(given.get("out") or tempfile.mkdtemp(prefix="routing_gloo_"))
@@ -187,7 +188,7 @@ def main(words: Sequence[str]) -> int:
     keys += ["pin.recompute=none", *filter(None, given.get("keys", "").split(";"))]
 
     def found(*more: str) -> planning.Found:
-        return planning.fastest(recipe.load((*keys, *more), machine({}), tuple(ENGINES)))
+        return Planner(recipe.load((*keys, *more), machine({}), tuple(ENGINES))).fastest()
 
     plan = found("train.trace_routing=true", f"train.steps={given.get('steps', '36')}").plan
     out = folder / "run"
@@ -213,8 +214,8 @@ def main(words: Sequence[str]) -> int:
         path = folder / f"{kind}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in trace if row["step"] in steps))
         uneven = found(f"model.routing={path}")
-        assert uneven.asked is not None
-        cost = planning.unevenness(uneven.plan, uneven.asked.planned[0].traits, uneven.asked.planned[0].calibration)
+        assert uneven.space is not None
+        cost = uneven.space.prices[0].unevenness(uneven.plan)
         assert cost is not None
         here = step_here(uneven, known), step_here(plain, known)
         skew = times_of(cost.routing.busiest, cost.parts)

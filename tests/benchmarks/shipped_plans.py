@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.commands import arguments, command, usage
 from orchestrator.cost import calibration
 from orchestrator.cost.price import CostModel
@@ -25,6 +25,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import OrchestratorError
 from orchestrator.model.spec import ModelSpec
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 from orchestrator.search.layerwise import ProfilePrices, layerwise
 from orchestrator.strategy.layerwise import NAME, TRAITS, LayerwisePlan
 from orchestrator.strategy.workload import Workload
@@ -57,7 +58,7 @@ def planned(name: str, gpus: int) -> tuple[str, str, str, str]:
     """(seconds, choice, stages, seconds that no plan undercuts)."""
     try:
         settings = recipe.load([f"recipe={name}", f"gpus={gpus}", "launch=none"], machine(), [*ENGINES, NAME])
-        found = planning.searched_plan(settings)
+        found = Planner(settings).searched()
     except OrchestratorError as error:
         return str(error).split(":")[0], "", "", ""
     assert found.plan.predicted is not None

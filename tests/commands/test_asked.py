@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 import orchestrator as so
-from orchestrator import api, planning
+from orchestrator import api
 from orchestrator.__main__ import COMMANDS, main
 from orchestrator.asking import grid, questions
 from orchestrator.asking.grid import beats, figures
 from orchestrator.hardware.catalog import GPUS, POWER_W
 from orchestrator.plan import from_json
+from orchestrator.planning import Planner
 from orchestrator.report.budget import budget
 
 TINY = ("recipe=gpt_tiny", "cluster=cpu")
@@ -65,7 +66,7 @@ def test_what_engines_are_told_can_be_read_from_a_plan() -> None:
     megatron = so.plan(**LLAMA, gpus=8, engine="megatron")
     words = megatron.megatron_args()
     assert words[words.index("--micro-batch-size") + 1] == str(
-        (planning.said_plan(megatron.found, megatron.settings) or megatron.plan).micro_batch_size
+        (Planner(megatron.settings).for_program(megatron.found) or megatron.plan).micro_batch_size
     )
     with pytest.raises(so.InputError, match=r"engine=megatron: has no ds_config.json"):
         megatron.ds_config()

@@ -12,7 +12,7 @@ from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import LaunchError
 from orchestrator.plan import Plan
-from orchestrator.planning import cost_of, fastest
+from orchestrator.planning import Planner
 from orchestrator.recipe import Settings, load
 from orchestrator.report.after import alone_seconds
 from orchestrator.run import main
@@ -38,7 +38,7 @@ def settings_of(*words: str) -> Settings:
 @pytest.fixture(scope="module")
 def large() -> tuple[Plan, Settings]:
     settings = settings_of(*GPT3)
-    return fastest(settings).plan, settings
+    return Planner(settings).fastest().plan, settings
 
 
 def test_the_fullest_and_the_slowest_stage_are_rehearsed(large: tuple[Plan, Settings]) -> None:
@@ -57,7 +57,7 @@ def test_the_fullest_and_the_slowest_stage_are_rehearsed(large: tuple[Plan, Sett
 def test_alone_a_stage_takes_less_than_with_its_traffic(large: tuple[Plan, Settings]) -> None:
     plan, settings = large
     assert plan.predicted is not None
-    cost = cost_of(plan, settings)
+    cost = Planner(settings).prices_for(plan.engine).costs(plan)
     for index, stage in enumerate(plan.predicted.by_stage):
         alone = alone_seconds(plan, cost, index)
         assert 0.5 * (stage.forward_s + stage.backward_s) < alone < stage.forward_s + stage.backward_s
@@ -65,7 +65,7 @@ def test_alone_a_stage_takes_less_than_with_its_traffic(large: tuple[Plan, Setti
 
 def test_what_is_built_must_have_the_parameters_that_are_priced(large: tuple[Plan, Settings]) -> None:
     plan, settings = large
-    cost = cost_of(plan, settings)
+    cost = Planner(settings).prices_for(plan.engine).costs(plan)
     wanted = [rehearsal.parameters_of(plan, cost, stage) for stage in range(8)]
     assert sum(wanted) * 8 == pytest.approx(175e9, rel=0.01)
     built = [{"stage": 0, "rank": 0, "layers": 12, "embedding": True, "parameters": wanted[0]}]

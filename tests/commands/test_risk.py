@@ -14,7 +14,9 @@ from orchestrator.asking import grid
 from orchestrator.cost.calibration import calibrated
 from orchestrator.cost.uncertainty import USUAL_RISK
 from orchestrator.detect import Machine
+from orchestrator.engine_prices import EnginePrices, within
 from orchestrator.engines import ENGINES
+from orchestrator.planning import Planner
 from orchestrator.report.risk import risk_key
 from orchestrator.strategy.layerwise import TRAITS
 from orchestrator.strategy.pins import MemoryLimit
@@ -29,7 +31,7 @@ FULL = {"tp": 1, "pp": 1, "cp": 1}
 def filled(**keys: object) -> planning.Found:
     """The fastest plan by the engine's reserve alone, as every plan was before there was a usual risk."""
     settings = recipe.load([f"{key}={value}" for key, value in keys.items()], Machine(host_memory=1 << 34), tuple(ENGINES))
-    return planning.fastest(settings, planning.by_reserve(planning.question(settings, top_k=1)))
+    return Planner(settings).fastest(Planner(settings).space(top_k=1).by_reserve())
 
 
 def seconds(found: planning.Found) -> float:
@@ -39,7 +41,7 @@ def seconds(found: planning.Found) -> float:
 
 def test_by_default_a_plan_has_at_most_the_usual_chance_of_running_out() -> None:
     answer, most = so.plan(**CROWDED), filled(**CROWDED)
-    assert answer.chance_of_not_fitting <= USUAL_RISK < planning.chance_of_not_fitting(answer.settings, most.plan)
+    assert answer.chance_of_not_fitting <= USUAL_RISK < Planner(answer.settings).chance_of_not_fitting(most.plan)
     assert answer.step_time_s > seconds(most)
     assert answer.found.limit.risk == USUAL_RISK
     assert not answer.found.none_cautious
@@ -143,7 +145,7 @@ def test_the_faster_plan_that_may_run_out_stands_beside_with_the_key_that_takes_
     taken = so.plan(**CROWDED, memory={"risk": key.partition("=")[2]})
     most = filled(**CROWDED)
     assert taken.step_time_s <= seconds(most) * (1 + 1e-9)
-    assert f"{100 * planning.chance_of_not_fitting(taken.settings, most.plan):.2g}% chance" in faster
+    assert f"{100 * Planner(taken.settings).chance_of_not_fitting(most.plan):.2g}% chance" in faster
 
 
 @pytest.mark.parametrize("chance", [0.0123, 0.0511, 0.0999, 0.1, 0.2725, 0.36])
@@ -165,7 +167,7 @@ def test_the_plan_beside_a_fuller_one_is_that_of_a_search_that_knows_nothing_of_
     """It is searched with the fuller search's bounds, which hold for less memory too."""
     keys = {"recipe": recipe, "gpus": gpus, "cluster": "dgx_h100"}
     alone = so.plan(**keys)
-    beside = planning.found_plan(alone.settings, with_fuller=True)
+    beside = Planner(alone.settings).plan(with_fuller=True)
     assert seconds(beside) == pytest.approx(alone.step_time_s, rel=1e-9)
     assert beside.plan.stages == alone.plan.stages
 
@@ -187,7 +189,7 @@ def test_the_most_that_fits_is_what_a_sure_plan_holds() -> None:
 
 def limits_of(*words: str) -> list[MemoryLimit]:
     settings = recipe.load([*words, "engine=layerwise"], Machine(host_memory=1 << 34), (*ENGINES, "layerwise"))
-    return planning.layerwise_limits(settings, TRAITS, calibrated(settings.cluster, TRAITS))
+    return EnginePrices(settings, TRAITS, calibrated(settings.cluster, TRAITS)).limits
 
 
 def test_a_layer_wise_plan_is_held_to_the_same_risk() -> None:
@@ -216,9 +218,9 @@ def test_the_next_limit_is_taken_where_none_keeps_the_first() -> None:
 
         return planned
 
-    assert [planning.within(limits, plan_of(need)) for need in (3, 5)] == [4, 7]
+    assert [within(limits, plan_of(need)) for need in (3, 5)] == [4, 7]
     with pytest.raises(so.NoPlanError, match="8 of 7"):
-        planning.within(limits, plan_of(8))
+        within(limits, plan_of(8))
 
 
 def test_the_risk_is_kept_with_the_run(tmp_path: Path) -> None:
@@ -252,6 +254,6 @@ def test_tuning_tries_what_only_the_reserve_lets_through_last() -> None:
     trials: list[tuning.Trial] = []
     while (plan := tuning.next_plan(settings, trials, ())) is not None:
         trials.append(tuning.Trial(number=len(trials) + 1, plan=plan, steps_s=(1.0,), peak_memory_bytes=None, why=""))
-    chances = [planning.chance_of_not_fitting(settings, trial.plan) for trial in trials]
+    chances = [Planner(settings).chance_of_not_fitting(trial.plan) for trial in trials]
     assert chances[0] <= USUAL_RISK < chances[-1]
     assert chances == sorted(chances)

@@ -12,6 +12,7 @@ from orchestrator.cost import calibration
 from orchestrator.engines import ENGINES
 from orchestrator.engines.megatron_args import common_recompute, megatron_args_sh, why_not
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.search.planner import reprice
 from orchestrator.units import format_bytes, format_seconds
@@ -27,7 +28,7 @@ def settings_of(*words: str) -> Settings:
 
 @cache
 def found(*words: str) -> planning.Found:
-    return planning.searched_plan(settings_of(*CASE, *words))
+    return Planner(settings_of(*CASE, *words)).searched()
 
 
 def seconds(plan: Plan | None) -> float:
@@ -45,18 +46,18 @@ def priced_again(plan: Plan) -> Plan:
 def test_with_entry_the_search_is_over_what_the_program_can_be_told() -> None:
     told = found("entry=pretrain_gpt.py")
     assert why_not(told.plan) is None
-    assert planning.said_plan(told, settings_of(*CASE, "entry=pretrain_gpt.py")) is None
+    assert Planner(settings_of(*CASE, "entry=pretrain_gpt.py")).for_program(told) is None
     assert seconds(told.plan) <= seconds(found("pin.recompute=none").plan) * (1 + 1e-9)
     assert seconds(told.plan) > seconds(found("engine=megatron").plan)
 
 
 def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_with_their_own_price() -> None:
     of_worker = found("engine=megatron")
-    said = planning.said_plan(of_worker, settings_of(*CASE, "engine=megatron"))
+    said = Planner(settings_of(*CASE, "engine=megatron")).for_program(of_worker)
     assert why_not(of_worker.plan) is not None
     assert said is not None
     assert seconds(said) == seconds(found("entry=pretrain_gpt.py").plan) == pytest.approx(seconds(priced_again(said)))
-    job = planning.the_job(settings_of(*CASE, "engine=megatron"), of_worker.plan, said)
+    job = Planner(settings_of(*CASE, "engine=megatron")).job(of_worker.plan, said)
     (file,) = [file for file in job.files if file.path == "megatron_args.sh"]
     assert file.content == megatron_args_sh(said)
     slower = 100 * (seconds(said) / seconds(of_worker.plan) - 1)
@@ -66,12 +67,12 @@ def test_the_arguments_beside_a_plan_that_they_can_not_say_are_the_best_ones_wit
 
 def test_the_first_layers_of_every_chunk_are_recomputed_where_that_is_fastest_with_one_setting() -> None:
     words = ("recipe=llama3_8b", "gpus=8", "memory.limit_gib=40", "pin.tp=2", "pin.cp=1")
-    told = planning.searched_plan(settings_of(*words, "entry=pretrain_gpt.py")).plan
+    told = Planner(settings_of(*words, "entry=pretrain_gpt.py")).searched().plan
     setting = common_recompute(told)
     assert setting is not None
     assert (setting["recompute_method"], setting["recompute_num_layers"]) == ("block", 1)
     for mode in ("none", "full"):
-        assert seconds(told) < seconds(planning.searched_plan(settings_of(*words, "entry=pretrain_gpt.py", f"pin.recompute={mode}")).plan)
+        assert seconds(told) < seconds(Planner(settings_of(*words, "entry=pretrain_gpt.py", f"pin.recompute={mode}")).searched().plan)
 
 
 T5 = ("recipe=t5_large", "gpus=16", "cluster.software.megatron_core=0.16.1")  # later releases have no program for it
@@ -81,8 +82,8 @@ T5 = ("recipe=t5_large", "gpus=16", "cluster.software.megatron_core=0.16.1")  # 
 def test_the_time_in_the_header_is_that_of_the_arguments(words: tuple[str, ...], tmp_path: Path) -> None:
     assert run.main([*words, "launch=none", f"out={tmp_path / 'out'}"]) == 0
     settings = settings_of(*words)
-    result = planning.searched_plan(settings)
-    told = planning.said_plan(result, settings) or result.plan
+    result = Planner(settings).searched()
+    told = Planner(settings).for_program(result) or result.plan
     assert why_not(told) is None
     again = priced_again(told).predicted
     assert again is not None

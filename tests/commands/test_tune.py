@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator import planning, recipe, run, tuning
+from orchestrator import recipe, run, tuning
 from orchestrator.cost.calibration import Calibration
 from orchestrator.cost.price import CostModel
 from orchestrator.detect import Machine
@@ -17,6 +17,7 @@ from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, LaunchError
 from orchestrator.launch import local
 from orchestrator.plan import Plan, to_json
+from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.report import after
 from orchestrator.search.planner import reprice
@@ -43,7 +44,7 @@ def truth(constants: Calibration) -> Calibration:
 
 def really(plan: Plan, settings: Settings) -> Plan:
     """The plan as it goes on that machine."""
-    cost = planning.cost_of(plan, replace(settings, calibration="datasheet"))
+    cost = Planner(replace(settings, calibration="datasheet")).prices_for(plan.engine).costs(plan)
     return reprice(plan, cost.traits, truth(cost.calibration))
 
 
@@ -86,7 +87,7 @@ def machine(seen: list[Plan], ends: Callable[[int], str | None] = lambda number:
         outcome = local.Outcome(status="failed" if why else "finished", exit_status=1 if why else 0, started="", ended="",
                                 last_line=why, rows=() if why else tuple(steps))  # fmt: skip
         if not why:
-            cost = planning.cost_of(plan, replace(settings, calibration="datasheet"))
+            cost = Planner(replace(settings, calibration="datasheet")).prices_for(plan.engine).costs(plan)
             lines = rows(found, CostModel(cost.workload, cost.traits, truth(cost.calibration)))
             (folder / "timers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
@@ -98,7 +99,7 @@ def machine(seen: list[Plan], ends: Callable[[int], str | None] = lambda number:
 
 def every_plan(settings: Settings) -> Sequence[Plan]:
     """The best plan of every outer choice, as it goes on that machine."""
-    found = planning.fastest(replace(settings, tune=None), planning.question(settings, top_k=1000))
+    found = Planner(replace(settings, tune=None)).fastest(Planner(settings).space(top_k=1000))
     return [really(plan, settings) for plan in (found.plan, *found.alternatives)]
 
 
@@ -127,7 +128,7 @@ def test_five_trials_find_the_fastest_plan_of_a_machine_that_the_prices_do_not_k
     assert chosen.plan == found.plan
     assert found.plan.training == settings.training  # it is trained whole
     # and the prices have learned: they rank the others as that machine does
-    cost = planning.cost_of(found.plan, chosen)
+    cost = Planner(chosen).prices_for(found.plan.engine).costs(found.plan)
     learned = [seconds(reprice(plan, cost.traits, cost.calibration)) for plan in plans]
     assert spearman(learned, list(map(seconds, plans))) > 0.9
     assert found.plan.prices is not None
@@ -174,7 +175,7 @@ def test_plans_of_two_engines_teach_each_its_own_prices(timed: bool, tmp_path: P
     out = tmp_path / "out"
     words = [word for word in WORDS if not word.startswith("engine=")]
     settings = recipe.load([*words, f"out={out}", "tune=2"], Machine(), [*ENGINES])
-    others = [planning.fastest(recipe.load([*words, f"engine={name}"], Machine(), [*ENGINES])).plan for name in ("megatron", "deepspeed")]
+    others = [Planner(recipe.load([*words, f"engine={name}"], Machine(), [*ENGINES])).fastest().plan for name in ("megatron", "deepspeed")]
     in_turn = sorted(others, key=lambda plan: -seconds(really(plan, settings)))
     assert in_turn[0].engine != in_turn[1].engine
     asked = iter(in_turn)
@@ -272,7 +273,7 @@ def test_a_round_that_was_cut_off_goes_on_and_a_plan_whose_second_run_crashes_is
     out = tmp_path / "out"
     settings = settings_of(out, "tune=2", "tune.rounds=2")
     one = tuning.next_plan(settings, [], ())
-    other = planning.fastest(settings, planning.question(settings, top_k=4)).alternatives[0]
+    other = Planner(settings).fastest(Planner(settings).space(top_k=4)).alternatives[0]
     assert one is not None
     monkeypatch.setattr(tuning, "next_plan", lambda settings, trials, without: (one, other)[len(trials)])
     seconds_ = [seconds(really(plan, settings)) for plan in (one, other)]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator import detect, planning, recipe
 from orchestrator.engines import ENGINES
+from orchestrator.planning import Planner
 from orchestrator.search.question import PlannedEngine
 from orchestrator.strategy.spec import Candidate
 from orchestrator.strategy.tree import Tree
@@ -36,14 +37,14 @@ def name_of(words: tuple[str, ...]) -> str:
     return words[0].partition("=")[2]
 
 
-def asked(*words: str) -> planning.Question:
-    return planning.question(recipe.load(list(words), detect.machine(), list(ENGINES)), top_k=2)
+def asked(*words: str) -> planning.Space:
+    return Planner(recipe.load(list(words), detect.machine(), list(ENGINES))).space(top_k=2)
 
 
-def candidates(question: planning.Question, engine: PlannedEngine, seed: object, meshes: int = 4, each: int = 2) -> Iterator[Candidate]:
+def candidates(space: planning.Space, engine: PlannedEngine, seed: object, meshes: int = 4, each: int = 2) -> Iterator[Candidate]:
     """A few legal ones, drawn; none where the engine has no such precision."""
     rng = random.Random(str(seed))
-    tree = Tree(engine.capabilities, question.workload, question.asked.pins)
+    tree = Tree(engine.capabilities, space.workload, space.settings.pins)
     shapes = list(tree.shapes(lambda _: None))
     for shape in rng.sample(shapes, min(meshes, len(shapes))):
         leaves = [leaf.candidate for leaf in tree.below(shape, lambda _: None)]

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator import detect, planning, recipe
+from orchestrator import detect, recipe
 from orchestrator.cost.bounds import Floors, filled, rounds
 from orchestrator.cost.calibration import datasheet
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.spec import Software
+from orchestrator.planning import Planner
 from orchestrator.strategy.layout import LayerSpan, Stage
 from orchestrator.strategy.legality import stages_offered
 from orchestrator.strategy.megatron_layout import even_chunks, stages_of
@@ -83,8 +84,8 @@ def test_no_plan_undercuts_its_floors_though_it_fills_the_memory_to_the_last_byt
 def test_a_larger_micro_batch_takes_no_longer_a_sample(recipe_name: str) -> None:
     """By this the bound of a mesh holds for all sizes of micro-batches."""
     given = recipe.load([f"recipe={recipe_name}", "gpus=64"], detect.machine(), list(ENGINES))
-    (engine,) = [engine for engine in planning.question(given).planned if engine.name == "megatron"]
-    costs = engine.costs(planning.workload_of(given))
+    (engine,) = [engine for engine in Planner(given).space().planned if engine.name == "megatron"]
+    costs = engine.costs(Planner(given).workload)
     states = Floors(costs, engine.capabilities, 1e15, pinned_layout=False).least
     for tp, ep, sequence_parallel in ((1, 1, False), (1, 8, False), (4, 1, True), (2, 8, True), (16, 4, True)):
         ways = {"tp": tp, "dp": 64 // tp, "ep": ep if recipe_name != "llama3_8b" else 1, "sequence_parallel": sequence_parallel}
@@ -133,8 +134,8 @@ def test_where_the_cheapest_recompute_frees_too_little_the_dearer_one_counts() -
 def test_chunks_that_are_no_choice_are_counted_stage_by_stage(pp: int, vpp: int) -> None:
     """DeepSeek-V3 has dense layers first: interleaved its chunks are as even as they go, and the fullest stage bounds the step."""
     given = recipe.load(["recipe=deepseek_v3", "gpus=512"], detect.machine(), list(ENGINES))
-    (engine,) = [engine for engine in planning.question(given).planned if engine.name == "megatron"]
-    costs = engine.costs(planning.workload_of(given))
+    (engine,) = [engine for engine in Planner(given).space().planned if engine.name == "megatron"]
+    costs = engine.costs(Planner(given).workload)
     cand = candidate(pp=pp, vpp=vpp, ep=32, dp=512 // pp, num_microbatches=4 * pp, recompute="full")
     split = stages_of(costs.model, even_chunks(costs.model, pp * vpp), pp)
     seconds, peak = costs.score(cand, split)
@@ -174,7 +175,7 @@ def test_with_room_for_all_a_pipelines_bound_is_its_work_filled_in() -> None:
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_states_are_known_without_pricing_a_layer_frozen_ones_too(name: str, zero_stage: Any) -> None:
     settings = recipe.load([f"recipe={name}", "gpus=8", "engine=deepspeed", "launch=none"], detect.Machine(host_memory=1 << 40), [*ENGINES])
-    asked = planning.question(settings)
+    asked = Planner(settings).space()
     costs = asked.planned[0].costs(asked.workload)
     for offload in (False, True):
         cand = candidate(dp=8, zero_stage=zero_stage, offload_optimizer=offload)

@@ -8,10 +8,11 @@ from math import ceil, inf
 import pytest
 from msgspec.structs import replace
 
-from orchestrator import detect, planning, recipe
+from orchestrator import detect, recipe
 from orchestrator.cost.capacity import Capacity, Layers, kinds_by_stage
 from orchestrator.engines import ENGINES
 from orchestrator.model.spec import LayerRun
+from orchestrator.planning import Planner
 from tests.cost.cost_cases import candidate, cost_model, describe, gpt
 
 
@@ -41,7 +42,7 @@ def test_a_stage_may_hold_the_kinds_that_some_cut_gives_it(counts: tuple[int, ..
 def test_layers_of_several_kinds_are_no_more_than_the_model_has_of_each(name: str, exact: bool) -> None:
     """What n of them take at least, against all ways to choose n."""
     given = recipe.load([f"recipe={name}", "gpus=8"], detect.machine(), list(ENGINES))
-    costs = planning.question(given).planned[0].costs(planning.workload_of(given))
+    costs = Planner(given).space().planned[0].costs(Planner(given).workload)
     cand = candidate(pp=2, dp=4, recompute="full")
     kinds = [run.layer.kind for run in costs.model.runs[1:-1]]
     counts = [min(costs.workload.counts[kind], 4) for kind in kinds]
@@ -62,7 +63,7 @@ def test_layers_of_several_kinds_are_no_more_than_the_model_has_of_each(name: st
 def test_a_mode_relieves_no_layer_of_more_bytes_nor_costs_it_less_than_is_reckoned_with(name: str) -> None:
     """Of every kind that a stage may hold; a mode that saves nothing is no relief."""
     given = recipe.load([f"recipe={name}", "gpus=8", "engine=megatron"], detect.machine(), list(ENGINES))
-    costs = planning.question(given).planned[0].costs(planning.workload_of(given))
+    costs = Planner(given).space().planned[0].costs(Planner(given).workload)
     cand = candidate(pp=2, dp=4, recompute="full")
     kinds = list(dict.fromkeys(run.layer.kind for run in costs.model.runs[1:-1]))
     modes = ("none", "selective", "mlp", "full")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.engines.deepspeed.translate import translate
@@ -14,6 +14,7 @@ from orchestrator.model.layer import LayerRun, LayerSpec
 from orchestrator.model.ops import Attention, Enter, Exit, Gemm, Pointwise, Saved, Weight
 from orchestrator.model.traced import Divided, Feed, Traced
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 from orchestrator.units import GIB
 
 TOKENS, WIDTH = 128, 4096
@@ -69,7 +70,7 @@ def plan_of(traced: Traced, *words: str) -> Plan:
     given = ("engine=deepspeed", "cluster=dgx_h100", "gpus=8", "train.grad_accum_dtype=bf16", "train.global_batch_size=8", *words)
     given = (*given, "cluster.host_memory=1TB")
     traced_words = (f"model.traced={msgspec.json.encode(traced).decode()}", f"train.seq_length={TOKENS}", "name=perceptron")
-    return planning.fastest(recipe.load((*given, *traced_words), Machine(host_memory=16 * GIB), tuple(ENGINES))).plan
+    return Planner(recipe.load((*given, *traced_words), Machine(host_memory=16 * GIB), tuple(ENGINES))).fastest().plan
 
 
 def test_weights_and_what_is_between_a_pair_are_divided_and_two_all_reduces_are_paid() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.cost.price import CostModel
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError, NoPlanError
 from orchestrator.model.families import describe
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 from orchestrator.report.unasked import unasked
 from orchestrator.strategy.layout import Prediction
 from orchestrator.strategy.workload import Workload
@@ -29,8 +30,8 @@ TOKENS, HIDDEN, FFN, VOCABULARY, LAYERS = 8192, 4096, 14336, 128256, 32
 def asked() -> tuple[Plan, CostModel]:
     given = ["recipe=llama3_8b", "gpus=8", "engine=deepspeed", "pin.tp=1", "pin.cp=1", "launch=none"]
     settings = recipe.load(given, machine(), list(ENGINES))
-    asked = planning.question(settings, top_k=1)
-    return planning.fastest(settings, asked).plan, asked.planned[0].costs(asked.workload)
+    asked = Planner(settings).space(top_k=1)
+    return Planner(settings).fastest(asked).plan, asked.planned[0].costs(asked.workload)
 
 
 def price(asked: tuple[Plan, CostModel], recompute: Any = "none", **options: Any) -> tuple[Any, Any]:
@@ -78,7 +79,7 @@ def test_logits_in_pieces_take_a_piece_of_memory_and_a_third_product_more(asked:
 def predicted(*words: str) -> Prediction:
     given = [*(() if words[0].startswith("recipe=") else ("recipe=llama3_8b", "gpus=8")), "launch=none", *words]
     settings = recipe.load(given, machine(), list(ENGINES))
-    plan = planning.fastest(settings).plan
+    plan = Planner(settings).fastest().plan
     assert plan.predicted is not None
     return plan.predicted
 
@@ -140,13 +141,13 @@ def test_checkpoints_in_host_memory_make_room_for_a_million_tokens() -> None:
 
 def test_a_plan_that_would_gain_by_it_says_so() -> None:
     settings = recipe.load([*LONG, "launch=none", "pin.tiled_mlp=64"], machine(), list(ENGINES))
-    asked = planning.question(settings, top_k=1)
-    plan = planning.fastest(settings, asked).plan
+    asked = Planner(settings).space(top_k=1)
+    plan = Planner(settings).fastest(asked).plan
     (engine,) = asked.planned
     found = unasked(plan, engine.capabilities, engine.traits, engine.calibration)
     assert [one.key for one in found] == ["pin.offload_activations=true"]
-    asked = planning.question(recipe.load([*LONG, "launch=none", "pin.offload_activations=true"], machine(), list(ENGINES)), top_k=1)
-    assert planning.fastest(settings, asked).plan.offload_activations
+    asked = Planner(recipe.load([*LONG, "launch=none", "pin.offload_activations=true"], machine(), list(ENGINES))).space(top_k=1)
+    assert Planner(settings).fastest(asked).plan.offload_activations
 
 
 @pytest.mark.parametrize(

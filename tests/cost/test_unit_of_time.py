@@ -73,11 +73,11 @@ def seconds_of(costs: CostModel, capabilities: Capabilities, leaf: Candidate) ->
 
 @pytest.mark.parametrize("words", WORDS, ids=name_of)
 def test_prices_and_bounds_have_no_second_of_their_own(words: tuple[str, ...]) -> None:
-    question, priced = asked(*words), 0
-    for engine in question.planned:
-        there = faster(question.workload, engine)
-        costs = engine.costs(question.workload), there[1].costs(there[0])
-        for chosen in candidates(question, engine, words):
+    space, priced = asked(*words), 0
+    for engine in space.planned:
+        there = faster(space.workload, engine)
+        costs = engine.costs(space.workload), there[1].costs(there[0])
+        for chosen in candidates(space, engine, words):
             (seconds, nbytes), (fewer, same) = (seconds_of(one, engine.capabilities, chosen) for one in costs)
             assert {name: value / FASTER for name, value in seconds.items()} == fewer
             assert nbytes == same
@@ -95,10 +95,10 @@ def test_prices_and_bounds_have_no_second_of_their_own(words: tuple[str, ...]) -
     ],
 )
 def test_the_search_finds_the_same_plans_whatever_the_unit_of_time(words: tuple[str, ...]) -> None:
-    question = asked(*words)
-    both = [faster(question.workload, engine) for engine in question.planned]
-    plain = search(question.workload, question.planned, question.asked)
-    fast = search(both[0][0], [engine for _, engine in both], question.asked)
+    space = asked(*words)
+    both = [faster(space.workload, engine) for engine in space.planned]
+    plain = search(space.workload, space.planned, space.settings)
+    fast = search(both[0][0], [engine for _, engine in both], space.settings)
     assert plain.at_least_s is not None
     assert fast.at_least_s == plain.at_least_s / FASTER
     for ours, theirs in zip((plain.plan, *plain.alternatives), (fast.plan, *fast.alternatives), strict=True):
@@ -129,12 +129,12 @@ def measured(unit: float) -> Profile:
 
 @pytest.mark.parametrize(("analytic", "size"), [(True, 20 * MIB), (True, 60 * MIB), (False, 700 * MIB), (False, 1500 * MIB)])
 def test_layer_wise_plans_are_the_same_whatever_the_unit_of_time(analytic: bool, size: int) -> None:
-    question = asked("recipe=gpt_tiny", "gpus=4", "cluster=v100_16gb_x4", "engine=megatron")
-    plain = replace(question.planned[0].calibration, context_bytes=0.0, communicator_bytes=0.0, workspace_bytes=0.0)
+    space = asked("recipe=gpt_tiny", "gpus=4", "cluster=v100_16gb_x4", "engine=megatron")
+    plain = replace(space.planned[0].calibration, context_bytes=0.0, communicator_bytes=0.0, workspace_bytes=0.0)
     found = []
     for unit, workload, constants in (
-        (1.0, question.workload, plain),
-        (FASTER, replace(question.workload, cluster=faster_cluster(question.workload.cluster)), faster_constants(plain)),
+        (1.0, space.workload, plain),
+        (FASTER, replace(space.workload, cluster=faster_cluster(space.workload.cluster)), faster_constants(plain)),
     ):
         costs = CostModel(workload, TRAITS, constants)
         prices: Prices = AnalyticPrices(costs) if analytic else ProfilePrices(measured(unit), costs)

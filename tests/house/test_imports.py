@@ -15,7 +15,22 @@ WORLDLY = {"commands"}
 """Of those, what the pure side must not touch: it prints."""
 PURE = {"model", "hardware", "strategy", "words", "cost", "plan", "search", "engines", "job", "report"}
 COMMANDS = PURE | {
-    *("recipe", "detect", "launch", "planning", "describe", "folder", "screen", "asking", "audit", "pictures", "api", "console", "run"),
+    *(
+        "recipe",
+        "detect",
+        "launch",
+        "planning",
+        "engine_prices",
+        "describe",
+        "folder",
+        "screen",
+        "asking",
+        "audit",
+        "pictures",
+        "api",
+        "console",
+        "run",
+    ),
 }
 """What the commands and the Python interface may import: anything but workers and tracing, which import the engines' packages."""
 MAY_IMPORT: dict[str, set[str]] = {
@@ -40,7 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "detect": PURE,
     "finish": {"launch", "report"},
     "health": set(),
-    "planning": PURE | {"recipe", "detect", "launch"},
+    "engine_prices": PURE | {"recipe"},
+    "planning": PURE | {"recipe", "detect", "launch", "engine_prices"},
     "folder": COMMANDS,
     "screen": COMMANDS,
     "rehearsal": PURE,

@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 import orchestrator as so
-from orchestrator import detect, planning, recipe
+from orchestrator import detect, recipe
 from orchestrator.cost.price import CostModel
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.parts.experts import Experts
 from orchestrator.model.routing import Routing, stated, times, trace, with_copies
+from orchestrator.planning import Planner
 from orchestrator.recipe import Settings
 from orchestrator.recipe.resolved import resolved_yaml
 from orchestrator.report.text import uneven_text
@@ -41,7 +42,7 @@ def experts(settings: Settings) -> Experts:
 
 def price(settings: Settings, ep: int, dispatcher: str = "alltoall") -> Prediction:
     """Of a plan with this ep, all else equal."""
-    asked = planning.question(settings)
+    asked = Planner(settings).space()
     (engine,) = [engine for engine in asked.planned if engine.name == "megatron"]
     pins = Pins(tp=1, pp=2, cp=1, ep=ep, vpp=1, micro_batch_size=1, zero_stage=1, recompute="full", moe_token_dispatcher_type=dispatcher)
     leaf = next(Tree(engine.capabilities, asked.workload, pins).leaves(lambda _: None))
@@ -142,8 +143,8 @@ def test_even_routing_said_or_padded_changes_no_price() -> None:
 
 
 def test_a_skewed_routing_plans_with_less_expert_parallelism_and_says_what_it_costs() -> None:
-    found = planning.searched_plan(settings_of("model.routing=4", "engine=megatron", "pin.pp=2", "pin.cp=1"))
-    even = planning.searched_plan(settings_of("engine=megatron", "pin.pp=2", "pin.cp=1"))
+    found = Planner(settings_of("model.routing=4", "engine=megatron", "pin.pp=2", "pin.cp=1")).searched()
+    even = Planner(settings_of("engine=megatron", "pin.pp=2", "pin.cp=1")).searched()
     assert even.uneven is None
     assert found.plan.ep < even.plan.ep
     uneven = found.uneven
@@ -151,7 +152,7 @@ def test_a_skewed_routing_plans_with_less_expert_parallelism_and_says_what_it_co
     assert found.plan.predicted is not None
     assert uneven.step_s == pytest.approx(found.plan.predicted.step_time_s)
     assert uneven.even_s <= uneven.copied_s * (1 + 1e-9) <= uneven.step_s * (1 + 2e-9)
-    pinned = planning.searched_plan(settings_of("model.routing=4", "engine=megatron", "pin.pp=2", "pin.cp=1", f"pin.ep={even.plan.ep}"))
+    pinned = Planner(settings_of("model.routing=4", "engine=megatron", "pin.pp=2", "pin.cp=1", f"pin.ep={even.plan.ep}")).searched()
     assert pinned.uneven is not None
     assert pinned.uneven.even_s < pinned.uneven.copied_s < pinned.uneven.step_s
     said = uneven_text(pinned.uneven)

@@ -141,9 +141,9 @@ def test_a_run_takes_what_the_profile_writes(concluded: Path) -> None:
     settings = asked([f"cluster={concluded / 'cluster.yaml'}", f"calibration={concluded / 'megatron-cpu.json'}"])
     (level,) = settings.cluster.levels
     assert (level.bandwidth, level.latency) == pytest.approx((2e9, 1e-4), rel=1e-4)
-    from orchestrator.planning import fastest
+    from orchestrator.planning import Planner
 
-    plan = fastest(settings).plan
+    plan = Planner(settings).fastest().plan
     assert plan.calibration == "megatron-cpu"
     assert plan.prices is not None
     assert plan.prices.constants["core_share"] == pytest.approx(0.6)

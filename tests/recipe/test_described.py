@@ -8,13 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.describe import SHIPPED, read_descriptions
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.families import describe
 from orchestrator.model.traced import Feed
+from orchestrator.planning import Planner
 from orchestrator.recipe.resolved import resolved_yaml
 from orchestrator.units import GIB
 
@@ -35,7 +36,7 @@ def test_the_papers_vision_models_have_their_published_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vit_huge_32_analytic", "swin_huge_32_analytic"])
 def test_the_papers_vision_models_plan_for_deepspeed(name: str) -> None:
-    plan = planning.fastest(recipe.load([f"recipe={name}"], NO_GPU, NAMES)).plan
+    plan = Planner(recipe.load([f"recipe={name}"], NO_GPU, NAMES)).fastest().plan
     assert plan.engine == "deepspeed"
     assert plan.predicted is not None
 
@@ -45,7 +46,7 @@ def test_tensor_parallelism_is_considered_for_what_is_shipped() -> None:
     shipped = {path.stem: read_descriptions(path.stem).traced for path in SHIPPED.glob("*.json")}
     assert all(traced.divided or traced.no_autotp for found in shipped.values() for traced in found)
     words = ["recipe=vit_huge_32_analytic", "engine=deepspeed"]
-    chosen, pinned = (planning.fastest(recipe.load([*words, *more], NO_GPU, NAMES)).plan for more in ([], ["pin.tp=2"]))
+    chosen, pinned = (Planner(recipe.load([*words, *more], NO_GPU, NAMES)).fastest().plan for more in ([], ["pin.tp=2"]))
     assert (chosen.tp, pinned.tp) == (1, 2)
     assert chosen.predicted is not None
     assert pinned.predicted is not None

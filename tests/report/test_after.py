@@ -11,7 +11,7 @@ from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.hardware.catalog import GPUS
-from orchestrator.planning import cost_of, fastest
+from orchestrator.planning import Planner
 from orchestrator.report import after
 from orchestrator.report.text import as_text
 from orchestrator.search.planner import reprice
@@ -19,8 +19,8 @@ from orchestrator.search.planner import reprice
 SETTINGS = recipe.load(
     ["recipe=gpt_tiny", "gpus=4", "cluster=cpu", "engine=megatron", "pin.tp=2", "pin.pp=2", "calibration=datasheet"], Machine(), [*ENGINES]
 )
-PLAN = fastest(SETTINGS).plan
-COST = cost_of(PLAN, SETTINGS)
+PLAN = Planner(SETTINGS).fastest().plan
+COST = Planner(SETTINGS).prices_for(PLAN.engine).costs(PLAN)
 
 
 def group(step: int, ranks: tuple[int, ...], operation: str, seconds: float, waiting: float = 0.0) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def test_no_search_is_done_where_the_page_has_the_candidates(tmp_path: Path, mon
     def no_search(*_: object, **__: object) -> None:
         raise AssertionError("searched")
 
-    monkeypatch.setattr(planning, "fastest", no_search)
+    monkeypatch.setattr(planning.Planner, "fastest", no_search)
     assert main(["report", str(run)]) == 0
     again = drawn_in((run / PAGE).read_text(), answer.plan)
     assert again == kept

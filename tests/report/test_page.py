@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from report_plans import PLAN
 
 import orchestrator as so
-from orchestrator import pictures, planning
+from orchestrator import pictures
 from orchestrator.__main__ import main
+from orchestrator.planning import Planner
 from orchestrator.report import page
 from orchestrator.strategy.pins import MemoryLimit
 from orchestrator.units import GIB
@@ -42,7 +43,7 @@ def page_of(answer: so.Answer) -> tuple[str, str]:
 @pytest.mark.parametrize("keys", CASES, ids=lambda keys: f"{keys['recipe']}-{keys['gpus']}")
 def test_the_timeline_ends_at_the_predicted_step_and_its_memory_peaks_where_predicted(keys: dict[str, object]) -> None:
     answer = so.plan(**keys)
-    plan, costs = answer.plan, planning.costs_of(answer.settings, answer.plan)
+    plan, costs = answer.plan, Planner(answer.settings).prices_of(answer.plan).costs(answer.plan)
     step = costs.played(plan.candidate, plan.stages)
     assert step.total_s == pytest.approx(answer.step_time_s, rel=1e-6)
     assert len(step.lanes) == plan.pp
@@ -103,7 +104,7 @@ def test_a_long_step_is_drawn_by_its_ends_and_loses_no_second() -> None:
     from orchestrator.report.trace import bars
 
     answer = so.plan(recipe="llama3_8b", gpus=16)
-    step = planning.costs_of(answer.settings, answer.plan).played(answer.plan.candidate, answer.plan.stages)
+    step = Planner(answer.settings).prices_of(answer.plan).costs(answer.plan).played(answer.plan.candidate, answer.plan.stages)
     drawn = list(bars(step, 40))
     for stage in range(answer.plan.pp):
         lane = sorted((bar for bar in drawn if bar.stage == stage), key=lambda bar: bar.begin_s)
@@ -150,7 +151,7 @@ def piped() -> so.Answer:
 
 def test_the_timeline_draws_every_pass_in_its_stages_lane(piped: so.Answer) -> None:
     plan = piped.plan
-    step = planning.costs_of(piped.settings, plan).played(plan.candidate, plan.stages)
+    step = Planner(piped.settings).prices_of(plan).costs(plan).played(plan.candidate, plan.stages)
     plot = page.timeline_picture(step)
     assert (plot.x_range.start, plot.x_range.end) == (0, step.total_s)
     assert (plot.y_range.start, plot.y_range.end) == pytest.approx((1.6, -0.6))
@@ -169,7 +170,7 @@ def test_the_timeline_draws_every_pass_in_its_stages_lane(piped: so.Answer) -> N
 def test_memory_is_drawn_from_zero_to_the_predicted_peak_under_the_limit(piped: so.Answer) -> None:
     from bokeh.models import Span, VArea
 
-    plan, costs = piped.plan, planning.costs_of(piped.settings, piped.plan)
+    plan, costs = piped.plan, Planner(piped.settings).prices_of(piped.plan).costs(piped.plan)
     shown = page.Shown(plan=plan, model=costs.model, costs=costs, limit=MemoryLimit(limit=3 * GIB, reserve=0))
     plot = page.memory_picture(shown, costs.played(plan.candidate, plan.stages))
     assert plot.y_range.start == 0

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from report_plans import PLAN, PREDICTED, SLOWER, llama
 
 import orchestrator as so
-from orchestrator import planning
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 from orchestrator.report import page
 from orchestrator.report.after import After
 from orchestrator.strategy.pins import MemoryLimit
@@ -140,7 +140,7 @@ def test_a_table_escapes_and_aligns_its_numbers() -> None:
 
 def test_time_at_work_waiting_and_updating_is_the_step() -> None:
     answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", pin={"pp": 2, "tp": 1})
-    costs = planning.costs_of(answer.settings, answer.plan)
+    costs = Planner(answer.settings).prices_of(answer.plan).costs(answer.plan)
     of = page.Shown(plan=answer.plan, model=llama(), limit=LIMIT, costs=costs)
     step = costs.played(answer.plan.candidate, answer.plan.stages)
     table = page.timeline_table(of, step)

@@ -14,7 +14,7 @@ from report_plans import PLAN, PREDICTED, llama
 from test_page_numbers import LIMIT, Costs, cells, outcomes, shown
 
 import orchestrator as so
-from orchestrator import planning
+from orchestrator.planning import Planner
 from orchestrator.report import page
 from orchestrator.report.kept import Drawn, digest, drawn_in, element
 from orchestrator.units import GIB
@@ -26,7 +26,7 @@ GLYPHS = ("Rect", "HBar", "VArea", "Line", "Scatter")
 def small() -> tuple[page.Shown, Any]:
     """A pipeline of two stages with two ranks each."""
     answer = so.plan(recipe="gpt_tiny", gpus=4, cluster="cpu", engine="megatron", pin={"pp": 2, "tp": 2})
-    costs = planning.costs_of(answer.settings, answer.plan)
+    costs = Planner(answer.settings).prices_of(answer.plan).costs(answer.plan)
     of = page.Shown(plan=answer.plan, model=llama(), limit=LIMIT, costs=costs)
     return of, costs.played(answer.plan.candidate, answer.plan.stages)
 

@@ -18,9 +18,10 @@ import pytest
 from layerwise_instances import medium_of
 from test_layerwise import measured
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
+from orchestrator.planning import Planner
 from orchestrator.search.layerwise import layerwise
 from orchestrator.search.planner import search
 from orchestrator.strategy.pins import MemoryLimit
@@ -71,8 +72,8 @@ MACHINE = Machine(host_memory=64 * GIB, megatron_core="0.16.1")
 
 def planned(words: str) -> Counter[str]:
     """Of a search for the plan that these words ask for."""
-    question = planning.question(recipe.load(words.split(), MACHINE, list(ENGINES)))
-    return calls(lambda: search(question.workload, question.planned, question.asked))
+    space = Planner(recipe.load(words.split(), MACHINE, list(ENGINES))).space()
+    return calls(lambda: search(space.workload, space.planned, space.settings))
 
 
 def planned_by_layers(what: str) -> Counter[str]:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.detect import machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import NoPlanError
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 from orchestrator.report.text import proof
 from orchestrator.search.planner import search
 from orchestrator.strategy.choices import Choice
@@ -48,8 +49,8 @@ def values(choice: Choice, plan: Plan) -> Iterator[Any]:
 )
 def test_no_pinned_choice_is_faster_than_the_fastest_of_all(name: str, gpus: int) -> None:
     settings = recipe.load([f"recipe={name}", f"gpus={gpus}", "launch=none"], machine(), list(ENGINES))
-    asked = planning.question(settings, top_k=1)
-    found = planning.fastest(settings, asked)
+    space = Planner(settings).space(top_k=1)
+    found = Planner(settings).fastest(space)
     plan = found.plan
     assert plan.predicted is not None
     said = proof(plan, found.at_least_s, found.searched)
@@ -64,9 +65,9 @@ def test_no_pinned_choice_is_faster_than_the_fastest_of_all(name: str, gpus: int
                 continue
             if f"{choice.name}={value}" in left_out:
                 continue
-            pins = replace(asked.asked.pins, **{choice.pin: value})
+            pins = replace(space.settings.pins, **{choice.pin: value})
             try:
-                other = search(asked.workload, asked.planned, replace(asked.asked, pins=pins)).plan
+                other = search(space.workload, space.planned, replace(space.settings, pins=pins)).plan
             except NoPlanError:
                 continue
             tried += 1
@@ -94,13 +95,13 @@ def test_long_sequences_are_divided_without_being_asked() -> None:
     """Llama 3 8B at 131,072 tokens on 16 H100, in a kind of context parallelism that no other kind beats: over 8 ranks where memory is
     filled to the reserve, over 4 beside a wider tp where the plan is as sure to fit as usual."""
     settings = recipe.load(["recipe=llama3_8b_128k", "launch=none"], machine(), list(ENGINES))
-    asked = planning.question(settings, top_k=1)
-    plan = planning.fastest(settings, asked).plan
+    space = Planner(settings).space(top_k=1)
+    plan = Planner(settings).fastest(space).plan
     assert plan.predicted is not None
     assert plan.cp == 4
-    most = planning.fastest(settings, planning.by_reserve(asked))
+    most = Planner(settings).fastest(space.by_reserve())
     assert most.plan.cp == 8
     for pins in ({"cp": 1}, {"cp": plan.cp, "cp_comm_type": "p2p"}, {"cp": plan.cp, "cp_comm_type": "all_gather"}):
-        other = search(asked.workload, asked.planned, replace(asked.asked, pins=replace(asked.asked.pins, **pins))).plan
+        other = search(space.workload, space.planned, replace(space.settings, pins=replace(space.settings.pins, **pins))).plan
         assert other.predicted is not None
         assert other.predicted.step_time_s > plan.predicted.step_time_s

@@ -31,18 +31,18 @@ def workload(*memories: int) -> Workload:
 def test_without_a_limit_all_memory_counts_but_what_the_engine_keeps_free() -> None:
     """.1 of it, or .25 where plans are to be cautious; of several types each has its own, and the largest counts for all."""
     settings = SearchSettings()
-    assert settings.limit_for(ENGINE, workload(80 * GIB)).usable == pytest.approx(0.9 * 80 * GIB)
-    cautious = settings.limit_for(ENGINE, workload(80 * GIB), cautious=True)
+    assert settings.limits_for(ENGINE, workload(80 * GIB))[-1].usable == pytest.approx(0.9 * 80 * GIB)
+    cautious = settings.limits_for(ENGINE, workload(80 * GIB))[0]
     assert cautious.usable == pytest.approx(0.75 * 80 * GIB)
     assert cautious.risk == USUAL_RISK
     plain = PlannedEngine(capabilities=ENGINE.capabilities, traits=TRAITS, calibration=ENGINE.calibration)
-    assert settings.limit_for(plain, workload(80 * GIB), cautious=True) == settings.limit_for(ENGINE, workload(80 * GIB))
+    assert settings.limits_for(plain, workload(80 * GIB)) == settings.limits_for(ENGINE, workload(80 * GIB))[1:]
     for memories in ((40 * GIB, 80 * GIB), (80 * GIB, 40 * GIB)):
-        limit = settings.limit_for(ENGINE, workload(*memories))
+        limit = settings.limits_for(ENGINE, workload(*memories))[-1]
         assert limit.usable == pytest.approx(0.9 * 80 * GIB)
         assert [limit.usable_of(part) for part in (0, 1)] == pytest.approx([0.9 * memory for memory in memories])
     given = SearchSettings(limit=MemoryLimit(limit=10 * GIB, reserve=1 * GIB))
-    assert given.limit_for(ENGINE, workload(80 * GIB)).usable == 9 * GIB, "the user's own"
+    assert given.limits_for(ENGINE, workload(80 * GIB))[-1].usable == 9 * GIB, "the user's own"
 
 
 def test_prices_are_made_once_for_a_workload_whatever_else_changes() -> None:

@@ -13,12 +13,13 @@ import pytest
 from chats import VOCABULARY, write_tokenizer
 from worker_pool import Pool
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.model.traced import Traced
 from orchestrator.plan import Plan, to_json
+from orchestrator.planning import Planner
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
@@ -72,7 +73,7 @@ def plan_of(case: str, data: str, tokenizer: str, gpus: int, *more: str) -> Plan
         *("train.lr=1e-2", "train.warmup=0", f"train.seq_length={LENGTH}", "name=classifier", f"data={data}", f"tokenizer={tokenizer}"),
         f"model.traced={msgspec.json.encode(recorded(case)).decode()}",
     )
-    return planning.fastest(recipe.load((*words, *more), Machine(host_memory=16 * GIB), tuple(ENGINES))).plan
+    return Planner(recipe.load((*words, *more), Machine(host_memory=16 * GIB), tuple(ENGINES))).fastest().plan
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=() if name == "llama tokens" else pytest.mark.full) for name in CASES])

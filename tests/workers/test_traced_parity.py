@@ -12,10 +12,11 @@ import pytest
 from architectures import CASES
 from worker_pool import Pool
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan, to_json
+from orchestrator.planning import Planner
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
@@ -52,7 +53,7 @@ def plan_of(name: str, gpus: int, *more: str) -> Plan:
         *("engine=deepspeed", "cluster=cpu", f"gpus={gpus}", "train.precision=fp32", "train.global_batch_size=8", "train.steps=4"),
         *("train.lr=1e-3", "train.warmup=0", f"name={name}", *words_of(name), *more),
     )
-    return planning.fastest(recipe.load(words, NO_GPU, tuple(ENGINES))).plan
+    return Planner(recipe.load(words, NO_GPU, tuple(ENGINES))).fastest().plan
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in COVERING else pytest.mark.full) for name in TRAINED])

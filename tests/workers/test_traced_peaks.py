@@ -16,10 +16,11 @@ import pytest
 from architectures import Case, of
 from test_end_to_end import read_metrics, write_job
 
-from orchestrator import planning, recipe
+from orchestrator import recipe
 from orchestrator.detect import Machine
 from orchestrator.engines import ENGINES
 from orchestrator.plan import Plan
+from orchestrator.planning import Planner
 from orchestrator.units import GIB
 
 pytest.importorskip("transformers")
@@ -78,7 +79,7 @@ def plan_of(name: str) -> Plan:
         *(f"name={name}", f"model.traced={msgspec.json.encode(traced).decode()}"),
         *(f"train.seq_length={traced.seq_length}", *decoder),
     )
-    return planning.fastest(recipe.load(words, Machine(host_memory=32 * GIB), tuple(ENGINES))).plan
+    return Planner(recipe.load(words, Machine(host_memory=32 * GIB), tuple(ENGINES))).fastest().plan
 
 
 def measured(plan: Plan, out: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,152 @@
+"""What one engine's plans cost for a user's settings, and how much of a GPU's memory they leave free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from orchestrator.cost import uncertainty
+from orchestrator.cost.calibration import Calibration
+from orchestrator.cost.mixed import cost_model
+from orchestrator.cost.price import CostModel
+from orchestrator.errors import InputError, NoPlanError
+from orchestrator.model.architecture import Architecture
+from orchestrator.model.families import describe
+from orchestrator.model.parts import FeedForward
+from orchestrator.model.parts.experts import Experts
+from orchestrator.model.routing import Routing, Unevenness
+from orchestrator.plan import Plan, Prices
+from orchestrator.plan.check import fits, workload_of
+from orchestrator.recipe import Settings
+from orchestrator.search.planner import reprice
+from orchestrator.search.question import PlannedEngine
+from orchestrator.strategy.capabilities import Capabilities, Traits
+from orchestrator.strategy.pins import MemoryLimit
+
+T = TypeVar("T")
+
+
+def kept_limit(plan: Plan, limits: Sequence[MemoryLimit]) -> MemoryLimit:
+    """The first of the limits that the plan's predicted peaks keep, else the last one."""
+    return next((limit for limit in limits if fits(plan, limit)), limits[-1])
+
+
+def within(limits: Sequence[MemoryLimit], planned: Callable[[MemoryLimit], T]) -> T:
+    """What is planned within the first of the limits that holds a plan. Raises the last one's NoPlanError."""
+    *stricter, last = limits
+    for limit in stricter:
+        try:
+            return planned(limit)
+        except NoPlanError:
+            continue
+    return planned(last)
+
+
+class EnginePrices:
+    """One engine's constants for these settings. `fitted`: the datasheet's and the calibration file's; `kept`: what plan.json keeps of a
+    file of the user's own."""
+
+    def __init__(self, settings: Settings, traits: Traits, fitted: Calibration, kept: Prices | None = None) -> None:
+        self.settings, self.traits, self.fitted, self.kept = settings, traits, fitted, kept
+
+    @cached_property
+    def situation(self) -> uncertainty.Situation:
+        """By which the error of these prices is known."""
+        training = self.settings.training
+        model = describe(self.settings.architecture, training.seq_length, training.decoder_seq_length)
+        transformers = self.traits.layers == "hugging_face"
+        return uncertainty.situation(model, training, self.settings.cluster, self.fitted, transformers=transformers)
+
+    @cached_property
+    def constants(self) -> Calibration:
+        """The fitted constants, with as much memory kept free as memory.risk= asks for, where it is given. Raises InputError for a risk
+        that the measured peaks are too few to tell."""
+        risk = self.settings.limit.risk
+        if risk is None:
+            return self.fitted
+        try:
+            return replace(self.fitted, memory_margin=uncertainty.kept_free(risk, self.situation))
+        except ValueError as error:
+            raise InputError("memory.risk", f"{risk:g}", str(error)) from None
+
+    @cached_property
+    def cautious_margin(self) -> float | None:
+        """The share of memory that plans leave free where they can (`cost.uncertainty.cautious_margin`); None also where the user has said
+        how much is kept free."""
+        limit = self.settings.limit
+        if limit.risk is not None or limit.reserve is not None or self.settings.cluster.is_cpu:
+            return None
+        return uncertainty.cautious_margin(self.situation, self.fitted)
+
+    @property
+    def limits(self) -> list[MemoryLimit]:
+        """What a plan may take of a GPU's memory, the strictest first: the next counts where no plan keeps it. With profile=, in which the
+        layers' memory was measured, the reserve alone: published runs say nothing of its error. Raises InputError."""
+        limit = self.settings.limit
+        if self.settings.profile is not None:
+            if limit.risk is not None:
+                why = "goes by published peaks, and the layers of profile= were measured: memory.reserve_gib= says what is kept free"
+                raise InputError("memory.risk", f"{limit.risk:g}", why)
+            return [limit.of(self.fitted.memory_margin)]
+        return uncertainty.memory_limits(limit, self.constants.memory_margin, self.cautious_margin)
+
+    def chance(self, peak_bytes: float) -> float:
+        """The chance, 0 to 1, that a rank with this predicted peak runs out of memory, on GPUs of one type."""
+        return uncertainty.chance_of_not_fitting(peak_bytes, self.settings.limit.limit, self.situation)
+
+    def chance_of(self, plan: Plan) -> float:
+        """The chance, 0 to 1, that the plan's fullest rank runs out of memory."""
+        assert plan.predicted is not None  # every plan that is found is priced
+        if not plan.cluster.parts:
+            return self.chance(plan.predicted.peak_memory_bytes)
+        limits = [self.settings.limit.parts[plan.cluster.part_of(index, plan.pp)] for index in range(plan.pp)]
+        stages = zip(plan.predicted.by_stage, limits, strict=True)
+        return max(uncertainty.chance_of_not_fitting(stage.peak_memory_bytes, limit, self.situation) for stage, limit in stages)
+
+    def engine(self, capabilities: Capabilities) -> PlannedEngine:
+        """The engine as a search sees it, if this is what it can do. Raises InputError as `constants`."""
+        return PlannedEngine(
+            capabilities=capabilities, traits=self.traits, calibration=self.constants, cautious_margin=self.cautious_margin
+        )
+
+    def costs(self, plan: Plan) -> CostModel:
+        """The prices of plans for the same model, training and cluster as this one's."""
+        return cost_model(workload_of(plan), self.traits, self.fitted)
+
+    def priced(self, plan: Plan) -> Plan:
+        """The plan with a fresh prediction and what it keeps of these prices."""
+        return replace(reprice(plan, self.traits, self.fitted), prices=self.kept)
+
+    def unevenness(self, plan: Plan) -> Unevenness | None:
+        """What the routing of the plan's model costs it; None where it is even."""
+        routing = next((part.routing for part in plan.model.experts if part.routing is not None), None)
+        if routing is None or plan.predicted is None:
+            return None
+
+        def seconds(change: Callable[[Routing], Routing | None]) -> float:
+            other = self.priced(replace(plan, model=_with_routing(plan.model, change)))
+            assert other.predicted is not None
+            return other.predicted.step_time_s
+
+        return Unevenness(
+            routing=routing,
+            parts=plan.ep,
+            step_s=plan.predicted.step_time_s,
+            even_s=seconds(lambda _: None),
+            copied_s=seconds(lambda routing: replace(routing, busiest=routing.copied)),
+        )
+
+
+def _with_routing(architecture: Architecture, change: Callable[[Routing], Routing | None]) -> Architecture:
+    """The architecture with another routing in place of each one that its experts have."""
+
+    def part(feed_forward: FeedForward | None) -> FeedForward | None:
+        if not isinstance(feed_forward, Experts) or feed_forward.routing is None:
+            return feed_forward
+        return replace(feed_forward, routing=change(feed_forward.routing))
+
+    pattern = tuple(replace(run, feed_forward=part(run.feed_forward)) for run in architecture.pattern)
+    return replace(architecture, feed_forward=part(architecture.feed_forward), pattern=pattern)
