@@ -101,6 +101,7 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 
 _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]{3})*\Z")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
+_LETTERED = re.compile(r"[0-9._]+ ?[A-Za-z]+\Z")
 _NULL = ("null", "~")
 MAX_DIGITS: Final = 18
 """An integer of more digits is a slip of the keyboard: nothing here counts beyond 10^18."""
@@ -124,7 +125,13 @@ def parse(key: Key, text: Any) -> Any:
     elif is_structured(key.type):
         return _parse_structure(key, text)
     else:
-        value = _parse_as(key.name, next(option for option in options if option is not type(None)), text)
+        kind = next(option for option in options if option is not type(None))
+        try:
+            value = _parse_as(key.name, kind, text)
+        except InputError as error:
+            if not key.unit or kind not in (int, float) or not isinstance(text, str) or not _LETTERED.match(text):
+                raise
+            raise InputError(key.name, shown(text), f"{error.why}: {key.unit} are counted, without letters behind the digits") from None
     check_range(key, text, value if isinstance(value, tuple) else (value,))
     return value
 

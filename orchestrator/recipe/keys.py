@@ -298,9 +298,11 @@ def pin_key(choice: Choice, group: str = "pin") -> Key:
     if group == "explain":
         text, default = f"why the plan is not that with pin.{choice.pin}=", "nothing is asked"
     low, high = (1, MAX_GPUS) if degree else (None, None)
+    aliases = (f"{group}.{choice.short}",) if choice.short and choice.short != choice.pin else ()  # as it is printed
     return Key(
-        f"{group}.{choice.pin}", text, type=choice.pin_type | None, default=default, unit=choice.unit, low=low, high=high, field=choice.pin
-    )
+        f"{group}.{choice.pin}", text, type=choice.pin_type | None, default=default, unit=choice.unit, low=low, high=high, aliases=aliases,
+        field=choice.pin,
+    )  # fmt: skip
 
 
 def in_groups(keys: Iterable[Key]) -> list[Key]:
@@ -336,4 +338,6 @@ DECLARED: Final = in_groups(
 )
 KEYS: Final = {key.name: key for key in DECLARED}
 """Every key by its full name, in the order of --help."""
+PRINTED: Final = {alias: key.name for key in DECLARED if key.name.startswith(("pin.", "explain.")) for alias in key.aliases}
+"""Choices by the names that screens print them under: pin.mbs."""
 GROUPS: Final = tuple(dict.fromkeys([*(name.partition(".")[0] for name in KEYS if "." in name), *OPEN_GROUPS]))

@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.errors import InputError
 from orchestrator.key import declared, parse, shown
 from orchestrator.recipe.clusters import SUFFIXES, read_named, stored
-from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS
+from orchestrator.recipe.keys import GROUPS, KEYS, OPEN_GROUPS, PRINTED
 from orchestrator.recipe.read import Tree, check_key
 from orchestrator.recipe.sources import check_layer, check_path, without_replaced
 
@@ -43,7 +43,10 @@ def flatten(tree: Tree, where: str) -> Flat:
             if full in flat:
                 raise InputError(full, shown(value), f"is given twice, first as {full}={shown(flat[full].text)}")
             check_key(full, value)
-            flat[full] = Given(typed(full, value), value)
+            main = PRINTED.get(full, full)
+            if main in flat:
+                raise InputError(full, shown(value), f"is given twice, first as {main}={shown(flat[main].text)}")
+            flat[main] = Given(typed(full, value), value)
         except InputError as error:
             raise InputError(f"{prefix}{error.key}", error.value, error.why, error.choices) from None
     return flat

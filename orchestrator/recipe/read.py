@@ -18,6 +18,8 @@ from orchestrator.recipe.sources import read_text
 Tree = dict[str, Any]
 """Nested keys; the leaves are strings, None, or (in YAML) lists."""
 
+SAME: Final = {"slurm.image": "container.image", "slurm.mounts": "container.mounts"}
+"""Keys that people look for in another group."""
 MAX_DEPTH: Final = 8
 """Of YAML nesting; ours needs four."""
 
@@ -61,6 +63,8 @@ def key_and_value(word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
     if not equals:
         hint = nearest(name, ["--help", "--cfg", "--schema", "--version"]) if name.startswith("-") else None
+        if (key := name.removeprefix("--").replace("-", "_")) in KEYS:
+            hint = f"{key}=..., one word"
         raise InputError(shown(word), None, f"is not key=value{f'; did you mean {hint}?' if hint else ''}")
     return name, value
 
@@ -99,8 +103,8 @@ def check_key(name: str, value: Any) -> None:
         members = [key.partition(".")[2] for key in KEYS if key.startswith(f"{name}.")]
         raise InputError(name, shown(value), f"is a group of keys; write {name}.KEY=value", members)
     group, _, short = name.rpartition(".")
-    same = next((key for key in KEYS if "." in key and key.rpartition(".")[2] == short), None)
-    close = same if group not in GROUPS and same else nearest(name, [*KEYS, *GROUPS])
+    same = SAME.get(name) or next((key for key in KEYS if "." in key and key.rpartition(".")[2] == short), None)
+    close = same if (group not in GROUPS or name in SAME) and same else nearest(name, [*KEYS, *GROUPS])
     members = [key for key in KEYS if key.startswith(f"{group}.")]
     choices = members or [key for key in KEYS if "." not in key] + [f"{name}.*" for name in GROUPS]
     raise InputError(shown(name), shown(value), f"is no key{f'; did you mean {close}?' if close else ''}", [] if close else choices)

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import run
+from orchestrator import recipe, run
+from orchestrator.detect import Machine
+from orchestrator.engines import ENGINES
 from orchestrator.plan import from_json
 from orchestrator.recipe.keys import KEYS
 
@@ -477,3 +479,28 @@ def test_a_defect_of_ours_is_told_in_a_line_with_the_way_to_the_traceback(
     assert run.main(TINY) == 1
     assert "Traceback" in capsys.readouterr().err
     assert listing(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "16"], "--gpus: is not key=value; did you mean gpus=..., one word?"),
+        (["train.seq_length=4k"], "train.seq_length=4k: is not a whole number: tokens are counted, without letters"),
+        (["train.global_batch_size=4M"], "train.global_batch_size=4M: is not a whole number: sequences are counted, without letters"),
+        (["slurm.image=a.sqsh"], "slurm.image=a.sqsh: is no key; did you mean container.image?"),
+        (["pin.mbs=2", "pin.micro_batch_size=2"], "pin.micro_batch_size=2: is given twice, first as pin.micro_batch_size=2"),
+    ],
+)
+def test_what_people_type_first_is_answered_by_what_to_type(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["recipe=gpt_tiny", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_printed_can_be_typed() -> None:
+    """Screens and plan notes say mbs and sp."""
+    printed = recipe.load(["recipe=gpt_tiny", "gpus=4", "pin.mbs=2", "pin.sp=true"], Machine(), [*ENGINES]).pins
+    assert (
+        printed
+        == recipe.load(["recipe=gpt_tiny", "gpus=4", "pin.micro_batch_size=2", "pin.sequence_parallel=true"], Machine(), [*ENGINES]).pins
+    )
+    assert printed.micro_batch_size == 2
