@@ -18,6 +18,7 @@ from orchestrator.recipe import Settings
 from orchestrator.report.budget import Budget, budget
 from orchestrator.report.text import choice
 from orchestrator.strategy.layout import Prediction
+from orchestrator.units import format_bytes, format_seconds
 from orchestrator.values import Value
 
 DS_CONFIG, FOR_TRAINER = "ds_config.json", "ds_config.auto.json"
@@ -172,6 +173,12 @@ class Answer(Value, frozen=True, kw_only=True):
             "energy_kwh": of.energy_kwh,
             "cost": of.cost,
         }
+
+    def __repr__(self) -> str:
+        """One line: a notebook shows it, and the whole plan has megabytes."""
+        plan = self.plan
+        takes = f"{format_seconds(self.step_time_s)} a step, {format_bytes(self.peak_memory_bytes)} at the peak"
+        return f"<Answer {self.settings.recipe}, {plan.cluster.types}: {plan.engine} {choice(plan)}, {takes}>"
 
     def __str__(self) -> str:
         """The report as the command prints it."""

@@ -71,6 +71,18 @@ class Sweep(Value, frozen=True, kw_only=True):
             )  # fmt: skip
         return rows
 
+    def table(self) -> list[dict[str, Any]]:
+        """A flat record a point, as data frames take it: its keys, then its figures with their units (Answer.summary), or `why` there is no
+        plan."""
+        return [
+            {**{name: int(text) if text.isdecimal() else text for name, text in record.pop("keys").items()}, **record}
+            for record in self.summary()
+        ]
+
+    def __repr__(self) -> str:
+        planned = sum(point.answer is not None for point in self.points)
+        return f"<Sweep of {len(self.points)} points, {planned} with a plan>"
+
     def __str__(self) -> str:
         """The table that the command prints."""
         return as_text(sweep_table(list(self.points[0].keys), self.rows()), PIPE_WIDTH)

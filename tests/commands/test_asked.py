@@ -190,6 +190,19 @@ def test_a_sweep_plans_for_every_combination_as_plan_does() -> None:
     assert (last.plan.candidate, last.plan.stages, last.plan.predicted) == (alone.plan.candidate, alone.plan.stages, alone.plan.predicted)
 
 
+def test_a_notebook_shows_a_line_and_takes_flat_records() -> None:
+    found = so.sweep(recipe="llama3_8b", cluster="dgx_h100", gpus=[8, 12])
+    assert repr(found) == "<Sweep of 2 points, 1 with a plan>"
+    first, second = found.table()
+    assert (first["gpus"], second["gpus"]) == (8, 12)
+    assert first["step_time_s"] > 0
+    assert "whole number of nodes" in second["why"]
+    assert not any(isinstance(value, dict | list) for value in first.values())
+    shown = repr(found.points[0].answer)
+    assert shown.startswith("<Answer llama3_8b, 8 x H100-SXM-80GB: megatron tp=")
+    assert len(shown) < 300
+
+
 def test_no_point_beats_one_of_the_front_and_one_of_the_front_beats_or_equals_every_other() -> None:
     found = so.sweep(**LLAMA, gpus=[8, 16, 24, 32])
     front = [figures(point.answer) for point in found.front if point.answer]
