@@ -106,6 +106,8 @@ class Job(Value, frozen=True, kw_only=True):
     """Why our worker can't run the plan, where only the engine's own program can (`program`)."""
     program: str | None = None
     launcher: Literal["torchrun", "deepspeed"] = "torchrun"
+    python_path: str | None = None
+    """A folder with modules that the ranks import, before those of PYTHONPATH."""
     preflight: bool = False
     """Before `program`, each rank runs workers/check.py; our worker does so itself."""
 

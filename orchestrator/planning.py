@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -407,6 +408,8 @@ class Planner:
                           trial_steps=trial_steps)  # fmt: skip
             job = entry_job(ENGINES, plan, job, entry)
             job = msgspec.structs.replace(job, preflight=settings.entry_preflight)
+        if plan.model.traced is not None and plan.model.traced.code:
+            job = with_code(job, plan.model.traced.code)
         return render.with_environment(self._with_enough_documents(plan, job), settings.env)
 
     def _with_enough_documents(self, plan: Plan, job: Job) -> Job:
@@ -424,6 +427,20 @@ class Planner:
                 raise
             return msgspec.structs.replace(job, notes=(*job.notes, f"{program.arguments} can't be started: {error}"))
         return job
+
+
+def with_code(job: Job, code: str) -> Job:
+    """The job whose ranks find the module of model.code=, in the folder where it is found from here; a note where it is found nowhere."""
+    top = code.partition(":")[0].partition(".")[0]
+    for folder in (Path.cwd(), *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
+        if (folder / f"{top}.py").is_file() or (folder / top).is_dir():
+            return msgspec.structs.replace(job, python_path=str(folder.resolve()))
+    if find_spec(top) is not None:  # installed
+        return job
+    why = (
+        f"model.code={code}: {top} is found neither here nor among what is installed; where the ranks run, env.PYTHONPATH=FOLDER says where"
+    )
+    return msgspec.structs.replace(job, notes=(*job.notes, why))
 
 
 @contextmanager

@@ -417,6 +417,8 @@ def launch_sh(job: Job) -> str:
     several = f"on every node: NODE_RANK=<0..{job.num_nodes - 1}> MASTER_ADDR=<host of node 0> bash launch.sh"
     how = "bash launch.sh" if job.num_nodes == 1 else several
     environment = _exports({"PYTHONUNBUFFERED": "1", **job.environment})
+    if job.python_path is not None:
+        environment += f"export PYTHONPATH={shlex.quote(checked('model.code', job.python_path))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
     return LAUNCH.format(
         name=checked("recipe", job.name),
         world_size=job.world_size,

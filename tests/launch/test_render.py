@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slurm_keys import container_options, slurm_options
 
+from orchestrator import planning
 from orchestrator.errors import InputError
 from orchestrator.job import ContainerOptions, Job, SlurmOptions
 from orchestrator.launch import render
@@ -454,3 +455,21 @@ def test_a_second_launch_in_one_folder_is_refused(tmp_path: Path, monkeypatch: p
         refused = subprocess.run(["bash", "launch.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert refused.stderr == f"launch.sh: another launch.sh trains in this folder ({tmp_path}); a second run needs a folder of its own\n"
+
+
+def test_ranks_find_the_modules_of_a_models_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Described from the folder in which the user stands, trained from the run's own: the script says where the first was."""
+    place = tmp_path / "it's here"
+    place.mkdir()
+    (place / "twist.py").write_text("def build(): ...\n")
+    monkeypatch.chdir(place)
+    job = planning.with_code(msgspec.structs.replace(GPT, num_nodes=1, ranks_per_node=1), "twist:build")
+    write(tmp_path / "run", job)
+    line = next(line for line in (tmp_path / "run" / "launch.sh").read_text().splitlines() if "PYTHONPATH" in line)
+    for before, after in (("", f"{place}"), ("/a:/b", f"{place}:/a:/b")):
+        shown = subprocess.run(["bash", "-uc", f'{line}; echo "$PYTHONPATH"'], env={"PYTHONPATH": before}, capture_output=True, text=True,
+                               check=True)  # fmt: skip
+        assert shown.stdout == f"{after}\n"
+    assert planning.with_code(GPT, "json:loads") == GPT, "installed"
+    (note,) = planning.with_code(GPT, "nowhere.at.all:build").notes[len(GPT.notes) :]
+    assert "nowhere is found neither here nor installed" in note
