@@ -437,9 +437,7 @@ def with_code(job: Job, code: str) -> Job:
             return msgspec.structs.replace(job, python_path=str(folder.resolve()))
     if find_spec(top) is not None:  # installed
         return job
-    why = (
-        f"model.code={code}: {top} is found neither here nor among what is installed; where the ranks run, env.PYTHONPATH=FOLDER says where"
-    )
+    why = f"model.code={code}: {top} is found neither here nor installed; env.PYTHONPATH=FOLDER says where it is where the ranks run"
     return msgspec.structs.replace(job, notes=(*job.notes, why))
 
 
