@@ -499,6 +499,7 @@ def setup_of(f: Fields, engine: str) -> Setup:
         engine=engine,
         vpp=int(vpp or 1),
         microbatch_group_size_per_vp_stage=_group(f, pp),
+        experts=bool(f.given.get("num_experts") or f.given.get("num_moe_experts")),
         rank_order=PP_BEFORE_DP if f.get("use_tp_pp_dp_mapping") else RANK_ORDER,
         recompute=mode,
         recompute_layers=first,
@@ -542,6 +543,25 @@ def _zero(f: Fields) -> tuple[int, bool]:
     return (1 if f.get("use_distributed_optimizer") else 0), False
 
 
+def _priced_modules(f: Fields, named: frozenset[str]) -> frozenset[str]:
+    """These of Megatron's modules to recompute as plans name them: "mlp" is all feed-forwards of a layer-by-layer schedule, and those of
+    layers without experts in the combined one (transformer_layer.py:445, moe_layer.py:432, fine_grained_callables.py:509)."""
+    plain = named - {"moe"}
+    if not (f.given.get("num_experts") or f.given.get("num_moe_experts")):
+        return plain
+    if f.get("overlap_moe_expert_parallel_comm"):
+        if "moe" in named:
+            f.assumed.append("recompute_modules=moe does nothing with overlap_moe_expert_parallel_comm: experts are not computed again")
+        return plain
+    if "moe" in named:
+        if "mlp" not in named:
+            f.assumed.append("recompute_modules=moe without mlp: layers without experts are priced as computed again too")
+        return plain | {"mlp"}
+    if "mlp" in named:
+        f.assumed.append("recompute_modules=mlp without moe, the layers without experts alone: priced as kept")
+    return plain - {"mlp"}
+
+
 def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
     """(mode, the first so many layers of each pipeline chunk; None: all)."""
     granularity = f.get("recompute_granularity")
@@ -554,14 +574,12 @@ def recompute_of(f: Fields) -> tuple[Recompute, int | None]:
     f.used |= {"activations_checkpoint_method", "checkpoint_num_layers", "activations_checkpoint_num_layers"}
     if granularity == "selective":
         named = [str(one) for one in (modules.split(",") if isinstance(modules, str) else modules or ["core_attn"])]
-        mode = MODES.get(frozenset(name for name in named if name not in ("moe",)))
+        if not (wanted := _priced_modules(f, frozenset(named))):
+            return "none", None
+        mode = MODES.get(wanted)
         if mode is None:
-            if named != ["moe"]:
-                f.assumed.append(f"recompute_modules={','.join(named)} is priced as no recompute: no such combination is")
-                return "none", None
-            f.assumed.append("recompute_modules=moe is priced as mlp")
-            return "mlp", None
-        return mode, None
+            f.assumed.append(f"recompute_modules={','.join(named)} is priced as no recompute: no such combination is")
+        return mode or "none", None
     if granularity == "full":
         if method == "uniform" and layers is not None and int(layers) > 1:
             f.assumed.append(f"recompute_method=uniform keeps one input for {layers} layers: priced as one for each")
@@ -613,7 +631,9 @@ def flags_changed(before: Setup, after: Setup) -> Change:
             change["--recompute-num-layers"] = [str(after.recompute_layers if block else 1)]
         elif after.recompute != "none":
             change["--recompute-granularity"] = ["selective"]
-            change["--recompute-modules"] = list(RECOMPUTE_MODULES[after.recompute])
+            modules = RECOMPUTE_MODULES[after.recompute]
+            both = after.experts and not after.overlap_moe_expert_parallel_comm and "mlp" in modules
+            change["--recompute-modules"] = [*modules, "moe"] if both else list(modules)
     return change
 
 

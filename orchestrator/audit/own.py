@@ -30,7 +30,8 @@ def read(text: str, content: Content) -> Source:
         raise InputError("audit", "transformer_config", "says no num_layers")
     f = megatron.Fields(with_activation(given))
     setup = megatron.setup_of(f, str(content["engine"]))
-    stages = [megatron.recompute_of(megatron.Fields({k: v for k, v in one.items() if v is not None})) for one in content["per_stage"] or ()]
+    each = [given | {name: value for name, value in one.items() if value is not None} for one in content["per_stage"] or ()]
+    stages = [megatron.recompute_of(megatron.Fields(one)) for one in each]
     if len(set(stages)) == 1:
         setup = replace(setup, recompute=stages[0][0], recompute_layers=stages[0][1])
     elif stages:

@@ -25,6 +25,8 @@ class Setup(Options, frozen=True, kw_only=True):
     cp: int = 1
     ep: int = 1
     etp: int = 1
+    experts: bool = False
+    """Whether the model has any: whose recompute has a word of its own in Megatron."""
     micro_batch_size: int = 1
     rank_order: tuple[str, ...] = RANK_ORDER
     recompute: Recompute = "none"

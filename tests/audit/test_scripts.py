@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import orchestrator as so
-from orchestrator.audit import formats, script, shell
+from orchestrator.audit import formats, megatron, script, shell
 from orchestrator.audit.audit import Audit
+from orchestrator.audit.reading import Setup
 from orchestrator.engines import ENGINES
 from orchestrator.errors import InputError
 from orchestrator.plan import Plan
@@ -313,3 +315,31 @@ def test_what_expr_and_echo_print_is_known() -> None:
     }
     found = script.reading_of(script.training_line(script_read, text), script_read)
     assert any("--micro-batch-size is $(cat" in line for line in found.assumed)
+
+
+EXPERTS = {"num_experts": 8}
+PAIRED = EXPERTS | {"overlap_moe_expert_parallel_comm": True}
+
+
+@pytest.mark.parametrize(
+    ("modules", "given", "mode", "note"),
+    [
+        ("mlp", {}, "mlp", ""),
+        ("mlp,moe", EXPERTS, "mlp", ""),
+        ("moe", EXPERTS, "mlp", "moe without mlp"),
+        ("mlp", EXPERTS, "none", "mlp without moe"),
+        ("mlp", PAIRED, "mlp", ""),
+        ("mla_up_proj,moe", PAIRED, "mla_up_proj", "moe does nothing"),
+    ],
+)
+def test_mlp_and_moe_of_megatron_are_told_apart(modules: str, given: dict[str, object], mode: str, note: str) -> None:
+    """`mlp` is the feed-forward of layers without experts, `moe` that of the others, which the combined schedule does not compute again."""
+    f = megatron.Fields({"recompute_granularity": "selective", "recompute_modules": modules, **given})
+    assert megatron.recompute_of(f) == (mode, None)
+    assert [note in one for one in f.assumed] == ([True] if note else [])
+
+
+@pytest.mark.parametrize(("experts", "paired", "words"), [(True, False, ["mlp", "moe"]), (True, True, ["mlp"]), (False, False, ["mlp"])])
+def test_a_change_to_mlp_is_written_in_megatrons_modules(experts: bool, paired: bool, words: list[str]) -> None:
+    before = Setup(engine="megatron", experts=experts, overlap_moe_expert_parallel_comm=paired)
+    assert megatron.flags_changed(before, replace(before, recompute="mlp"))["--recompute-modules"] == words

@@ -160,9 +160,19 @@ def test_deepseeks_rows_get_what_the_recipe_of_their_release_sets(
     assert {span.recompute for stage in run.stages for span in stage.layers} | {"none"} == {recompute, "none"}
 
 
-@pytest.mark.parametrize(("experts", "mode"), [("160", "mla_up_proj"), ("", "mla_up_proj+mlp")])
-def test_mlp_is_recomputed_in_dense_layers_alone(experts: str, mode: str) -> None:
-    assert recompute_of({"recompute": "mla_up_proj+mlp", "num_experts": experts}) == (mode, 1.0)
+@pytest.mark.parametrize(
+    ("modules", "row", "mode"),
+    [
+        ("mla_up_proj+mlp", {"num_experts": "160"}, "mla_up_proj"),
+        ("mla_up_proj+moe", {"num_experts": "160"}, "mla_up_proj+mlp"),
+        ("mla_up_proj+mlp", {}, "mla_up_proj+mlp"),
+        ("mla_up_proj+mlp", {"num_experts": "160", "a2a_overlap": "1"}, "mla_up_proj+mlp"),
+        ("mla_up_proj+moe", {"num_experts": "160", "a2a_overlap": "1"}, "mla_up_proj"),
+    ],
+)
+def test_mlp_is_recomputed_in_dense_layers_alone(modules: str, row: dict[str, str], mode: str) -> None:
+    """A row's `mlp` is that of layers without experts; so is a plan's where the combined schedule runs, and nowhere else."""
+    assert recompute_of({"recompute": modules, **row}) == (mode, 1.0)
 
 
 @pytest.mark.parametrize(("gpus", "domain"), [(8, 72), (72, 72), (256, 64), (288, 72), (512, 64)])
