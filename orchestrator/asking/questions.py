@@ -167,16 +167,9 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
     tried: list[Point] = []
     filled = Space.cautious_alone
 
-    def keys_of(value: int) -> dict[str, str]:
-        keys = {key: str(value)}
-        if settings.largest == "seq_length" and settings.architecture.position_embedding != "learned_absolute":
-            keys["model.max_position_embeddings"] = str(max(value, settings.architecture.max_position_embeddings))
-        return keys
-
     def fits(value: int) -> bool:
-        keys = keys_of(value)
         try:
-            at = load(keys)
+            at = load({key: str(value)})
             found = Planner(at).fastest(filled(Planner(at).space(top_k=1, prunings=rules)), any_plan=True)
         except (InputError, NoPlanError) as error:
             tried.append(Point(keys={key: str(value)}, why=str(error)))
@@ -187,13 +180,16 @@ def most_that_fits(load: Load, settings: Settings) -> tuple[Answer, tuple[Point,
     def grain(value: int) -> int:
         return max(unit, value // SHARE // unit * unit)
 
-    best = largest_of(fits, start, unit, grain)
+    most = min(LARGEST, settings.architecture.max_position_embeddings) if settings.largest == "seq_length" else LARGEST
+    best = largest_of(fits, start, unit, grain, most)
     if best is None and not settings.cluster.is_cpu:  # where no plan is as cautious as is usual, up to the reserve
         tried, filled = [], Space.by_reserve
-        best = largest_of(fits, start, unit, grain)
+        best = largest_of(fits, start, unit, grain, most)
     if best is None:
         raise NoPlanError(f"largest={settings.largest}: {key}={unit} has no plan either: {tried[-1].why}")
-    at = load(keys_of(best))
+    if best + unit > most:
+        fits(best + unit)  # says what holds it
+    at = load({key: str(best)})
     at = msgspec.structs.replace(at, largest=None)
     found = Planner(at).searched() if not rules else Planner(at).fastest(Planner(at).space(prunings=rules))
     return Answer(settings=at, found=found), tuple(tried)
@@ -214,15 +210,22 @@ def asked_value(settings: Settings) -> tuple[str, int, int]:
     return "train.global_batch_size", settings.training.global_batch_size, gpus
 
 
-def largest_of(fits: Callable[[int], bool], start: int, unit: int, grain: Callable[[int], int]) -> int | None:
-    """The largest multiple of `unit` that fits, as if all below it did: to `grain` of it; None: not even one unit fits.
+def largest_of(fits: Callable[[int], bool], start: int, unit: int, grain: Callable[[int], int], most: int = LARGEST) -> int | None:
+    """The largest multiple of `unit` that fits and is not above `most`, as if all below it did: to `grain` of it; None: not even one unit
+    fits.
 
     >>> largest_of(lambda value: value <= 1000, 512, 1, lambda value: 1), largest_of(lambda value: value <= 1000, 4096, 128, lambda v: 128)
     (1000, 896)
+    >>> largest_of(lambda value: value <= 1000, 512, 1, lambda value: 1, most=900)
+    900
     """
     low, high = 0, max(unit, start // unit * unit)
-    while high <= LARGEST and fits(high):
+    while high <= most and fits(high):
         low, high = high, 2 * high
+    if low and most < high:
+        high = most // unit * unit + unit
+        if low < high - unit and fits(high - unit):
+            low = high - unit
     if not low:
         while high > unit:
             middle = max(unit, high // 2 // unit * unit)

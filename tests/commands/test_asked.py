@@ -165,6 +165,17 @@ def test_the_most_layers_fit_and_a_share_more_do_not() -> None:
         so.plan(**keys, model={"num_layers": layers + max(1, layers // questions.SHARE) + 1})
 
 
+def test_the_longest_sequence_is_held_by_the_models_positions_as_train_seq_length_is() -> None:
+    """It went beyond them without a word, where train.seq_length= was refused."""
+    keys: dict[str, Any] = {"recipe": "llama_tiny", "gpus": 2, "cluster": "cpu", "largest": "seq_length"}
+    longest = so.plan(recipe="llama_tiny", gpus=2, cluster="cpu").plan.model.max_position_embeddings
+    answer, tried = questions.answered(api.loader(keys, ""), {})
+    assert answer.plan.training.seq_length == longest
+    assert f"is beyond model.max_position_embeddings={longest}; raise that" in tried[-1].why
+    further = so.plan(**keys, model={"max_position_embeddings": 2 * longest})
+    assert further.plan.training.seq_length == 2 * longest
+
+
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_a_value_for_the_engine_that_the_plan_decides_otherwise_is_refused_by_every_command(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
