@@ -19,15 +19,12 @@ from orchestrator.commands import command, usage
 from orchestrator.errors import InputError
 from orchestrator.launch import program_metrics
 from orchestrator.launch.local import Outcome, Row, by_step, describe_failure, hang, now, write_status
-from orchestrator.launch.render import TRY_AGAIN
+from orchestrator.launch.render import SAME_AGAIN, TRY_AGAIN
 from orchestrator.launch.slurm import ENDED_FROM_OUTSIDE, REASONS, why_ended
 from orchestrator.report.measured import measured_step_time
 
 SIGNALLED = "ended by SIGTERM: cancelled, or out of time"
 """Where Slurm ended the job and can't say why."""
-SAME_AGAIN = {2, 3, 4}
-"""Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/loop.py), nodes that are not what
-the plan was made for (workers/preflight.py)."""
 
 
 def _json_lines(path: Path) -> list[Row]:

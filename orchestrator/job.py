@@ -25,6 +25,14 @@ def one_line(name: str, text: Any) -> str:
     return checked(name, one_text(name, text))
 
 
+def script(name: str, text: Any) -> str:
+    """Lines of bash, as they are. Raises InputError for control characters other than line breaks."""
+    lines = one_text(name, text)
+    for line in lines.split("\n"):
+        checked(name, line)
+    return lines
+
+
 def gres(name: str, text: Any) -> str:
     """The same; `none` is "", for sites where no GPUs are asked for."""
     return "" if text == "none" else one_line(name, text)
@@ -185,6 +193,9 @@ class SlurmOptions(Value, frozen=True, kw_only=True):
         Key("slurm.python", "the ranks' interpreter; default: this one where it has the engines, else the PATH's", read=one_line),
     ] = None
     planner: str | None = None
+    setup: Annotated[
+        str | None, Key("slurm.setup", "bash that job.sbatch runs before it starts the ranks: module load cuda/12.8", read=script)
+    ] = None
 
     @property
     def most_nodes(self) -> int | None:

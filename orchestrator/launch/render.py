@@ -85,8 +85,22 @@ def limit_s(time: str | None) -> int | None:
 
 HOLD_S = 20
 """Seconds in which the ranks of a start before must have ended."""
+NEAR = """
+if [[ ${BIND:-} != none ]] && command -v nvidia-smi >/dev/null && command -v taskset >/dev/null; then
+  IFS=, read -ra seen <<<"${CUDA_VISIBLE_DEVICES:-}"
+  bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "${seen[LOCAL_RANK]:-$LOCAL_RANK}" 2>/dev/null)
+  if [[ $bus =~ ^([0-9A-F]+):(.*)$ ]]; then
+    printf -v bus "%04x:%s" "$(( 16#${BASH_REMATCH[1]} ))" "${BASH_REMATCH[2],,}"
+    numa=$(cat "/sys/bus/pci/devices/$bus/numa_node" 2>/dev/null)
+    near=$(cat "/sys/devices/system/node/node$numa/cpulist" 2>/dev/null)
+    [[ -n $near ]] && taskset -cp "$near" "$$" >/dev/null 2>&1 && cores=" on cores $near, near GPU $bus"
+  fi
+fi"""
+"""Of ranks with a GPU: binds this rank to the cores of its GPU's NUMA node, where the system tells it (nvidia-smi says 00000000:07:00.0,
+sysfs 0000:07:00.0), as MLPerf's bindpcie --cpu=node does. Its memory follows by first touch. Slurm's own set of cores stays the limit
+(sched_setaffinity(2): the mask is cut to the cpuset)."""
 RANK = """
-TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
+TZ=UTC printf "=== rank %s on %s%s, %(%FT%TZ)T ===\\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" "${cores:-}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
@@ -104,7 +118,7 @@ LAUNCH = """\
 # PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
 # NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
 # STARTER=srun: this is one rank, a task of srun, which numbers it. CONTINUE=1 goes on from the newest checkpoint in this folder.
-set -euo pipefail
+{bind}set -euo pipefail
 cd -- "$(dirname -- "$0")"
 
 nnodes=${{NNODES:-{num_nodes}}}
@@ -115,6 +129,10 @@ if (( nnodes * ranks_per_node != {world_size} )); then
 fi
 
 {environment}
+# Compilers' caches on this node's own disk: on a shared one the ranks of all nodes wait for each other's locks.
+cache=${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}
+export TRITON_CACHE_DIR="${{TRITON_CACHE_DIR:-$cache/triton-$UID}}"
+export TORCHINDUCTOR_CACHE_DIR="${{TORCHINDUCTOR_CACHE_DIR:-$cache/inductor-$UID}}"
 trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
 place=${{NODE_RANK:-${{SLURM_NODEID:-0}}}}
@@ -188,7 +206,18 @@ exit "$status"
 CHECK = '"${PYTHON:-python}" -m orchestrator.workers.check --plan plan.json --out . >>"logs/rank-$RANK.log" 2>&1 || exit "$?"'
 LOCAL_RANK = 'set -- "$@" "--local_rank=$LOCAL_RANK"  # as the deepspeed launcher gives it'
 
+BIND = """\
+# Ranks are bound to the cores of their GPU's NUMA node; BIND=none leaves them to the system.
+"""
+FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('orchestrator') is None)"
+"""Whether an interpreter has this package, in 30 ms: nothing is imported."""
 MODULE = """\
+"${{PYTHON:-python}}" -c "{find}" || {{
+  status=$?
+  (( status > 1 )) || echo "launch.sh: ${{PYTHON:-python}} on $HOSTNAME has no orchestrator: slurm.python= or PYTHON= names one" \\
+    "that has, and an image must have it installed (docker/README.md)" >&2
+  exit "$(( status > 1 ? status : 2 ))"
+}}
 command=("${{PYTHON:-python}}" -m {words})
 if [[ -n "${{CONTINUE:-}}" ]]; then
   command+=(--continue)
@@ -210,6 +239,9 @@ WRITE_PER_NODE = 1e9
 """Bytes/s that a node writes to shared storage where cluster.storage_bandwidth says nothing: an assumption on the low side."""
 REMIND_S = 15
 """A rank that still imports its packages has no handler yet: the warning is repeated."""
+SAME_AGAIN = frozenset({2, 3, 4})
+"""Exit statuses of ranks that a restart would meet again: bad input, a loss that is no number (workers/loop.py), nodes that are not what
+the plan was made for (workers/preflight.py)."""
 TRY_AGAIN = 75
 """Exit status of a job that stopped before its end and can be continued (EX_TEMPFAIL, sysexits.h); finish.py asks for a requeue with it."""
 SRUN_STYLE = "one task of srun a rank"
@@ -238,11 +270,15 @@ if (( restarts > 0 )); then
 fi
 started=$(date -u +%FT%T+00:00)
 cause=ranks  # who ended the job first: its ranks, or Slurm
+asked=  # to end, by the warning before the time limit
+planner=${{ORCHESTRATOR_PYTHON:-python3}}
 finish() {{  # status.json, unless a supervisor of this script writes it; {try_again}: the job is to be put back into the queue
-  if [[ -z "${{{run_variable}:-}}" ]]; then
-    local planner=${{ORCHESTRATOR_PYTHON:-python3}}
-    "$(command -v "$planner" || echo python3)" -m orchestrator.finish \\
-      "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" "$restarts" {requeue} "$cause"
+  if [[ -n "${{{run_variable}:-}}" ]]; then
+    return 0
+  elif [[ -n "$planner" ]]; then
+    "$planner" -m orchestrator.finish "$PWD" "slurm-$SLURM_JOB_ID.log" "$1" "$started" "$restarts" {requeue} "$cause"
+  elif [[ -n "$asked" || ( $cause == ranks && ! $1 =~ ^({same_again})$ ) ]]; then  # as finish decides it, by what this script knows
+    return {try_again}
   fi
 }}
 conclude() {{  # exit status of the ranks
@@ -257,6 +293,12 @@ conclude() {{  # exit status of the ranks
   fi
   exit "$1"
 }}
+{setup}planner=$(command -v "$planner" || echo python3)
+if [[ -z "${{{run_variable}:-}}" ]] && ! "$planner" -c "{find}" 2>/dev/null; then
+  echo "job.sbatch: no status.json will be written: $planner on $HOSTNAME has no orchestrator. The interpreter that planned must be" \\
+    "seen from the compute nodes too; another is named by ORCHESTRATOR_PYTHON, in slurm.setup"
+  planner=
+fi
 {hosts}address=$(scontrol show node "${{hosts[0]}}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 export NNODES={nnodes} RANKS_PER_NODE={ranks_per_node} STARTER={starter}
 export MASTER_ADDR="${{address:-${{hosts[0]}}}}" MASTER_PORT=$(( {first_port} + SLURM_JOB_ID % {ports} ))
@@ -280,6 +322,7 @@ fi
 {run}reminder=
 # shellcheck disable=SC2317,SC2329  # called by the trap
 warned() {{  # the time limit is near: ranks save after their step and end
+  asked=yes
   echo "job.sbatch: the time limit is near, the ranks are asked to save and end"
   kill -USR1 "$ranks" 2>/dev/null || true
   if [[ -z "$reminder" ]]; then
@@ -312,6 +355,18 @@ fi
 """
 
 
+SETUP = """\
+# slurm.setup, on the job's first node; what it exports reaches the ranks of all. Modules' own functions read variables that are not set.
+set +u
+{{
+{lines}
+}} || {{
+  echo "job.sbatch: slurm.setup failed on $HOSTNAME, status $?" >&2
+  conclude 2
+}}
+set -u
+planner=${{ORCHESTRATOR_PYTHON:-$planner}}
+"""
 HOSTS = """\
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 """
@@ -319,8 +374,7 @@ ANSWER_S = 30
 """Seconds in which a node must start a program, else the job goes on without it."""
 PLANNED_HOSTS = """\
 planned() {{  # each number of nodes has its own plan: replan makes one for those that the job has, and says how many of them it takes
-  local planner=${{ORCHESTRATOR_PYTHON:-python3}}
-  NNODES=$("$(command -v "$planner" || echo python3)" -m orchestrator.replan "$PWD" "${{#hosts[@]}}" {least} {ranks_per_node})
+  NNODES=$("${{planner:-python3}}" -m orchestrator.replan "$PWD" "${{#hosts[@]}}" {least} {ranks_per_node})
 }}
 answering() {{  # those of the hosts that start a program
   local host
@@ -429,13 +483,15 @@ def launch_sh(job: Job) -> str:
         rank=shlex.quote(_rank(job)),
         hold_s=HOLD_S,
         starter=TORCHRUN if job.launcher == "torchrun" else DEEPSPEED,
-        command=(MODULE if job.program is None else PROGRAM).format(words=shlex.join(words)),
+        command=(MODULE if job.program is None else PROGRAM).format(words=shlex.join(words), find=FIND),
+        bind=BIND if job.backend == "nccl" else "",
     )
 
 
 def _rank(job: Job) -> str:
     """What is started per rank."""
-    text = RANK if job.launcher == "torchrun" else f"\n{LOCAL_RANK}{RANK}"
+    text = f"{NEAR}{RANK}" if job.backend == "nccl" else RANK
+    text = text if job.launcher == "torchrun" else f"\n{LOCAL_RANK}{text}"
     return text.replace("\nif [[ $RANK", f"\n{CHECK}\nif [[ $RANK", 1) if job.preflight else text
 
 
@@ -519,6 +575,9 @@ def unsaid(job: Job, slurm: SlurmOptions) -> tuple[str, ...]:
         ranks = job.world_size // (slurm.most_nodes or job.num_nodes)
         tasks = "a task" if slurm.style == "srun" else f"the one task that starts {ranks} rank{'s' if ranks > 1 else ''}"
         found.append(f"job.sbatch shares its nodes, and Slurm may give one core to {tasks}: slurm.cpus_per_task=, or slurm.exclusive=true")
+    if job.backend == "nccl" and job.num_nodes > 1 and "NCCL_SOCKET_IFNAME" not in job.environment:
+        found.append("NCCL and gloo choose the network's interface by themselves: where a node has several, env.NCCL_SOCKET_IFNAME=ib0 and"
+                     " env.GLOO_SOCKET_IFNAME=ib0 name it")  # fmt: skip
     return tuple(found)
 
 
@@ -563,6 +622,9 @@ def job_sbatch(job: Job, slurm: SlurmOptions, container: ContainerOptions | None
     interpreters = {"PYTHON": slurm.python, "ORCHESTRATOR_PYTHON": slurm.planner or slurm.python}
     environment = _exports({name: checked("slurm.python", path) for name, path in interpreters.items() if path})
     return SBATCH.format(
+        find=FIND,
+        same_again="|".join(str(status) for status in sorted({0, *SAME_AGAIN})),
+        setup="" if slurm.setup is None else SETUP.format(lines=slurm.setup.rstrip("\n")),
         hosts=PLANNED_HOSTS.format(least=slurm.least_nodes, ranks_per_node=ranks_per_node, answer_s=ANSWER_S) if elastic else HOSTS,
         nnodes="$NNODES" if elastic else nodes,
         srun_nodes=PLANNED_NODES.format(ntasks_per_node=tasks) if elastic else f"--nodes={nodes} --ntasks={nodes * tasks}",

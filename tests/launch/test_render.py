@@ -9,6 +9,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -384,13 +385,14 @@ def test_a_job_that_takes_every_gpu_of_its_nodes_takes_them_whole() -> None:
     """Else a shared node gives eight ranks one core. What the user says holds, and a site without GPU accounting is not told anything."""
     whole = render.with_whole_nodes(GPT, SlurmOptions(time="1:00:00"), 8)
     assert "#SBATCH --exclusive" in render.job_sbatch(GPT, whole)
-    assert render.unsaid(GPT, whole) == ()
+    said = with_environment(GPT, {"NCCL_SOCKET_IFNAME": "ib0"})
+    assert render.unsaid(said, whole) == ()
     part = render.with_whole_nodes(GPT, SlurmOptions(), 16)
     assert "--exclusive" not in render.job_sbatch(GPT, part)
-    limit, cores = render.unsaid(GPT, part)
+    limit, cores = render.unsaid(said, part)
     assert "slurm.time=" in limit
     assert "one core to the one task that starts 8 ranks: slurm.cpus_per_task=" in cores
-    assert render.unsaid(GPT, SlurmOptions(time="1:00:00", cpus_per_task=64)) == ()
+    assert render.unsaid(said, SlurmOptions(time="1:00:00", cpus_per_task=64)) == ()
     for said in (SlurmOptions(exclusive=False), SlurmOptions(exclusive=True), SlurmOptions(gres="")):
         assert render.with_whole_nodes(GPT, said, 8) == said
     assert render.with_whole_nodes(TINY, SlurmOptions(), 4) == SlurmOptions()
@@ -473,3 +475,97 @@ def test_ranks_find_the_modules_of_a_models_own_code(tmp_path: Path, monkeypatch
     assert planning.with_code(GPT, "json:loads") == GPT, "installed"
     (note,) = planning.with_code(GPT, "nowhere.at.all:build").notes[len(GPT.notes) :]
     assert "nowhere is found neither here nor installed" in note
+
+
+def allocation(folder: Path, nodes: str = "n[0-1]", **programs: str) -> dict[str, str]:
+    """The environment of a job on two nodes, in which `scontrol` answers and `programs` (bash texts) stand for others, srun among them."""
+    hosts = "#!/bin/sh\necho \"$@\" >>{0}\n[ $2 = hostnames ] && printf 'n0\\nn1\\n' || echo '  NodeAddr=127.0.0.1 x'\n"
+    folder.mkdir(exist_ok=True)
+    for name, text in {"scontrol": hosts.format(folder / "scontrol.calls"), "sleep": "#!/bin/sh\nexec /bin/sleep .1\n", **programs}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": nodes, "SLURM_CPUS_ON_NODE": "8"}
+
+
+def test_what_a_site_sets_up_reaches_the_ranks_and_its_failure_ends_the_job(tmp_path: Path) -> None:
+    record = stub(tmp_path / "bin", "srun")
+    stub(tmp_path / "bin", "python3")
+    setup = 'module() { export LOADED="$1 $2 $MODULEPATH_THAT_IS_NOT_SET"; }\nmodule load cuda/12.8'
+    write(tmp_path, GPT, SlurmOptions(setup=setup))
+    environment = allocation(tmp_path / "bin")
+    subprocess.run(["bash", "job.sbatch"], check=True, cwd=tmp_path, env=environment, capture_output=True)
+    assert "LOADED=load cuda/12.8 " in read(record, "env")
+    write(tmp_path, GPT, SlurmOptions(setup="source /not/there.sh"))
+    done = subprocess.run(["bash", "job.sbatch"], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "slurm.setup failed on" in done.stderr
+    assert slurm_options({"setup": "a\nb c"}).setup == "a\nb c"
+    with pytest.raises(InputError, match=r"slurm\.setup"):
+        slurm_options({"setup": "a\0b"})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "requeued"), [("kill -USR1 $PPID; /bin/sleep .3; exit 0", True), ("exit 1", True), ("exit 3", False), ("exit 0", False)]
+)
+def test_a_node_without_the_planners_interpreter_loses_no_requeue(tmp_path: Path, ranks: str, requeued: bool) -> None:
+    """As orchestrator.finish decides: ranks that were asked to end, or that failed in a way that a restart may mend."""
+    write(tmp_path, GPT, SlurmOptions(requeue=2, planner="/not/here/python"))
+    environment = allocation(tmp_path / "bin", srun=f"#!/bin/bash\n{ranks}\n", python3="#!/bin/sh\nexit 1\n")
+    done = subprocess.run(["bash", "job.sbatch"], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "no status.json will be written" in done.stdout
+    assert ("requeue 7" in (tmp_path / "bin" / "scontrol.calls").read_text()) is requeued
+    assert done.returncode == (75 if requeued else int(ranks[-1]))
+
+
+def test_an_image_without_this_package_is_named_before_the_ranks_start(tmp_path: Path) -> None:
+    record = stub(tmp_path / "bin", "torchrun")
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without site-packages
+    python.chmod(0o755)
+    write(tmp_path, TINY)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "launch.sh"], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, Path(f"{record}.argv").exists()) == (2, False)
+    assert "has no orchestrator" in done.stderr
+    write(tmp_path, msgspec.structs.replace(ENTRY, num_nodes=1))  # another program needs it only where it checks
+    subprocess.run(["bash", "launch.sh"], check=True, cwd=tmp_path, env=environment)
+    assert Path(f"{record}.argv").exists()
+
+
+def test_a_rank_keeps_to_the_cores_near_its_gpu(tmp_path: Path) -> None:
+    """The script's own text, with a folder in place of /sys; nvidia-smi is asked for the second of the GPUs that are visible."""
+    core = min(os.sched_getaffinity(0))
+    (tmp_path / "sys/bus/pci/devices/0000:0f:00.0").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/devices/0000:0f:00.0/numa_node").write_text("1\n")
+    (tmp_path / "sys/devices/system/node/node1").mkdir(parents=True)
+    (tmp_path / "sys/devices/system/node/node1/cpulist").write_text(f"{core}\n")
+    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\n[ "$4" = 6 ] && echo 00000000:0F:00.0\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "logs").mkdir()
+    rank = render._rank(GPT).replace("/sys/", f"{tmp_path}/sys/")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RANK": "3", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6"}
+    tell = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
+    allowed = str(sorted(os.sched_getaffinity(0)))
+    for added, cores, said in (({}, f"[{core}]", f" on cores {core}, near GPU 0000:0f:00.0,"), ({"BIND": "none"}, allowed, None)):
+        subprocess.run(["bash", "-c", rank, "rank", *tell], check=True, cwd=tmp_path, env={**environment, **added})
+        log = (tmp_path / "logs" / "rank-3.log").read_text().splitlines()[-2:]
+        assert log[1] == cores
+        assert render.STARTED.fullmatch(log[0])
+        assert said is None or said in log[0]
+
+
+def test_compilers_caches_are_the_nodes_own_unless_said(tmp_path: Path) -> None:
+    record = stub(tmp_path / "bin", "torchrun")
+    stub(tmp_path / "bin", "python")
+    write(tmp_path, with_environment(TINY, {"TORCHINDUCTOR_CACHE_DIR": "/mine"}))
+    subprocess.run(
+        ["bash", "launch.sh"], check=True, cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": "/scratch"}
+    )
+    caches = {name: value for name, _, value in (line.partition("=") for line in read(record, "env")) if name.endswith("CACHE_DIR")}
+    assert caches == {"TRITON_CACHE_DIR": f"/scratch/triton-{os.getuid()}", "TORCHINDUCTOR_CACHE_DIR": "/mine"}
+
+
+def test_the_networks_interface_is_said_or_noted() -> None:
+    assert any("NCCL_SOCKET_IFNAME" in note for note in render.unsaid(GPT, SlurmOptions()))
+    said = with_environment(GPT, {"NCCL_SOCKET_IFNAME": "ib0"})
+    assert not any("NCCL_SOCKET_IFNAME" in note for note in render.unsaid(said, SlurmOptions()))

@@ -4,6 +4,7 @@
 # PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
 # NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
 # STARTER=srun: this is one rank, a task of srun, which numbers it. CONTINUE=1 goes on from the newest checkpoint in this folder.
+# Ranks are bound to the cores of their GPU's NUMA node; BIND=none leaves them to the system.
 set -euo pipefail
 cd -- "$(dirname -- "$0")"
 
@@ -16,6 +17,10 @@ fi
 
 export PYTHONUNBUFFERED=1
 
+# Compilers' caches on this node's own disk: on a shared one the ranks of all nodes wait for each other's locks.
+cache=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton-$UID}"
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor-$UID}"
 trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
 place=${NODE_RANK:-${SLURM_NODEID:-0}}
@@ -32,7 +37,17 @@ fi
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank='
 set -- "$@" "--local_rank=$LOCAL_RANK"  # as the deepspeed launcher gives it
-TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
+if [[ ${BIND:-} != none ]] && command -v nvidia-smi >/dev/null && command -v taskset >/dev/null; then
+  IFS=, read -ra seen <<<"${CUDA_VISIBLE_DEVICES:-}"
+  bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "${seen[LOCAL_RANK]:-$LOCAL_RANK}" 2>/dev/null)
+  if [[ $bus =~ ^([0-9A-F]+):(.*)$ ]]; then
+    printf -v bus "%04x:%s" "$(( 16#${BASH_REMATCH[1]} ))" "${BASH_REMATCH[2],,}"
+    numa=$(cat "/sys/bus/pci/devices/$bus/numa_node" 2>/dev/null)
+    near=$(cat "/sys/devices/system/node/node$numa/cpulist" 2>/dev/null)
+    [[ -n $near ]] && taskset -cp "$near" "$$" >/dev/null 2>&1 && cores=" on cores $near, near GPU $bus"
+  fi
+fi
+TZ=UTC printf "=== rank %s on %s%s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" "${cores:-}" -1 >>"logs/rank-$RANK.log"
 "${PYTHON:-python}" -m orchestrator.workers.check --plan plan.json --out . >>"logs/rank-$RANK.log" 2>&1 || exit "$?"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1

@@ -4,6 +4,7 @@
 # PYTHON=/path/to/python chooses the interpreter; without it torchrun and python come from the PATH.
 # NNODES x RANKS_PER_NODE may be split in another way; several nodes need NODE_RANK, MASTER_ADDR and, where 29500 is taken, MASTER_PORT.
 # STARTER=srun: this is one rank, a task of srun, which numbers it. CONTINUE=1 goes on from the newest checkpoint in this folder.
+# Ranks are bound to the cores of their GPU's NUMA node; BIND=none leaves them to the system.
 set -euo pipefail
 cd -- "$(dirname -- "$0")"
 
@@ -18,6 +19,10 @@ export PYTHONUNBUFFERED=1
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 export NCCL_DEBUG=WARN
 
+# Compilers' caches on this node's own disk: on a shared one the ranks of all nodes wait for each other's locks.
+cache=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton-$UID}"
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor-$UID}"
 trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
 place=${NODE_RANK:-${SLURM_NODEID:-0}}
@@ -33,7 +38,17 @@ if command -v flock >/dev/null; then  # held by all that is started here; the ra
 fi
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank='
-TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
+if [[ ${BIND:-} != none ]] && command -v nvidia-smi >/dev/null && command -v taskset >/dev/null; then
+  IFS=, read -ra seen <<<"${CUDA_VISIBLE_DEVICES:-}"
+  bus=$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader -i "${seen[LOCAL_RANK]:-$LOCAL_RANK}" 2>/dev/null)
+  if [[ $bus =~ ^([0-9A-F]+):(.*)$ ]]; then
+    printf -v bus "%04x:%s" "$(( 16#${BASH_REMATCH[1]} ))" "${BASH_REMATCH[2],,}"
+    numa=$(cat "/sys/bus/pci/devices/$bus/numa_node" 2>/dev/null)
+    near=$(cat "/sys/devices/system/node/node$numa/cpulist" 2>/dev/null)
+    [[ -n $near ]] && taskset -cp "$near" "$$" >/dev/null 2>&1 && cores=" on cores $near, near GPU $bus"
+  fi
+fi
+TZ=UTC printf "=== rank %s on %s%s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" "${cores:-}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
@@ -42,6 +57,12 @@ exec "$@" >>"logs/rank-$RANK.log" 2>&1
 if [[ -n "${PYTHON:-}" ]]; then
   PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
 fi
+"${PYTHON:-python}" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('orchestrator') is None)" || {
+  status=$?
+  (( status > 1 )) || echo "launch.sh: ${PYTHON:-python} on $HOSTNAME has no orchestrator: slurm.python= or PYTHON= names one" \
+    "that has, and an image must have it installed (docker/README.md)" >&2
+  exit "$(( status > 1 ? status : 2 ))"
+}
 command=("${PYTHON:-python}" -m orchestrator.workers.megatron --plan plan.json --out .)
 if [[ -n "${CONTINUE:-}" ]]; then
   command+=(--continue)

@@ -18,6 +18,10 @@ export PYTHONUNBUFFERED=1
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( cores > ranks_per_node ? cores / ranks_per_node : 1 ))}"
 
+# Compilers' caches on this node's own disk: on a shared one the ranks of all nodes wait for each other's locks.
+cache=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton-$UID}"
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor-$UID}"
 trap "" USR1  # a warning before the time limit: for the workers, which handle it, not for torchrun, which it would end
 mkdir -p logs
 place=${NODE_RANK:-${SLURM_NODEID:-0}}
@@ -33,7 +37,7 @@ if command -v flock >/dev/null; then  # held by all that is started here; the ra
 fi
 # shellcheck disable=SC2016  # expanded by the bash of each rank
 rank='
-TZ=UTC printf "=== rank %s on %s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" -1 >>"logs/rank-$RANK.log"
+TZ=UTC printf "=== rank %s on %s%s, %(%FT%TZ)T ===\n" "$RANK" "${SLURMD_NODENAME:-$HOSTNAME}" "${cores:-}" -1 >>"logs/rank-$RANK.log"
 if [[ $RANK == 0 ]]; then
   exec "$@" > >(trap "" INT TERM; exec tee -a logs/rank-0.log) 2>&1
 fi
@@ -42,6 +46,12 @@ exec "$@" >>"logs/rank-$RANK.log" 2>&1
 if [[ -n "${PYTHON:-}" ]]; then
   PATH="$(dirname -- "$PYTHON"):$PATH"  # programs that came with it, such as ninja
 fi
+"${PYTHON:-python}" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('orchestrator') is None)" || {
+  status=$?
+  (( status > 1 )) || echo "launch.sh: ${PYTHON:-python} on $HOSTNAME has no orchestrator: slurm.python= or PYTHON= names one" \
+    "that has, and an image must have it installed (docker/README.md)" >&2
+  exit "$(( status > 1 ? status : 2 ))"
+}
 command=("${PYTHON:-python}" -m orchestrator.workers.megatron --plan plan.json --out .)
 if [[ -n "${CONTINUE:-}" ]]; then
   command+=(--continue)
