@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -103,8 +105,16 @@ class Audit:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest rank has the memory; None: there is no plan."""
-        return None if self.judged is None else not self.judged.lacking_bytes
+        """Whether the fullest rank has the memory; None: there is no plan, or it lacks some by a price that knows nothing of settings which
+        may change that (`not_priced`)."""
+        if self.judged is None or (self.judged.lacking_bytes and self.not_priced):
+            return None
+        return not self.judged.lacking_bytes
+
+    @property
+    def not_priced(self) -> tuple[str, ...]:
+        """Settings of the file that may take or save time or memory of which the prediction knows nothing."""
+        return (*self.reading.unpriced, *self.reading.unknown)
 
     @property
     def step_time_s(self) -> float | None:
@@ -135,11 +145,15 @@ class Audit:
 
     @cached_property
     def fastest(self) -> Plan | None:
-        """The fastest plan of a search over everything, of this engine or another; None: nothing fits."""
-        try:
-            return Planner(self.settings).fastest().plan
-        except NoPlanError:
-            return None
+        """The fastest plan of a search over everything, of this engine or another, with what only the user may ask for (`Choice.offered`)
+        where the file asks for it and that is faster; None: nothing fits."""
+        asked = {one.pin: one.offered for one in CHOICES if one.offered is not None and getattr(self.setup, one.name) == one.offered}
+        found = []
+        for pins in ({}, asked) if asked else ({},):
+            settings = msgspec.structs.replace(self.settings, pins=msgspec.structs.replace(self.settings.pins, **pins))
+            with suppress(NoPlanError, InputError):
+                found.append(Planner(settings).fastest().plan)
+        return min(found, key=lambda plan: plan.predicted.step_time_s if plan.predicted else inf, default=None)
 
     def _change(self, better: Better) -> Change:
         text = self.source.edited(self.reading.setup, better.setup, self.settings.cluster.num_gpus)

@@ -122,7 +122,7 @@ class Fields:
 def is_unpriced(name: str) -> bool:
     """Whether a setting that a plan does not say changes time or memory.
 
-    >>> is_unpriced("fp8_param_gather"), is_unpriced("tensorboard_dir")
+    >>> is_unpriced("hybrid_context_parallel"), is_unpriced("tensorboard_dir")
     (True, False)
     """
     return words.kind(name) == "cost"
@@ -487,6 +487,10 @@ def setup_of(f: Fields, engine: str) -> Setup:
             str(part), "t") for part in chunk) for chunk in layout)  # fmt: skip
         vpp = max(1, len(expand(layout)) // pp)
     stage, fsdp = _zero(f)
+    by_blocks = said["fp8_param_gather"] and f.get("fp8_recipe") == "mxfp8"
+    if by_blocks and not f.get("reuse_grad_buf_for_mxfp8_param_ag") and not fsdp:
+        f.broken.append("fp8_param_gather with fp8_recipe=mxfp8 needs reuse_grad_buf_for_mxfp8_param_ag: Transformer Engine keeps no MXFP8 "
+                        "weight in a buffer of Megatron's (pytorch/tensor/utils.py, replace_raw_data)")  # fmt: skip
     mode, first = recompute_of(f)
     f.used |= {"hierarchical_context_parallel_sizes", "world_size", "data_parallel_size"}
     instances = int(f.get("num_distributed_optimizer_instances") or 1)

@@ -57,7 +57,14 @@ def fits_text(audit: Audit, judged: Judged) -> str:
     stage = audit.tightest_stage or 0
     where = f"ranks of stage {stage} ({text.ranks_of(judged.plan, stage)})" if judged.plan.pp > 1 else "every rank"
     need = f"{format_bytes(judged.peak_memory_bytes)} of {format_bytes(judged.limit.usable)} usable, {where}"
-    return f"fits: {need}" if not judged.lacking_bytes else f"DOES NOT FIT, lacks {format_bytes(judged.lacking_bytes)}: {need}"
+    if audit.fits:
+        return f"fits: {need}"
+    lacks = f"lacks {format_bytes(judged.lacking_bytes)}: {need}"
+    if audit.fits is False:
+        return f"DOES NOT FIT, {lacks}"
+    first, *others = (one.split()[0] for one in audit.not_priced)
+    settings = f"{first} and {len(others)} more settings" if others else first
+    return f"can't be told: by a price that knows nothing of {settings} it {lacks}"
 
 
 def time_text(judged: Judged) -> str:

@@ -128,7 +128,8 @@ class Floors:
         """Bytes of the mean stage's states at this ZeRO stage, in place of the candidate's, with or without offload."""
         mesh, plain = candidate.mesh, candidate.strategy
         sizes = mesh.tp, mesh.cp, mesh.dp, mesh.pp, mesh.ep, mesh.etp
-        key = (*sizes, zero_stage, offload, plain.zero_shard_size, plain.reduce_scatter_with_fp32_accumulation)  # not how ranks are ordered
+        options = plain.zero_shard_size, plain.reduce_scatter_with_fp32_accumulation, plain.fp8_param_gather
+        key = (*sizes, zero_stage, offload, *options)  # not how ranks are ordered
         found = self._states.get(key)
         if found is None:
             here = replace(candidate, strategy=replace(plain, zero_stage=zero_stage, offload_optimizer=offload))

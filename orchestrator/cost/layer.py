@@ -91,9 +91,9 @@ class LayerPrices:
         experts = self._expert_parameters(layer, strategy)
         copies = self._copies.get((layer.kind, strategy))
         if copies is None:
-            copies = self.replicas.of(dense, strategy, frozen)
+            copies = self.replicas.of(dense, strategy, frozen, linears=layer.recomputable)
             if experts:
-                copies = copies.beside(self.replicas.of(experts, folded(strategy), ranks=dp.group(strategy)[0]))
+                copies = copies.beside(self.replicas.of(experts, folded(strategy), ranks=dp.group(strategy)[0], linears=True))
             self._copies[layer.kind, strategy] = copies
         parameters = dense + experts
         kept = passes.kept()
@@ -106,7 +106,8 @@ class LayerPrices:
         held = copies.held
         gathered = scattered = 0.0  # weights as ZeRO-3 gathers them, and gradients before they are scattered
         if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"]:
-            gathered, scattered = float(parameters * w.weight_itemsize), float((parameters - frozen) * w.weight_itemsize)
+            _, itemsize = self.replicas.weights_of(strategy, linears=layer.recomputable)
+            gathered, scattered = float(parameters * itemsize), float((parameters - frozen) * w.weight_itemsize)
         return LayerCost(
             forward_s=active * forward_s,
             backward_s=active * backward_s,
@@ -116,7 +117,7 @@ class LayerPrices:
             + gathered
             + scattered
             + (kept.saved + kept.transient_forward if strategy.overlap_moe_expert_parallel_comm else 0.0),  # of the forward pass beside it
-            weight_bytes=held.weights + w.fp8_copies * parameters * layer.recomputable,
+            weight_bytes=held.weights + self._copies_beside(layer, strategy) * parameters,
             gradient_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
             backward_bytes=held.backward,
@@ -130,16 +131,20 @@ class LayerPrices:
 
     def static_bytes(self, layer: LayerSpec, strategy: Strategy) -> float:
         """Weights, gradients and optimizer states."""
-        w, per_parameter = self._workload, self.replicas.states_of(strategy)
+        per_parameter, _ = self.replicas.weights_of(strategy, linears=layer.recomputable)
         dense = self.replicas.dense_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         frozen = self.replicas.frozen_parameters(layer, strategy.mesh.tp, with_tied=strategy.mesh.pp > 1)
         experts = self._expert_parameters(layer, strategy)
-        held = states(dense - frozen, per_parameter, strategy).resident + w.fp8_copies * (dense + experts) * layer.recomputable
+        held = states(dense - frozen, per_parameter, strategy).resident + self._copies_beside(layer, strategy) * (dense + experts)
         if frozen:
             held += states(frozen, per_parameter, strategy).weights
         if experts:
             held += states(experts, per_parameter, folded(strategy)).resident
         return held
+
+    def _copies_beside(self, layer: LayerSpec, strategy: Strategy) -> float:
+        """Bytes per weight of the FP8 copies beside a bf16 one."""
+        return self._workload.fp8_copies if layer.recomputable and not strategy.fp8_param_gather else 0.0
 
     def _expert_parameters(self, layer: LayerSpec, strategy: Strategy) -> int:
         """Of the experts on one rank, before ZeRO."""

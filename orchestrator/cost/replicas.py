@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.cost.network import Network
-from orchestrator.cost.states import States, state_bytes, states
+from orchestrator.cost.states import States, primary_weight_bytes, state_bytes, states
 from orchestrator.cost.workload import EngineWorkload
 from orchestrator.errors import InputError
 from orchestrator.model.spec import LayerSpec
@@ -62,6 +64,15 @@ class ReplicaPrices:
             self._state_bytes[strategy.zero_stage] = found
         return found
 
+    def weights_of(self, strategy: Strategy, *, linears: bool) -> tuple[StateBytes, float]:
+        """Bytes per parameter before sharding, and those of a weight that is gathered. `linears`: of a layer whose products may be FP8's.
+        Raises InputError as `states_of`."""
+        w, per_parameter = self._workload, self.states_of(strategy)
+        if not (strategy.fp8_param_gather and linears):
+            return per_parameter, w.weight_itemsize
+        held, gathered = primary_weight_bytes(w.training, w.cluster.gpu, strategy)
+        return replace(per_parameter, weight=held), gathered
+
     def dense_parameters(self, layer: LayerSpec, tensor_parallel: int, *, with_tied: bool) -> int:
         """Of the layer on one rank before ZeRO, without its experts'. `with_tied`: weights that are shared with another stage too."""
         key = (layer.kind, tensor_parallel, with_tied)
@@ -82,17 +93,18 @@ class ReplicaPrices:
             count = self._frozen[key] = sum(weight.local_numel(tensor_parallel) for weight in frozen)
         return count
 
-    def of(self, parameters: int, strategy: Strategy, frozen: int = 0, ranks: int | None = None) -> Replica:
+    def of(self, parameters: int, strategy: Strategy, frozen: int = 0, ranks: int | None = None, *, linears: bool = False) -> Replica:
         """`parameters`: of the rank before ZeRO, replicated over the strategy's dp x cp; `frozen` of them are not trained: stage 3 divides
         and gathers them like the others, else they are there and nothing happens to them. `ranks`: those that share weights which are no
-        experts' (None: the strategy's dp x cp), by whose number a bucket is as large as it is, one of experts too."""
+        experts' (None: the strategy's dp x cp), by whose number a bucket is as large as it is, one of experts too.
+        `linears`: as in `weights_of`."""
         w = self._workload
-        per_parameter = self.states_of(strategy)
+        per_parameter, itemsize = self.weights_of(strategy, linears=linears)
         trained = parameters - frozen
         gathered = parameters if strategy.zero_stage >= SHARDED_FROM_STAGE["weight"] else trained
         sync = gather = 0.0
         in_passes = []
-        for item in dp.traffic(gathered * w.weight_itemsize, trained * self.wire_itemsize(strategy), strategy, w.traits):
+        for item in dp.traffic(gathered * itemsize, trained * self.wire_itemsize(strategy), strategy, w.traits):
             seconds = self._network.seconds(item, self._messages(trained, ranks or dp.group(strategy)[0]))
             if item.when != "step":
                 in_passes.append((item, seconds))

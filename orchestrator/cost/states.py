@@ -55,6 +55,20 @@ def fp8_weight_bytes(training: Training, gpu: Gpu) -> float:
     return 2.0 if not gpu.has_mxfp8 or training.fp8_recipe in ("mxfp8", "blockwise") else 1.0
 
 
+def primary_weight_bytes(training: Training, gpu: Gpu, strategy: Strategy) -> tuple[float, float]:
+    """(held, gathered) bytes of a linear's weight under `fp8_param_gather`, before sharding.
+
+    The FP8 copies are all that is held: the one as it is in Megatron's buffer in place of the bf16 weight (core/distributed/
+    param_and_grad_buffer.py:827, modify_underlying_storage), the transposed one beside it. Its own FSDP keeps no transposed one but MXFP8's
+    (its README, keep_fp8_transpose_cache). What is gathered is FP8, but MXFP8 goes through the gradients' buffer in bf16 (:340,
+    reuse_grad_buf_for_mxfp8_param_ag). The fp32 master stays as it is (core/optimizer/distrib_optimizer.py, get_high_precision_init_val).
+    """
+    blocks = training.fp8_recipe == "mxfp8"
+    if strategy.megatron_fsdp:
+        return 2.0 if blocks else 1.0, 1.0
+    return fp8_weight_bytes(training, gpu), 2.0 if blocks else 1.0
+
+
 class States(NamedTuple):
     """Resident bytes by cause, and what is there only in backward or only in the optimizer's step."""
 

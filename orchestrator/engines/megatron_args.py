@@ -17,6 +17,7 @@ from orchestrator.engines.transformer_config import (
     expert_parallel_fields,
     fp8_fields,
     fuses_activation,
+    gathers_in_gradients,
     hierarchical_sizes,
     implementation,
     layout,
@@ -173,6 +174,9 @@ def _parallel(plan: Plan) -> list[Flag]:
         flags += [("--num-distributed-optimizer-instances", str(plan.optimizer_instances))]
     if plan.reduce_scatter_with_fp32_accumulation:
         flags += [("--ddp-reduce-scatter-with-fp32-accumulation",)]
+    if plan.fp8_param_gather:
+        flags += [("--fp8-param-gather",)]
+        flags += [("--reuse-grad-buf-for-mxfp8-param-ag",)] if gathers_in_gradients(plan) else []
     if plan.megatron_fsdp:
         flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", ddp["data_parallel_sharding_strategy"])]
         flags += [("--ckpt-format", "fsdp_dtensor")]

@@ -22,6 +22,7 @@ from orchestrator.engines.transformer_config import (
     TORCH_DTYPE,
     ddp_fields,
     fp8_fields,
+    gathers_in_gradients,
     hierarchical_sizes,
     layout,
     optimizer_fields,
@@ -300,6 +301,7 @@ DECIDED: Final[dict[str, tuple[str, Says]]] = {
     "num_distributed_optimizer_instances": ("zero_shard_size", lambda plan: plan.optimizer_instances),
     "overlap_grad_reduce": ("overlap_grad_reduce", _ddp("overlap_grad_reduce")),
     "overlap_param_gather": ("overlap_param_gather", _ddp("overlap_param_gather")),
+    "reuse_grad_buf_for_mxfp8_param_ag": ("fp8_param_gather", gathers_in_gradients),
     "enable_cuda_graph": ("cuda_graph_impl", lambda plan: False),
     "external_cuda_graph": ("cuda_graph_impl", lambda plan: False),
     "hierarchical_context_parallel_sizes": ("cp_comm_type", hierarchical_sizes),
@@ -377,13 +379,6 @@ DS_DECIDED: Final[dict[str, tuple[str, Says]]] = {
 """DeepSpeed's names for what the plan decides."""
 
 
-def _fp8_weights(plan: Plan) -> str | None:
-    """transformer_config.py:1027, arguments.py:655."""
-    if plan.training.precision != "fp8":
-        return f"train.precision=fp8, not {plan.training.precision}"
-    return None if plan.zero_stage else "zero_stage=1 or more"
-
-
 def _distributed_activations(plan: Plan) -> str | None:
     """arguments.py:884, transformer_config.py:1187."""
     if plan.tp == 1:
@@ -395,7 +390,6 @@ def _distributed_activations(plan: Plan) -> str | None:
 
 
 NEEDS: Final[dict[str, Callable[[Plan], str | None]]] = {
-    "fp8_param": _fp8_weights,
     "distribute_saved_activations": _distributed_activations,
 }
 """What Megatron takes under certain plans alone: what this plan lacks, or None."""
@@ -516,8 +510,6 @@ def with_megatron(engine: dict[str, Any], plan: Plan, sections: Sequence[str]) -
     changed = dict(engine)
     for section in sections:
         more = {name: value for name, value in extra.items() if name in fields(_version(plan))[section]}
-        if section == "ddp" and "fp8_param" in extra:  # one flag sets both (arguments.py:1331)
-            more["fp8_param_gather"] = extra["fp8_param"]
         if more:
             changed[section] = engine[section] | more
     return changed

@@ -208,6 +208,8 @@ def common_fields(plan: Plan, *, own_ddp: bool) -> dict[str, Any]:
         fields["tp_comm_overlap"] = True
     if plan.cuda_graph_impl != "none":
         fields["cuda_graph_impl"] = plan.cuda_graph_impl
+    if plan.fp8_param_gather:
+        fields["fp8_param"] = True
     return fields | megatron_parts.config_fields(model) | expert_parallel_fields(plan) | fp8_fields(plan)
 
 
@@ -256,12 +258,18 @@ DELAYED_SCALING: Final = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo":
 
 
 def fp8_fields(plan: Plan) -> dict[str, Any]:
-    """FP8 in TransformerConfig's words; empty in another precision. Parameters stay bf16 (no fp8_param)."""
+    """FP8 in TransformerConfig's words; empty in another precision."""
     training = plan.training
     if training.precision != "fp8":
         return {}
     recipe = training.fp8_recipe or "delayed"
     return {"fp8": FP8_FORMAT[recipe], "fp8_recipe": recipe} | (DELAYED_SCALING if recipe == "delayed" else {})
+
+
+def gathers_in_gradients(plan: Plan) -> bool:
+    """Whether updated weights travel in the gradients' buffer, in 16 bits: those in MXFP8, which Transformer Engine can't keep in a buffer
+    of Megatron's (pytorch/tensor/utils.py, replace_raw_data)."""
+    return plan.fp8_param_gather and plan.training.fp8_recipe == "mxfp8" and not plan.megatron_fsdp
 
 
 def implementation(plan: Plan) -> str:
@@ -307,6 +315,8 @@ def ddp_fields(plan: Plan) -> dict[str, Any]:
         more["delay_wgrad_compute"] = True
     if plan.reduce_scatter_with_fp32_accumulation:
         more["reduce_scatter_with_fp32_accumulation"] = True
+    if plan.fp8_param_gather:
+        more |= {"fp8_param_gather": True} | ({"reuse_grad_buf_for_mxfp8_param_ag": True} if gathers_in_gradients(plan) else {})
     return more | {
         "grad_reduce_in_fp32": plan.training.grad_reduce_dtype == "fp32",
         "overlap_grad_reduce": overlap,
@@ -325,6 +335,8 @@ def optimizer_fields(plan: Plan) -> dict[str, Any]:
     training = plan.training
     overlap = ddp_fields(plan)["overlap_param_gather"]
     more: dict[str, Any] = {"fp8_recipe": fp8_fields(plan)["fp8_recipe"]} if training.precision == "fp8" else {}
+    if gathers_in_gradients(plan):
+        more["reuse_grad_buf_for_mxfp8_param_ag"] = True
     if training.precision_aware_optimizer:
         more |= {
             "use_precision_aware_optimizer": True,

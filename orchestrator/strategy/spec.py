@@ -124,6 +124,14 @@ class Options(Value, frozen=True, kw_only=True):
         bool,
         Choice(doc="gradients exchanged and summed in fp32, in place of a reduce-scatter (megatron, ZeRO-1)", in_layer_price=False),
     ] = False
+    fp8_param_gather: Annotated[
+        bool,
+        Choice(
+            doc="the linears' weights in FP8 alone, kept and gathered without bf16 ones (megatron, train.precision=fp8, ZeRO)",
+            in_layer_price=False,
+            offered=True,
+        ),
+    ] = False
     tp_comm_overlap: Annotated[
         bool,
         Choice(

@@ -46,6 +46,7 @@ OPTIONS: Final[Table] = (
     flag("overlap_grad_reduce", "overlap_grad_reduce"),
     flag("overlap_param_gather", "overlap_param_gather"),
     flag("reduce_scatter_with_fp32_accumulation", "reduce_scatter_with_fp32_accumulation"),
+    flag("fp8_param", "fp8_param_gather"),
 )
 BATCH: Final[Table] = (Term("micro_batch_size", "micro_batch_size", default=1, back=int),)
 
@@ -179,8 +180,8 @@ RESULT: Final = (
 def kind(name: str) -> Kind:
     """What a setting does of which a plan says nothing. What is in no list counts as one that changes time or memory.
 
-    >>> kind("tensorboard_dir"), kind("init_method_std"), kind("fp8_param_gather"), kind("hybrid_context_parallel")
-    ('harmless', 'result', 'cost', 'cost')
+    >>> kind("tensorboard_dir"), kind("init_method_std"), kind("hybrid_context_parallel")
+    ('harmless', 'result', 'cost')
     """
     return terms.kind(name, HARMLESS, RESULT)
 

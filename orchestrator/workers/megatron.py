@@ -98,10 +98,20 @@ class MegatronTrainer:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self._put_weights_into_gradients()
         return self._scheduled(batches, forward_only=False)
+
+    def _put_weights_into_gradients(self) -> None:
+        """The updated weights in the gradients' buffer, where that is what is gathered beside the forward pass: the optimizer leaves that
+        to the loop (core/optimizer/optimizer.py:579, training/training.py:1632)."""
+        ddp = self.chunks[0].ddp_config
+        if ddp.reuse_grad_buf_for_mxfp8_param_ag and ddp.overlap_param_gather:
+            for one in self.optimizer.chained_optimizers:
+                one._copy_main_params_to_param_buffer()
 
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor | None:
         overlapped = [chunk for chunk in self.chunks if chunk.ddp_config.overlap_param_gather]
+        self._put_weights_into_gradients()
         for chunk in overlapped:
             # The gathers start each other in the order of the training's forward pass: here all weights are gathered first, as in
             # Megatron's own loop.

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from orchestrator.cost import states as state
 from orchestrator.cost.calibration import Calibration, datasheet
 from orchestrator.cost.compute import quantised_bytes
+from orchestrator.engines import ENGINES
 from orchestrator.hardware.catalog import GPUS
+from orchestrator.hardware.spec import Software
 from orchestrator.model.families import describe
 from orchestrator.model.ops import Gemm
 from orchestrator.model.training import Training
@@ -113,6 +115,33 @@ def test_fp8_keeps_the_copies_of_weights_that_its_products_read() -> None:
     batch = {"global_batch_size": 8, "seq_length": 8}
     training = {recipe: Training(**batch, **{**fp8, "fp8_recipe": recipe}) for recipe in ("tensorwise", "mxfp8")}
     assert [state.fp8_weight_bytes(training[recipe], GPUS["B200"]) for recipe in ("tensorwise", "mxfp8")] == [1.0, 2.0]
+
+
+def test_fp8_weights_alone_take_no_bytes_in_16_bits_and_half_of_the_gather() -> None:
+    """Megatron's --fp8-param-gather: the copies that FP8 products read are the weights (core/fp8_utils.py, modify_underlying_storage), fp32
+    masters stay (distrib_optimizer.py, get_high_precision_init_val), MXFP8 is gathered in 16 bits through the gradients' buffer."""
+    cards = {"delayed": "H100-SXM-80GB", "tensorwise": "B200", "mxfp8": "B200"}
+    held = {"delayed": (4, 2), "tensorwise": (3, 1), "mxfp8": (4, 2)}
+    for recipe, card in cards.items():
+        costs = cost_model(
+            cluster=replace(a100(), gpu=GPUS[card]),
+            traits=replace(MEGATRON, fp8_weight_copies=True),
+            precision="fp8",
+            fp8_recipe=recipe,
+        )
+        wide, narrow = (candidate(dp=8, zero_stage=1, fp8_param_gather=on) for on in (False, True))
+        plain, kept = (costs.layer(one, "decoder", "none") for one in (wide, narrow))
+        assert (plain.weight_bytes / plain.parameters, kept.weight_bytes / kept.parameters) == held[recipe]
+        assert (kept.gradient_bytes, kept.optimizer_bytes) == (plain.gradient_bytes, plain.optimizer_bytes)
+        assert costs.layer_static_bytes(narrow, "decoder") == kept.static_bytes
+        assert (kept.gather_s < 0.7 * plain.gather_s) == (recipe != "mxfp8")
+        assert costs.layer(wide, "embedding", "none") == costs.layer(narrow, "embedding", "none")
+    costs = cost_model(cluster=costs.cluster, traits=ENGINES["megatron"].traits(Software()), precision="fp8", fp8_recipe="mxfp8")
+    sharded = [
+        costs.layer(candidate(dp=8, zero_stage=3, megatron_fsdp=True, fp8_param_gather=on), "decoder", "none") for on in (False, True)
+    ]
+    assert sharded[1].weight_bytes == 2 * kept.parameters / 8, "FSDP divides both of MXFP8's"
+    assert sharded[0].transient_forward_bytes - sharded[1].transient_forward_bytes == kept.parameters, "gathered one byte narrower"
 
 
 def test_fp8_products_keep_a_byte_of_their_inputs_and_attention_its_output_besides() -> None:

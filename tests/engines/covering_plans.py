@@ -36,6 +36,15 @@ MEGATRON: dict[str, Plan] = {
         sequence_parallel=True,
         recompute=[("mlp", 32)],
     ),
+    "llama3_8b_fp8_weights": make_plan(
+        model=LLAMA3_8B,
+        gpu="B200",
+        training=replace(LONG, precision="fp8", fp8_recipe="mxfp8"),
+        world=16,
+        tp=2,
+        sequence_parallel=True,
+        fp8_param_gather=True,
+    ),
     "gpt_cpu": make_plan(gpu="cpu", world=4, tp=2, pp=2, zero_stage=0, recompute=[("full", 4), ("none", 0)]),
     "gpt_fp16_v100": make_plan(
         gpu="V100-SXM2-16GB", software=BARE, tp=2, training=training_for(GPT, precision="fp16", schedule="linear", warmup=10)

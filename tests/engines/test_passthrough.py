@@ -226,9 +226,6 @@ FULL = [("full", 8)]
 @pytest.mark.parametrize(
     ("plan", "name", "why"),
     [
-        (make_plan(), "fp8_param_gather", "it needs train.precision=fp8, not bf16"),
-        (make_plan(), "fp8-param-gather", "it needs train.precision=fp8, not bf16"),
-        (make_plan(training=FP8, zero_stage=0), "fp8_param", "it needs zero_stage=1 or more"),
         (make_plan(tp=2, recompute=FULL, sequence_parallel=True), "distribute_saved_activations", "it needs sequence_parallel=false"),
         (make_plan(recompute=FULL), "distribute_saved_activations", "it needs tp=2 or more"),
         (make_plan(tp=2), "distribute_saved_activations", "it needs recompute=full on every stage"),
@@ -240,11 +237,19 @@ def test_what_megatron_takes_under_other_plans_alone_is_refused(plan: Plan, name
     assert ENGINES["megatron"].translate(with_values(plan, megatron={name: "false"}))
 
 
-def test_weights_of_8_bits_are_gathered_where_both_are_said() -> None:
-    plan = with_values(make_plan(training=FP8), megatron={"fp8_param_gather": "true"})
+@pytest.mark.parametrize(("recipe", "shared"), [("delayed", False), ("mxfp8", True)])
+def test_weights_of_8_bits_are_gathered_where_both_are_said(recipe: str, shared: bool) -> None:
+    """One flag sets both (arguments.py:1331); Transformer Engine can't keep MXFP8's in a buffer, so that they share the gradients'."""
+    plan = make_plan(training=replace(FP8, fp8_recipe=recipe), gpu="B200", fp8_param_gather=True)
     assert ("--fp8-param-gather",) in megatron_flags(plan)
     engine = json.loads(file_of(plan, "engine.json"))
     assert engine["transformer_config"]["fp8_param"] is engine["ddp"]["fp8_param_gather"] is True
+    reuses = "reuse_grad_buf_for_mxfp8_param_ag"
+    assert ((f"--{reuses.replace('_', '-')}",) in megatron_flags(plan)) == shared
+    assert engine["ddp"].get(reuses, False) is engine["optimizer"].get(reuses, False) is shared
+    assert ENGINES["megatron"].translate(with_values(plan, megatron={"fp8_param_gather": "true"}))
+    with pytest.raises(InputError, match="contradicts the plan's fp8_param_gather"):
+        ENGINES["megatron"].translate(with_values(plan, megatron={"fp8_param": "false"}))
 
 
 def test_values_reach_every_ds_config() -> None:

@@ -206,10 +206,6 @@ def test_paths_of_a_ds_config_are_known_open_or_sections() -> None:
 
 
 def test_what_megatron_needs_beside_a_value_is_said() -> None:
-    eight = training_for(LLAMA, precision="fp8")
-    assert through._fp8_weights(BASE) == "train.precision=fp8, not bf16"
-    assert through._fp8_weights(make_plan(model=LLAMA, training=eight, zero_stage=0)) == "zero_stage=1 or more"
-    assert through._fp8_weights(make_plan(model=LLAMA, training=eight)) is None
     full = [("full", 8)]
     some, two = [("full", 2), ("full", 1)], [("full", 2), ("none", 0)]
     for choices, lacking in (
@@ -252,11 +248,10 @@ def test_flags_of_values_take_the_place_of_ours_or_stand_at_the_end() -> None:
 
 def test_values_reach_the_sections_that_have_them() -> None:
     engine = {"transformer_config": {"a": 1}, "ddp": {"b": 2}, "optimizer": {"c": 3}}
-    plan = with_extra(init_method_std=0.02, bucket_size=7, fp8_param=True, log_throughput=True)
+    plan = with_extra(init_method_std=0.02, bucket_size=7, log_throughput=True)
     found = through.with_megatron(engine, plan, through.SECTIONS)
     assert found == {
-        "transformer_config": {"a": 1, "init_method_std": 0.02, "fp8_param": True},
-        "ddp": {"b": 2, "bucket_size": 7, "fp8_param_gather": True}, "optimizer": {"c": 3},
+        "transformer_config": {"a": 1, "init_method_std": 0.02}, "ddp": {"b": 2, "bucket_size": 7}, "optimizer": {"c": 3},
     }  # fmt: skip
     assert engine["ddp"] == {"b": 2}
     assert through.with_megatron(engine, plan, ("transformer_config",))["ddp"] == {"b": 2}

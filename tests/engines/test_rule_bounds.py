@@ -551,6 +551,16 @@ def test_options_are_taken_where_megatron_has_what_they_need() -> None:
         (workload(MOE, gpu="cpu"), {"moe_token_dispatcher_type": "allgather"}, None),
         (LLAMA, flex, "moe_token_dispatcher_type=flex: a dense model"),
     )
+    kept, narrow = {"fp8_param_gather": True}, workload(LLAMA, precision="fp8", fp8_recipe="delayed")
+    held(
+        options.fp8_weights,
+        (LLAMA, {}, None),
+        (narrow, {}, None),
+        (narrow, kept | {"zero_stage": 1}, None),
+        (narrow, kept | {"zero_stage": 3, "megatron_fsdp": True}, None),
+        (narrow, kept, "fp8_param_gather with zero_stage=0"),
+        (LLAMA, kept | {"zero_stage": 1}, "fp8_param_gather with precision=bf16"),
+    )
     fsdp = {"megatron_fsdp": True, "zero_stage": 3}
     held(
         options.megatron_fsdp,

@@ -229,6 +229,8 @@ CASES: list[tuple[str, str, Workload, dict[str, Any], str]] = [
         *("fp32_accumulation", M, workload()),
         *({"zero_stage": 1, "zero_shard_size": 4, "reduce_scatter_with_fp32_accumulation": True}, "one instance of the optimizer"),
     ),
+    ("fp8_weights", M, workload(), {"zero_stage": 1, "fp8_param_gather": True}, "precision=bf16: it keeps the weights of FP8"),
+    ("fp8_weights", M, workload(precision="fp8", fp8_recipe="delayed"), {"fp8_param_gather": True}, "zero_stage=0: the distributed"),
     ("mfsdp", M, workload(), {"pp": 2, "dp": 4, "megatron_fsdp": True, "zero_stage": 3}, "no pipeline"),
     ("mfsdp", M, workload(gpu="cpu"), {"megatron_fsdp": True, "zero_stage": 3}, "needs GPUs"),
     ("zero_stage", M, workload(), {"megatron_fsdp": True, "zero_stage": 1}, "has zero_stage 2, 3 with megatron_fsdp"),

@@ -183,6 +183,8 @@ def random_plan(draw: random.Random, version: str) -> Any:
         more["tp_comm_overlap"] = one([True, False, False, False])
     if zero == 1 and reduced == "bf16":
         more["reduce_scatter_with_fp32_accumulation"] = one([True, False])
+    if zero and precision == "fp8":
+        more["fp8_param_gather"] = one([True, False])
     if vpp > 1:  # interleaving by pp micro-batches, or by more
         more["microbatch_group_size_per_vp_stage"] = one([None, draw.randint(pp, max(pp, batch // (dp * micro)))])
     if cp > 1:

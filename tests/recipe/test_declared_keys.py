@@ -79,7 +79,13 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_offered_unasked_stands_where_it_is_declared() -> None:
-    pins = ("tp_comm_overlap=true", "cuda_graph_impl=local", "moe_shared_expert_overlap=true", "overlap_moe_expert_parallel_comm=true")
+    pins = (
+        "fp8_param_gather=true",
+        "tp_comm_overlap=true",
+        "cuda_graph_impl=local",
+        "moe_shared_expert_overlap=true",
+        "overlap_moe_expert_parallel_comm=true",
+    )
     assert [key for key, _ in OFFERED] == [
         *(f"pin.{pin}" for pin in (*pins, "offload_activations=true")),
         "train.precision_aware_optimizer=true",

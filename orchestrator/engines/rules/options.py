@@ -166,6 +166,15 @@ def fp32_accumulation(candidate: Candidate, _: Workload) -> str | None:
     return None
 
 
+def fp8_weights(candidate: Candidate, workload: Workload) -> str | None:
+    strategy, precision = candidate.strategy, workload.training.precision
+    if not strategy.fp8_param_gather:
+        return None
+    if precision != "fp8":
+        return f"fp8_param_gather with precision={precision}: it keeps the weights of FP8 products"
+    return None if strategy.zero_stage else "fp8_param_gather with zero_stage=0: the distributed optimizer casts and gathers them"
+
+
 def option_rules() -> tuple[Rule, ...]:
     """Rules on what the user chooses of Megatron's own ways."""
     return (
@@ -214,6 +223,12 @@ def option_rules() -> tuple[Rule, ...]:
             "reduce_scatter_with_fp32_accumulation",
             "zero_stage",
             "zero_shard_size",
+        ),
+        rule(
+            "fp8_weights",
+            "core/transformer/transformer_config.py:1027; training/arguments.py:655",
+            fp8_weights,
+            *("fp8_param_gather", "zero_stage"),
         ),
         rule("mfsdp", "mfsdp: core/distributed/fsdp/mcore_fsdp_adapter.py:363-402", megatron_fsdp, "megatron_fsdp", "pp"),
     )
